@@ -1,0 +1,159 @@
+"""The exceptions of lllaunch: one tree, with fields, picklable.
+
+Every error names what was wrong with it in fields, so that a caller need not parse a message, and
+carries the exit code (docs/reference/exit-codes.md) that ``python -m lllaunch`` ends with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration.
+
+    Attributes:
+        key: dotted key of the value, such as ``launch.tee``.
+        value: the value, already redacted, as the user wrote it.
+        expected: what was expected there, as the predicate of a sentence
+            (``"is not a mask (none, out, err, all, ...)"``).
+        hint: what was probably meant (``"did you mean 'all'?"``), or an empty string.
+    """
+
+    key: str
+    value: str
+    expected: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.key}: {self.value} {self.expected}" if self.value else f"{self.key}: {self.expected}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class LaunchError(Exception):
+    """Base of all errors that lllaunch raises on purpose.
+
+    Subclasses are dataclasses; their fields are their constructor's arguments, so they survive
+    pickling with all they know.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = getattr(self, "__dataclass_fields__", {})
+        return (type(self), tuple(getattr(self, name) for name in fields))
+
+
+@dataclass(eq=False)
+class ConfigError(LaunchError):
+    """The configuration is wrong; nothing was started.
+
+    Attributes:
+        problems: everything that is wrong, at least one.
+    """
+
+    problems: tuple[Problem, ...]
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+@dataclass(eq=False)
+class SpawnFailed(LaunchError):
+    """A worker could not be started.
+
+    Attributes:
+        rank: local rank of the worker.
+        path: the program or file concerned, or an empty string.
+        reason: what the system said.
+        errno: the system's error number, 0 where there is none.
+    """
+
+    rank: int
+    path: str
+    reason: str
+    errno: int = 0
+
+    def __str__(self) -> str:
+        what = f" {self.path!r}" if self.path else ""
+        return f"worker {self.rank} could not be started:{what} {self.reason}"
+
+
+@dataclass(eq=False)
+class SpawnerDied(LaunchError):
+    """The spawner, the helper process that starts all workers, ended before its workers did.
+
+    Attributes:
+        pid: process id of the spawner.
+        status: its exit status, negative for a signal; None where it is not known.
+        detail: what it wrote last, or an empty string.
+    """
+
+    pid: int
+    status: int | None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        how = "its connection closed" if self.status is None else f"exit status {self.status}"
+        return f"the spawner (pid {self.pid}) died: {how}" + (f"\n{self.detail}" if self.detail else "")
+
+
+@dataclass(eq=False)
+class PreloadFailed(LaunchError):
+    """A module listed under ``preload`` could not be imported, or did what must not happen before a fork.
+
+    Attributes:
+        module: dotted name of the module.
+        reason: one line, such as ``ModuleNotFoundError: No module named 'x'``.
+        traceback: the full traceback, or an empty string.
+    """
+
+    module: str
+    reason: str
+    traceback: str = ""
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        text = f"launch.preload: {self.module!r} could not be preloaded: {self.reason}"
+        return f"{text}\n{self.traceback}" if self.traceback else text
+
+
+@dataclass(eq=False)
+class NotPicklable(LaunchError):
+    """An argument or a return value cannot be sent between processes.
+
+    Attributes:
+        what: what it is, such as ``argument 2 of worker 0`` or ``the return value of worker 1``.
+        reason: what pickle said.
+    """
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be pickled: {self.reason}"
+
+
+@dataclass(eq=False)
+class OutputError(LaunchError):
+    """A file or directory of the run cannot be written or read.
+
+    Attributes:
+        path: the file or directory.
+        reason: what the system said.
+        rank: local rank of the worker that it belongs to, or None.
+    """
+
+    path: str
+    reason: str
+    rank: int | None = field(default=None)
+
+    def __str__(self) -> str:
+        whose = "" if self.rank is None else f" of worker {self.rank}"
+        return f"{self.path!r}{whose}: {self.reason}"

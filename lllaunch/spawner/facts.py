@@ -1,0 +1,114 @@
+"""What the spawner tells the launcher: facts, in the order in which they happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The preloads are done; workers start without delay.
+
+    Attributes:
+        seconds: how long the preloads took.
+        fork_safe: False if a forked canary could not compute; forks are then replaced by
+            fresh interpreters.
+    """
+
+    seconds: float
+    fork_safe: bool = True
+
+
+@dataclass(frozen=True)
+class PreloadBroken:
+    """A preload failed; nothing can be started by this spawner."""
+
+    module: str
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker runs."""
+
+    rank: int
+    pid: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A worker could not be started: its program is missing, its log file cannot be opened, ...
+
+    Attributes:
+        rank: local rank.
+        path: the program or file concerned, or an empty string.
+        reason: what the system said.
+        errno: the system's error number, 0 where there is none.
+        time_ns: when, nanoseconds since the epoch.
+    """
+
+    rank: int
+    path: str
+    reason: str
+    errno: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker ended.
+
+    Attributes:
+        rank: local rank.
+        pid: its process id.
+        exitcode: exit status, or the negative number of the signal that ended it.
+        time_ns: when the spawner reaped it, nanoseconds since the epoch.
+        max_rss: its peak resident memory, bytes (of itself, not of its children).
+        cpu_seconds: user and system time of it and the children it waited for.
+        core_dumped: whether the kernel wrote a core file.
+    """
+
+    rank: int
+    pid: int
+    exitcode: int
+    time_ns: int
+    max_rss: int = 0
+    cpu_seconds: float = 0.0
+    core_dumped: bool = False
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A process that a worker left behind when it ended; it is ended too.
+
+    Attributes:
+        pid: its process id.
+        command: its command line, shortened.
+        killed: False if it ended by itself within the settling time.
+    """
+
+    pid: int
+    command: str
+    killed: bool
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Nothing that descends from the workers is left."""
+
+    leftovers: tuple[Leftover, ...] = ()
+
+
+@dataclass(frozen=True)
+class Died:
+    """The spawner itself is gone, and with it all of its workers."""
+
+    pid: int
+    status: int | None
+    detail: str = ""
+
+
+Fact = Union[Ready, PreloadBroken, Started, StartFailed, Exited, Swept, Died]

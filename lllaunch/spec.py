@@ -1,0 +1,99 @@
+"""The resolved description of one run: plain frozen data, what `config` makes and everything below reads.
+
+Nothing here knows Hydra or OmegaConf. Text may still hold ``${worker:NAME}``; `lllaunch.macros`
+replaces it per worker.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lllaunch.multiprocessing.std import Std
+
+StartMethod = Literal["forkserver", "spawn"]
+EntrypointForm = Literal["function", "script", "module", "program"]
+
+
+@dataclass(frozen=True)
+class Entrypoint:
+    """What the workers run.
+
+    Attributes:
+        form: one of ``function``, ``script``, ``module``, ``program``.
+        name: dotted module (function, module), absolute path (script), or program as written.
+        qualname: name within the module, for functions; else an empty string.
+        text: as the user wrote it.
+    """
+
+    form: EntrypointForm
+    name: str
+    text: str
+    qualname: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One run, resolved: all that the launcher decides from.
+
+    Attributes:
+        entrypoint: what the workers run.
+        args: positional arguments. For scripts, modules and programs, text ready for a command
+            line (a mapping in the config has become ``--key value``); for functions, any plain data.
+        kwargs: keyword arguments of a function; empty for the other forms.
+        nproc: number of workers on this node, at least 1.
+        role: name of the worker group, ``default`` unless set.
+        start_method: ``forkserver`` or ``spawn``.
+        preload: modules that the spawner imports before it forks.
+        cwd: working directory of the workers, absolute.
+        env: variables set for every worker, on top of the launcher's.
+        env_per_rank: the same per local rank, stronger than ``env``.
+        secrets: names of variables in ``env`` and ``env_per_rank`` whose values are never
+            written, each with the text that stands for it (``${oc.env:NAME}``).
+        redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
+        tee: streams that are shown as well, by local rank, every rank listed.
+        local_ranks_filter: ranks whose output reaches the console; None for all.
+        duplicate_stdout_filters: lines of teed stdout holding one of these go to
+            ``filtered_stdout.log`` as well.
+        duplicate_stderr_filters: the same for stderr.
+        log_line_prefix: template of the prefix of teed lines; None for ``[<role><local_rank>]:``.
+        log_dir: directory of the run, absolute.
+        grace_period: seconds between the polite signal and SIGKILL.
+        signals: signals that the launcher handles and forwards.
+        max_restarts: how often a failed worker group is started again.
+        virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
+        run_id: value of TORCHELASTIC_RUN_ID.
+        redacted: the plan as it may be written: the ``launch`` node, canonical and without secrets.
+    """
+
+    entrypoint: Entrypoint
+    nproc: int
+    log_dir: str
+    cwd: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    role: str = "default"
+    start_method: StartMethod = "forkserver"
+    preload: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_per_rank: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    redirects: Mapping[int, Std] = field(default_factory=dict)
+    tee: Mapping[int, Std] = field(default_factory=dict)
+    local_ranks_filter: frozenset[int] | None = None
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    log_line_prefix: str | None = None
+    grace_period: float = 30.0
+    signals: tuple[signal.Signals, ...] = (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )
+    max_restarts: int = 0
+    virtual_local_rank: bool = False
+    run_id: str = ""
+    redacted: Mapping[str, Any] = field(default_factory=dict)
