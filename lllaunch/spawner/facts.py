@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -111,4 +111,34 @@ class Died:
     detail: str = ""
 
 
-Fact = Union[Ready, PreloadBroken, Started, StartFailed, Exited, Swept, Died]
+Fact = Ready | PreloadBroken | Started | StartFailed | Exited | Swept | Died
+
+
+def translate(header: dict[str, Any], rank: int = -1) -> Fact:
+    """The fact that a message from the spawner tells.
+
+    Args:
+        header: the message's header.
+        rank: local rank of the worker that it is about.
+    """
+    kind = header["fact"]
+    if kind == "ready":
+        return Ready(header["seconds"], header["fork_safe"])
+    if kind == "broken":
+        return PreloadBroken(header["module"], header["reason"], header["traceback"])
+    if kind == "swept":
+        return Swept(tuple(Leftover(*leftover) for leftover in header["leftovers"]))
+    if kind == "started":
+        return Started(rank, header["pid"], header["time_ns"])
+    if kind == "failed":
+        at = header["time_ns"]
+        return StartFailed(rank, header["path"], header["reason"], header["errno"], at)
+    return Exited(
+        rank=rank,
+        pid=header["pid"],
+        exitcode=header["exitcode"],
+        time_ns=header["time_ns"],
+        max_rss=header["max_rss"],
+        cpu_seconds=header["cpu"],
+        core_dumped=header["core"],
+    )

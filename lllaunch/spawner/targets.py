@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -52,4 +51,4 @@ class Pickled:
     fds: tuple[int, ...] = ()
 
 
-Target = Union[Program, Script, Module, Function, Pickled]
+Target = Program | Script | Module | Function | Pickled

@@ -1,0 +1,164 @@
+"""System calls on processes: prctl, pidfd, timerfd, resource limits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import select
+import signal
+from typing import Protocol
+
+# From <sys/prctl.h> and <sys/timerfd.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+_TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
+_CLOCK_MONOTONIC = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class HasFileno(Protocol):
+    """Anything with a descriptor."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        ...
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def set_parent_death_signal(signum: int) -> None:
+    """Ask for ``signum`` when the thread that forked this process ends; 0 asks for nothing.
+
+    The setting is lost when a set-uid program is executed (prctl(2), PR_SET_PDEATHSIG).
+    """
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_child_subreaper(on: bool) -> bool:
+    """Make this process the parent of its orphaned descendants, or stop; return what it was."""
+    before = ctypes.c_int(0)
+    _check(
+        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0),
+        "prctl(PR_GET_CHILD_SUBREAPER)",
+    )
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+    return bool(before.value)
+
+
+def flush_c_streams() -> None:
+    """Write out what C code left in stdio buffers, as exit(3) would."""
+    _libc.fflush(None)
+
+
+def send_signal(pidfd: int, signum: int) -> bool:
+    """Send a signal to the process behind a pidfd; False if it is gone."""
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A pidfd of a process (close-on-exec), or None if there is no such process."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def wait_pidfd(pidfd: int, seconds: float) -> bool:
+    """Wait until the process behind a pidfd ends; False if it has not within ``seconds``."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0, int(seconds * 1000))))
+
+
+def wait_readable(file: HasFileno, seconds: float | None = None) -> bool:
+    """Wait until a descriptor is readable; False if it is not within ``seconds`` (None: any)."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    # Rounded up: waking early would make the caller spin through the last millisecond.
+    return bool(poll.poll(None if seconds is None else max(0, math.ceil(seconds * 1000))))
+
+
+def signal_group(leader: int, signum: int) -> bool:
+    """Signal the process group of an unreaped child that leads it; False if it is gone.
+
+    Only for children that have not been waited for: their number cannot have been given to others.
+    """
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # A member changed its user. The leader may still be ours to signal.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(leader, signum)
+    return True
+
+
+class Alarm:
+    """A descriptor that becomes readable at a deadline of the monotonic clock (timerfd)."""
+
+    def __init__(self) -> None:
+        fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC_NONBLOCK)
+        self._fd = _check(fd, "timerfd_create")
+
+    def fileno(self) -> int:
+        """The descriptor, for select and its kin."""
+        return self._fd
+
+    def set(self, seconds: float | None) -> None:
+        """Fire once, ``seconds`` from now (at least a microsecond); None disarms."""
+        spec = _Itimerspec()
+        if seconds is not None:
+            nanoseconds = max(1000, int(seconds * 1e9))
+            spec.it_value.tv_sec, spec.it_value.tv_nsec = divmod(nanoseconds, 10**9)
+        _check(_libc.timerfd_settime(self._fd, 0, ctypes.byref(spec), None), "timerfd_settime")
+
+    def clear(self) -> bool:
+        """Make it unreadable again; whether it had fired."""
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the descriptor; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def raise_open_files_limit() -> tuple[int, int]:
+    """Raise the soft limit of open files to the hard one; return what both were before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    return before
+
+
+def set_open_files_limit(limits: tuple[int, int]) -> None:
+    """Set the ``(soft, hard)`` limit of open files."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

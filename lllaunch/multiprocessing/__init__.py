@@ -1,0 +1,101 @@
+"""n processes of one entrypoint: start, redirect, tee, wait, end.
+
+Names, signatures and documented behaviour are those of torch.distributed.elastic.multiprocessing
+(torch 2.13), so that changing the import is the whole migration. Nothing here imports torch.
+
+Names are loaded when they are first used: workers import `errors` from here and need no more.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lllaunch.multiprocessing.api import (
+        DefaultLogsSpecs,
+        LogsDest,
+        LogsSpecs,
+        MultiprocessContext,
+        PContext,
+        RunProcsResult,
+        SignalException,
+        Std,
+        SubprocessContext,
+        TargetContext,
+        get_std_cm,
+        to_map,
+    )
+    from lllaunch.multiprocessing.errors import (
+        ChildFailedError,
+        ErrorHandler,
+        ProcessFailure,
+        get_error_handler,
+        record,
+    )
+    from lllaunch.multiprocessing.redirects import redirect, redirect_stderr, redirect_stdout
+    from lllaunch.multiprocessing.start import start_processes
+    from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
+
+_PLACES = {
+    "api": (
+        "DefaultLogsSpecs",
+        "LogsDest",
+        "LogsSpecs",
+        "MultiprocessContext",
+        "PContext",
+        "RunProcsResult",
+        "SignalException",
+        "Std",
+        "SubprocessContext",
+        "TargetContext",
+        "get_std_cm",
+        "to_map",
+    ),
+    "errors": (
+        "ChildFailedError",
+        "ErrorHandler",
+        "ProcessFailure",
+        "get_error_handler",
+        "record",
+    ),
+    "redirects": ("redirect", "redirect_stderr", "redirect_stdout"),
+    "start": ("start_processes",),
+    "tail_log": ("TailLog", "tail_logfile"),
+}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "ChildFailedError",
+    "DefaultLogsSpecs",
+    "ErrorHandler",
+    "LogsDest",
+    "LogsSpecs",
+    "MultiprocessContext",
+    "PContext",
+    "ProcessFailure",
+    "RunProcsResult",
+    "SignalException",
+    "Std",
+    "SubprocessContext",
+    "TailLog",
+    "TargetContext",
+    "get_error_handler",
+    "get_std_cm",
+    "record",
+    "redirect",
+    "redirect_stderr",
+    "redirect_stdout",
+    "start_processes",
+    "tail_logfile",
+    "to_map",
+]

@@ -1,0 +1,359 @@
+"""`PContext`: n processes of one entrypoint that share one fate.
+
+The blocking methods are those of torch's elastic multiprocessing. Under them are methods that never
+block, for a caller with an event loop of its own (the agent): `fileno`, `dispatch`, `signal`,
+`kill`, `sweep`, `result`, `release`.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import sys
+import time
+from signal import Signals
+from typing import TYPE_CHECKING, Any, TextIO
+
+from lllaunch.errors import OutputError, PreloadFailed, SpawnerDied, SpawnFailed
+from lllaunch.linux.process import wait_readable
+from lllaunch.multiprocessing.errors import ProcessFailure
+from lllaunch.multiprocessing.results import RunProcsResult, judge
+from lllaunch.multiprocessing.signals import DeathSignals, SignalException
+from lllaunch.multiprocessing.tail_log import TailLog
+from lllaunch.spawner.facts import (
+    Died,
+    Exited,
+    Fact,
+    PreloadBroken,
+    Started,
+    StartFailed,
+    Swept,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from lllaunch.multiprocessing.logs import LogsSpecs
+    from lllaunch.spawner.starter import Starter
+
+logger = logging.getLogger(__name__)
+
+# Exit code of a worker that could not be started, as shells have it.
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
+    """Check that a mapping has exactly the local ranks 0 to ``nprocs - 1``.
+
+    Raises:
+        RuntimeError: ranks are missing or too many.
+    """
+    expected = set(range(nprocs))
+    if set(mapping) != expected:
+        missing, extra = sorted(expected - set(mapping)), sorted(set(mapping) - expected)
+        raise RuntimeError(
+            f"{what}: local rank mapping mismatch, expected ranks 0 to {nprocs - 1};"
+            f" missing: {missing}, too many: {extra}"
+        )
+
+
+class PContext(abc.ABC):
+    """A set of processes, however they are launched.
+
+    Public attributes and methods are those of torch's ``PContext``.
+
+    Args:
+        name: short name, the default header of teed lines.
+        entrypoint: what runs, for messages and for those who look.
+        args: arguments per local rank, every rank from 0 listed.
+        envs: variables per local rank, on top of this process's environment.
+        logs_specs: says which streams go where.
+        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
+        duplicate_stdout_filters: teed lines of stdout that hold one of these texts go to
+            ``filtered_stdout`` as well.
+        duplicate_stderr_filters: the same for stderr.
+        handle_signals: install handlers that raise `SignalException` when `start` is called from
+            the main thread (torch's behaviour); a caller with its own handling says False.
+
+    Raises:
+        RuntimeError: ranks are missing.
+        OutputError: a log directory or file cannot be made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        *,
+        handle_signals: bool = True,
+        progbar_events: Mapping[str, Any] | None = None,
+        interval_sec: float = 0.1,
+    ) -> None:
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.nprocs = len(args)
+        self.envs = {
+            rank: {key: str(value) for key, value in env.items()} for rank, env in envs.items()
+        }
+        dest = logs_specs.reify(self.envs)
+        validate_full_rank(dest.stdouts, self.nprocs, "stdouts")
+        validate_full_rank(dest.stderrs, self.nprocs, "stderrs")
+        self.stdouts, self.stderrs = dest.stdouts, dest.stderrs
+        self.error_files = dest.error_files
+        self.filtered_stdout: TextIO | None = None
+        self.filtered_stderr: TextIO | None = None
+        self.exits: dict[int, Exited | StartFailed] = {}
+        self._pids: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
+        self._terminated_by: dict[int, int] = {}
+        self._died: Died | None = None
+        self._broken: PreloadBroken | None = None
+        self._swept = False
+        self._released = False
+        self._starter: Starter | None = None
+        self._handlers = DeathSignals() if handle_signals else None
+
+        options: dict[str, Any] = {"interval_sec": interval_sec, "progbar_events": progbar_events}
+        prefixes = dict(log_line_prefixes) if log_line_prefixes else None
+        self._tail_logs = [
+            TailLog(name, dest.tee_stdouts, sys.stdout, prefixes, **options),
+            TailLog(name, dest.tee_stderrs, sys.stderr, prefixes, **options),
+        ]
+        for filters, path, tees, attribute in (
+            (duplicate_stdout_filters, dest.filtered_stdout, dest.tee_stdouts, "filtered_stdout"),
+            (duplicate_stderr_filters, dest.filtered_stderr, dest.tee_stderrs, "filtered_stderr"),
+        ):
+            if filters:
+                file = _open_filtered(path)
+                setattr(self, attribute, file)
+                self._tail_logs.append(
+                    TailLog(name, tees, file, prefixes, log_line_filter=_holds(filters))
+                )
+
+    # Starting
+
+    def start(self) -> None:
+        """Start the processes. They run when this returns, or their failure is known to `wait`."""
+        if self._handlers is not None:
+            self._handlers.install()
+        self._start()
+        for tail in self._tail_logs:
+            tail.start()
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Order the processes; sets ``_starter`` and ``_keys``."""
+
+    # Without blocking
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `dispatch` has something to do."""
+        assert self._starter is not None
+        return self._starter.fileno()
+
+    def dispatch(self) -> tuple[Fact, ...]:
+        """Take note of what happened since the last call, without waiting; the facts."""
+        if self._starter is None:
+            return ()
+        facts = self._starter.dispatch()
+        for fact in facts:
+            if isinstance(fact, Started):
+                self._pids[fact.rank] = fact.pid
+            elif isinstance(fact, (Exited, StartFailed)):
+                self.exits[fact.rank] = fact
+            elif isinstance(fact, Swept):
+                self._swept = True
+            elif isinstance(fact, PreloadBroken):
+                self._broken = fact
+            elif isinstance(fact, Died):
+                self._died = fact
+        return tuple(facts)
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """Local ranks that are not known to have ended."""
+        if self._died is not None or self._broken is not None or self._starter is None:
+            return frozenset()
+        return frozenset(self._keys) - frozenset(self.exits)
+
+    def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
+        """Send a signal to the process groups of live workers.
+
+        Args:
+            signum: the signal.
+            ranks: local ranks; None for all.
+        """
+        chosen = self.alive if ranks is None else self.alive.intersection(ranks)
+        if chosen and self._starter is not None:
+            self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
+            self._starter.signal([self._keys[rank] for rank in sorted(chosen)], signum)
+
+    def kill(self) -> None:
+        """SIGKILL the live workers and all that descends from them."""
+        chosen = self.alive
+        if chosen and self._starter is not None:
+            self._terminated_by.update(dict.fromkeys(chosen, int(Signals.SIGKILL)))
+            self._starter.kill([self._keys[rank] for rank in sorted(chosen)])
+
+    def sweep(self) -> None:
+        """Ask for the end of what the workers left behind; a `Swept` fact follows."""
+        if self._starter is not None:
+            self._starter.sweep()
+
+    def result(self) -> RunProcsResult:
+        """What became of the processes, once none is alive.
+
+        Raises:
+            SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
+            dead. PreloadFailed: a preload could not be imported.
+        """
+        if self._broken is not None:
+            raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
+        if self._died is not None and len(self.exits) < self.nprocs:
+            raise SpawnerDied(self._died.pid, self._died.status, self._died.detail)
+        failures = judge(self.exits, self.error_files, self._terminated_by)
+        values = {} if failures or len(self.exits) < self.nprocs else self._return_values()
+        return RunProcsResult(values, failures, self.stdouts, self.stderrs)
+
+    def _return_values(self) -> dict[int, Any]:
+        """Return values by local rank; programs have none."""
+        return dict.fromkeys(range(self.nprocs))
+
+    def release(self) -> None:
+        """Show what is left of the output and close files; no worker may be alive. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        for tail in self._tail_logs:
+            tail.stop()
+        for file in (self.filtered_stdout, self.filtered_stderr):
+            if file is not None:
+                file.close()
+        if self._handlers is not None:
+            self._handlers.restore()
+
+    # Blocking
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
+        """Wait until all processes succeeded or one failed; then end the others.
+
+        Args:
+            timeout: seconds; negative for ever, 0 only asks.
+            period: torch's polling interval. Accepted, not needed: an exit wakes this up.
+
+        Returns:
+            The result, or None if the processes still run after ``timeout``.
+
+        Raises:
+            SignalException: a death signal arrived (see ``handle_signals``).
+            SpawnerDied, PreloadFailed: see `result`.
+        """
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            found = self._poll()
+            if found is not None:
+                return found
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            wait_readable(self, left)
+
+    def _poll(self) -> RunProcsResult | None:
+        """The result if all succeeded or any failed, after ending the others; else None."""
+        if self._starter is None:
+            return None
+        if not self._released:
+            self.dispatch()
+        failed = any(not _succeeded(end) for end in self.exits.values())
+        if self.alive and not failed:
+            return None
+        self.close()
+        return self.result()
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank; waits for starts that are under way."""
+        while self._starter is not None and not self._released:
+            waiting = self.alive - frozenset(self._pids)
+            if not waiting:
+                break
+            wait_readable(self)
+            self.dispatch()
+        return dict(sorted(self._pids.items()))
+
+    def close(self, death_sig: Signals | None = None, timeout: int = 30) -> None:
+        """End all processes and what they left behind; show the rest of their output.
+
+        Args:
+            death_sig: the polite signal, SIGTERM if not given.
+            timeout: seconds after which SIGKILL follows.
+
+        Raises:
+            SignalException: one arrived meanwhile; all was killed at once and is gone.
+        """
+        interruption: BaseException | None = None
+        if not self._released:
+            try:
+                self._terminate(death_sig or Signals.SIGTERM, timeout)
+            except (SignalException, KeyboardInterrupt) as error:
+                interruption = error
+                self.kill()
+                self._until(lambda: not self.alive, None)
+            self._finish_sweep()
+        self.release()
+        if interruption is not None:
+            raise interruption
+
+    def _terminate(self, death_sig: Signals, timeout: float) -> None:
+        self.signal(death_sig)
+        if not self._until(lambda: not self.alive, timeout):
+            logger.warning(
+                "%s: ranks %s did not end within %s s of %s; killing them",
+                self.name,
+                sorted(self.alive),
+                timeout,
+                death_sig.name,
+            )
+            self.kill()
+            self._until(lambda: not self.alive, None)
+
+    def _finish_sweep(self) -> None:
+        if self._starter is not None and self._keys and self._died is None and not self._broken:
+            self.sweep()
+            self._until(lambda: self._swept or self._died is not None, None)
+
+    def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._starter is None:
+                return True
+            wait_readable(self, left)
+            self.dispatch()
+        return True
+
+
+def _succeeded(end: Exited | StartFailed) -> bool:
+    return isinstance(end, Exited) and end.exitcode == 0
+
+
+def _open_filtered(path: str) -> TextIO:
+    try:
+        return open(path, "w", errors="replace", buffering=1)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+
+
+def _holds(filters: list[str]) -> Callable[[str], bool]:
+    return lambda line: any(needle in line for needle in filters)
+
+
+__all__ = ["PContext", "ProcessFailure", "SpawnFailed", "validate_full_rank"]

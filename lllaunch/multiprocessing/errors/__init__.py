@@ -1,0 +1,25 @@
+"""Errors of workers, carried from process to process in files.
+
+A worker's exception cannot be caught by the process that started it. A function decorated with
+`record` therefore writes its uncaught exception to the file that ``TORCHELASTIC_ERROR_FILE``
+names; the launcher reads the files of all workers into `ProcessFailure` objects and names the one
+that happened first as the root cause (`ChildFailedError`).
+
+Public names, signatures and the file's format are those of
+``torch.distributed.elastic.multiprocessing.errors``: either side reads what the other wrote.
+Imports nothing outside the standard library.
+"""
+
+from lllaunch.multiprocessing.errors.child_failed import ChildFailedError
+from lllaunch.multiprocessing.errors.error_handler import ErrorHandler
+from lllaunch.multiprocessing.errors.failure import ProcessFailure
+from lllaunch.multiprocessing.errors.handlers import get_error_handler
+from lllaunch.multiprocessing.errors.recording import record
+
+__all__ = [
+    "ChildFailedError",
+    "ErrorHandler",
+    "ProcessFailure",
+    "get_error_handler",
+    "record",
+]

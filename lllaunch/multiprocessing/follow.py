@@ -1,0 +1,217 @@
+"""Following any number of growing files from one thread: the machinery of the tee.
+
+The thread sleeps until the kernel says that a file has changed (inotify) or that it is to stop
+(an eventfd). Only files that inotify cannot watch are looked at once a second.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from lllaunch.multiprocessing.followed import FollowedFile
+from lllaunch.multiprocessing.guards import BarGate
+from lllaunch.multiprocessing.output import Destination
+from lllaunch.multiprocessing.watching import Watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lllaunch.multiprocessing.guards import EventLike, LockLike
+
+__all__ = ["Follower"]
+
+logger = logging.getLogger(__name__)
+
+# After something was shown, so long nothing is, milliseconds: what is written line by line then
+# comes in blocks, and costs a hundred looks a second at most.
+_GATHER_MS = 10
+# stop() gives up on a destination that takes nothing for so long, seconds.
+_PATIENCE_S = 10.0
+
+
+class Follower:
+    """Shows files as they grow, whole lines only, each with a prefix; one thread for all of them.
+
+    Args:
+        name: name of the thread.
+        poll_interval: seconds between looks at files that inotify cannot watch.
+    """
+
+    def __init__(self, name: str = "tail", poll_interval: float = 1.0) -> None:
+        self._name = name
+        self._added: collections.deque[FollowedFile] = collections.deque()
+        self._files: list[FollowedFile] = []
+        self._destinations: dict[int, tuple[TextIO, Destination]] = {}
+        self._gates: dict[int, BarGate] = {}
+        self._poll_interval = poll_interval
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wake: int | None = None
+        self._stopping = False
+        self._stopped = False
+
+    def add(
+        self,
+        path: str,
+        prefix: bytes,
+        dst: TextIO,
+        line_filter: Callable[[str], bool] | None = None,
+        *,
+        lock: LockLike | None = None,
+        progbar_events: Mapping[str, EventLike] | None = None,
+    ) -> None:
+        """Adds a file, before `start` or after.
+
+        Args:
+            path: the file; it need not exist yet, nor its directory. ``/dev/null`` shows nothing.
+            prefix: put before every line.
+            dst: where its lines go.
+            line_filter: says of a line, as text with its newline, whether it is shown; None for
+                all. It sees the first 64 MiB of a line.
+            lock: held while writing, besides the destination's own.
+            progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar that is to
+                be taken off the screen while writing.
+
+        Raises:
+            RuntimeError: it was stopped.
+            KeyError: an event is missing.
+        """
+        if path == os.devnull:
+            return
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("a stopped Follower takes no more files")
+            _, destination = self._destinations.setdefault(id(dst), (dst, Destination(dst)))
+            gate = None
+            if progbar_events is not None:
+                gate = self._gates.setdefault(id(progbar_events), BarGate(progbar_events))
+            self._added.append(
+                FollowedFile(path, prefix, destination, line_filter, lock=lock, gate=gate)
+            )
+            self._notify()
+
+    def start(self) -> Follower:
+        """Starts the thread; does nothing the second time.
+
+        Returns:
+            Itself.
+
+        Raises:
+            OSError: no descriptor is left.
+            RuntimeError: no thread can be started, or it was stopped.
+        """
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("a stopped Follower cannot be started again")
+            if self._thread is None:
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                # A daemon: a destination that blocks for ever must not keep the process alive.
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Shows everything that was written before this call, then ends; idempotent.
+
+        Last lines without a newline get one. Returns earlier only if a destination takes nothing
+        for ten seconds; that is logged, and nothing is lost from the files.
+        """
+        with self._lock:
+            self._stopping = True
+            self._notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._join(thread)
+        self._stopped = True
+
+    def stopped(self) -> bool:
+        """Whether `stop` has returned."""
+        return self._stopped
+
+    def _notify(self) -> None:
+        if self._wake is not None:
+            os.eventfd_write(self._wake, 1)
+
+    def _join(self, thread: threading.Thread) -> None:
+        while not self._stopped:
+            before = self._progress()
+            thread.join(_PATIENCE_S)
+            if not thread.is_alive():
+                with self._lock:
+                    if self._wake is not None:
+                        os.close(self._wake)
+                        self._wake = None
+                return
+            if self._progress() == before:
+                logger.warning(
+                    "the output of the workers is not taken by the console; it is left in the files"
+                )
+                return
+
+    def _progress(self) -> int:
+        return sum(file.blocks for file in self._files)
+
+    def _run(self) -> None:
+        assert self._wake is not None
+        watching = Watching(self._wake, self._poll_interval)
+        try:
+            while not self._stopping:
+                self._take_added(watching)
+                busy = self._look(watching)
+                watching.wait(self._due(), gather_ms=_GATHER_MS if busy else 0)
+            self._take_added(watching)
+            self._finish()
+        except Exception:
+            logger.exception("the tail ended by an error of its own; the files are complete")
+        finally:
+            watching.close()
+            for file in self._files:
+                file.close()
+
+    def _take_added(self, watching: Watching) -> None:
+        while self._added:
+            file = self._added.popleft()
+            self._files.append(file)
+            watching.add(file)
+
+    def _look(self, watching: Watching) -> bool:
+        """Takes one turn: a block of every file that has changed. Whether there was any."""
+        busy = False
+        now = time.monotonic()
+        for file in watching.changed():
+            try:
+                if file.drain():
+                    busy = True
+                    if file.behind:
+                        watching.more(file)
+            except OSError as error:
+                watching.drop(file, error)
+        for file in self._files:
+            if file.due is not None and file.due <= now:
+                file.tick()
+        return busy
+
+    def _due(self) -> float | None:
+        """When a line in the making is to be shown, by `time.monotonic`."""
+        return min((file.due for file in self._files if file.due is not None), default=None)
+
+    def _finish(self) -> None:
+        # All sizes first: what is written after this moment need not be shown, so that a worker
+        # that never stops writing cannot keep us here.
+        ends = []
+        for file in self._files:
+            try:
+                if not file.dropped and (file.is_open or file.open()):
+                    ends.append((file, file.size()))
+            except OSError as error:
+                logger.debug("%s cannot be followed: %s", file.path, error)
+        for file, end in ends:
+            try:
+                file.drain_to(end)
+            except OSError as error:
+                logger.error("%s cannot be read: %s", file.path, error)  # noqa: TRY400 - the reason says it all

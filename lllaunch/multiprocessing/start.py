@@ -1,0 +1,107 @@
+"""`start_processes`, with torch's present signature and the older keywords."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.multiprocessing.context import PContext, validate_full_rank
+from lllaunch.multiprocessing.contexts import MultiprocessContext, SubprocessContext
+from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
+from lllaunch.multiprocessing.std import Std
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, tuple[Any, ...]],
+    envs: Mapping[int, Mapping[str, str]],
+    logs_specs: LogsSpecs | str | os.PathLike[str] | None = None,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: Any = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+    *,
+    log_dir: str | os.PathLike[str] | None = None,
+    redirects: Std | dict[int, Std] = Std.NONE,
+    tee: Std | dict[int, Std] = Std.NONE,
+    local_ranks_filter: set[int] | None = None,
+    progbar_events: Mapping[str, Any] | None = None,
+    interval_sec: float = 0.1,
+) -> PContext:
+    """Start one process per entry of ``args``.
+
+    Args:
+        name: short name, the header of teed lines.
+        entrypoint: a function, or a program to execute.
+        args: arguments per local rank; the keys are 0 to n-1. Turned into text for a program.
+        envs: variables per local rank, on top of this process's; the same keys.
+        logs_specs: where the streams go. A path here is the older signature's ``log_dir``.
+        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
+        start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
+        numa_options: torch's NUMA binding options.
+        duplicate_stdout_filters: teed lines that hold one of these texts go to one file more.
+        duplicate_stderr_filters: the same for stderr.
+        log_dir: older keyword: directory of the logs, instead of ``logs_specs``.
+        redirects: older keyword: streams that go to files.
+        tee: older keyword: streams that go to files and to the console.
+        local_ranks_filter: ranks whose output reaches the console, with ``log_dir``.
+        progbar_events: two events, ``trigger_clear`` and ``cleared``, by which a progress bar of
+            the caller's is taken off the line before a teed line is shown.
+        interval_sec: how often files are looked at where the kernel cannot tell of changes.
+
+    Returns:
+        The running processes. ``wait()`` waits for them.
+
+    Raises:
+        RuntimeError: ranks are missing in ``args`` or ``envs``.
+        TypeError: both ``logs_specs`` and ``log_dir`` are given.
+        NotPicklable: the function or an argument cannot be sent to a worker.
+    """
+    nprocs = len(args)
+    validate_full_rank(args, nprocs, "args")
+    validate_full_rank(envs, nprocs, "envs")
+    specs = _logs_specs(logs_specs, log_dir, redirects, tee, local_ranks_filter)
+    common: dict[str, Any] = {
+        "name": name,
+        "args": args,
+        "envs": envs,
+        "logs_specs": specs,
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+        "progbar_events": progbar_events,
+        "interval_sec": interval_sec,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(entrypoint=entrypoint, **common)
+    else:
+        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)
+    try:
+        context.start()
+    except BaseException:
+        context.close()
+        raise
+    return context
+
+
+def _logs_specs(
+    given: LogsSpecs | str | os.PathLike[str] | None,
+    log_dir: str | os.PathLike[str] | None,
+    redirects: Std | dict[int, Std],
+    tee: Std | dict[int, Std],
+    local_ranks_filter: set[int] | None,
+) -> LogsSpecs:
+    if given is not None and log_dir is not None:
+        raise TypeError("start_processes: logs_specs and log_dir say the same; give one of them")
+    if isinstance(given, LogsSpecs):
+        return given
+    directory = log_dir if given is None else given
+    path = None if directory is None else os.fspath(directory)
+    return DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)

@@ -1,0 +1,124 @@
+"""Showing the lines of log files while they are written, with torch's names and signatures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO, cast
+
+from lllaunch.multiprocessing.follow import Follower
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from lllaunch.multiprocessing.guards import EventLike, LockLike
+
+__all__ = ["TailLog", "tail_logfile"]
+
+# Files that the kernel cannot watch are not looked at more often than this, seconds.
+_POLL_S = 1.0
+
+
+def tail_logfile(
+    header: str,
+    file: str,
+    dst: TextIO,
+    finished: threading.Event,
+    interval_sec: float,
+    log_line_filter: Callable[[str], bool] | LockLike | None = None,
+    progbar_events: Mapping[str, EventLike] | None = None,
+    *,
+    lock: LockLike | None = None,
+) -> None:
+    """Shows the lines of one file until an event is set; blocks the calling thread.
+
+    Takes the older form as well, where a lock stands in the place of the filter.
+
+    Args:
+        header: put before every line.
+        file: path of the file; it need not exist yet.
+        dst: where the lines go.
+        finished: when set, what was written before is shown, and the call returns.
+        interval_sec: seconds between looks where the kernel cannot watch the file, at least 1.
+        log_line_filter: says of a line, with its newline, whether it is shown; None for all.
+        progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar.
+        lock: held while writing.
+    """
+    keep = None
+    if hasattr(log_line_filter, "acquire"):
+        lock = cast("LockLike", log_line_filter)
+    else:
+        keep = log_line_filter
+    follower = Follower("tail_logfile", max(_POLL_S, interval_sec))
+    follower.add(
+        file,
+        _encoded(header),
+        dst,
+        keep,
+        lock=lock,
+        progbar_events=progbar_events,
+    )
+    follower.start()
+    try:
+        finished.wait()
+    finally:
+        follower.stop()
+
+
+class TailLog:
+    """Shows the lines of log files, each with a header, from `start` to `stop`.
+
+    The files need not exist when it starts. All are followed by one thread, which sleeps until one
+    of them changes. Lines of different files come in no particular order, but never mixed.
+
+    Args:
+        name: what the files belong to; the header of a line is ``[<name><key>]:``.
+        log_files: paths, by local rank.
+        dst: where the lines go; None shows nothing.
+        log_line_prefixes: other headers for some keys.
+        interval_sec: seconds between looks at files that the kernel cannot watch, at least 1.
+        log_line_filter: says of a line, with its newline, whether it is shown; None for all.
+        progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar that is taken
+            off the screen while lines are written.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log_files: Mapping[int, str],
+        dst: TextIO | None,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        interval_sec: float = 0.1,
+        log_line_filter: Callable[[str], bool] | None = None,
+        *,
+        progbar_events: Mapping[str, EventLike] | None = None,
+    ) -> None:
+        self._follower: Follower | None = None
+        self._stopped = False
+        if dst is None or not log_files:
+            return
+        self._follower = Follower(f"TailLog_{name}", max(_POLL_S, interval_sec))
+        for key, path in log_files.items():
+            header = (log_line_prefixes or {}).get(key, f"[{name}{key}]:")
+            self._follower.add(
+                path, _encoded(header), dst, log_line_filter, progbar_events=progbar_events
+            )
+
+    def start(self) -> TailLog:
+        """Begins to show lines; returns itself."""
+        if self._follower is not None:
+            self._follower.start()
+        return self
+
+    def stop(self) -> None:
+        """Shows what was written before this call, then ends; idempotent."""
+        if self._follower is not None:
+            self._follower.stop()
+        self._stopped = True
+
+    def stopped(self) -> bool:
+        """Whether `stop` has returned."""
+        return self._stopped
+
+
+def _encoded(header: str) -> bytes:
+    return header.encode("utf-8", "surrogateescape")

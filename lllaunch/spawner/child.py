@@ -1,0 +1,172 @@
+"""From the fork to the worker's own code: session, signals, streams, limits, environment.
+
+Everything here runs in the forked child, before the worker's code. What fails is written into the
+report pipe, which closes when the program is executed or the worker's Python code starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+from dataclasses import dataclass
+from typing import NoReturn
+
+from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
+from lllaunch.spawner import signals
+from lllaunch.spawner.order import Order
+from lllaunch.spawner.targets import Module, Pickled, Program, Script
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all children of one spawner have in common.
+
+    Attributes:
+        spawner: process id of the spawner.
+        ignored: signals that stay ignored.
+        open_files: soft and hard limit of open files that the launcher started with.
+        base_path: sys.path of a fresh interpreter without its first entry.
+        interpreter: command line that starts a fresh interpreter, without what it runs.
+        private_fds: the spawner's own descriptors, closed in every child.
+    """
+
+    spawner: int
+    ignored: frozenset[signal.Signals]
+    open_files: tuple[int, int]
+    base_path: tuple[str, ...]
+    interpreter: tuple[str, ...]
+    private_fds: tuple[int, ...]
+
+
+class _CannotStart(Exception):
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(path)
+        self.report = {
+            "path": path,
+            "reason": error.strerror or str(error),
+            "errno": error.errno or 0,
+        }
+
+
+def become_worker(
+    order: Order, around: Surroundings, streams: tuple[int, int], report: int
+) -> NoReturn:
+    """Turn the forked child into the worker that ``order`` describes; never returns.
+
+    Args:
+        order: what to start.
+        around: what the spawner knows.
+        streams: descriptors for standard output and error.
+        report: write end of the report pipe, close-on-exec.
+    """
+    try:
+        fresh = order.fresh and not isinstance(order.target, Program)
+        python = not fresh and not isinstance(order.target, Program)
+        _detach(around, python)
+        _set_streams(streams)
+        _close(around.private_fds)
+        _set_environment(order, around)
+        if isinstance(order.target, Program):
+            _execute(order.target.path, (order.target.path, *order.target.argv))
+        elif fresh:
+            _execute_interpreter(order, around)
+        else:
+            os.close(report)
+            _run_here(order, around)
+    except _CannotStart as failure:
+        os.write(report, json.dumps(failure.report).encode())
+    except BaseException as error:  # noqa: BLE001 - a child must never return into the spawner
+        reason = {"path": "", "reason": f"{type(error).__name__}: {error}", "errno": 0}
+        os.write(report, json.dumps(reason).encode())
+    os._exit(127)
+
+
+def _detach(around: Surroundings, python: bool) -> None:
+    os.setsid()
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != around.spawner:
+        # It died before the signal was set.
+        os._exit(127)
+    signals.reset(around.ignored, python)
+
+
+def _set_streams(streams: tuple[int, int]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for number, fd in enumerate(streams, start=1):
+        if fd != number:
+            os.dup2(fd, number)
+            os.close(fd)
+
+
+def _close(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
+def _set_environment(order: Order, around: Surroundings) -> None:
+    set_open_files_limit(around.open_files)
+    os.environ.update(order.env)
+    try:
+        os.chdir(order.cwd)
+    except OSError as error:
+        raise _CannotStart(order.cwd, error) from error
+
+
+def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
+    try:
+        os.execvpe(program, argv, os.environ)
+    except OSError as error:
+        raise _CannotStart(program, error) from error
+
+
+def _execute_interpreter(order: Order, around: Surroundings) -> NoReturn:
+    target = order.target
+    command = around.interpreter
+    if isinstance(target, Script):
+        command += (target.path, *target.argv)
+    elif isinstance(target, Module):
+        command += ("-m", target.name, *target.argv)
+    else:
+        fd = os.memfd_create("lllaunch-order", 0)
+        with os.fdopen(os.dup(fd), "wb") as file:
+            pickle.dump((target, list(around.base_path)), file)
+        os.lseek(fd, 0, os.SEEK_SET)
+        if isinstance(target, Pickled):
+            for inherited in target.fds:
+                os.set_inheritable(inherited, True)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+        start = (
+            f"import sys; sys.path.insert(0, {root!r}); from lllaunch.spawner.worker import boot; "
+        )
+        command += ("-c", f"{start}del sys.path[0]; boot({fd})")
+    _execute(command[0], command)
+
+
+def _run_here(order: Order, around: Surroundings) -> NoReturn:
+    from lllaunch.spawner.worker import run  # noqa: PLC0415 - the spawner has imported it by now
+
+    _reseed()
+    target = order.target
+    assert not isinstance(target, Program)
+    run(target, list(around.base_path))
+
+
+def _reseed() -> None:
+    # The standard library's generator reseeds itself after a fork; numpy's would repeat in every
+    # worker.
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(random.SystemRandom().randrange(2**32))
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._finalizer_registry.clear()
+        util._run_after_forkers()

@@ -1,0 +1,388 @@
+"""The launcher's side of the spawner: start it, order workers, receive facts, end everything."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.errors import SpawnerDied
+from lllaunch.linux.process import (
+    Alarm,
+    open_pidfd,
+    raise_open_files_limit,
+    send_signal,
+    set_child_subreaper,
+    wait_pidfd,
+    wait_readable,
+)
+from lllaunch.spawner.adoption import end_adopted
+from lllaunch.spawner.environment import exec_part
+from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, Started, translate
+from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
+from lllaunch.spawner.order import Order
+from lllaunch.spawner.targets import Pickled, Target
+from lllaunch.spawner.wire import Channel, Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Set in the spawner's own environment, and so in all that descends from it.
+MARK = "LLLAUNCH_RUN"
+# How long the spawner may take to confirm a signal before the launcher sends it itself.
+ACKNOWLEDGE_SECONDS = 1.0
+# How long an ending spawner may take to end what is left, before it is killed.
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass
+class _Worker:
+    """What the client knows of a worker it ordered."""
+
+    rank: int
+    pid: int = 0
+    pidfd: int = -1
+
+
+@dataclass
+class _Unconfirmed:
+    """Signals sent to the spawner and not confirmed yet."""
+
+    operation: str
+    keys: list[int] = field(default_factory=list)
+    signum: int = signal.SIGKILL
+
+
+class Spawner:
+    """A spawner process, seen from the launcher.
+
+    It is started by `prestart`, or by `configure` when that has not been called. Not thread-safe:
+    one thread uses it at a time.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.mark = uuid.uuid4().hex
+        self.dead: Died | None = None
+        self.fork_safe = True
+        self._ready = False
+        self._pidfd = -1
+        self._key: object = None
+        self._exec_env: dict[str, str] = {}
+        self._keys = itertools.count(1)
+        self._workers: dict[int, _Worker] = {}
+        self._known_pids: set[int] = set()
+        self._unconfirmed: list[_Unconfirmed] = []
+        self._facts: list[Fact] = []
+        self._checked: list[str] = []
+        self._was_subreaper: bool | None = None
+        self._channel: Channel | None = None
+        self._alarm: Alarm | None = None
+        self._epoll: select.epoll | None = None
+        self._limits = (0, 0)
+
+    # Starting and configuring
+
+    @classmethod
+    def prestart(cls) -> Spawner:
+        """Start the interpreter now; it waits, having imported next to nothing, for `configure`."""
+        spawner = cls()
+        spawner._start(os.environ)
+        return spawner
+
+    def _start(self, environ: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._limits = raise_open_files_limit()
+        self._was_subreaper = set_child_subreaper(True)
+        self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
+        theirs.close()
+        pidfd = open_pidfd(self.pid)
+        assert pidfd is not None  # our own child, not waited for
+        self._pidfd = pidfd
+        self._exec_env = exec_part(environ)
+        self._channel = Channel(ours)
+        self._alarm = Alarm()
+        self._epoll = select.epoll()
+        for fd in (ours.fileno(), self._alarm.fileno()):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
+        """Say what workers of this spawner share; starts or restarts it where that is needed.
+
+        Args:
+            environ: the whole environment of the spawner.
+            cwd: working directory of the preloads, put on ``sys.path``.
+            preload: modules to import before workers are forked.
+        """
+        key = (dict(environ), cwd, tuple(preload))
+        if self.pid and self.dead is None and self._key == key:
+            return
+        replace = self.dead or self._key is not None or self._exec_env != exec_part(environ)
+        if self.pid and replace:
+            self.close()
+            self.__init__()  # type: ignore[misc]
+        if not self.pid:
+            self._start(environ)
+        self._key = key
+        self._send(
+            {
+                "op": "configure",
+                "environ": {**environ, MARK: self.mark},
+                "cwd": cwd,
+                "preload": list(preload),
+                "open_files": self._limits,
+                "interpreter": interpreter_command(),
+            }
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the preloads are done."""
+        return self._ready
+
+    # Orders
+
+    def spawn(
+        self,
+        rank: int,
+        target: Target,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdout: str = "",
+        stderr: str = "",
+        fresh: bool = False,
+    ) -> int:
+        """Order a worker; `Started` or `StartFailed` follows.
+
+        Args:
+            rank: local rank; it stands in all facts about the worker.
+            target: what it runs.
+            cwd: its working directory.
+            env: its variables that differ from the spawner's.
+            stdout: file that its standard output is appended to; empty for the launcher's own.
+            stderr: the same for standard error.
+            fresh: run it in a fresh interpreter rather than in a fork.
+
+        Returns:
+            The worker's key, by which it can be signalled.
+        """
+        key = next(self._keys)
+        self._workers[key] = _Worker(rank)
+        order = Order(key, rank, target, cwd, dict(env), stdout, stderr, fresh)
+        header, payload, fds = order.encode()
+        self._send(header, payload, fds, close_fds=isinstance(target, Pickled))
+        return key
+
+    def signal(self, keys: Iterable[int], signum: int) -> None:
+        """Send a signal to the process groups of workers, through the spawner.
+
+        If it does not confirm within a second, the launcher signals the workers itself.
+        """
+        self._command("signal", list(keys), signum)
+
+    def kill(self, keys: Iterable[int]) -> None:
+        """SIGKILL workers and all that descends from them.
+
+        A spawner that is still preloading is killed itself.
+        """
+        if not self._ready and self.dead is None and self._pidfd >= 0:
+            send_signal(self._pidfd, signal.SIGKILL)
+            return
+        chosen = list(keys)
+        self._command("kill", chosen, signal.SIGKILL)
+        self._signal_directly(chosen, signal.SIGKILL)
+
+    def sweep(self) -> None:
+        """End what workers left behind; `Swept` follows."""
+        self._send({"op": "sweep"})
+
+    def _command(self, operation: str, keys: list[int], signum: int) -> None:
+        self._send({"op": operation, "keys": keys, "signum": int(signum)})
+        self._unconfirmed.append(_Unconfirmed(operation, keys, signum))
+        if self._alarm is not None:
+            self._alarm.set(ACKNOWLEDGE_SECONDS)
+
+    def _signal_directly(self, keys: Iterable[int], signum: int) -> None:
+        for key in keys:
+            worker = self._workers.get(key)
+            if worker is not None and worker.pidfd >= 0:
+                send_signal(worker.pidfd, signum)
+
+    def _send(
+        self,
+        header: dict[str, Any],
+        payload: bytes = b"",
+        fds: tuple[int, ...] = (),
+        close_fds: bool = False,
+    ) -> None:
+        if self._channel is not None and self.dead is None:
+            self._channel.queue(header, payload, fds, close_fds)
+            self._watch_writes()
+
+    def _watch_writes(self) -> None:
+        if self._epoll is not None and self._channel is not None and not self._channel.closed:
+            events = select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0)
+            self._epoll.modify(self._channel.fileno(), events)
+
+    # Facts
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `dispatch` has something to do."""
+        if self._epoll is None:
+            raise SpawnerDied(self.pid, None, "it was never started")
+        return self._epoll.fileno()
+
+    def dispatch(self) -> list[Fact]:
+        """Send and receive what can be without waiting; the facts that arrived."""
+        if self._channel is None or self.dead is not None:
+            return self._take_facts()
+        self._channel.flush()
+        for message in self._channel.receive():
+            self._note(message)
+        self._watch_writes()
+        if self._alarm is not None and self._unconfirmed and self._alarm_rang():
+            self._spawner_is_deaf()
+        if self._channel.closed:
+            self._bury()
+        return self._take_facts()
+
+    def _alarm_rang(self) -> bool:
+        assert self._alarm is not None
+        return self._alarm.clear()
+
+    def _spawner_is_deaf(self) -> None:
+        """No confirmation came: do without the spawner; it dies if even that must be forced."""
+        for request in self._unconfirmed:
+            self._signal_directly(request.keys, request.signum)
+        if any(request.operation == "kill" for request in self._unconfirmed):
+            send_signal(self._pidfd, signal.SIGKILL)
+        self._unconfirmed.clear()
+
+    def _take_facts(self) -> list[Fact]:
+        facts, self._facts = self._facts, []
+        return facts
+
+    def _note(self, message: Message) -> None:
+        header = message.header
+        if header["fact"] == "done":
+            self._confirm(header["op"])
+        elif header["fact"] == "checked":
+            self._checked.append(header["problem"])
+        elif "key" in header:
+            self._note_worker(message)
+        else:
+            fact = translate(header)
+            if isinstance(fact, Ready):
+                self._ready, self.fork_safe = True, fact.fork_safe
+            self._facts.append(fact)
+
+    def _confirm(self, operation: str) -> None:
+        for request in self._unconfirmed:
+            if request.operation == operation:
+                self._unconfirmed.remove(request)
+                break
+        if not self._unconfirmed and self._alarm is not None:
+            self._alarm.set(None)
+
+    def _note_worker(self, message: Message) -> None:
+        key = message.header["key"]
+        worker = self._workers[key]
+        fact = translate(message.header, worker.rank)
+        self._facts.append(fact)
+        if isinstance(fact, Started):
+            worker.pid, worker.pidfd = fact.pid, message.fds[0] if message.fds else -1
+            self._known_pids.add(fact.pid)
+        else:
+            self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        worker = self._workers.pop(key)
+        if worker.pidfd >= 0:
+            os.close(worker.pidfd)
+
+    def check_function(
+        self, module: str, qualname: str, call: bytes, *, env: Mapping[str, str], cwd: str
+    ) -> str:
+        """Import a function in a child of the spawner and bind its arguments.
+
+        Returns:
+            What is wrong, or an empty string.
+
+        Raises:
+            SpawnerDied: the spawner ended meanwhile.
+        """
+        named = {"op": "check", "module": module, "qualname": qualname}
+        self._send(named | {"env": dict(env), "cwd": cwd}, call)
+        kept: list[Fact] = []
+        while not self._checked:
+            wait_readable(self)
+            kept += self.dispatch()
+            broken = [fact for fact in kept if isinstance(fact, PreloadBroken)]
+            if broken or self.dead is not None:
+                break
+        self._facts = kept + self._facts
+        if self._checked:
+            return self._checked.pop()
+        if self.dead is not None:
+            raise SpawnerDied(self.dead.pid, self.dead.status, self.dead.detail)
+        return ""
+
+    # Ending
+
+    def _wait(self) -> int | None:
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            # Somebody else in this process waits for all children.
+            return None
+        return os.waitstatus_to_exitcode(status)
+
+    def _bury(self) -> None:
+        """The connection closed: the spawner is ending, or was killed."""
+        if not wait_pidfd(self._pidfd, _CLOSE_SECONDS):
+            send_signal(self._pidfd, signal.SIGKILL)
+        self.dead = Died(self.pid, self._wait())
+        self._facts.append(self.dead)
+        self._release()
+        end_adopted(f"{MARK}={self.mark}".encode(), self._known_pids)
+
+    def _release(self) -> None:
+        for key in list(self._workers):
+            self._forget(key)
+        for closable in (self._channel, self._alarm):
+            if closable is not None:
+                closable.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def close(self) -> None:
+        """End the spawner and everything below it, and wait for that; idempotent."""
+        if self.pid and self.dead is None:
+            assert self._channel is not None
+            if not self._ready:
+                # It may be importing for seconds, and nothing below it is worth waiting for.
+                send_signal(self._pidfd, signal.SIGKILL)
+            self._channel.close()
+            self._bury()
+        if self._epoll is not None:
+            self._epoll.close()
+            self._epoll = None
+        if self._was_subreaper is False:
+            with contextlib.suppress(OSError):
+                set_child_subreaper(False)
+            self._was_subreaper = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

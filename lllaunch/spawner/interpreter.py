@@ -1,0 +1,51 @@
+"""Starting the spawner's interpreter."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+
+def interpreter_command() -> tuple[str, ...]:
+    """The command line of an interpreter like this one, unbuffered."""
+    flags = sys.flags
+    named = {
+        "-" + "O" * flags.optimize: flags.optimize,
+        "-B": flags.dont_write_bytecode,
+        "-s": flags.no_user_site,
+        "-E": flags.ignore_environment and not flags.isolated,
+        "-I": flags.isolated,
+        "-" + "b" * flags.bytes_warning: flags.bytes_warning,
+    }
+    options = [name for name, on in named.items() if on]
+    for name, value in sys._xoptions.items():
+        options += ["-X", name if value is True else f"{name}={value}"]
+    for warning in sys.warnoptions:
+        options += ["-W", warning]
+    return (sys.executable, *options, "-u")
+
+
+def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
+    """Start a spawner; its process id.
+
+    posix_spawn runs no Python code in the child, so this is safe in a process with threads.
+
+    Args:
+        sock: the spawner's end of the connection.
+        environ: its whole environment.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = (
+        # The place of this package goes first for one import: it may be on no path there.
+        f"import sys; sys.path[0] = {root!r}; from lllaunch.spawner.server import main; "
+        f"del sys.path[0]; main({sock.fileno()}, {os.getpid()})"
+    )
+    os.set_inheritable(sock.fileno(), True)
+    return os.posix_spawn(
+        sys.executable,
+        [*interpreter_command(), "-c", code],
+        environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+    )

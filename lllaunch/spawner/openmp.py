@@ -1,0 +1,70 @@
+"""OpenMP and fork: making a preloaded numerical library usable in a forked worker.
+
+Once an OpenMP runtime has run a parallel region it owns a pool of threads that a fork does not
+copy, and the first region in the child waits for them for ever. ``omp_pause_resource_all`` (OpenMP
+5.0, section 3.6.2) gives the pool up; the next region makes a new one. It is called on every
+runtime that is loaded, before each fork. Whether that was enough is tried out once per preload set:
+a forked canary computes something.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import sys
+
+from lllaunch.linux.process import open_pidfd, send_signal, wait_pidfd
+
+_RUNTIME = re.compile(rb"(/\S*/lib(?:gomp|omp|iomp5)[^/\s]*\.so[^/\s]*)")
+_OMP_PAUSE_HARD = 2
+_CANARY_SECONDS = 5.0
+_SIGKILL = 9
+
+
+def loaded_runtimes() -> list[ctypes.CDLL]:
+    """The OpenMP runtimes that are mapped into this process."""
+    with open("/proc/self/maps", "rb") as file:
+        paths = set(_RUNTIME.findall(file.read()))
+    return [ctypes.CDLL(os.fsdecode(path)) for path in sorted(paths)]
+
+
+def pause(runtimes: list[ctypes.CDLL]) -> None:
+    """Give up the runtimes' thread pools; for use right before a fork."""
+    for runtime in runtimes:
+        function = getattr(runtime, "omp_pause_resource_all", None)
+        if function is not None:
+            function(_OMP_PAUSE_HARD)
+
+
+def _compute() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        matrix = torch.ones(256, 256)
+        (matrix @ matrix).sum().item()
+        return
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        matrix = numpy.ones((256, 256))
+        (matrix @ matrix).sum()
+
+
+def canary() -> bool:
+    """Whether a forked child can compute; takes at most five seconds."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            gc.disable()
+            _compute()
+        finally:
+            os._exit(0)
+    pidfd = open_pidfd(pid)
+    assert pidfd is not None  # not waited for yet, so its number is its own
+    lives = wait_pidfd(pidfd, _CANARY_SECONDS)
+    if not lives:
+        send_signal(pidfd, _SIGKILL)
+    os.close(pidfd)
+    _, status = os.waitpid(pid, 0)
+    return lives and status == 0

@@ -1,0 +1,46 @@
+"""Signal dispositions: what the spawner ignores, and what its workers start with."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+# Python ignores these itself, and a Python worker started by exec would have them so.
+_IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
+_CANNOT_BE_SET = frozenset({signal.SIGKILL, signal.SIGSTOP})
+
+
+def ignored_at_start() -> frozenset[signal.Signals]:
+    """Signals that were ignored when this process was executed, by ``nohup`` for instance."""
+    return frozenset(
+        signum
+        for signum in signal.valid_signals()
+        if isinstance(signum, signal.Signals)
+        and signum not in _IGNORED_BY_PYTHON
+        and signal.getsignal(signum) is signal.SIG_IGN
+    )
+
+
+def ignore_all() -> None:
+    """Ignore every signal that can be ignored but SIGCHLD: only the socket commands the spawner."""
+    for signum in signal.valid_signals() - _CANNOT_BE_SET - {signal.SIGCHLD}:
+        # The C library keeps two real-time signals to itself.
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(signum, signal.SIG_IGN)
+
+
+def reset(ignored: frozenset[signal.Signals], python: bool) -> None:
+    """Give a new worker the dispositions and the mask that it would have in a shell.
+
+    Args:
+        ignored: signals that stay ignored.
+        python: whether Python code follows (else another program is executed).
+    """
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals() - _CANNOT_BE_SET:
+        keep = signum in ignored or (python and signum in _IGNORED_BY_PYTHON)
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(signum, signal.SIG_IGN if keep else signal.SIG_DFL)
+    if python and signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

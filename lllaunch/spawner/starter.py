@@ -1,0 +1,36 @@
+"""What a process context needs of whatever starts its workers: a spawner's client or a forker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from lllaunch.spawner.facts import Fact
+
+
+class Starter(Protocol):
+    """Starts workers, tells what became of them, signals them."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `dispatch` has something to do."""
+        ...
+
+    def dispatch(self) -> list[Fact]:
+        """The facts since the last call, without waiting."""
+        ...
+
+    def signal(self, keys: Iterable[int], signum: int) -> None:
+        """Send a signal to workers' process groups."""
+        ...
+
+    def kill(self, keys: Iterable[int]) -> None:
+        """SIGKILL workers and all that descends from them."""
+        ...
+
+    def sweep(self) -> None:
+        """End what workers left behind."""
+        ...
+
+    def close(self) -> None:
+        """End everything."""
+        ...

@@ -1,0 +1,104 @@
+"""A function's return value: pickled by its worker into the attempt's directory.
+
+``return.pkl`` holds the value, ``return.meta.json`` its type and size, and ``return.json`` the
+value again where it is JSON and small, so that the launcher can show it without unpickling
+anything.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import sys
+from typing import Any
+
+from lllaunch.errors import NotPicklable, OutputError
+
+# Names the file for the return value; set by the launcher. Without it, it is the error file's
+# neighbour.
+RETURN_FILE = "LLLAUNCH_RETURN_FILE"
+# What result.json may hold of one value, bytes.
+INLINE_LIMIT = 64 * 1024
+
+
+class _ByValue(pickle.Pickler):
+    """Tensors go by value and on the CPU: the launcher has no GPU and may outlive the worker."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(obj, torch.Tensor) or obj.device.type == "cpu":
+            return NotImplemented
+        return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a return value."""
+    buffer = io.BytesIO()
+    _ByValue(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def return_file(environ: dict[str, str] | os._Environ[str] = os.environ) -> str:
+    """Where this worker's return value goes, or an empty string."""
+    path = environ.get(RETURN_FILE, "")
+    if path:
+        return path
+    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not error_file or error_file == os.devnull:
+        return ""
+    return os.path.join(os.path.dirname(error_file), "return.pkl")
+
+
+def save_return_value(value: object) -> None:
+    """Leave a return value where the launcher finds it.
+
+    Raises:
+        NotPicklable: it cannot be pickled.
+        OutputError: the file cannot be written.
+    """
+    path = return_file()
+    if not path:
+        return
+    whose = f"the return value ({type(value).__qualname__}) of worker {os.environ.get('RANK', '?')}"
+    try:
+        data = dumps(value)
+    except Exception as error:
+        raise NotPicklable(whose, f"{type(error).__name__}: {error}") from error
+    try:
+        _write_all(path, data, value)
+    except OSError as error:
+        raise OutputError(path, f"{whose} cannot be written: {error.strerror}") from error
+
+
+def _write_all(path: str, data: bytes, value: object) -> None:
+    stem = path.removesuffix(".pkl")
+    text = _as_json(value)
+    if text is not None:
+        _write(f"{stem}.json", text)
+    kind = type(value)
+    meta = {
+        "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+        "size": len(data),
+        "json": text is not None,
+    }
+    _write(f"{stem}.meta.json", json.dumps(meta).encode())
+    _write(path, data)
+
+
+def _as_json(value: object) -> bytes | None:
+    try:
+        text = json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if len(text) <= INLINE_LIMIT and json.loads(text) == value else None
+
+
+def _write(path: str, data: bytes) -> None:
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,173 @@
+"""Messages between launcher and spawner over a stream socket.
+
+A message is a JSON object (the header), opaque bytes (the payload), and descriptors. On the wire:
+two 32-bit and one 64-bit big-endian lengths and counts, the header, the payload; the descriptors
+ride on the first byte (SCM_RIGHTS). The kernel never merges bytes of two such sends, so descriptors
+arrive in the order of their messages.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+_PREFIX = struct.Struct("!IIQ")
+_CHUNK = 1 << 20
+# The kernel's limit of descriptors in one send (SCM_MAX_FD).
+MAX_FDS = 253
+
+
+class Message(NamedTuple):
+    """One received message.
+
+    Attributes:
+        header: the JSON object.
+        payload: the bytes that came with it.
+        fds: descriptors that came with it; the receiver owns them.
+    """
+
+    header: dict[str, Any]
+    payload: bytes
+    fds: list[int]
+
+
+class Channel:
+    """One end of the connection: sends without blocking, receives what is there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._to_close: set[int] = set()
+        self._buffer = bytearray()
+        self._fds: deque[int] = deque()
+        self.closed = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._out)
+
+    def queue(
+        self,
+        header: dict[str, Any],
+        payload: bytes = b"",
+        fds: tuple[int, ...] = (),
+        close_fds: bool = False,
+    ) -> None:
+        """Put a message in the queue and send what the socket takes.
+
+        Args:
+            header: a JSON object.
+            payload: opaque bytes.
+            fds: descriptors to send along; they stay open until they have left.
+            close_fds: close them then.
+
+        Raises:
+            ValueError: more than `MAX_FDS` descriptors.
+        """
+        if len(fds) > MAX_FDS:
+            raise ValueError(
+                f"{len(fds)} descriptors in one message; at most {MAX_FDS} can be sent"
+            )
+        text = json.dumps(header).encode()
+        start = _PREFIX.pack(len(text), len(fds), len(payload)) + text
+        self._out.append((memoryview(start), fds))
+        if close_fds:
+            self._to_close.update(fds)
+        if payload:
+            self._out.append((memoryview(payload), ()))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of the queue as the socket takes now."""
+        while self._out and not self.closed:
+            data, fds = self._out[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            try:
+                sent = self._sock.sendmsg([data[:_CHUNK]], rights)
+            except BlockingIOError:
+                return
+            except OSError:
+                # The other end is gone; receive() tells.
+                self.closed = True
+                return
+            self._close_sent(fds)
+            if sent < len(data):
+                self._out[0] = (data[sent:], ())
+            else:
+                self._out.popleft()
+
+    def _close_sent(self, fds: Iterable[int]) -> None:
+        for fd in self._to_close.intersection(fds):
+            self._to_close.remove(fd)
+            os.close(fd)
+
+    def drain(self, other_fd: int) -> bool:
+        """Send all of the queue, waiting; False if the peer is gone or ``other_fd`` readable."""
+        while self._out and not self.closed:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            poll.register(other_fd, select.POLLIN)
+            if any(fd == other_fd for fd, _ in poll.poll()):
+                return False
+            self.flush()
+        return not self.closed
+
+    def receive(self) -> list[Message]:
+        """All messages that are complete; sets `closed` when the other end is gone."""
+        while not self.closed:
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(
+                    _CHUNK, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                break
+            except OSError:
+                data, ancillary = b"", []
+            for _, _, raw in ancillary:
+                whole = len(raw) - len(raw) % 4
+                self._fds.extend(array.array("i", raw[:whole]))
+            if not data:
+                self.closed = True
+            self._buffer += data
+        return self._take()
+
+    def _take(self) -> list[Message]:
+        messages = []
+        position = 0
+        while len(self._buffer) - position >= _PREFIX.size:
+            header, fds, payload = _PREFIX.unpack_from(self._buffer, position)
+            end = position + _PREFIX.size + header + payload
+            if len(self._buffer) < end:
+                break
+            middle = position + _PREFIX.size + header
+            messages.append(
+                Message(
+                    json.loads(self._buffer[position + _PREFIX.size : middle]),
+                    bytes(self._buffer[middle:end]),
+                    [self._fds.popleft() for _ in range(fds)],
+                )
+            )
+            position = end
+        del self._buffer[:position]
+        return messages
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        self.closed = True
+        self._close_sent(tuple(self._to_close))
+        while self._fds:
+            os.close(self._fds.popleft())
+        self._sock.close()

@@ -1,0 +1,216 @@
+"""What happens in a worker's process, from the fork (or a fresh interpreter's start) to its end."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from lllaunch.spawner.finish import finish
+from lllaunch.spawner.targets import Function, Module, Pickled, Script
+
+_OWN = ("lllaunch.", "importlib.", "_frozen_importlib")
+
+
+class Interrupted(Exception):
+    """The worker's code ended by KeyboardInterrupt."""
+
+
+def _fresh_main(name: str, file: str) -> ModuleType:
+    """A ``__main__`` that stays: pickling by name and atexit functions need it to the end."""
+    module = ModuleType("__main__")
+    module.__file__ = file
+    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__cached__"] = None
+    sys.modules["__main__"] = module
+    sys.argv[0] = name
+    return module
+
+
+def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
+    """Run a file as ``python -u path argv...`` would."""
+    sys.argv = [path, *argv]
+    sys.path[:] = [os.path.dirname(os.path.realpath(path)), *base_path]
+    with io.open_code(os.path.abspath(path)) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    module = _fresh_main(path, path)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(code, module.__dict__)  # noqa: S102 - running it is the task
+
+
+def _module_code(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec]:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None:
+            raise ImportError(f"{name} is a package without a __main__ module")
+    loader: Any = spec.loader if spec else None
+    code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise ImportError(f"No module named {name}")
+    return code, spec
+
+
+def run_module(name: str, argv: tuple[str, ...], base_path: list[str]) -> None:
+    """Run a module as ``python -u -m name argv...`` would."""
+    sys.path[:] = [os.getcwd(), *base_path]
+    # As python -m has it while the parent packages are imported.
+    sys.argv = ["-m", *argv]
+    code, spec = _module_code(name)
+    module = _fresh_main(spec.origin or name, spec.origin or "")
+    module.__spec__ = spec
+    module.__loader__ = spec.loader
+    module.__package__ = spec.parent
+    exec(code, module.__dict__)  # noqa: S102 - running it is the task
+
+
+def resolve(module: str, qualname: str) -> Callable[..., Any]:
+    """Import a module and take a callable out of it.
+
+    Raises:
+        ImportError, AttributeError: it is not there.
+        TypeError: it is there but cannot be called.
+    """
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"{module}:{qualname} is a {type(found).__name__}, which cannot be called")
+    return found  # type: ignore[no-any-return]
+
+
+def run_function(target: Function, base_path: list[str]) -> None:
+    """Import a function, call it, and leave its return value in the attempt's directory."""
+    sys.path[:] = [os.getcwd(), *base_path]
+    args, kwargs = pickle.loads(target.call)  # noqa: S301 - the launcher's own bytes
+    _call(resolve(target.module, target.qualname), args, kwargs)
+
+
+def run_pickled(target: Pickled) -> None:
+    """Unpickle a callable of the launcher's process and call it."""
+    # Only workers started through the Python API need multiprocessing.
+    from lllaunch.spawner.pickling import load  # noqa: PLC0415
+
+    function, args = load(target)
+    _call(function, args, {})
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # Functions are recorded always, as in torch's elastic multiprocessing.
+    from lllaunch.multiprocessing.errors import record  # noqa: PLC0415
+    from lllaunch.spawner.values import save_return_value  # noqa: PLC0415
+
+    save_return_value(record(function)(*args, **kwargs))
+
+
+def _dispatch(target: Function | Module | Pickled | Script, base_path: list[str]) -> None:
+    if isinstance(target, Script):
+        run_script(target.path, target.argv, base_path)
+    elif isinstance(target, Module):
+        run_module(target.name, target.argv, base_path)
+    elif isinstance(target, Function):
+        run_function(target, base_path)
+    else:
+        run_pickled(target)
+
+
+def perform(action: Callable[[], None]) -> int:
+    """Run a worker's code; its exit status.
+
+    Raises:
+        Interrupted: it ended by KeyboardInterrupt, which is shown as Python shows it.
+    """
+    try:
+        action()
+    except SystemExit as end:
+        return _status(end.code)
+    except KeyboardInterrupt as error:
+        _show(error)
+        raise Interrupted from error
+    except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
+        _record(error)
+        _show(error)
+        return 1
+    return 0
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """The traceback from the user's first frame on, as the interpreter would show it.
+
+    A script that cannot be compiled, or a module that is not there, has no frame of the user's.
+    """
+    inner = error.__traceback__
+    while inner and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN):
+        inner = inner.tb_next
+    if inner is None and not isinstance(error, (SyntaxError, ImportError, OSError)):
+        return error.__traceback__
+    return inner
+
+
+def _show(error: BaseException) -> None:
+    error.__traceback__ = _users_part(error)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001 - a user's excepthook may fail, the traceback must be seen
+        traceback.print_exception(error)
+
+
+def _record(error: BaseException) -> None:
+    """Leave error.json for a script or module that did not do so itself."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path or path == os.devnull or os.path.exists(path):
+        return
+    from lllaunch.multiprocessing.errors import get_error_handler  # noqa: PLC0415 - on failure only
+
+    try:
+        error.__traceback__ = _users_part(error)
+        get_error_handler().record_exception(error)
+    except Exception:  # noqa: BLE001 - the error itself must not be masked by a full disk
+        print(f"lllaunch: {path}: the error could not be recorded", file=sys.stderr)
+
+
+def _to_the_end(action: Callable[[], None]) -> NoReturn:
+    before = frozenset(sys.modules) - {"__main__"}
+    try:
+        code = perform(action)
+    except Interrupted:
+        # Python ends by the signal itself, so that its parent can see why.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        code = 130
+    finish(code, before)
+
+
+def run(target: Function | Module | Pickled | Script, base_path: list[str]) -> NoReturn:
+    """Run a target to the end of this process."""
+    _to_the_end(lambda: _dispatch(target, base_path))
+
+
+def run_call(function: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
+    """Call a function of the forking process to the end of this process."""
+    _to_the_end(lambda: _call(function, args, {}))
+
+
+def boot(fd: int) -> NoReturn:
+    """Entry of a fresh interpreter (start method ``spawn``): the order is in the file ``fd``."""
+    with os.fdopen(fd, "rb") as file:
+        target, base_path = pickle.load(file)  # noqa: S301 - the spawner's own bytes
+    run(target, base_path)

@@ -1,0 +1,455 @@
+"""The spawner with real workers, through its client."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lllaunch.linux import proc
+from lllaunch.linux.process import wait_readable
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.facts import Died, Exited, Fact, PreloadBroken, Started, StartFailed, Swept
+from lllaunch.spawner.targets import Function, Module, Program, Script
+
+WAIT = 30.0
+
+
+@pytest.fixture
+def spawner() -> Iterator[Spawner]:
+    with Spawner.prestart() as started:
+        started.configure(os.environ, os.getcwd())
+        yield started
+
+
+def facts_until(spawner: Spawner, done: Callable[[list[Fact]], bool]) -> list[Fact]:
+    found: list[Fact] = []
+    deadline = time.monotonic() + WAIT
+    while not done(found):
+        left = deadline - time.monotonic()
+        assert left > 0, f"only these facts came: {found}"
+        wait_readable(spawner, left)
+        found += spawner.dispatch()
+    return found
+
+
+def ends(facts: list[Fact]) -> list[Exited | StartFailed]:
+    return [fact for fact in facts if isinstance(fact, (Exited, StartFailed))]
+
+
+def run(spawner: Spawner, *targets: object, **options: object) -> list[Exited | StartFailed]:
+    options = {"cwd": os.getcwd(), "env": {}} | options
+    for rank, target in enumerate(targets):
+        spawner.spawn(rank, target, **options)  # type: ignore[arg-type]
+    found = facts_until(spawner, lambda facts: len(ends(facts)) == len(targets))
+    return sorted(ends(found), key=lambda end: end.rank)
+
+
+def script(path: Path, text: str) -> Script:
+    path.write_text(text)
+    return Script(str(path))
+
+
+def started_pids(spawner: Spawner, count: int) -> list[int]:
+    def pids(facts: list[Fact]) -> list[int]:
+        return [fact.pid for fact in facts if isinstance(fact, Started)]
+
+    return pids(facts_until(spawner, lambda facts: len(pids(facts)) == count))
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + WAIT
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def gone(pid: int) -> bool:
+    facts = proc.facts(pid)
+    return facts is None or facts.state in "ZX"
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + WAIT
+    while not gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} lives: {proc.command(pid)}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_script_sees_what_python_u_shows_it(
+    spawner: Spawner, tmp_path: Path, fresh: bool
+) -> None:
+    text = (
+        "import json, os, signal, sys\n"
+        "out = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path, spec=str(__spec__),\n"
+        "    main=sys.modules['__main__'].__dict__ is globals(), cwd=os.getcwd(),\n"
+        "    stdin=sys.stdin.read(), unbuffered=sys.stdout.write_through,\n"
+        "    sid=os.getsid(0) == os.getpid(), mask=len(signal.pthread_sigmask(0, ())),\n"
+        "    term=str(signal.getsignal(signal.SIGTERM)), pipe=str(signal.getsignal(signal.SIGPIPE)),\n"
+        "    int=signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+        "print(json.dumps(out))\n"
+    )
+    target = script(tmp_path / "show me.py", text)
+    target = Script(target.path, ("a b", "--x=1"))
+    log = tmp_path / "out.log"
+    (end,) = run(spawner, target, cwd=str(tmp_path), stdout=str(log), fresh=fresh)
+    assert isinstance(end, Exited) and end.exitcode == 0
+    import json
+    import subprocess
+
+    ours = json.loads(log.read_text())
+    plain = subprocess.run(
+        [sys.executable, "-u", target.path, *target.argv],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        start_new_session=True,
+    )
+    assert ours == json.loads(plain.stdout)
+
+
+def test_a_module_runs_as_python_m(spawner: Spawner, tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(
+        "import sys\nfrom . import side\nprint(__package__, __spec__.name, sys.argv[1:], side.X)\n"
+    )
+    (package / "side.py").write_text("X = 7\n")
+    log = tmp_path / "out.log"
+    (end,) = run(spawner, Module("pkg", ("z",)), cwd=str(tmp_path), stdout=str(log))
+    assert end.exitcode == 0  # type: ignore[union-attr]
+    assert log.read_text() == "pkg pkg.__main__ ['z'] 7\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("import sys; sys.exit('no')", 1),
+        ("raise ValueError('x')", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os._exit(3)", 3),
+        ("1/", 1),
+    ],
+)
+def test_exit_statuses_are_those_of_the_interpreter(
+    spawner: Spawner, tmp_path: Path, text: str, code: int
+) -> None:
+    err = tmp_path / "err.log"
+    (end,) = run(spawner, script(tmp_path / "s.py", text), stderr=str(err))
+    assert isinstance(end, Exited) and end.exitcode == code
+    if code == 1:
+        # The traceback starts at the user's code, as under the interpreter.
+        assert "lllaunch" not in err.read_text() and err.read_text()
+
+
+def test_nothing_that_a_script_leaves_to_the_interpreters_end_is_lost(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    text = (
+        "import atexit, ctypes, threading, time, zipfile\n"
+        "f = open('never_closed.txt', 'w'); f.write('kept')\n"
+        "b = open('binary.bin', 'wb'); b.write(b'kept')\n"
+        "z = zipfile.ZipFile('a.zip', 'w'); z.writestr('x', 'y')\n"
+        "atexit.register(lambda: open('atexit.txt', 'w').write('ran'))\n"
+        "def late():\n    time.sleep(0.2); open('thread.txt', 'w').write('joined')\n"
+        "threading.Thread(target=late).start()\n"
+        "class D:\n    def __del__(self, w=open): w('del.txt', 'w').write('finalised')\n"
+        "d = D()\n"
+        "ctypes.CDLL(None).printf(b'from C')\n"
+    )
+    log = tmp_path / "out.log"
+    (end,) = run(spawner, script(tmp_path / "s.py", text), cwd=str(tmp_path), stdout=str(log))
+    assert end.exitcode == 0  # type: ignore[union-attr]
+    assert (tmp_path / "never_closed.txt").read_text() == "kept"
+    assert (tmp_path / "binary.bin").read_bytes() == b"kept"
+    assert (tmp_path / "atexit.txt").read_text() == "ran"
+    assert (tmp_path / "thread.txt").read_text() == "joined"
+    assert (tmp_path / "del.txt").read_text() == "finalised"
+    assert log.read_text() == "from C"
+    import zipfile
+
+    assert zipfile.ZipFile(tmp_path / "a.zip").read("x") == b"y"
+
+
+def test_an_object_of_main_can_be_pickled_at_exit(spawner: Spawner, tmp_path: Path) -> None:
+    text = (
+        "import atexit, pickle\n"
+        "class A: pass\n"
+        "atexit.register(lambda: open('p', 'wb').write(pickle.dumps(A())))\n"
+    )
+    (end,) = run(spawner, script(tmp_path / "s.py", text), cwd=str(tmp_path))
+    assert end.exitcode == 0  # type: ignore[union-attr]
+    assert b"__main__" in (tmp_path / "p").read_bytes()
+
+
+def test_what_cannot_start_is_told_with_its_path(spawner: Spawner, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("no program")
+    ends = run(spawner, Program("no-such-program"), Program(str(plain)))
+    assert isinstance(ends[0], StartFailed) and ends[0].path == "no-such-program"
+    assert ends[0].reason == "No such file or directory"
+    assert isinstance(ends[1], StartFailed) and ends[1].path == str(plain)
+    assert ends[1].reason == "Permission denied"
+    (nowhere,) = run(spawner, Program("true"), cwd="/no/such/dir")
+    assert isinstance(nowhere, StartFailed) and nowhere.path == "/no/such/dir"
+    (unwritable,) = run(spawner, Program("true"), stdout="/no/such/dir/log")
+    assert isinstance(unwritable, StartFailed) and unwritable.path == "/no/such/dir/log"
+
+
+def test_programs_start_with_default_signals_and_no_stdin(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    log = tmp_path / "out.log"
+    shell = "cat; grep -E '^Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
+    (end,) = run(spawner, Program("sh", ("-c", shell)), stdout=str(log))
+    assert end.exitcode == 0  # type: ignore[union-attr]
+    lines = log.read_text().split()
+    assert lines[:4] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    # ls has one more, its own listing.
+    assert lines[4:] == ["0", "1", "2", "3"]
+
+
+def test_output_is_appended_so_that_dev_stdout_does_not_truncate(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    log = tmp_path / "out.log"
+    shell = "echo one; echo two > /proc/self/fd/1; echo three"
+    run(spawner, Program("sh", ("-c", shell)), stdout=str(log))
+    assert "\0" not in log.read_text()
+    assert log.read_text().endswith("three\n")
+
+
+def test_signals_reach_the_whole_process_group(spawner: Spawner, tmp_path: Path) -> None:
+    key = spawner.spawn(
+        0,
+        Program("sh", ("-c", f"sleep 100 & echo $! > {tmp_path}/pid; wait")),
+        cwd=str(tmp_path),
+        env={},
+    )
+    started_pids(spawner, 1)
+    sleeper = int(wait_for(tmp_path / "pid"))
+    spawner.signal([key], signal.SIGTERM)
+    facts = facts_until(spawner, lambda facts: bool(ends(facts)))
+    assert ends(facts)[0].exitcode == -signal.SIGTERM  # type: ignore[union-attr]
+    wait_gone(sleeper)
+
+
+DAEMON = (
+    "import os, signal, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "        open('daemon.tmp', 'w').write(str(os.getpid()))\n"
+    "        os.rename('daemon.tmp', 'daemon')\n"
+    "        time.sleep(1000)\n"
+    "    os._exit(0)\n"
+    "while not os.path.exists('daemon'): time.sleep(0.01)\n"
+)
+
+
+def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    run(spawner, script(tmp_path / "s.py", DAEMON), cwd=str(tmp_path))
+    daemon = int(wait_for(tmp_path / "daemon"))
+    assert not gone(daemon)
+    spawner.sweep()
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
+    (leftover,) = next(fact for fact in facts if isinstance(fact, Swept)).leftovers
+    assert (leftover.pid, leftover.killed) == (daemon, True)
+    wait_gone(daemon)
+
+
+def test_a_leftover_that_ends_by_itself_is_not_killed(spawner: Spawner, tmp_path: Path) -> None:
+    shell = f"setsid sh -c 'sleep 0.2; echo clean > {tmp_path}/clean' & exit 0"
+    run(spawner, Program("sh", ("-c", shell)))
+    spawner.sweep()
+    facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
+    assert (tmp_path / "clean").read_text() == "clean\n"
+
+
+def test_close_ends_all(spawner: Spawner, tmp_path: Path) -> None:
+    target = script(tmp_path / "s.py", DAEMON + "time.sleep(1000)\n")
+    spawner.spawn(0, target, cwd=str(tmp_path), env={})
+    (worker,) = started_pids(spawner, 1)
+    daemon = int(wait_for(tmp_path / "daemon"))
+    spawner.close()
+    wait_gone(worker)
+    wait_gone(daemon)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_death_of_the_spawner_ends_workers_and_adopted_grandchildren(
+    spawner: Spawner, tmp_path: Path, fresh: bool
+) -> None:
+    target = script(tmp_path / "s.py", DAEMON + "time.sleep(1000)\n")
+    spawner.spawn(0, target, cwd=str(tmp_path), env={}, fresh=fresh)
+    (worker,) = started_pids(spawner, 1)
+    daemon = int(wait_for(tmp_path / "daemon"))
+    os.kill(spawner.pid, signal.SIGKILL)
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    assert next(fact for fact in facts if isinstance(fact, Died)).status == -signal.SIGKILL
+    wait_gone(worker)
+    wait_gone(daemon)
+
+
+def test_a_stopped_spawner_does_not_keep_signals_from_workers(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    key = spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
+    (worker,) = started_pids(spawner, 1)
+    os.kill(spawner.pid, signal.SIGSTOP)
+    try:
+        spawner.signal([key], signal.SIGTERM)
+        deadline = time.monotonic() + WAIT
+        while not gone(worker):
+            assert time.monotonic() < deadline
+            wait_readable(spawner, 0.1)
+            spawner.dispatch()
+    finally:
+        os.kill(spawner.pid, signal.SIGCONT)
+
+
+def test_a_stopped_spawner_is_killed_when_workers_must_be(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    key = spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
+    (worker,) = started_pids(spawner, 1)
+    os.kill(spawner.pid, signal.SIGSTOP)
+    spawner.kill([key])
+    facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    wait_gone(worker)
+
+
+def test_a_spawner_that_preloads_is_simply_killed(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import time\nopen('started', 'w').write('x')\ntime.sleep(1000)\n"
+    )
+    with Spawner.prestart() as spawner:
+        spawner.configure(os.environ, str(tmp_path), ["endless"])
+        spawner.spawn(0, Program("true"), cwd=str(tmp_path), env={})
+        wait_for(tmp_path / "started")
+        pid = spawner.pid
+        spawner.kill([1])
+        facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+        wait_gone(pid)
+
+
+def test_a_preload_that_fails_is_told_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "broken_mod.py").write_text("1 / 0\n")
+    with Spawner.prestart() as spawner:
+        spawner.configure(os.environ, str(tmp_path), ["broken_mod"])
+        facts = facts_until(spawner, lambda facts: bool(facts))
+    (fact,) = facts
+    assert isinstance(fact, PreloadBroken)
+    assert fact.module == "broken_mod" and fact.reason == "ZeroDivisionError: division by zero"
+    assert "broken_mod.py" in fact.traceback
+
+
+def test_preloaded_modules_are_shared_and_variables_act_before_them(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text("import os\nPID = os.getpid()\nOMP = os.environ['OMP_X']\n")
+    log = tmp_path / "out.log"
+    with Spawner.prestart() as spawner:
+        spawner.configure({**os.environ, "OMP_X": "5"}, str(tmp_path), ["heavy"])
+        text = "import heavy, os; print(heavy.PID == os.getppid(), heavy.OMP)\n"
+        target = script(tmp_path / "s.py", text)
+        run(spawner, target, stdout=str(log), cwd=str(tmp_path))
+    assert log.read_text() == "True 5\n"
+
+
+def test_another_interpreter_is_started_when_its_variables_change(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    with Spawner.prestart() as spawner:
+        first = spawner.pid
+        spawner.configure({**os.environ, "PYTHONHASHSEED": "3"}, str(tmp_path))
+        assert spawner.pid != first
+        wait_gone(first)
+        text = "import sys; print(sys.flags.hash_randomization, hash('x'))"
+        target = script(tmp_path / "s.py", text)
+        run(spawner, target, target, stdout=str(log))
+    one, two = log.read_text().splitlines()
+    assert one == two and one.startswith("1 ")
+
+
+def test_two_forked_workers_draw_different_numbers(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    with Spawner.prestart() as spawner:
+        spawner.configure(os.environ, str(tmp_path), ["numpy"])
+        text = "import random, numpy; print(random.random(), numpy.random.rand())"
+        target = script(tmp_path / "s.py", text)
+        run(spawner, target, target, stdout=str(log))
+    one, two = (line.split() for line in log.read_text().splitlines())
+    assert one[0] != two[0] and one[1] != two[1]
+
+
+def test_a_worker_computes_after_a_fork_from_openmp(tmp_path: Path) -> None:
+    (tmp_path / "warm.py").write_text(
+        "import torch\nx = torch.ones(800, 800, requires_grad=True)\n(x @ x).sum().backward()\n"
+    )
+    log = tmp_path / "out.log"
+    with Spawner.prestart() as spawner:
+        environ = {**os.environ, "OMP_NUM_THREADS": "2"}
+        spawner.configure(environ, str(tmp_path), ["torch", "warm"])
+        text = (
+            "import torch\nx = torch.ones(800, 800, requires_grad=True)\n"
+            "(x @ x).sum().backward()\nprint(int(x.grad[0, 0]))\n"
+        )
+        target = script(tmp_path / "s.py", text)
+        ends = run(spawner, target, target, stdout=str(log))
+    assert [end.exitcode for end in ends] == [0, 0]  # type: ignore[union-attr]
+    assert log.read_text() == "1600\n1600\n"
+
+
+def test_check_function_tells_what_is_wrong_before_anything_starts(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    (tmp_path / "user_mod.py").write_text("def f(a, b=1): pass\n\nX = 3\n")
+
+    def check(qualname: str, *args: object, module: str = "user_mod", **kwargs: object) -> str:
+        call = pickle.dumps((args, kwargs))
+        return spawner.check_function(module, qualname, call, env={}, cwd=str(tmp_path))
+
+    assert check("f", 1) == ""
+    assert check("f", 1, b=2) == ""
+    assert "missing a required argument: 'a'" in check("f")
+    assert "unexpected keyword argument 'c'" in check("f", 1, c=3)
+    assert "has no attribute 'g'" in check("g")
+    assert "cannot be called" in check("X")
+    assert "No module named 'no_such_mod'" in check("f", module="no_such_mod")
+
+
+def test_a_function_is_called_and_its_value_is_left_in_the_attempt(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    (tmp_path / "user_fn.py").write_text("def f(a, b): return {'sum': a + b}\n")
+    target = Function("user_fn", "f", pickle.dumps(((1,), {"b": 2})))
+    env = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    (end,) = run(spawner, target, cwd=str(tmp_path), env=env)
+    assert end.exitcode == 0  # type: ignore[union-attr]
+    assert pickle.loads((tmp_path / "return.pkl").read_bytes()) == {"sum": 3}
+    assert (tmp_path / "return.json").read_text() == '{"sum": 3}'
+
+
+def test_two_hundred_workers(spawner: Spawner, tmp_path: Path) -> None:
+    target = script(tmp_path / "s.py", "import os; print(os.environ['R'])")
+    for rank in range(200):
+        log = str(tmp_path / f"{rank}.log")
+        spawner.spawn(rank, target, cwd=str(tmp_path), env={"R": str(rank)}, stdout=log)
+    facts = facts_until(spawner, lambda facts: len(ends(facts)) == 200)
+    assert all(end.exitcode == 0 for end in ends(facts))  # type: ignore[union-attr]
+    assert all((tmp_path / f"{rank}.log").read_text() == f"{rank}\n" for rank in range(200))
