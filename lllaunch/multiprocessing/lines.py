@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LineSplitter:
         """Whether the line that has not ended yet holds a carriage return."""
         return self._redrawn
 
-    def feed(self, block: bytes) -> list[Piece]:
+    def feed(self, block: bytes) -> Iterator[Piece]:
         """Takes the next bytes of the stream.
 
         Args:
@@ -83,28 +83,33 @@ class LineSplitter:
 
         Returns:
             What can be put out now, in order: bytes, complete with prefixes and newlines, or the
-            `Span` of a line that is to be put out with both.
+            `Span` of a line that is to be put out with both. A filter is asked as they are
+            fetched, so that it sees the lines in order too.
         """
         at = self.position
         self.position += len(block)
         last = block.rfind(b"\n")
         if last < 0:
             self._extend(block, at)
-            return []
-        pieces: list[Piece] = []
+            return iter(())
+        head: Span | None = None
         first = 0
         if self._line < at:
             first = block.index(b"\n")
             self._extend(block[:first], at)
-            pieces.append(Span(self._start, self._end))
+            head = Span(self._start, self._end)
             first += 1
-        if first <= last:
-            lines = self._format(block[first:last])
-            if lines:
-                pieces.append(lines)
         self._begin_line(at + last + 1)
         self._extend(block[last + 1 :], at + last + 1)
-        return pieces
+        return self._pieces(head, block[first:last] if first <= last else None)
+
+    def _pieces(self, head: Span | None, lines: bytes | None) -> Iterator[Piece]:
+        if head is not None:
+            yield head
+        if lines is not None:
+            text = self._format(lines)
+            if text:
+                yield text
 
     def finish(self) -> Span | None:
         """Ends the stream: the line without a newline at its end, if there is one to show."""

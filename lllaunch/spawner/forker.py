@@ -8,6 +8,7 @@ caller's to judge, as with ``multiprocessing.get_context("fork")``.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -179,6 +180,12 @@ def _open(path: str) -> int | None:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
+def _set_stream(name: str, fd: int) -> None:
+    errors = "backslashreplace" if name == "stderr" else "strict"
+    raw = io.FileIO(fd, "w", closefd=False)
+    setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
+
+
 def _become(
     call: tuple[Callable[..., Any], tuple[Any, ...]],
     env: Mapping[str, str],
@@ -202,6 +209,8 @@ def _become(
         for number, fd in enumerate(streams, start=1):
             if fd is not None:
                 os.dup2(fd, number)
+                # The parent's stream object may be about something else (a notebook, a test).
+                _set_stream("stdout" if number == 1 else "stderr", number)
         os.environ.update(env)
     except BaseException:  # noqa: BLE001 - a forked child must never return into its parent
         os._exit(127)

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from lllaunch.errors import PreloadFailed
@@ -43,12 +43,15 @@ class _Worker:
         pid: its process id.
         report: read end of its report pipe, -1 once that is closed.
         failure: what it reported instead of starting.
+        early: signals that came before it ran. Until then it has neither its own process group nor
+            its own dispositions, and would not get them.
     """
 
     order: Order
     pid: int
     report: int
     failure: dict[str, Any] | None = None
+    early: list[int] = field(default_factory=list)
 
 
 class Server:
@@ -231,6 +234,8 @@ class Server:
         if text:
             worker.failure = json.loads(text)
             return
+        for signum in worker.early:
+            signal_group(worker.pid, signum)
         pidfd = open_pidfd(worker.pid)
         header = {"fact": "started", "key": worker.order.key, "pid": worker.pid}
         self._send(header | {"time_ns": time.time_ns()}, (pidfd,) if pidfd is not None else ())
@@ -272,7 +277,9 @@ class Server:
     def _signal(self, keys: list[int], signum: int) -> None:
         # Workers are only reaped in _reap, by this thread: the numbers are still theirs.
         for worker in self._workers.values():
-            if worker.order.key in keys:
+            if worker.order.key in keys and worker.report >= 0:
+                worker.early.append(signum)
+            elif worker.order.key in keys:
                 signal_group(worker.pid, signum)
         self._send({"fact": "done", "op": "signal"})
 

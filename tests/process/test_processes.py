@@ -1,0 +1,376 @@
+"""start_processes and its contexts with real processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.errors import NotPicklable
+from lllaunch.multiprocessing import (
+    DefaultLogsSpecs,
+    MultiprocessContext,
+    RunProcsResult,
+    SignalException,
+    Std,
+    SubprocessContext,
+    start_processes,
+)
+from lllaunch.multiprocessing.subprocess_handler import get_subprocess_handler
+
+METHODS = ["spawn", "forkserver", "fork"]
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def rank_of(label: str) -> str:
+    print(label, "out", os.environ["RANK"])
+    print(label, "err", os.environ["RANK"], file=sys.stderr)
+    return os.environ["RANK"]
+
+
+def fail_on_one(*_: Any) -> None:
+    if os.environ["RANK"] == "1":
+        raise ValueError("rank one has had enough")
+    time.sleep(1000)
+
+
+def big(size: int) -> bytes:
+    return bytes(size)
+
+
+def lambda_back() -> Any:
+    return lambda: None
+
+
+def use_queue(queue: Any, lock: Any, event: Any, pipe: Any) -> int:
+    with lock:
+        queue.put(os.environ["RANK"])
+    event.wait(30)
+    pipe.send("hello from " + os.environ["RANK"])
+    return os.getpid()
+
+
+def ignore_term() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(1000)
+
+
+class Ungrateful:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("will not travel")
+
+
+def ranks(n: int) -> dict[int, dict[str, str]]:
+    return {rank: {"RANK": str(rank)} for rank in range(n)}
+
+
+def finish(context: Any, timeout: float = 60) -> RunProcsResult:
+    result = context.wait(timeout)
+    assert result is not None, "it did not end"
+    return result  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_functions_return_their_values(tmp_path: Path, method: str) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    context = start_processes("t", add, {0: (1, 2), 1: (3, 4)}, ranks(2), specs, start_method=method)
+    assert isinstance(context, MultiprocessContext)
+    assert len(set(context.pids().values())) == 2
+    result = finish(context)
+    assert not result.is_failed() and result.return_values == {0: 3, 1: 7}
+    assert Path(result.stdouts[1]).read_text() == ""
+    assert context.wait(0) is not None, "the result stays"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_redirect_and_tee(tmp_path: Path, method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL, tee={0: Std.ALL, 1: Std.ERR})
+    args = {rank: ("x",) for rank in range(3)}
+    result = finish(start_processes("t", rank_of, args, ranks(3), specs, start_method=method))
+    for rank in range(3):
+        assert Path(result.stdouts[rank]).read_text() == f"x out {rank}\n"
+        assert Path(result.stderrs[rank]).read_text() == f"x err {rank}\n"
+    shown = capfd.readouterr()
+    assert shown.out == "[t0]:x out 0\n"
+    assert sorted(shown.err.splitlines()) == ["[t0]:x err 0", "[t1]:x err 1"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_failure_ends_the_others_and_is_the_only_one(tmp_path: Path, method: str) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    args: dict[int, tuple[Any, ...]] = {rank: () for rank in range(3)}
+    context = start_processes("t", fail_on_one, args, ranks(3), specs, start_method=method)
+    result = finish(context)
+    assert list(result.failures) == [1]
+    failure = result.failures[1]
+    assert failure.exitcode == 1
+    assert failure.message["message"] == "ValueError: rank one has had enough"  # type: ignore[index]
+    assert result.return_values == {}
+
+
+def test_a_return_value_of_64_mib(tmp_path: Path) -> None:
+    size = 64 << 20
+    result = finish(start_processes("t", big, {0: (size,)}, ranks(1), log_dir=tmp_path))
+    assert result.return_values[0] == bytes(size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_return_value_that_cannot_be_pickled_fails_that_worker(
+    tmp_path: Path, method: str
+) -> None:
+    context = start_processes(
+        "t", lambda_back, {0: ()}, ranks(1), log_dir=tmp_path, start_method=method
+    )
+    result = finish(context)
+    message = result.failures[0].message
+    assert "the return value (function) of worker 0 cannot be pickled" in str(message)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_an_argument_that_cannot_be_pickled_is_named(tmp_path: Path, method: str) -> None:
+    args = {0: (1, 2), 1: (1, Ungrateful())}
+    with pytest.raises(NotPicklable) as caught:
+        start_processes("t", add, args, ranks(2), log_dir=tmp_path, start_method=method)
+    text = str(caught.value)
+    assert "argument 1 (Ungrateful) of worker 1" in text and "will not travel" in text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_closures_run_under_fork_and_are_named_elsewhere(tmp_path: Path) -> None:
+    here = 41
+    context = start_processes(
+        "t", lambda: here + 1, {0: ()}, ranks(1), log_dir=tmp_path, start_method="fork"
+    )
+    assert finish(context).return_values == {0: 42}
+    with pytest.raises(NotPicklable, match="the function"):
+        start_processes("t", lambda: here, {0: ()}, ranks(1), log_dir=tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_multiprocessing_objects_are_passed(tmp_path: Path, method: str) -> None:
+    pass_objects(tmp_path, method)
+    # multiprocessing keeps one process and one descriptor of its own for the locks and queues.
+    gc.collect()
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+def pass_objects(tmp_path: Path, method: str) -> None:
+    mp: Any = multiprocessing.get_context(method)
+    queue, lock, event = mp.Queue(), mp.Lock(), mp.Event()
+    ends = [mp.Pipe() for _ in range(2)]
+    args = {rank: (queue, lock, event, ends[rank][1]) for rank in range(2)}
+    context = start_processes("t", use_queue, args, ranks(2), log_dir=tmp_path, start_method=method)
+    assert {queue.get(timeout=30), queue.get(timeout=30)} == {"0", "1"}
+    event.set()
+    assert [end[0].recv() for end in ends] == ["hello from 0", "hello from 1"]
+    assert finish(context).return_values == context.pids()
+
+
+def test_programs(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.OUT)
+    context = start_processes("t", "echo", {0: (1, [2]), 1: ("x",)}, ranks(2), specs)
+    assert isinstance(context, SubprocessContext)
+    result = finish(context)
+    assert result.return_values == {0: None, 1: None}
+    assert Path(result.stdouts[0]).read_text() == "1 [2]\n"
+    assert context.subprocess_handlers[1].proc.poll() == 0
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    result = finish(start_processes("t", "no-such", {0: (), 1: ()}, ranks(2), log_dir=tmp_path))
+    assert sorted(result.failures) == [0, 1]
+    assert result.failures[0].exitcode == 127
+    assert "'no-such': No such file or directory" in str(result.failures[0].message)
+
+
+def test_wait_is_woken_by_the_exit_not_by_its_period(tmp_path: Path) -> None:
+    context = start_processes("t", "true", {0: ()}, ranks(1), log_dir=tmp_path)
+    # The test's own time limit is what a wait for the period would run into.
+    assert context.wait(-1, period=10_000) is not None
+
+
+def test_wait_returns_none_at_its_timeout_and_close_ends_all(tmp_path: Path) -> None:
+    context = start_processes("t", "sleep", {0: ("1000",)}, ranks(1), log_dir=tmp_path)
+    assert context.wait(0) is None
+    assert context.wait(0.05) is None
+    context.close()
+    context.close()
+    assert context.alive == frozenset()
+    assert context.exits[0].exitcode == -signal.SIGTERM  # type: ignore[union-attr]
+
+
+def test_close_kills_what_ignores_the_polite_signal(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    context = start_processes("t", ignore_term, {0: ()}, ranks(1), specs)
+    out = Path(context.stdouts[0])
+    deadline = time.monotonic() + 30
+    while not out.exists() or not out.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    context.close(timeout=1)
+    assert context.exits[0].exitcode == -signal.SIGKILL  # type: ignore[union-attr]
+
+
+def test_the_older_keywords_and_a_path_in_fifth_place(tmp_path: Path) -> None:
+    result = finish(
+        start_processes("t", "echo", {0: ("a",)}, ranks(1), str(tmp_path / "five"), redirects=Std.OUT)
+    )
+    assert result.stdouts[0].startswith(str(tmp_path / "five"))
+    with pytest.raises(TypeError, match="log_dir"):
+        start_processes("t", "echo", {0: ()}, ranks(1), "x", log_dir="y")
+
+
+def test_ranks_must_be_complete(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"args: .*missing: \[1\]"):
+        start_processes("t", "echo", {0: (), 2: ()}, ranks(3), log_dir=tmp_path)
+    with pytest.raises(RuntimeError, match="envs: "):
+        start_processes("t", "echo", {0: ()}, ranks(2), log_dir=tmp_path)
+
+
+def test_filters_collect_lines_of_all_teed_ranks(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT)
+    shell = ("-c", "echo keep $RANK; echo drop")
+    context = start_processes(
+        "t", "sh", {0: shell, 1: shell}, ranks(2), specs, duplicate_stdout_filters=["keep"]
+    )
+    assert context.filtered_stdout is not None
+    path = Path(context.filtered_stdout.name)
+    finish(context)
+    assert sorted(path.read_text().splitlines()) == ["[t0]:keep 0", "[t1]:keep 1"]
+
+
+def test_a_death_signal_raises_in_the_main_thread_and_handlers_are_put_back(
+    tmp_path: Path,
+) -> None:
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    context = start_processes("t", "sleep", {0: ("1000",)}, ranks(1), log_dir=tmp_path)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SignalException) as caught:
+        context.wait(60)
+    assert caught.value.sigval == signal.SIGTERM
+    context.close(caught.value.sigval)
+    assert {s: signal.getsignal(s) for s in before} == before
+
+
+def test_contexts_work_in_a_thread(tmp_path: Path) -> None:
+    results: list[RunProcsResult] = []
+
+    def run() -> None:
+        context = start_processes("t", add, {0: (1, 1)}, ranks(1), log_dir=tmp_path)
+        results.append(finish(context))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert results[0].return_values == {0: 2}
+
+
+MAIN = """
+import os, sys
+from lllaunch.multiprocessing import start_processes
+
+class Box:
+    def __init__(self, x): self.x = x
+
+def double(box):
+    return Box(box.x * 2)
+
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver", "fork"):
+        ctx = start_processes("t", double, {0: (Box(21),)}, {0: {}}, log_dir=sys.argv[1],
+                              start_method=method)
+        print(method, ctx.wait().return_values[0].x)
+"""
+
+
+def test_a_function_and_classes_of_main(tmp_path: Path) -> None:
+    path = tmp_path / "main.py"
+    path.write_text(MAIN)
+    done = subprocess.run(
+        [sys.executable, str(path), str(tmp_path / "logs")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "spawn 42\nforkserver 42\nfork 42\n"
+
+
+def test_a_main_without_a_guard_is_explained_not_a_fork_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "main.py"
+    path.write_text(
+        "import sys\nfrom lllaunch.multiprocessing import start_processes\n"
+        "def f(): pass\n"
+        "r = start_processes('t', f, {0: ()}, {0: {}}, log_dir=sys.argv[1]).wait()\n"
+        "print(r.failures)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(path), str(tmp_path / "logs")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "bootstrapping phase" in done.stdout + done.stderr
+
+
+TENSORS = """
+import sys, torch
+import torch.multiprocessing
+from lllaunch.multiprocessing import start_processes
+
+def work(shared, rank):
+    shared[rank] += 1 + rank
+    return torch.full((2, 2), float(rank), requires_grad=True)
+
+if __name__ == "__main__":
+    shared = torch.zeros(2).share_memory_()
+    ctx = start_processes("t", work, {r: (shared, r) for r in range(2)}, {0: {}, 1: {}},
+                          log_dir=sys.argv[1], start_method=sys.argv[2])
+    values = ctx.wait().return_values
+    print(shared.tolist(), values[1].tolist(), values[1].requires_grad)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_are_shared_as_arguments_and_returned_by_value(
+    tmp_path: Path, method: str
+) -> None:
+    path = tmp_path / "main.py"
+    path.write_text(TENSORS)
+    done = subprocess.run(
+        [sys.executable, str(path), str(tmp_path / "logs"), method],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.stdout == "[1.0, 2.0] [[1.0, 1.0], [1.0, 1.0]] True\n", done.stderr
+
+
+def test_a_handler_on_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    handler = get_subprocess_handler("sh", ("-c", "echo $X; exec sleep 100"), {"X": "5"}, str(out), "", 0)
+    deadline = time.monotonic() + 30
+    while out.read_text() != "5\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert handler.proc.poll() is None
+    handler.close()
+    assert handler.proc.wait(30) == -signal.SIGTERM
+    handler.close()
