@@ -6,6 +6,7 @@ report pipe, which closes when the program is executed or the worker's Python co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -31,6 +32,7 @@ class Surroundings:
         open_files: soft and hard limit of open files that the launcher started with.
         base_path: sys.path of a fresh interpreter without its first entry.
         interpreter: command line that starts a fresh interpreter, without what it runs.
+        cgroup: file to write ``0`` to in order to join the workers' cgroup; empty if there is none.
         private_fds: the spawner's own descriptors, closed in every child.
     """
 
@@ -39,6 +41,7 @@ class Surroundings:
     open_files: tuple[int, int]
     base_path: tuple[str, ...]
     interpreter: tuple[str, ...]
+    cgroup: str
     private_fds: tuple[int, ...]
 
 
@@ -92,6 +95,10 @@ def _detach(around: Surroundings, python: bool) -> None:
         # It died before the signal was set.
         os._exit(127)
     signals.reset(around.ignored, python)
+    if around.cgroup:
+        # Without the cgroup the tree is ended process by process.
+        with contextlib.suppress(OSError), open(around.cgroup, "w") as file:
+            file.write("0")
 
 
 def _set_streams(streams: tuple[int, int]) -> None:

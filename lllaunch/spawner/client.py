@@ -8,12 +8,12 @@ import os
 import select
 import signal
 import socket
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import SpawnerDied
+from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
     Alarm,
     open_pidfd,
@@ -69,7 +69,7 @@ class Spawner:
 
     def __init__(self) -> None:
         self.pid = 0
-        self.mark = uuid.uuid4().hex
+        self.mark = os.urandom(16).hex()
         self.dead: Died | None = None
         self.fork_safe = True
         self._ready = False
@@ -87,6 +87,7 @@ class Spawner:
         self._alarm: Alarm | None = None
         self._epoll: select.epoll | None = None
         self._limits = (0, 0)
+        self._cgroup: Cgroup | None = None
 
     # Starting and configuring
 
@@ -107,6 +108,7 @@ class Spawner:
         assert pidfd is not None  # our own child, not waited for
         self._pidfd = pidfd
         self._exec_env = exec_part(environ)
+        self._cgroup = Cgroup.create(f"lllaunch-{self.mark}")
         self._channel = Channel(ours)
         self._alarm = Alarm()
         self._epoll = select.epoll()
@@ -138,6 +140,7 @@ class Spawner:
                 "cwd": cwd,
                 "preload": list(preload),
                 "open_files": self._limits,
+                "cgroup": self._cgroup.procs if self._cgroup is not None else "",
                 "interpreter": interpreter_command(),
             }
         )
@@ -352,7 +355,12 @@ class Spawner:
         self.dead = Died(self.pid, self._wait())
         self._facts.append(self.dead)
         self._release()
+        if self._cgroup is not None:
+            self._cgroup.kill()
         end_adopted(f"{MARK}={self.mark}".encode(), self._known_pids)
+        if self._cgroup is not None:
+            self._cgroup.wait_empty(_CLOSE_SECONDS)
+            self._cgroup.remove()
 
     def _release(self) -> None:
         for key in list(self._workers):

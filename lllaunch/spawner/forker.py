@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -44,7 +43,7 @@ class Forker:
     """Forks workers from this process and waits for them; not thread-safe."""
 
     def __init__(self) -> None:
-        self.mark = uuid.uuid4().hex
+        self.mark = os.urandom(16).hex()
         self._children: dict[int, _Child] = {}
         self._pids: set[int] = set()
         self._facts: list[Fact] = []

@@ -141,6 +141,7 @@ class Server:
             open_files=(header["open_files"][0], header["open_files"][1]),
             base_path=tuple(path for path in sys.path if path),
             interpreter=tuple(header["interpreter"]),
+            cgroup=header["cgroup"],
             private_fds=private,
         )
         os.environ.clear()

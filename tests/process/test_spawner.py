@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.linux import proc
+from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, Fact, PreloadBroken, Started, StartFailed, Swept
@@ -45,10 +46,17 @@ def ends(facts: list[Fact]) -> list[Exited | StartFailed]:
 
 def run(spawner: Spawner, *targets: object, **options: object) -> list[Exited | StartFailed]:
     options = {"cwd": os.getcwd(), "env": {}} | options
+    # Two unbuffered writers of one file interleave within a line.
+    log = str(options.pop("logs", ""))
     for rank, target in enumerate(targets):
-        spawner.spawn(rank, target, **options)  # type: ignore[arg-type]
+        files = {"stdout": f"{log}.{rank}"} if log else {}
+        spawner.spawn(rank, target, **(options | files))  # type: ignore[arg-type]
     found = facts_until(spawner, lambda facts: len(ends(facts)) == len(targets))
     return sorted(ends(found), key=lambda end: end.rank)
+
+
+def both(log: Path) -> list[str]:
+    return [Path(f"{log}.{rank}").read_text() for rank in range(2)]
 
 
 def script(path: Path, text: str) -> Script:
@@ -386,8 +394,8 @@ def test_another_interpreter_is_started_when_its_variables_change(tmp_path: Path
         wait_gone(first)
         text = "import sys; print(sys.flags.hash_randomization, hash('x'))"
         target = script(tmp_path / "s.py", text)
-        run(spawner, target, target, stdout=str(log))
-    one, two = log.read_text().splitlines()
+        run(spawner, target, target, logs=log)
+    one, two = both(log)
     assert one == two and one.startswith("1 ")
 
 
@@ -397,8 +405,8 @@ def test_two_forked_workers_draw_different_numbers(tmp_path: Path) -> None:
         spawner.configure(os.environ, str(tmp_path), ["numpy"])
         text = "import random, numpy; print(random.random(), numpy.random.rand())"
         target = script(tmp_path / "s.py", text)
-        run(spawner, target, target, stdout=str(log))
-    one, two = (line.split() for line in log.read_text().splitlines())
+        run(spawner, target, target, logs=log)
+    one, two = (text.split() for text in both(log))
     assert one[0] != two[0] and one[1] != two[1]
 
 
@@ -415,9 +423,9 @@ def test_a_worker_computes_after_a_fork_from_openmp(tmp_path: Path) -> None:
             "(x @ x).sum().backward()\nprint(int(x.grad[0, 0]))\n"
         )
         target = script(tmp_path / "s.py", text)
-        ends = run(spawner, target, target, stdout=str(log))
+        ends = run(spawner, target, target, logs=log)
     assert [end.exitcode for end in ends] == [0, 0]  # type: ignore[union-attr]
-    assert log.read_text() == "1600\n1600\n"
+    assert both(log) == ["1600\n", "1600\n"]
 
 
 def test_check_function_tells_what_is_wrong_before_anything_starts(
@@ -458,3 +466,34 @@ def test_two_hundred_workers(spawner: Spawner, tmp_path: Path) -> None:
     facts = facts_until(spawner, lambda facts: len(ends(facts)) == 200)
     assert all(end.exitcode == 0 for end in ends(facts))  # type: ignore[union-attr]
     assert all((tmp_path / f"{rank}.log").read_text() == f"{rank}\n" for rank in range(200))
+
+
+ESCAPER = (
+    "import os, subprocess, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        os.execve('/bin/sh', ['sh', '-c', 'echo $$ > d; mv d daemon; exec sleep 1000'], {})\n"
+    "    os._exit(0)\n"
+    "while not os.path.exists('daemon'): time.sleep(0.01)\n"
+    "time.sleep(1000)\n"
+)
+
+
+def can_make_cgroups() -> bool:
+    group = Cgroup.create("lllaunch-probe")
+    if group is not None:
+        group.remove()
+    return group is not None
+
+
+@pytest.mark.skipif(not can_make_cgroups(), reason="no cgroup can be made here")
+def test_a_grandchild_without_mark_and_session_dies_with_the_cgroup(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    spawner.spawn(0, script(tmp_path / "s.py", ESCAPER), cwd=str(tmp_path), env={})
+    started_pids(spawner, 1)
+    escaped = int(wait_for(tmp_path / "daemon"))
+    os.kill(spawner.pid, signal.SIGKILL)
+    facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    wait_gone(escaped)

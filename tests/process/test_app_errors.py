@@ -1,0 +1,173 @@
+"""How ``python -m lllaunch`` fails: exit codes, messages, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.project import Project, environment, quiet_environment, result
+
+from lllaunch.testing import live_descendants
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "my project")
+
+
+def attempts(project: Project) -> list[Path]:
+    return list(project.root.rglob("attempt_*"))
+
+
+def test_several_mistakes_are_told_together_and_nothing_starts(project: Project) -> None:
+    project.experiment("x", "{entrypoint: 'true', tee: al, nprocs: 2, max_restarts: -1}")
+    ended = project.lllaunch("+exp=x", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "launch.tee: 'al' is not a mask" in ended.stderr
+    assert "did you mean 'all'?" in ended.stderr
+    assert "launch.nprocs" in ended.stderr
+    assert "launch.max_restarts" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert attempts(project) == []
+
+
+def test_a_missing_conf_directory_is_named(project: Project) -> None:
+    ended = project.lllaunch("+exp=resnet", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "no config group 'exp'" in ended.stderr
+    assert str(project.root / "conf") in ended.stderr
+    assert attempts(project) == []
+
+
+def test_nothing_to_run_is_an_error(project: Project) -> None:
+    ended = project.lllaunch(env=quiet_environment())
+    assert ended.returncode == 2
+    assert "launch.entrypoint" in ended.stderr
+
+
+def test_a_function_that_is_not_there_is_found_out_before_the_attempt(project: Project) -> None:
+    project.write("work.py", "def train(lr): ...\n")
+    project.experiment("x", "{entrypoint: 'work:trian', args: {lr: 1}}")
+    ended = project.lllaunch("+exp=x", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "trian" in ended.stderr
+    assert attempts(project) == []
+
+
+def test_arguments_that_do_not_fit_are_found_out_before_the_attempt(project: Project) -> None:
+    project.write("work.py", "def train(lr): ...\n")
+    project.experiment("x", "{entrypoint: 'work:train', args: {lrr: 1}}")
+    ended = project.lllaunch("+exp=x", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "lrr" in ended.stderr
+    assert attempts(project) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no-such-flag"], "unrecognized arguments"),
+        (["+exp=nope"], "Could not find 'exp/nope'"),
+        (["launch.nprocs=2"], "Could not override 'launch.nprocs'"),
+        (["params.lr=["], "LexerNoViableAltException"),
+        (["--config-dir", "nowhere", "+exp=x"], "not found"),
+        (["--config-name", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_hydra_cannot_compose_ends_with_1_and_hydras_own_words(
+    project: Project, arguments: list[str], message: str
+) -> None:
+    project.experiment("x", "{entrypoint: 'true'}")
+    ended = project.lllaunch(*arguments, env=quiet_environment())
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_hydra_full_error_shows_the_traceback(project: Project) -> None:
+    ended = project.lllaunch("+exp=nope=x", env={"HYDRA_FULL_ERROR": "1"})
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+
+
+def test_full_error_shows_where_our_own_errors_come_from(project: Project) -> None:
+    ended = project.lllaunch(env={"HYDRA_FULL_ERROR": "1"})
+    assert ended.returncode == 2
+    assert "Traceback" in ended.stderr
+    assert "launch.entrypoint" in ended.stderr
+
+
+def test_failed_workers_end_it_with_3_and_the_report(project: Project) -> None:
+    project.write("bad.py", "raise ValueError('the reason')\n")
+    project.experiment("x", "{entrypoint: bad.py}")
+    ended = project.lllaunch("+exp=x", env=quiet_environment())
+    assert ended.returncode == 3
+    assert "the reason" in ended.stderr
+    assert "HYDRA_FULL_ERROR" not in ended.stderr
+    assert result(project.run_dir())["exit_code"] == 3
+
+
+def test_a_signal_ends_a_sweep_at_once(project: Project) -> None:
+    # the worker interrupts its launcher, which is the process that it has in its arguments
+    project.experiment(
+        "x", "{entrypoint: sh, args: ['-c', 'kill -INT ${oc.env:LAUNCHER}; sleep 60; exit 9']}"
+    )
+    launcher = subprocess.Popen(
+        ["sh", "-c", 'export LAUNCHER=$$; exec "$@"', "sh", sys.executable, "-m", "lllaunch"]
+        + ["-m", "+exp=x", "launch.nproc=1,2", "launch.grace_period=5s"],
+        cwd=project.root,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + signal.SIGINT, errors
+    assert [run.name for run in project.run_dirs()] == ["0"]
+
+
+def test_an_interrupt_while_hydra_composes_ends_with_130_and_leaves_nothing(
+    project: Project,
+) -> None:
+    # a resolver that is called while Hydra composes is the one place where a user's code runs then
+    project.write(
+        "interrupted.py",
+        """
+        import os, signal, sys
+        from omegaconf import OmegaConf
+        from lllaunch.cli import main
+
+        def resolver():
+            os.kill(os.getpid(), signal.SIGINT)
+
+        OmegaConf.register_new_resolver("interrupt", resolver)
+        sys.exit(main())
+        """,
+    )
+    ended = project.python("interrupted.py", "hydra.run.dir=${interrupt:}")
+    assert ended.returncode == 130, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert project.run_dirs() == []
+    assert live_descendants(os.getpid()) == []
+
+
+def test_the_launcher_never_imports_torch(project: Project) -> None:
+    project.write("work.py", "def train(): return 1\n")
+    project.experiment("x", "{entrypoint: 'work:train', nproc: 2}")
+    project.write(
+        "watched.py",
+        """
+        import sys
+        from lllaunch.cli import main
+
+        code = main()
+        print("torch" in sys.modules, "numpy" in sys.modules)
+        sys.exit(code)
+        """,
+    )
+    ended = project.python("watched.py", "+exp=x")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "False False"

@@ -1,0 +1,335 @@
+"""`lllaunch.main`: a user's own Hydra app whose function runs in workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.project import Project, quiet_environment, result
+
+TRAIN = """
+import logging, os, sys
+import lllaunch
+from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+
+OmegaConf.register_new_resolver("double", lambda x: 2 * x)
+log = logging.getLogger(__name__)
+
+class Loss:
+    def __init__(self, value):
+        self.value = value
+
+@lllaunch.main(config_path="configs", config_name="train", version_base="1.3")
+def train(cfg: DictConfig):
+    log.info("rank %s logs", os.environ["RANK"])
+    facts = OmegaConf.to_container(cfg, resolve=True)
+    facts |= {
+        "output_dir": HydraConfig.get().runtime.output_dir,
+        "job": HydraConfig.get().job.name,
+        "argv": sys.argv[1:],
+        "here": os.getcwd(),
+    }
+    if cfg.fail == os.environ["RANK"]:
+        raise ValueError("the reason")
+    return Loss(facts) if cfg.own_class else facts
+
+if __name__ == "__main__":
+    train()
+    print({rank: getattr(value, "value", value) for rank, value in train.return_values().items()})
+"""
+
+CONFIG = """
+lr: 0.5
+twice: ${double:${lr}}
+moment: ${now:%H%M%S%f}
+mixed: r${oc.env:LOCAL_RANK}-${now:%S%f}
+local_rank: ${oc.env:LOCAL_RANK}
+fail: none
+own_class: false
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path / "my project")
+    project.write("train.py", TRAIN)
+    project.write("configs/train.yaml", CONFIG)
+    return project
+
+
+def values(run: Path) -> dict[int, dict[str, object]]:
+    found = result(run)["return_values"]
+    return {int(rank): value["value"] for rank, value in found.items()}
+
+
+def test_all_ranks_get_the_same_config_composed_once(project: Project) -> None:
+    ended = project.python("train.py", "launch.nproc=2", "lr=3")
+    assert ended.returncode == 0, ended.stderr
+    run = project.run_dir()
+    first, second = values(run)[0], values(run)[1]
+    assert first["twice"] == second["twice"] == 6
+    assert first["moment"] == second["moment"]
+    assert [first["local_rank"], second["local_rank"]] == ["0", "1"]
+    assert str(first["mixed"]).removeprefix("r0-") == str(second["mixed"]).removeprefix("r1-")
+    assert first["output_dir"] == second["output_dir"] == str(run)
+    assert first["job"] == "train"
+    assert first["argv"] == ["launch.nproc=2", "lr=3"]
+    assert first["here"] == str(project.root)
+
+
+def test_every_rank_logs_into_its_own_file(project: Project) -> None:
+    ended = project.python("train.py", "launch.nproc=2")
+    assert ended.returncode == 0, ended.stderr
+    for rank in (0, 1):
+        log = project.run_dir() / f"attempt_0/{rank}/train.log"
+        assert f"[__main__][INFO] - rank {rank} logs" in log.read_text().replace("__mp_", "__")
+        assert f"rank {1 - rank} logs" not in log.read_text()
+
+
+def test_return_values_of_all_ranks_come_back(project: Project) -> None:
+    ended = project.python("train.py", "launch.nproc=2", "own_class=true")
+    assert ended.returncode == 0, ended.stderr
+    last = ended.stdout.splitlines()[-1]
+    assert last.startswith("{0: {")
+    assert "'local_rank': '1'" in last
+
+
+def test_failed_workers_end_the_app_with_3(project: Project) -> None:
+    ended = project.python("train.py", "launch.nproc=2", "fail='1'", env=quiet_environment())
+    assert ended.returncode == 3
+    assert "ValueError: the reason" in ended.stderr
+    assert 'train.py", line' in ended.stderr
+    root = result(project.run_dir())["root_cause"]
+    assert root["rank"] == 1
+
+
+def test_a_wrong_launch_config_ends_the_app_with_2(project: Project) -> None:
+    ended = project.python("train.py", "launch.tee=al", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "did you mean 'all'?" in ended.stderr
+    assert list(project.root.rglob("attempt_*")) == []
+
+
+def test_a_sweep_over_the_number_of_workers_and_a_parameter(project: Project) -> None:
+    ended = project.python("train.py", "-m", "launch.nproc=1,2", "lr=1,2")
+    assert ended.returncode == 0, ended.stderr
+    runs = {run.name: values(run) for run in project.run_dirs()}
+    assert {name: len(found) for name, found in runs.items()} == {"0": 1, "1": 1, "2": 2, "3": 2}
+    assert [runs[name][0]["lr"] for name in sorted(runs)] == [1, 2, 1, 2]
+
+
+def test_a_sweeper_gets_the_value_of_rank_zero(project: Project) -> None:
+    project.write(
+        "best.py",
+        """
+        import os
+        import lllaunch
+
+        @lllaunch.main(config_path=None, config_name=None, version_base="1.3")
+        def objective(cfg):
+            return cfg.x ** 2 + 100 * int(os.environ["RANK"])
+
+        if __name__ == "__main__":
+            objective()
+        """,
+    )
+    project.write(
+        "values.py",
+        """
+        import json
+        from hydra.experimental.callback import Callback
+
+        class Values(Callback):
+            def on_job_end(self, config, job_return, **kwargs):
+                with open("values.json", "a") as file:
+                    print(json.dumps(job_return.return_value), file=file)
+        """,
+    )
+    ended = project.python(
+        *("best.py", "-m", "+x=1,3", "launch.nproc=2"),
+        "+hydra.callbacks.values._target_=values.Values",
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = (project.root / "values.json").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [1, 9]
+
+
+def test_chdir_and_env_set_of_the_job_are_honoured(project: Project) -> None:
+    project.write(
+        "configs/train.yaml", CONFIG + "hydra: {job: {chdir: true, env_set: {COLOUR: blue}}}\n"
+    )
+    ended = project.python("train.py", "launch.nproc=2", "+colour=${oc.env:COLOUR}")
+    assert ended.returncode == 0, ended.stderr
+    run = project.run_dir()
+    assert [value["here"] for value in values(run).values()] == [str(run)] * 2
+    assert values(run)[1]["colour"] == "blue"
+
+
+def test_a_module_run_with_m_is_imported_under_its_name(project: Project) -> None:
+    project.write("pkg/__init__.py", "")
+    project.write(
+        "pkg/app.py",
+        """
+        import lllaunch
+        from pkg import other
+
+        @lllaunch.main(version_base="1.3", config_path=None)
+        def run(cfg):
+            return [__name__, run.__module__, other.same()]
+
+        if __name__ == "__main__":
+            run()
+        """,
+    )
+    project.write(
+        "pkg/other.py",
+        """
+        import sys
+
+        def same():
+            return sys.modules["pkg.app"] is sys.modules["__main__"]
+        """,
+    )
+    ended = project.python("-m", "pkg.app", "launch.nproc=1")
+    assert ended.returncode == 0, ended.stderr
+    assert values(project.run_dir())[0] == ["pkg.app", "pkg.app", True]
+
+
+def test_a_function_of_another_module_is_found_there(project: Project) -> None:
+    project.write(
+        "library.py",
+        """
+        import lllaunch
+
+        @lllaunch.main(version_base="1.3", config_path=None)
+        def run(cfg):
+            return __name__
+        """,
+    )
+    # unguarded, as hydra.main allows
+    project.write("start.py", "from library import run\nrun()\n")
+    ended = project.python("start.py", "launch.nproc=2")
+    assert ended.returncode == 0, ended.stderr
+    assert values(project.run_dir()) == {0: "library", 1: "library"}
+
+
+def test_structured_configs_of_the_script_reach_the_workers(project: Project) -> None:
+    project.write(
+        "typed.py",
+        """
+        from dataclasses import dataclass
+        import lllaunch
+        from hydra.core.config_store import ConfigStore
+        from omegaconf import OmegaConf
+
+        @dataclass
+        class Config:
+            lr: float = 0.1
+
+        ConfigStore.instance().store(name="typed", node=Config)
+
+        @lllaunch.main(version_base="1.3", config_path=None, config_name="typed")
+        def run(cfg):
+            return [isinstance(OmegaConf.to_object(cfg.model), Config), cfg.model.lr, cfg.lr]
+
+        if __name__ == "__main__":
+            run()
+        """,
+    )
+    project.write(
+        "typed_nested.py",
+        (project.root / "typed.py")
+        .read_text()
+        .replace("node=Config", 'node={"model": Config, "lr": 5}'),
+    )
+    ended = project.python("typed_nested.py", "launch.nproc=2", "model.lr=3")
+    assert ended.returncode == 0, ended.stderr
+    assert values(project.run_dir())[1] == [True, 3.0, 5]
+
+
+def test_a_function_that_workers_cannot_find_is_named(project: Project) -> None:
+    project.write(
+        "hidden.py",
+        """
+        import lllaunch
+
+        def make():
+            @lllaunch.main(version_base="1.3", config_path=None)
+            def inner(cfg): ...
+            return inner
+
+        if __name__ == "__main__":
+            make()()
+        """,
+    )
+    ended = project.python("hidden.py", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "make.<locals>.inner" in ended.stderr
+    assert list(project.root.rglob("attempt_*")) == []
+
+
+def test_a_function_defined_behind_the_guard_is_named_by_the_worker(project: Project) -> None:
+    project.write(
+        "guarded.py",
+        """
+        import lllaunch
+
+        if __name__ == "__main__":
+            @lllaunch.main(version_base="1.3", config_path=None)
+            def run(cfg): ...
+
+            run()
+        """,
+    )
+    ended = project.python("guarded.py", env=quiet_environment())
+    assert ended.returncode == 3
+    assert "__main__:run" in ended.stderr
+
+
+def test_a_worker_does_not_launch_workers(project: Project) -> None:
+    project.write(
+        "again.py",
+        """
+        import lllaunch
+
+        @lllaunch.main(version_base="1.3", config_path=None)
+        def run(cfg):
+            run()
+
+        if __name__ == "__main__":
+            run()
+        """,
+    )
+    ended = project.python("again.py", env=quiet_environment())
+    assert ended.returncode == 3
+    assert "call run(cfg) to run the function itself" in ended.stderr
+
+
+def test_called_with_a_config_it_is_the_function_itself(project: Project) -> None:
+    project.write(
+        "plain.py",
+        """
+        from omegaconf import OmegaConf
+        import train
+
+        print(train.Loss.__module__, train.train.__name__)
+        import os
+        os.environ |= {"RANK": "5"}
+        try:
+            train.train(OmegaConf.create({"fail": "5"}))
+        except Exception as error:
+            print(type(error).__name__)
+        """,
+    )
+    ended = project.python("plain.py")
+    assert ended.stdout.splitlines() == ["train train", "ValueError"], ended.stderr
+
+
+def test_help_and_cfg_of_the_app_are_hydras(project: Project) -> None:
+    shown = project.python("train.py", "--cfg", "job")
+    assert shown.returncode == 0, shown.stderr
+    assert "nproc: 1" in shown.stdout
+    assert "twice: ${double:${lr}}" in shown.stdout
+    assert sorted(path.name for path in project.root.iterdir()) == ["configs", "train.py"]

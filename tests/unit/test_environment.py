@@ -1,0 +1,60 @@
+"""Which part of a worker's environment the spawner must have before it starts or imports."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.spawner.environment import acts_at_exec, acts_at_import, exec_part, split
+
+NAMES = st.sampled_from(
+    ["A", "B", "RANK", "OMP_NUM_THREADS", "PYTHONPATH", "LD_PRELOAD", "MKL_NUM_THREADS", "TORCH_X"]
+)
+ENVS = st.dictionaries(NAMES, st.sampled_from(["0", "1", "2"]))
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"])
+def test_variables_of_interpreter_and_linker_act_at_exec(name: str) -> None:
+    assert acts_at_exec(name)
+    assert acts_at_import(name)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_DEBUG", "KMP_AFFINITY", "TORCH_LOGS"])
+def test_variables_of_numerical_libraries_act_at_import(name: str) -> None:
+    assert not acts_at_exec(name)
+    assert acts_at_import(name)
+
+
+@pytest.mark.parametrize("name", ["RANK", "PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_X"])
+def test_the_contracts_variables_act_in_the_worker(name: str) -> None:
+    assert not acts_at_import(name)
+
+
+def test_a_shared_value_goes_to_the_spawner_and_another_value_to_a_fresh_interpreter() -> None:
+    envs = {
+        0: {"RANK": "0", "OMP_NUM_THREADS": "1", "MKL_X": "a"},
+        1: {"RANK": "1", "OMP_NUM_THREADS": "1", "MKL_X": "b"},
+    }
+    divided = split({"HOME": "/"}, envs)
+    assert divided.base == {"HOME": "/", "OMP_NUM_THREADS": "1"}
+    assert divided.own == {0: {"RANK": "0", "MKL_X": "a"}, 1: {"RANK": "1", "MKL_X": "b"}}
+    assert divided.fresh == {0, 1}
+
+
+def test_one_rank_alone_needs_no_fresh_interpreter() -> None:
+    divided = split({}, {0: {"OMP_NUM_THREADS": "8", "PYTHONPATH": "x"}})
+    assert divided.fresh == frozenset()
+    assert exec_part(divided.base) == {"PYTHONPATH": "x"}
+
+
+@given(ENVS, st.lists(ENVS, min_size=1, max_size=4))
+def test_every_rank_gets_its_whole_environment(
+    outer: dict[str, str], envs: list[dict[str, str]]
+) -> None:
+    divided = split(outer, dict(enumerate(envs)))
+    for rank, env in enumerate(envs):
+        seen = {**divided.base, **divided.own[rank]}
+        assert all(seen[name] == value for name, value in {**outer, **env}.items())
+        late = {name for name in divided.own[rank] if acts_at_import(name)}
+        assert bool(late) == (rank in divided.fresh)

@@ -1,0 +1,126 @@
+"""Messages between launcher and spawner."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.spawner.order import Order
+from lllaunch.spawner.targets import Function, Module, Pickled, Program, Script, Target
+from lllaunch.spawner.wire import MAX_FDS, Channel, Message
+
+TEXT = st.text(max_size=20)
+ARGV = st.lists(TEXT, max_size=3).map(tuple)
+TARGETS = st.one_of(
+    st.builds(Program, TEXT, ARGV),
+    st.builds(Script, TEXT, ARGV),
+    st.builds(Module, TEXT, ARGV),
+    st.builds(Function, TEXT, TEXT, st.binary(max_size=20)),
+    st.builds(Pickled, st.binary(max_size=20)),
+)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, two = (Channel(sock) for sock in socket.socketpair())
+    yield one, two
+    one.close()
+    two.close()
+
+
+def pump(sender: Channel, receiver: Channel) -> list[Message]:
+    found = receiver.receive()
+    while sender.pending:
+        sender.flush()
+        found += receiver.receive()
+    return found
+
+
+@given(st.lists(st.tuples(TEXT, st.binary(max_size=100)), max_size=5))
+def test_messages_arrive_whole_and_in_order(messages: list[tuple[str, bytes]]) -> None:
+    one, two = (Channel(sock) for sock in socket.socketpair())
+    for text, payload in messages:
+        one.queue({"text": text}, payload)
+    found = pump(one, two)
+    one.close()
+    two.close()
+    assert [(message.header["text"], message.payload) for message in found] == messages
+
+
+def test_a_message_larger_than_the_socket_waits_in_the_queue(
+    ends: tuple[Channel, Channel],
+) -> None:
+    one, two = ends
+    payload = os.urandom(5 << 20)
+    one.queue({"n": 1}, payload)
+    assert one.pending
+    one.queue({"n": 2})
+    found = pump(one, two)
+    assert [message.header["n"] for message in found] == [1, 2]
+    assert found[0].payload == payload
+
+
+def test_descriptors_arrive_with_their_message(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    pipes = [os.pipe() for _ in range(3)]
+    one.queue({"n": 0})
+    one.queue({"n": 1}, b"x" * (1 << 20), fds=(pipes[0][0], pipes[1][0]))
+    one.queue({"n": 2}, fds=(pipes[2][0],), close_fds=True)
+    found = pump(one, two)
+    assert [len(message.fds) for message in found] == [0, 2, 1]
+    for (read, write), fd in zip(pipes, found[1].fds + found[2].fds, strict=True):
+        os.write(write, b"hello")
+        assert os.read(fd, 10) == b"hello"
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+        os.close(write)
+        if read != pipes[2][0]:
+            os.close(read)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(pipes[2][0])
+
+
+def test_more_descriptors_than_the_kernel_takes_are_refused(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_FDS}"):
+        ends[0].queue({}, fds=tuple(range(MAX_FDS + 1)))
+
+
+def test_both_sides_learn_that_the_other_is_gone(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    two.close()
+    assert one.receive() == []
+    assert one.closed
+    one.queue({"n": 1})
+
+
+@given(
+    st.builds(
+        Order,
+        key=st.integers(1, 9),
+        rank=st.integers(0, 300),
+        target=TARGETS,
+        cwd=TEXT,
+        env=st.dictionaries(TEXT, TEXT, max_size=3),
+        stdout=TEXT,
+        stderr=TEXT,
+        fresh=st.booleans(),
+    )
+)
+def test_an_order_survives_the_wire(order: Order) -> None:
+    header, payload, fds = order.encode()
+    assert Order.decode(Message(header, payload, list(fds))) == order
+
+
+@pytest.mark.parametrize("text", ["\udc80 not UTF-8", "a\nb", "\0"])
+def test_any_text_of_an_environment_survives(ends: tuple[Channel, Channel], text: str) -> None:
+    one, two = ends
+    target: Target = Program(text, (text,))
+    header, payload, fds = Order(1, 0, target, text, {"X": text}).encode()
+    one.queue(header, payload, fds)
+    (message,) = pump(one, two)
+    assert Order.decode(message).env == {"X": text}
