@@ -15,6 +15,7 @@ _IN_Q_OVERFLOW = 0x4000
 _EVENT = struct.Struct("iIII")
 # Room for hundreds of events; the kernel refuses to read into less than one with a longest name.
 _BUFFER_BYTES = 64 * 1024
+_READS = 8
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,20 @@ class Inotify:
 
     def read(self) -> Changes:
         """What has changed; never blocks."""
-        try:
-            data = os.read(self._fd, _BUFFER_BYTES)
-        except BlockingIOError:
-            return Changes()
         watches: set[int] = set()
         overflow = False
-        offset = 0
-        while offset < len(data):
-            number, mask, _, length = _EVENT.unpack_from(data, offset)
-            offset += _EVENT.size + length
-            overflow = overflow or bool(mask & _IN_Q_OVERFLOW)
-            watches.add(number)
+        # Some at a time: a writer that is faster than this loop must not keep us in it.
+        for _ in range(_READS):
+            try:
+                data = os.read(self._fd, _BUFFER_BYTES)
+            except BlockingIOError:
+                break
+            offset = 0
+            while offset < len(data):
+                number, mask, _cookie, length = _EVENT.unpack_from(data, offset)
+                offset += _EVENT.size + length
+                overflow = overflow or bool(mask & _IN_Q_OVERFLOW)
+                watches.add(number)
         return Changes(frozenset(watches), overflow)
 
     def close(self) -> None:

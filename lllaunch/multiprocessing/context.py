@@ -14,12 +14,11 @@ import time
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lllaunch.errors import OutputError, PreloadFailed, SpawnerDied, SpawnFailed
+from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.linux.process import wait_readable
-from lllaunch.multiprocessing.errors import ProcessFailure
 from lllaunch.multiprocessing.results import RunProcsResult, judge
 from lllaunch.multiprocessing.signals import DeathSignals, SignalException
-from lllaunch.multiprocessing.tail_log import TailLog
+from lllaunch.multiprocessing.tees import Tees, open_filtered
 from lllaunch.spawner.facts import (
     Died,
     Exited,
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from lllaunch.spawner.starter import Starter
 
 logger = logging.getLogger(__name__)
-
-# Exit code of a worker that could not be started, as shells have it.
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
@@ -120,22 +116,16 @@ class PContext(abc.ABC):
         self._starter: Starter | None = None
         self._handlers = DeathSignals() if handle_signals else None
 
-        options: dict[str, Any] = {"interval_sec": interval_sec, "progbar_events": progbar_events}
-        prefixes = dict(log_line_prefixes) if log_line_prefixes else None
-        self._tail_logs = [
-            TailLog(name, dest.tee_stdouts, sys.stdout, prefixes, **options),
-            TailLog(name, dest.tee_stderrs, sys.stderr, prefixes, **options),
-        ]
-        for filters, path, tees, attribute in (
-            (duplicate_stdout_filters, dest.filtered_stdout, dest.tee_stdouts, "filtered_stdout"),
-            (duplicate_stderr_filters, dest.filtered_stderr, dest.tee_stderrs, "filtered_stderr"),
-        ):
-            if filters:
-                file = _open_filtered(path)
-                setattr(self, attribute, file)
-                self._tail_logs.append(
-                    TailLog(name, tees, file, prefixes, log_line_filter=_holds(filters))
-                )
+        tees = Tees(name, log_line_prefixes, progbar_events, interval_sec)
+        tees.show(dest.tee_stdouts, sys.stdout)
+        tees.show(dest.tee_stderrs, sys.stderr)
+        if duplicate_stdout_filters:
+            self.filtered_stdout = open_filtered(dest.filtered_stdout)
+            tees.show(dest.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
+        if duplicate_stderr_filters:
+            self.filtered_stderr = open_filtered(dest.filtered_stderr)
+            tees.show(dest.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
+        self._tees = tees
 
     # Starting
 
@@ -144,8 +134,7 @@ class PContext(abc.ABC):
         if self._handlers is not None:
             self._handlers.install()
         self._start()
-        for tail in self._tail_logs:
-            tail.start()
+        self._tees.start()
 
     @abc.abstractmethod
     def _start(self) -> None:
@@ -231,8 +220,7 @@ class PContext(abc.ABC):
         if self._released:
             return
         self._released = True
-        for tail in self._tail_logs:
-            tail.stop()
+        self._tees.stop()
         for file in (self.filtered_stdout, self.filtered_stderr):
             if file is not None:
                 file.close()
@@ -343,17 +331,3 @@ class PContext(abc.ABC):
 
 def _succeeded(end: Exited | StartFailed) -> bool:
     return isinstance(end, Exited) and end.exitcode == 0
-
-
-def _open_filtered(path: str) -> TextIO:
-    try:
-        return open(path, "w", errors="replace", buffering=1)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-
-
-def _holds(filters: list[str]) -> Callable[[str], bool]:
-    return lambda line: any(needle in line for needle in filters)
-
-
-__all__ = ["PContext", "ProcessFailure", "SpawnFailed", "validate_full_rank"]

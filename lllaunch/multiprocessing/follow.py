@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.multiprocessing.followed import FollowedFile
-from lllaunch.multiprocessing.guards import BarGate
+from lllaunch.multiprocessing.guards import gate_of
 from lllaunch.multiprocessing.output import Destination
 from lllaunch.multiprocessing.watching import Watching
 
@@ -47,13 +47,13 @@ class Follower:
         self._added: collections.deque[FollowedFile] = collections.deque()
         self._files: list[FollowedFile] = []
         self._destinations: dict[int, tuple[TextIO, Destination]] = {}
-        self._gates: dict[int, BarGate] = {}
         self._poll_interval = poll_interval
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may call stop() while its thread is in one of these methods.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._wake: int | None = None
         self._stopping = False
-        self._stopped = False
+        self._given_up = False
 
     def add(
         self,
@@ -87,9 +87,7 @@ class Follower:
             if self._stopping:
                 raise RuntimeError("a stopped Follower takes no more files")
             _, destination = self._destinations.setdefault(id(dst), (dst, Destination(dst)))
-            gate = None
-            if progbar_events is not None:
-                gate = self._gates.setdefault(id(progbar_events), BarGate(progbar_events))
+            gate = None if progbar_events is None else gate_of(progbar_events)
             self._added.append(
                 FollowedFile(path, prefix, destination, line_filter, lock=lock, gate=gate)
             )
@@ -109,10 +107,17 @@ class Follower:
             if self._stopping:
                 raise RuntimeError("a stopped Follower cannot be started again")
             if self._thread is None:
-                self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 # A daemon: a destination that blocks for ever must not keep the process alive.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(
+                    target=self._run, args=(wake,), name=self._name, daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError:
+                    os.close(wake)
+                    raise
+                self._wake, self._thread = wake, thread
         return self
 
     def stop(self) -> None:
@@ -127,38 +132,32 @@ class Follower:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._join(thread)
-        self._stopped = True
 
     def stopped(self) -> bool:
-        """Whether `stop` has returned."""
-        return self._stopped
+        """Whether it was stopped and nothing more is shown."""
+        running = self._thread is not None and self._thread.is_alive()
+        return self._stopping and (self._given_up or not running)
 
     def _notify(self) -> None:
         if self._wake is not None:
             os.eventfd_write(self._wake, 1)
 
     def _join(self, thread: threading.Thread) -> None:
-        while not self._stopped:
+        while thread.is_alive() and not self._given_up:
             before = self._progress()
             thread.join(_PATIENCE_S)
-            if not thread.is_alive():
-                with self._lock:
-                    if self._wake is not None:
-                        os.close(self._wake)
-                        self._wake = None
-                return
-            if self._progress() == before:
+            if thread.is_alive() and self._progress() == before:
+                self._given_up = True
                 logger.warning(
                     "the output of the workers is not taken by the console; it is left in the files"
                 )
-                return
 
     def _progress(self) -> int:
-        return sum(file.blocks for file in self._files)
+        taken = sum(destination.taken for _, destination in list(self._destinations.values()))
+        return taken + sum(file.blocks for file in self._files)
 
-    def _run(self) -> None:
-        assert self._wake is not None
-        watching = Watching(self._wake, self._poll_interval)
+    def _run(self, wake: int) -> None:
+        watching = Watching(wake, self._poll_interval)
         try:
             while not self._stopping:
                 self._take_added(watching)
@@ -172,6 +171,9 @@ class Follower:
             watching.close()
             for file in self._files:
                 file.close()
+            with self._lock:
+                os.close(wake)
+                self._wake = None
 
     def _take_added(self, watching: Watching) -> None:
         while self._added:

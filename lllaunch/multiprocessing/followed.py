@@ -98,7 +98,7 @@ class FollowedFile:
             return False
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "not a regular file, it cannot be followed", self.path)
+            raise OSError(errno.EINVAL, "not a regular file", self.path)
         self._fd = descriptor
         return True
 

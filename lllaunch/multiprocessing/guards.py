@@ -5,6 +5,9 @@ Each wait for them is bounded: a tail goes on without them rather than not at al
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,6 +60,8 @@ class BarGate:
 
     def __init__(self, events: Mapping[str, EventLike]) -> None:
         self.events = events
+        # One asks at a time; else one's question would wipe out the answer to another's.
+        self._lock = threading.Lock()
         self._trigger = events["trigger_clear"]
         self._cleared = events["cleared"]
         self._answered = True
@@ -64,14 +69,38 @@ class BarGate:
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """While inside, the bar is off the screen, if there is one."""
-        expected = self._answered or self._cleared.is_set()
-        self._cleared.clear()
-        self._trigger.set()
-        try:
-            self._answered = self._cleared.wait(_PATIENCE_S if expected else 0)
-            yield
-        finally:
-            self._trigger.clear()
+        with self._lock:
+            expected = self._answered or self._cleared.is_set()
+            self._cleared.clear()
+            self._trigger.set()
+            try:
+                self._answered = self._cleared.wait(_PATIENCE_S if expected else 0)
+                yield
+            finally:
+                self._trigger.clear()
+
+
+_gates: weakref.WeakValueDictionary[int, BarGate] = weakref.WeakValueDictionary()
+
+
+def gate_of(events: Mapping[str, EventLike]) -> BarGate:
+    """The gate of a progress bar, one for all who were given its events.
+
+    Args:
+        events: ``trigger_clear`` and ``cleared``.
+
+    Returns:
+        The gate.
+
+    Raises:
+        KeyError: an event is missing.
+    """
+    gate = BarGate(events)
+    return _gates.setdefault(id(events["trigger_clear"]), gate)
+
+
+# In a forked child, the threads that may have held a gate's lock are not there.
+os.register_at_fork(after_in_child=_gates.clear)
 
 
 @contextmanager

@@ -92,6 +92,7 @@ class Destination:
     Attributes:
         is_terminal: whether there is a live area.
         failed: whether writing has failed, and that was reported.
+        taken: how often something was taken by it.
     """
 
     def __init__(self, dst: TextIO) -> None:
@@ -100,6 +101,7 @@ class Destination:
         self._screen = _screen_of(self._fd, dst)
         self.is_terminal = self._fd is not None and os.isatty(self._fd)
         self.failed = False
+        self.taken = 0
 
     def write(self, parts: Iterable[bytes], source: object = None) -> None:
         """Writes whole lines; nothing of any other writer comes between.
@@ -162,6 +164,7 @@ class Destination:
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
+                self.taken += 1
             except BlockingIOError:
                 # Somebody made the terminal non-blocking; it wakes us when it takes more.
                 poller = select.poll()
@@ -174,6 +177,7 @@ class Destination:
             text = decoder.decode(part)
             if text:
                 self._dst.write(text)
+                self.taken += 1
         rest = decoder.decode(b"", final=True)
         if rest:
             self._dst.write(rest)

@@ -117,8 +117,11 @@ def test_a_signal_ends_a_sweep_at_once(project: Project) -> None:
         "x", "{entrypoint: sh, args: ['-c', 'kill -INT ${oc.env:LAUNCHER}; sleep 60; exit 9']}"
     )
     launcher = subprocess.Popen(
-        ["sh", "-c", 'export LAUNCHER=$$; exec "$@"', "sh", sys.executable, "-m", "lllaunch"]
-        + ["-m", "+exp=x", "launch.nproc=1,2", "launch.grace_period=5s"],
+        [
+            *("sh", "-c", 'export LAUNCHER=$$; exec "$@"', "sh"),
+            *(sys.executable, "-m", "lllaunch"),
+            *("-m", "+exp=x", "launch.nproc=1,2", "launch.grace_period=5s"),
+        ],
         cwd=project.root,
         env=environment(),
         stderr=subprocess.PIPE,

@@ -27,7 +27,7 @@ class Terminal:
     def __init__(self) -> None:
         self.reader, writer = os.openpty()
         fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 10, COLUMNS, 0, 0))
-        self.stream: TextIO = open(writer, "w", encoding="utf-8")
+        self.stream: TextIO = open(writer, "w", encoding="utf-8")  # noqa: SIM115 - closed by close
         self.received = b""
 
     def read_until(self, pattern: bytes) -> bytes:
@@ -158,9 +158,7 @@ def test_lines_over_a_foreign_bar_erase_what_is_behind_them(terminal: Terminal, 
     follower.start()
     follower.stop()
     terminal.read_until(rb"three\033\[K\r\n")
-    assert terminal.received == (
-        b"\r[w]:one\033[K\r\n\r[w]:\033[K\r\n\r[w]:three\033[K\r\n"
-    )
+    assert terminal.received == (b"\r[w]:one\033[K\r\n\r[w]:\033[K\r\n\r[w]:three\033[K\r\n")
 
 
 def test_filtered_lines_have_no_live_area(terminal: Terminal, log: Path) -> None:

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lllaunch.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+NS = 1_000_000_000
+
+
+def error_file(path: Path, time_ns: int | None = None, seconds: int | None = None) -> str:
+    extra: dict[str, Any] = {"py_callstack": "Traceback (most recent call last):\nValueError: bad"}
+    if seconds is not None:
+        extra["timestamp"] = str(seconds)
+    if time_ns is not None:
+        extra["timestamp_ns"] = str(time_ns)
+    path.write_text(json.dumps({"message": {"message": "ValueError: bad", "extraInfo": extra}}))
+    return str(path)
+
+
+def failure(tmp_path: Path, name: str = "error.json", **options: Any) -> ProcessFailure:
+    defaults = {"local_rank": 0, "pid": 42, "exitcode": 1, "error_file": str(tmp_path / name)}
+    return ProcessFailure(**{**defaults, **options})
+
+
+def test_error_file_gives_message_and_both_times(tmp_path: Path) -> None:
+    at = 1_700_000_000 * NS + 123_456_789
+    error_file(tmp_path / "error.json", at, 1_700_000_000)
+    result = failure(tmp_path)
+    assert isinstance(result.message, dict)
+    assert result.message["message"] == "ValueError: bad"
+    assert result.error_file_data["message"] == result.message
+    assert (result.timestamp, result.timestamp_ns) == (1_700_000_000, at)
+    assert result.traceback().startswith("Traceback")
+    local = time.localtime(1_700_000_000)
+    assert result.timestamp_isoformat() == time.strftime("%Y-%m-%d_%H:%M:%S", local)
+
+
+def test_whole_seconds_are_refined_by_when_the_file_was_written(tmp_path: Path) -> None:
+    path = error_file(tmp_path / "error.json", seconds=1_700_000_000)
+    written = 1_700_000_000 * NS + 700_000_000
+    os.utime(path, ns=(written, written))
+    assert failure(tmp_path).timestamp_ns == written
+    assert failure(tmp_path).timestamp == 1_700_000_000
+
+
+def test_copied_file_keeps_its_own_whole_seconds(tmp_path: Path) -> None:
+    error_file(tmp_path / "error.json", seconds=1_700_000_000)
+    assert failure(tmp_path).timestamp_ns == 1_700_000_000 * NS
+
+
+def test_message_that_is_text_is_dated_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text('{"message": "boom", "timestamp": "1700000000"}')
+    result = failure(tmp_path)
+    assert (result.message, result.timestamp) == ("boom", 1_700_000_000)
+    assert result.traceback() == "boom"
+
+
+def test_without_error_file_a_signal_is_named_and_dated_by_the_observed_exit(
+    tmp_path: Path,
+) -> None:
+    result = failure(tmp_path, exitcode=-signal.SIGSEGV, exit_time_ns=5 * NS + 1)
+    assert result.error_file == "<N/A>"
+    assert result.error_file_data == {"message": "<NONE>"}
+    assert result.message == "Signal 11 (SIGSEGV) received by PID 42"
+    assert (result.timestamp, result.timestamp_ns) == (5, 5 * NS + 1)
+
+
+def test_without_anything_the_time_is_now(tmp_path: Path) -> None:
+    before = time.time_ns()
+    result = failure(tmp_path)
+    assert before <= result.timestamp_ns <= time.time_ns()
+    assert result.signal_name() == "<N/A>"
+    assert "exit status 1 of PID 42" in str(result.message)
+    assert result.error_file_data["errorTraits"]["category"] == "system_terminated_error"
+
+
+def test_failures_share_no_state(tmp_path: Path) -> None:
+    failure(tmp_path).error_file_data["mine"] = True
+    assert "mine" not in failure(tmp_path).error_file_data
+
+
+def test_unknown_signal_has_no_name(tmp_path: Path) -> None:
+    assert failure(tmp_path, exitcode=-200).signal_name() == "<N/A>"
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        ("", "it is empty"),
+        ('{"message": {"mess', "no whole JSON document"),
+        ("[1, 2]", "no 'message'"),
+        ('{"message": null}', "no 'message'"),
+        ("{}", "no 'message'"),
+        ("[" * 100_000, "no whole JSON document"),
+    ],
+)
+def test_broken_error_file_is_told_and_never_raises(
+    tmp_path: Path, contents: str, reason: str
+) -> None:
+    (tmp_path / "error.json").write_text(contents)
+    result = failure(tmp_path, exitcode=-9, exit_time_ns=7 * NS)
+    assert "Signal 9 (SIGKILL)" in str(result.message)
+    assert "unreadable" in str(result.message)
+    assert reason in str(result.message)
+    assert str(tmp_path / "error.json") in str(result.message)
+    assert result.timestamp_ns == 7 * NS
+    assert reason in str(failure(tmp_path).message)
+
+
+def test_unreadable_error_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "error.json").write_text("{}")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert "Permission denied" in str(failure(tmp_path).message)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["message", "extraInfo", "timestamp", "timestamp_ns", "py_callstack"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_no_contents_make_it_raise(tmp_path: Path, contents: Any) -> None:
+    (tmp_path / "error.json").write_text(json.dumps(contents))
+    result = failure(tmp_path)
+    assert result.message is not None
+    assert result.timestamp == result.timestamp_ns // NS
+    assert result.timestamp_isoformat()
+    assert isinstance(result.traceback(), str)
+    assert str(ChildFailedError("group", {0: result}))
+
+
+def test_binary_rubbish_is_told(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_bytes(bytes(range(256)))
+    assert "unreadable" in str(failure(tmp_path).message)
+
+
+def test_first_failure_is_found_within_one_second(tmp_path: Path) -> None:
+    base = 1_700_000_000 * NS
+    late = failure(tmp_path, "no", exitcode=-6, exit_time_ns=base + 900_000_000)
+    error_file(tmp_path / "error.json", base + 300_000_000, 1_700_000_000)
+    first = failure(tmp_path, local_rank=3)
+    assert late.timestamp == first.timestamp
+    assert ChildFailedError("g", {0: late, 3: first}).get_first_failure() == (3, first)
+    assert ChildFailedError("g", {3: first, 0: late}).get_first_failure() == (3, first)
+
+
+def test_text_names_every_failure_and_the_root_cause_last(tmp_path: Path) -> None:
+    error_file(tmp_path / "error.json", 2 * NS, 2)
+    victim = failure(tmp_path, "no", local_rank=1, pid=77, exitcode=-15, exit_time_ns=3 * NS)
+    text = str(ChildFailedError("trainer", {5: victim, 4: failure(tmp_path)}))
+    others, root = text.split("Root Cause (first observed failure):")
+    assert "trainer FAILED" in others
+    assert "rank      : 5 (local_rank: 1)" in others
+    assert "exitcode  : -15 (pid: 77) (SIGTERM)" in others
+    assert "rank      : 4 (local_rank: 0)" in root
+    assert str(tmp_path / "error.json") in root
+    assert "  ValueError: bad" in root
+    assert os.uname().nodename in root
+
+
+def test_single_failure_says_that_there_is_no_other(tmp_path: Path) -> None:
+    error = ChildFailedError("g", {0: failure(tmp_path)})
+    assert "<NO_OTHER_FAILURES>" in str(error)
+    text = error.format_msg(boarder_delim="#", section_delim="~")
+    assert text.splitlines()[1] == text.splitlines()[-1] == "#" * 60
+    assert "~" * 60 in text
+
+
+def test_error_without_failures_makes_no_sense() -> None:
+    with pytest.raises(AssertionError):
+        ChildFailedError("g", {})
+
+
+def test_error_survives_pickling(tmp_path: Path) -> None:
+    error = ChildFailedError("g", {2: failure(tmp_path)})
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.name, again.failures) == ("g", error.failures)
+    assert str(again) == str(error)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.multiprocessing.lines import LineSplitter, Piece, Span
+
+PREFIX = b"[w0]:"
+
+
+class Reader:
+    """Puts pieces out as the tee does: what is named by its offsets is read from the stream."""
+
+    def __init__(self, stream: bytes, splitter: LineSplitter) -> None:
+        self.stream = stream
+        self.splitter = splitter
+        self.out = b""
+        self.spans = 0
+
+    def put(self, piece: Piece) -> None:
+        if isinstance(piece, Span):
+            self.spans += 1
+            line = self.stream[piece.start : piece.end]
+            if self.splitter.keep is None or self.splitter.keep(line):
+                self.out += self.splitter.prefix + line + self.splitter.suffix + b"\n"
+        else:
+            self.out += piece
+
+    def run(self, cuts: list[int]) -> bytes:
+        edges = [0, *sorted(min(cut, len(self.stream)) for cut in cuts), len(self.stream)]
+        for start, end in itertools.pairwise(edges):
+            for piece in self.splitter.feed(self.stream[start:end]):
+                self.put(piece)
+        last = self.splitter.finish()
+        if last is not None:
+            self.put(last)
+        return self.out
+
+
+def split(stream: bytes, *cuts: int, **options: object) -> bytes:
+    splitter = LineSplitter(PREFIX, **options)  # type: ignore[arg-type]
+    return Reader(stream, splitter).run(list(cuts))
+
+
+def shown(line: bytes) -> bytes:
+    """What a terminal would show of a line: its last segment that is not empty."""
+    segments = [segment for segment in line.split(b"\r") if segment]
+    return segments[-1] if segments else b""
+
+
+def expected(stream: bytes) -> bytes:
+    *lines, rest = stream.split(b"\n")
+    texts = [shown(line) for line in lines] + ([shown(rest)] if shown(rest) else [])
+    return b"".join(PREFIX + text + b"\n" for text in texts)
+
+
+# Few letters, so that newlines and carriage returns meet often; 0xff is no UTF-8.
+streams = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"bc", b"\xff", b" "])).map(b"".join)
+cuts = st.lists(st.integers(0, 60), max_size=12)
+
+
+@given(streams, cuts)
+def test_output_does_not_depend_on_how_the_stream_was_cut(stream: bytes, where: list[int]) -> None:
+    assert split(stream, *where) == split(stream)
+
+
+@given(streams, cuts)
+def test_every_line_comes_out_once_with_one_prefix(stream: bytes, where: list[int]) -> None:
+    assert split(stream, *where) == expected(stream)
+
+
+@given(st.lists(st.binary().filter(lambda b: not set(b) & set(b"\r\n"))), cuts)
+def test_lines_without_carriage_returns_come_out_byte_for_byte(
+    lines: list[bytes], where: list[int]
+) -> None:
+    stream = b"".join(line + b"\n" for line in lines)
+    assert split(stream, *where) == b"".join(PREFIX + line + b"\n" for line in lines)
+
+
+@given(streams, cuts)
+def test_a_filter_sees_each_whole_line_once(stream: bytes, where: list[int]) -> None:
+    seen: list[bytes] = []
+
+    def keep(line: bytes) -> bool:
+        seen.append(line)
+        return b"a" in line
+
+    out = split(stream, *where, keep=keep)
+    everything = expected(stream).splitlines(keepends=True)
+    assert [PREFIX + line + b"\n" for line in seen] == everything
+    assert out == b"".join(line for line in everything if b"a" in line)
+
+
+@given(streams, cuts)
+def test_suffix_stands_before_every_newline(stream: bytes, where: list[int]) -> None:
+    plain = split(stream, *where)
+    assert split(stream, *where, suffix=b"<") == plain.replace(b"\n", b"<\n")
+
+
+def test_line_written_in_pieces_gets_one_prefix() -> None:
+    assert split(b"half and half\n", 4, 8) == b"[w0]:half and half\n"
+
+
+def test_blank_lines_are_lines() -> None:
+    assert split(b"\n\na\n\n") == b"[w0]:\n[w0]:\n[w0]:a\n[w0]:\n"
+
+
+def test_progress_bar_counts_as_its_last_segment() -> None:
+    assert split(b"\r 10%\r 50%\r100%\nnext\n", 7) == b"[w0]:100%\n[w0]:next\n"
+
+
+def test_carriage_return_at_the_end_of_lines_is_part_of_the_ending() -> None:
+    assert split(b"one\r\ntwo\r\r\n", 4) == b"[w0]:one\n[w0]:two\n"
+
+
+def test_last_line_without_newline_gets_one() -> None:
+    assert split(b"first\nlast words") == b"[w0]:first\n[w0]:last words\n"
+
+
+def test_lone_carriage_returns_at_the_end_are_no_line() -> None:
+    assert split(b"done\n\r\r") == b"[w0]:done\n"
+
+
+def test_long_line_is_not_kept_but_named_by_its_offsets() -> None:
+    splitter = LineSplitter(PREFIX)
+    block = b"x" * 65536
+    for _ in range(160):
+        assert list(splitter.feed(block)) == []
+    held = sum(len(value) for value in vars(splitter).values() if isinstance(value, bytes))
+    assert held == len(PREFIX)
+    assert list(splitter.feed(b"y\nrest")) == [Span(0, 160 * 65536 + 1)]
+    assert splitter.pending == Span(160 * 65536 + 2, 160 * 65536 + 6)
+
+
+def test_pending_tells_the_segment_that_a_terminal_would_show() -> None:
+    splitter = LineSplitter(PREFIX)
+    splitter.feed(b"partial")
+    assert (splitter.pending, splitter.redrawn) == (Span(0, 7), False)
+    splitter.feed(b"\r")
+    assert (splitter.pending, splitter.redrawn) == (Span(0, 7), True)
+    splitter.feed(b"new")
+    assert (splitter.pending, splitter.redrawn) == (Span(8, 11), True)
+    splitter.feed(b"\n")
+    assert (splitter.pending, splitter.redrawn) == (None, False)
+
+
+def test_reset_forgets_the_line_in_the_making() -> None:
+    splitter = LineSplitter(PREFIX)
+    splitter.feed(b"lost\rlost")
+    splitter.reset()
+    assert list(splitter.feed(b"new\n")) == [b"[w0]:new\n"]
+    assert splitter.position == 4

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.multiprocessing.guards import BarGate, gate_of, guarded
+from lllaunch.multiprocessing.output import Destination, fit
+
+
+class Answering:
+    """A `cleared` event that answers at once whenever it is waited for."""
+
+    def __init__(self, answers: bool = True) -> None:
+        self.answers = answers
+        self.waited: list[float | None] = []
+        self.state = False
+
+    def set(self) -> None:
+        self.state = True
+
+    def clear(self) -> None:
+        self.state = False
+
+    def is_set(self) -> bool:
+        return self.state
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout)
+        self.state = self.answers
+        return self.state
+
+
+def test_bar_is_asked_for_and_given_back() -> None:
+    trigger, cleared = threading.Event(), Answering()
+    gate = BarGate({"trigger_clear": trigger, "cleared": cleared})
+    with guarded(None, gate):
+        assert trigger.is_set()
+    assert not trigger.is_set()
+    assert cleared.waited == [1.0]
+
+
+def test_bar_that_does_not_answer_is_waited_for_once_and_again_when_it_does() -> None:
+    cleared = Answering(answers=False)
+    gate = BarGate({"trigger_clear": threading.Event(), "cleared": cleared})
+    for _ in range(3):
+        with gate.lifted():
+            pass
+    assert cleared.waited == [1.0, 0, 0]
+    cleared.set()
+    with gate.lifted():
+        pass
+    assert cleared.waited[-1] == 1.0
+
+
+def test_bar_needs_both_events() -> None:
+    with pytest.raises(KeyError):
+        BarGate({"cleared": threading.Event()})
+
+
+def test_all_who_have_a_bars_events_share_its_gate() -> None:
+    events = {"trigger_clear": threading.Event(), "cleared": threading.Event()}
+    gate = gate_of(events)
+    assert gate_of(dict(events)) is gate
+    assert gate_of({name: threading.Event() for name in events}) is not gate
+
+
+class Lock:
+    def __init__(self, free: bool) -> None:
+        self.free = free
+        self.log: list[str] = []
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        assert timeout > 0, "the wait is bounded"
+        self.log.append("acquire")
+        return self.free
+
+    def release(self) -> None:
+        self.log.append("release")
+
+
+def test_foreign_lock_is_held_and_released() -> None:
+    lock = Lock(free=True)
+    with guarded(lock, None):
+        assert lock.log == ["acquire"]
+    assert lock.log == ["acquire", "release"]
+
+
+def test_foreign_lock_that_cannot_be_had_is_done_without() -> None:
+    lock = Lock(free=False)
+    with guarded(lock, None):
+        pass
+    assert lock.log == ["acquire"]
+
+
+def test_text_stream_gets_text_with_what_is_no_utf8_replaced() -> None:
+    out = io.StringIO()
+    Destination(out).write(["é".encode()[:1], "é".encode()[1:], b"\xff|", b"\xe2"])
+    assert out.getvalue() == "é\ufffd|\ufffd"
+
+
+def test_plain_file_gets_the_bytes_after_what_was_buffered(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w", encoding="utf-8") as out:
+        out.write("before ")
+        Destination(out).write([b"\xff\x00 "])
+        out.write("after")
+    assert (tmp_path / "out").read_bytes() == b"before \xff\x00 after"
+
+
+def test_binary_stream_gets_the_bytes(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "wb") as out:
+        Destination(out).write([b"\xff"])  # type: ignore[arg-type]
+    assert (tmp_path / "out").read_bytes() == b"\xff"
+
+
+def test_somebodys_own_write_is_not_passed_by(tmp_path: Path) -> None:
+    class Shouting(io.TextIOWrapper):
+        def write(self, text: str) -> int:
+            return super().write(text.upper())
+
+    with Shouting(open(tmp_path / "out", "wb")) as out:
+        Destination(out).write([b"loud"])
+    assert (tmp_path / "out").read_text() == "LOUD"
+
+
+def test_stream_with_nothing_but_write_will_do() -> None:
+    class Bare:
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> int:
+            self.text += text
+            return len(text)
+
+    bare = Bare()
+    Destination(bare).write([b"x\n"])  # type: ignore[arg-type]
+    assert bare.text == "x\n"
+
+
+def test_all_writers_to_one_file_share_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with open(path, "a", encoding="utf-8") as one, open(path, "a", encoding="utf-8") as two:
+        assert Destination(one)._screen is Destination(two)._screen
+    text = io.StringIO()
+    first = Destination(text)
+    assert Destination(text)._screen is first._screen
+    assert Destination(io.StringIO())._screen is not first._screen
+
+
+def test_no_live_area_where_there_is_no_terminal(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w", encoding="utf-8") as out:
+        destination = Destination(out)
+        destination.show("me", b"partial")
+        destination.write([b"line\n"])
+    assert not destination.is_terminal
+    assert (tmp_path / "out").read_text() == "line\n"
+
+
+def test_live_text_loses_what_would_move_the_cursor() -> None:
+    assert fit("\x1b[31m50%\x1b[0m\x1b[A|\x07\tdone\x1b", 40) == "50%| done"
+
+
+def test_live_text_is_cut_by_cells_not_by_characters() -> None:
+    assert fit("日本語", 5) == "日本"
+    assert fit("abc", 3) == "abc"
+    assert fit("abc", 0) == ""
+
+
+@given(st.text(), st.integers(0, 200))
+def test_live_text_never_leaves_its_line(text: str, columns: int) -> None:
+    fitted = fit(text, columns)
+    assert len(fitted) <= columns
+    assert not {"\n", "\r", "\x1b", "\x08"} & set(fitted)

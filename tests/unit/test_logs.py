@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lllaunch.errors import OutputError
+from lllaunch.multiprocessing.layout import destinations, make_attempt_dir
+from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from lllaunch.multiprocessing.std import Std, to_map
+
+
+def envs(nprocs: int, restart_count: int = 0, run_id: str = "run") -> dict[int, dict[str, str]]:
+    return {
+        rank: {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(restart_count)}
+        for rank in range(nprocs)
+    }
+
+
+def test_layout_is_torchs(tmp_path: Path) -> None:
+    workers = envs(2, restart_count=3)
+    dest = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL).reify(workers)
+    (run_dir,) = tmp_path.iterdir()
+    assert run_dir.name.startswith("run_")
+    rank_dir = run_dir / "attempt_3" / "1"
+    assert dest.stdouts[1] == str(rank_dir / "stdout.log")
+    assert dest.stderrs[1] == str(rank_dir / "stderr.log")
+    assert dest.error_files[1] == str(rank_dir / "error.json")
+    assert dest.filtered_stdout == str(run_dir / "attempt_3" / "filtered_stdout.log")
+    assert dest.filtered_stderr == str(run_dir / "attempt_3" / "filtered_stderr.log")
+    assert workers[1]["TORCHELASTIC_ERROR_FILE"] == dest.error_files[1]
+    assert workers[1]["LLLAUNCH_RESULT_FILE"] == str(rank_dir / "return.json")
+    assert rank_dir.is_dir()
+    assert not list(rank_dir.iterdir()), "files are created when the workers start"
+
+
+def test_an_attempt_that_is_there_is_kept_and_the_next_number_taken(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.OUT)
+    first = specs.reify(envs(1))
+    Path(first.stdouts[0]).write_text("kept")
+    second = specs.reify(envs(1))
+    assert Path(second.stdouts[0]).parts[-3] == "attempt_1"
+    assert Path(first.stdouts[0]).read_text() == "kept"
+    assert specs.reify(envs(1, restart_count=1)).stdouts[0].split(os.sep)[-3] == "attempt_2"
+
+
+def test_all_attempts_share_one_run_directory(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    specs.reify(envs(1, 0))
+    specs.reify(envs(1, 1))
+    (run_dir,) = tmp_path.iterdir()
+    assert sorted(path.name for path in run_dir.iterdir()) == ["attempt_0", "attempt_1"]
+
+
+def test_unredirected_streams_stay_on_the_console() -> None:
+    dest = destinations("/d", to_map({1: Std.OUT}, 2), to_map(Std.NONE, 2))
+    assert dest.stdouts == {0: "", 1: "/d/1/stdout.log"}
+    assert dest.stderrs == {0: "", 1: ""}
+    assert dest.tee_stdouts == {}
+
+
+def test_tee_implies_redirect() -> None:
+    dest = destinations("/d", to_map(Std.NONE, 12), to_map({11: Std.ERR}, 12))
+    assert dest.stderrs[11] == "/d/11/stderr.log"
+    assert dest.tee_stderrs == {11: "/d/11/stderr.log"}
+    assert dest.tee_stdouts == {}
+
+
+def test_filtered_ranks_are_written_but_not_shown() -> None:
+    dest = destinations("/d", to_map({1: Std.ERR}, 2), to_map(Std.OUT, 2), {0})
+    assert dest.tee_stdouts == {0: "/d/0/stdout.log"}
+    assert dest.stdouts[1] == "/d/1/stdout.log"
+    assert dest.stderrs == {0: "", 1: "/d/1/stderr.log"}
+    assert destinations("/d", to_map(Std.NONE, 1), {}, {5}).stdouts == {0: os.devnull}
+
+
+def test_devnull_makes_nothing_and_empties_the_variables() -> None:
+    workers = envs(1)
+    dest = DefaultLogsSpecs(os.devnull, redirects=Std.ALL, tee=Std.ALL).reify(workers)
+    assert dest.stdouts == {0: ""}
+    assert dest.tee_stdouts == {0: os.devnull}
+    assert dest.error_files == {0: os.devnull}
+    assert workers[0]["TORCHELASTIC_ERROR_FILE"] == ""
+    assert workers[0]["LLLAUNCH_RESULT_FILE"] == ""
+    assert dest.filtered_stdout == os.devnull
+
+
+def test_devnull_still_hides_filtered_ranks() -> None:
+    dest = DefaultLogsSpecs(os.devnull, local_ranks_filter={1}).reify(envs(2))
+    assert dest.stdouts == {0: os.devnull, 1: ""}
+
+
+def test_without_log_dir_a_private_temporary_directory_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    assert Path(specs.root_log_dir).parent == tmp_path
+    assert Path(specs.root_log_dir).stat().st_mode & 0o777 == 0o700
+
+
+def test_missing_log_dir_is_made(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+    assert specs.root_log_dir == str(tmp_path / "a" / "b")
+
+
+def test_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file"):
+        DefaultLogsSpecs(str(tmp_path / "file"))
+
+
+def test_log_dir_below_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError) as caught:
+        DefaultLogsSpecs(str(tmp_path / "file" / "logs"))
+    assert caught.value.path == str(tmp_path / "file" / "logs")
+
+
+def test_log_dir_removed_under_us_is_made_again(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    (tmp_path / "logs").rmdir()
+    assert (Path(specs.reify(envs(1)).error_files[0]).parent).is_dir()
+
+
+def test_rank_directory_that_cannot_be_made_names_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.mkdir
+
+    def full(path: str, mode: int = 0o777) -> None:
+        if path.endswith("/1"):
+            raise OSError(28, "No space left on device", path)
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OutputError, match="No space left") as caught:
+        make_attempt_dir(str(tmp_path), 0, 2)
+    assert caught.value.rank == 1
+    assert caught.value.path == str(tmp_path / "attempt_0" / "1")
+
+
+def test_attempt_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="attempt_4"):
+        make_attempt_dir(str(tmp_path / "missing"), 4, 1)
+
+
+@pytest.mark.parametrize("name", ["with space", "ünï-日本", "new\nline", "100%"])
+def test_hostile_log_dirs_work(tmp_path: Path, name: str) -> None:
+    dest = DefaultLogsSpecs(str(tmp_path / name), tee=Std.ALL).reify(envs(1, run_id="a/b c"))
+    assert Path(dest.tee_stdouts[0]).parent.is_dir()
+    assert Path(dest.tee_stdouts[0]).is_relative_to(tmp_path / name)
+
+
+def test_no_workers_is_an_empty_destination(tmp_path: Path) -> None:
+    dest = DefaultLogsSpecs(str(tmp_path)).reify({})
+    assert dest.stdouts == {}
+
+
+def test_odd_restart_count_starts_at_zero(tmp_path: Path) -> None:
+    dest = DefaultLogsSpecs(str(tmp_path)).reify({0: {"TORCHELASTIC_RESTART_COUNT": "x"}})
+    assert "attempt_0" in dest.error_files[0]
+
+
+def test_specs_compare_by_their_settings(tmp_path: Path) -> None:
+    one = DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {0})
+    assert one == DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {0})
+    assert one != DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {1})
+    assert one != "something else"
+    assert str(tmp_path) in repr(one)
+
+
+def test_own_specs_need_reify_and_root() -> None:
+    class Mine(LogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            return LogsDest()
+
+        @property
+        def root_log_dir(self) -> str:
+            return str(self._root_log_dir)
+
+    assert Mine("/x").root_log_dir == "/x"
+    assert Mine().reify({}) == LogsDest()
+    with pytest.raises(TypeError):
+        LogsSpecs()  # type: ignore[abstract]
