@@ -9,6 +9,7 @@ v1 ``memory.limit_in_bytes`` and ``memory.oom_control`` (admin-guide/cgroup-v1/m
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 # cgroup v1 has no word for 'no limit': it shows the largest multiple of the page size
@@ -103,10 +104,15 @@ def _mounts(mountinfo: str) -> dict[int, tuple[str, str]]:
         if len(fields) < 5 or not kind:
             continue
         if kind[0] == "cgroup2":
-            found.setdefault(2, (fields[3], fields[4]))
+            found.setdefault(2, (_unescaped(fields[3]), _unescaped(fields[4])))
         elif kind[0] == "cgroup" and "memory" in kind[-1].split(","):
-            found.setdefault(1, (fields[3], fields[4]))
+            found.setdefault(1, (_unescaped(fields[3]), _unescaped(fields[4])))
     return found
+
+
+def _unescaped(path: str) -> str:
+    """Undoes the octal escapes that mountinfo writes for blanks and backslashes (proc(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _upwards(root: str, mount: str, path: str) -> list[str]:

@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+from collections.abc import Iterable
 from typing import Protocol
 
 # From <sys/prctl.h> and <sys/timerfd.h>.
@@ -94,8 +95,14 @@ def wait_pidfd(pidfd: int, seconds: float) -> bool:
 
 def wait_readable(file: HasFileno, seconds: float | None = None) -> bool:
     """Wait until a descriptor is readable; False if it is not within ``seconds`` (None: any)."""
+    return wait_any_readable((file,), seconds)
+
+
+def wait_any_readable(files: Iterable[HasFileno], seconds: float | None = None) -> bool:
+    """Wait until one of several descriptors is readable; False if none is within ``seconds``."""
     poll = select.poll()
-    poll.register(file, select.POLLIN)
+    for file in files:
+        poll.register(file, select.POLLIN)
     # Rounded up: waking early would make the caller spin through the last millisecond.
     return bool(poll.poll(None if seconds is None else max(0, math.ceil(seconds * 1000))))
 

@@ -275,7 +275,11 @@ class PContext(abc.ABC):
             self.dispatch()
         return dict(sorted(self._pids.items()))
 
-    def close(self, death_sig: Signals | None = None, timeout: int = 30) -> None:
+    def known_pids(self) -> dict[int, int]:
+        """Process ids by local rank, of those that are known to have started; does not wait."""
+        return dict(self._pids)
+
+    def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
         """End all processes and what they left behind; show the rest of their output.
 
         Args:
@@ -312,7 +316,9 @@ class PContext(abc.ABC):
             self._until(lambda: not self.alive, None)
 
     def _finish_sweep(self) -> None:
-        if self._starter is not None and self._keys and self._died is None and not self._broken:
+        if self._swept or self._starter is None or not self._keys:
+            return
+        if self._died is None and self._broken is None:
             self.sweep()
             self._until(lambda: self._swept or self._died is not None, None)
 

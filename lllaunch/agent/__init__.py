@@ -1,0 +1,53 @@
+"""The agent: takes a worker group through its attempts.
+
+`machine` decides, `api` and `local_elastic_agent` act. Names, signatures and documented behaviour
+are those of ``torch.distributed.elastic.agent.server``; `events` and `metrics` stand for torch's
+packages of the same name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lllaunch.agent.api import (
+        ElasticAgent,
+        RunResult,
+        SimpleElasticAgent,
+        Worker,
+        WorkerGroup,
+        WorkerSpec,
+        WorkerState,
+    )
+    from lllaunch.agent.local_elastic_agent import LocalElasticAgent
+
+_API = (
+    "ElasticAgent",
+    "RunResult",
+    "SimpleElasticAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _API:
+        return getattr(import_module("lllaunch.agent.api"), name)
+    if name == "LocalElasticAgent":
+        return import_module("lllaunch.agent.local_elastic_agent").LocalElasticAgent
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "ElasticAgent",
+    "LocalElasticAgent",
+    "RunResult",
+    "SimpleElasticAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+]

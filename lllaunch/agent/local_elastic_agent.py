@@ -1,0 +1,367 @@
+"""The agent of one machine: its workers are local processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from string import Template
+from typing import Any
+
+from lllaunch.agent import machine as m
+from lllaunch.agent.api import SimpleElasticAgent
+from lllaunch.agent.clock import Deadlines
+from lllaunch.agent.environ import Place, contract, substitute_local_rank, virtual_rank
+from lllaunch.agent.events import EventSource
+from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
+from lllaunch.agent.kernel_sleep import KernelSleep
+from lllaunch.agent.metrics import prof
+from lllaunch.agent.ports import HeldPort
+from lllaunch.agent.ranks import Share, workers_of
+from lllaunch.agent.signals import SignalSource
+from lllaunch.agent.states import WorkerState
+from lllaunch.agent.worker_group import RunResult, WorkerGroup, WorkerSpec
+from lllaunch.linux.process import wait_any_readable
+from lllaunch.multiprocessing.api import (
+    LogsSpecs,
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+    TargetContext,
+)
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
+from lllaunch.spawner.targets import Target
+
+__all__ = ["TORCHELASTIC_HEALTH_CHECK_PORT", "LocalElasticAgent"]
+
+logger = logging.getLogger(__name__)
+
+TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+# On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
+LOOPBACK = "127.0.0.1"
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """Runs a worker group as processes of this machine.
+
+    It is woken by what happens, not by a clock; only nodes that wait to join are looked for every
+    ``monitor_interval`` seconds, since a rendezvous cannot wake anybody.
+
+    Args:
+        spec: what the workers run. Without a ``rdzv_handler`` they are the only ones, and neither a
+            store nor torch is needed.
+        logs_specs: where their streams go.
+        start_method: of functions: ``spawn``, ``forkserver`` or ``fork``; with ``targets``, the
+            first two.
+        exit_barrier_timeout: seconds that this node waits for the others when it is done.
+        log_line_prefix_template: header of teed lines, with ``${role_name}``, ``${rank}`` and
+            ``${local_rank}``.
+        shutdown_timeout: seconds between the polite signal and SIGKILL.
+        health_check_server: answers health checks while the agent runs.
+        uninterruptible_state_timeout: seconds after which a worker in uninterruptible sleep counts
+            as failed, and nothing is started again; None for
+            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, which is 0 (never) if not set.
+        spawner: the spawner to use; it stays open.
+        observer: is told every fact and decision as it happens.
+        targets: what a worker runs, from what is known of it (`lllaunch.macros.WORKER_NAMES`);
+            takes the place of the spec's entrypoint.
+        env: variables of the user's for a worker, from the same.
+        preload: modules that the spawner imports before it forks, with ``targets``.
+        cwd: working directory of the workers, with ``targets``.
+        run_id: id of the run where there is no rendezvous.
+        signals: signals to handle; None for those of TORCHELASTIC_SIGNALS_TO_HANDLE.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = 300,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float = 30,
+        health_check_server: HealthCheckServer | None = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        spawner: Spawner | None = None,
+        observer: Callable[[object], None] | None = None,
+        targets: Callable[[Mapping[str, str]], Target] | None = None,
+        env: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
+        preload: Sequence[str] = (),
+        cwd: str | None = None,
+        run_id: str = "",
+        signals: Sequence[signal.Signals] | None = None,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._logs_specs = logs_specs
+        self._start_method = start_method
+        self._log_line_prefix_template = log_line_prefix_template
+        self._health_check_server = health_check_server
+        self._kernel_sleep = KernelSleep.configured(uninterruptible_state_timeout)
+        self._spawner = spawner
+        self._observer = observer
+        self._targets = targets
+        self._env = env
+        self._preload = tuple(preload)
+        self._cwd = cwd
+        self._run_id = run_id
+        self._signals = SignalSource(signals)
+        self._pcontext: PContext | None = None
+        self._port: HeldPort | None = None
+        self._deadlines = Deadlines()
+
+    # Forming a group
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        if worker_group.spec.rdzv_handler is not None:
+            # It may wait for other nodes inside torch, where only an exception gets through.
+            with self._signals.raising():
+                super()._rendezvous(worker_group)
+            return
+        size, spec = worker_group.spec.local_world_size, worker_group.spec
+        worker_group.workers = workers_of(Share(0, size, 0, size), size)
+        worker_group.group_rank, worker_group.group_world_size = 0, 1
+        worker_group.master_addr = spec.master_addr or LOOPBACK
+        if spec.master_port is None:
+            # A new one per attempt: sockets of the last may linger.
+            self._let_port_go()
+            self._port = HeldPort()
+        worker_group.master_port = spec.master_port or (self._port.port if self._port else 0)
+
+    def _let_port_go(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def _places(self, group: WorkerGroup) -> dict[int, Place]:
+        spec, handler = group.spec, group.spec.rdzv_handler
+        hostname = socket.gethostname()
+        return {
+            worker.local_rank: Place(
+                local_rank=worker.local_rank,
+                rank=worker.global_rank,
+                group_rank=group.group_rank or 0,
+                role_rank=worker.role_rank,
+                role_name=spec.role,
+                local_world_size=spec.local_world_size,
+                world_size=worker.world_size,
+                group_world_size=group.group_world_size or 1,
+                role_world_size=worker.role_world_size,
+                master_addr=group.master_addr or LOOPBACK,
+                master_port=group.master_port or 0,
+                restart_count=self._machine.restart_count,
+                max_restarts=spec.max_restarts,
+                run_id=handler.get_run_id() if handler is not None else self._run_id,
+                attempt=self._machine.attempt,
+                hostname=hostname,
+                use_agent_store=handler is not None and bool(handler.use_agent_store),
+            )
+            for worker in group.workers
+        }
+
+    def _environment(self, place: Place) -> dict[str, str]:
+        env = contract(place, os.environ)
+        if self._env is not None:
+            env |= self._env(place.facts())
+        if self._worker_group.spec.virtual_local_rank:
+            env |= virtual_rank(place.local_rank, {**os.environ, **env})
+        return env
+
+    @prof
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        places = self._places(worker_group)
+        envs = {rank: self._environment(place) for rank, place in places.items()}
+        self._pcontext = self._make_context(worker_group.spec, places, envs)
+        self._pcontext.start()
+        self._start_health_check()
+        # Their ids are known when they have started; nobody waits for that here.
+        return {}
+
+    def _make_context(
+        self, spec: WorkerSpec, places: Mapping[int, Place], envs: Mapping[int, dict[str, str]]
+    ) -> PContext:
+        common: dict[str, Any] = {
+            "log_line_prefixes": self._prefixes(places),
+            "duplicate_stdout_filters": spec.duplicate_stdout_filters,
+            "duplicate_stderr_filters": spec.duplicate_stderr_filters,
+            "handle_signals": False,
+        }
+        if self._targets is not None:
+            made = {rank: self._targets(place.facts()) for rank, place in places.items()}
+            return TargetContext(
+                spec.role,
+                made,
+                envs,
+                self._logs_specs,
+                spawner=self._spawner,
+                start_method=self._start_method,
+                preload=self._preload,
+                cwd=self._cwd,
+                entrypoint=spec.get_entrypoint_name(),
+                **common,
+            )
+        args = {rank: substitute_local_rank(spec.args, rank) for rank in places}
+        common |= {"args": args, "envs": envs, "logs_specs": self._logs_specs, "name": spec.role}
+        common["numa_options"] = spec.numa_options
+        if isinstance(spec.entrypoint, str):
+            return SubprocessContext(entrypoint=spec.entrypoint, **common)
+        assert spec.entrypoint is not None
+        return MultiprocessContext(
+            entrypoint=spec.entrypoint, start_method=self._start_method, **common
+        )
+
+    def _prefixes(self, places: Mapping[int, Place]) -> dict[int, str] | None:
+        if not self._log_line_prefix_template:
+            return None
+        template = Template(self._log_line_prefix_template)
+        return {rank: template.safe_substitute(place.facts()) for rank, place in places.items()}
+
+    def _start_health_check(self) -> None:
+        port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
+        if self._health_check_server is None and port is not None:
+            if not port.isdecimal():
+                logger.warning("%s: %r is not a port", TORCHELASTIC_HEALTH_CHECK_PORT, port)
+                return
+            self._health_check_server = create_healthcheck_server(self._alive_time, int(port), 60)
+            self._health_check_server.start()
+
+    @staticmethod
+    def _alive_time() -> int:
+        import time  # noqa: PLC0415 - for the health check only
+
+        return int(time.time())
+
+    # Watching
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        with self._signals:
+            return super()._invoke_run(role)
+
+    def _await_facts(self) -> list[m.Fact]:
+        files: list[Any] = [self._signals]
+        if self._pcontext is not None and (self._machine.alive or self._sweeping):
+            files.append(self._pcontext)
+        if self._worker_group.spec.rdzv_handler is not None and self._machine.alive:
+            self._deadlines.start("membership", self._worker_group.spec.monitor_interval)
+        if self._kernel_sleep is not None and self._machine.alive:
+            self._deadlines.start("kernel sleep", self._kernel_sleep.interval)
+        wait_any_readable(files, self._deadlines.next_in())
+        return [
+            *(m.SignalReceived(signum, _forward()) for signum in self._signals.received()),
+            *self._worker_facts(),
+            *self._timed_facts(),
+        ]
+
+    @property
+    def _sweeping(self) -> bool:
+        return self._machine.state in (WorkerState.STOPPED, WorkerState.SUCCEEDED)
+
+    def _worker_facts(self) -> list[m.Fact]:
+        if self._pcontext is None:
+            return []
+        found: list[m.Fact] = []
+        for fact in self._pcontext.dispatch():
+            self._observe(fact)
+            if isinstance(fact, Started):
+                worker = self._worker_group.workers[fact.rank]
+                worker.id = fact.pid
+                self._record(self._construct_event("START", EventSource.WORKER, worker))
+            elif isinstance(fact, (Exited, StartFailed)):
+                ok = isinstance(fact, Exited) and fact.exitcode == 0
+                found.append(m.WorkerEnded(fact.rank, ok))
+            elif isinstance(fact, Swept):
+                found.append(m.LeftoversGone())
+            elif isinstance(fact, PreloadBroken):
+                found.append(m.PreloadLost())
+            elif isinstance(fact, Died):
+                found.append(m.SpawnerLost())
+        return found
+
+    def _timed_facts(self) -> list[m.Fact]:
+        found: list[m.Fact] = []
+        for name in self._deadlines.passed():
+            if name == "grace":
+                found.append(m.GraceExpired())
+            elif name == "membership" and self._nodes_are_waiting():
+                found.append(m.MembershipChanged())
+            elif name == "kernel sleep" and self._stuck_in_kernel():
+                found.append(m.WorkersStuck())
+        return found
+
+    def _stuck_in_kernel(self) -> bool:
+        assert self._kernel_sleep is not None and self._pcontext is not None  # noqa: PT018
+        stuck = self._kernel_sleep.stuck(self._pcontext.known_pids())
+        for pid, seconds in stuck.items():
+            logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
+        return bool(stuck)
+
+    # Ending
+
+    def _perform(self, decision: m.Decision) -> list[m.Fact]:
+        context = self._pcontext
+        if isinstance(decision, (m.StartWorkers, m.Finish)):
+            self._deadlines.clear()
+            return super()._perform(decision)
+        if isinstance(decision, m.WaitForOthers):
+            with self._signals.raising():
+                return super()._perform(decision)
+        assert context is not None
+        if isinstance(decision, m.SignalWorkers):
+            context.signal(decision.signum)
+        elif isinstance(decision, m.StartGrace):
+            self._deadlines.restart("grace", self._shutdown_timeout)
+        elif isinstance(decision, m.KillWorkers):
+            context.kill()
+        elif isinstance(decision, m.AbandonWorkers):
+            pids = [context.known_pids().get(rank) for rank in sorted(decision.ranks)]
+            logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
+        elif isinstance(decision, m.SweepLeftovers):
+            context.sweep()
+        return []
+
+    def _conclude(self, end: m.Finish, role: str) -> RunResult:
+        if self._pcontext is not None:
+            self._pcontext.release()
+        if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
+            self._last_result = self._global_result(self._pcontext, end.state)
+        return super()._conclude(end, role)
+
+    def _global_result(self, context: PContext, state: WorkerState) -> RunResult:
+        result = context.result()
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        return RunResult(
+            state,
+            {ranks[rank]: value for rank, value in result.return_values.items()},
+            {ranks[rank]: failure for rank, failure in result.failures.items()},
+        )
+
+    @prof
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
+        if self._pcontext is not None:
+            self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
+
+    @prof
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Torch's hook: a look at the workers. The agent itself is woken by their ends."""
+        result = self._pcontext.wait(0) if self._pcontext is not None else None
+        if result is None:
+            return RunResult(WorkerState.HEALTHY)
+        state = WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED
+        assert self._pcontext is not None
+        return self._global_result(self._pcontext, state)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+        if self._health_check_server is not None:
+            self._health_check_server.stop()
+            self._health_check_server = None
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+        self._let_port_go()
+
+
+def _forward() -> bool:
+    """Whether a signal has to be forwarded: Slurm sends it to all processes of a step itself."""
+    return "SLURM_STEP_ID" not in os.environ
