@@ -1,8 +1,8 @@
 """Agents: what takes a worker group through its attempts. Names and hooks are torch's.
 
-`SimpleElasticAgent` is the base for agents of one's own: it drives `lllaunch.agent.machine` and asks
-its subclass to start, watch and stop workers. Subclasses written for torch's class of the same name
-work unchanged.
+`SimpleElasticAgent` is the base for agents of one's own: it drives `lllaunch.agent.machine` and
+asks its subclass to start, watch and stop workers. Subclasses written for torch's class of the same
+name work unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lllaunch.agent import machine as m
+from lllaunch.agent import vocabulary as v
 from lllaunch.agent.events import EventSource
+from lllaunch.agent.machine import Machine
 from lllaunch.agent.metrics import prof, put_metric
 from lllaunch.agent.ranks import agree, barrier, workers_of
 from lllaunch.agent.reporting import Reporting
@@ -81,7 +82,7 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
         self._in_exit_barrier = False
-        self._machine = m.Machine(spec.max_restarts)
+        self._machine = Machine(spec.max_restarts)
         self._observer: Callable[[object], None] | None = None
         self._last_result = RunResult(WorkerState.INIT)
 
@@ -184,7 +185,7 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Drive the machine: perform its decisions, feed back what happens, until it finishes."""
-        facts: deque[m.Fact] = deque([m.Begin()])
+        facts: deque[v.Fact] = deque([v.Begin()])
         while True:
             fact = facts.popleft() if facts else None
             if fact is None:
@@ -193,7 +194,7 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
             self._observe(fact)
             for decision in self._machine.handle(fact):
                 self._observe(decision)
-                if isinstance(decision, m.Finish):
+                if isinstance(decision, v.Finish):
                     return self._conclude(decision, role)
                 facts.extend(self._perform(decision))
             self._worker_group.state = self._machine.state
@@ -202,7 +203,7 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
         if self._observer is not None:
             self._observer(item)
 
-    def _conclude(self, end: m.Finish, role: str) -> RunResult:
+    def _conclude(self, end: v.Finish, role: str) -> RunResult:
         self._worker_group.state = end.state
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{role}.{end.state.name.lower()}", 1)
@@ -214,41 +215,41 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
         self._last_result.state = end.state
         return self._last_result
 
-    def _perform(self, decision: m.Decision) -> list[m.Fact]:
+    def _perform(self, decision: v.Decision) -> list[v.Fact]:
         """Carry out a decision; the facts that it brings about at once."""
         group = self._worker_group
-        if isinstance(decision, m.StartWorkers):
+        if isinstance(decision, v.StartWorkers):
             self._remaining_restarts = group.spec.max_restarts - decision.restart_count
             start = self._initialize_workers if decision.attempt == 0 else self._restart_workers
             start(group)
-            return [m.GroupStarted(frozenset(range(group.spec.local_world_size)))]
-        if isinstance(decision, m.SignalWorkers):
+            return [v.GroupStarted(frozenset(range(group.spec.local_world_size)))]
+        if isinstance(decision, v.SignalWorkers):
             # The hook ends them all before it returns.
             self._stop_workers(group)
-            return [m.WorkerEnded(rank, ok=False) for rank in sorted(self._machine.alive)]
-        if isinstance(decision, m.SweepLeftovers):
-            return [m.LeftoversGone()]
-        if isinstance(decision, m.WaitForOthers):
+            return [v.WorkerEnded(rank, ok=False) for rank in sorted(self._machine.alive)]
+        if isinstance(decision, v.SweepLeftovers):
+            return [v.LeftoversGone()]
+        if isinstance(decision, v.WaitForOthers):
             self._exit_barrier()
-            return [m.BarrierPassed()]
+            return [v.BarrierPassed()]
         return []
 
-    def _await_facts(self) -> list[m.Fact]:
+    def _await_facts(self) -> list[v.Fact]:
         """Wait for something to happen; here by looking every ``monitor_interval`` seconds."""
         group = self._worker_group
         time.sleep(group.spec.monitor_interval)
         result = self._monitor_workers(group)
         if result.state is WorkerState.SUCCEEDED:
             self._last_result = result
-            return [m.WorkerEnded(rank, ok=True) for rank in sorted(self._machine.alive)]
+            return [v.WorkerEnded(rank, ok=True) for rank in sorted(self._machine.alive)]
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._last_result = result
             ranks = {w.local_rank for w in group.workers if w.global_rank in result.failures}
             failed = sorted(self._machine.alive & ranks) or sorted(self._machine.alive)[:1]
-            return [m.WorkerEnded(rank, ok=False) for rank in failed[:1]]
+            return [v.WorkerEnded(rank, ok=False) for rank in failed[:1]]
         if result.state is not WorkerState.HEALTHY:
-            return [m.MonitorLost()]
-        return [m.MembershipChanged()] if self._nodes_are_waiting() else []
+            return [v.MonitorLost()]
+        return [v.MembershipChanged()] if self._nodes_are_waiting() else []
 
     def _nodes_are_waiting(self) -> bool:
         handler = self._worker_group.spec.rdzv_handler

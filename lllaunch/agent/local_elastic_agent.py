@@ -5,32 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from string import Template
 from typing import Any
 
-from lllaunch.agent import machine as m
+from lllaunch.agent import vocabulary as v
 from lllaunch.agent.api import SimpleElasticAgent
 from lllaunch.agent.clock import Deadlines
-from lllaunch.agent.environ import Place, contract, substitute_local_rank, virtual_rank
 from lllaunch.agent.events import EventSource
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
 from lllaunch.agent.kernel_sleep import KernelSleep
 from lllaunch.agent.metrics import prof
 from lllaunch.agent.ports import HeldPort
 from lllaunch.agent.ranks import Share, workers_of
+from lllaunch.agent.recipe import LOOPBACK, Recipe, places_of
 from lllaunch.agent.signals import SignalSource
 from lllaunch.agent.states import WorkerState
 from lllaunch.agent.worker_group import RunResult, WorkerGroup, WorkerSpec
 from lllaunch.linux.process import wait_any_readable
-from lllaunch.multiprocessing.api import (
-    LogsSpecs,
-    MultiprocessContext,
-    PContext,
-    SubprocessContext,
-    TargetContext,
-)
+from lllaunch.multiprocessing.api import LogsSpecs, PContext
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
 from lllaunch.spawner.targets import Target
@@ -40,8 +32,6 @@ __all__ = ["TORCHELASTIC_HEALTH_CHECK_PORT", "LocalElasticAgent"]
 logger = logging.getLogger(__name__)
 
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
-# On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
-LOOPBACK = "127.0.0.1"
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -96,17 +86,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         signals: Sequence[signal.Signals] | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
-        self._logs_specs = logs_specs
-        self._start_method = start_method
-        self._log_line_prefix_template = log_line_prefix_template
+        self._recipe = Recipe(
+            logs_specs, start_method, log_line_prefix_template, spawner, targets, env, preload, cwd
+        )
         self._health_check_server = health_check_server
         self._kernel_sleep = KernelSleep.configured(uninterruptible_state_timeout)
-        self._spawner = spawner
         self._observer = observer
-        self._targets = targets
-        self._env = env
-        self._preload = tuple(preload)
-        self._cwd = cwd
         self._run_id = run_id
         self._signals = SignalSource(signals)
         self._pcontext: PContext | None = None
@@ -136,88 +121,15 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._port.close()
             self._port = None
 
-    def _places(self, group: WorkerGroup) -> dict[int, Place]:
-        spec, handler = group.spec, group.spec.rdzv_handler
-        hostname = socket.gethostname()
-        return {
-            worker.local_rank: Place(
-                local_rank=worker.local_rank,
-                rank=worker.global_rank,
-                group_rank=group.group_rank or 0,
-                role_rank=worker.role_rank,
-                role_name=spec.role,
-                local_world_size=spec.local_world_size,
-                world_size=worker.world_size,
-                group_world_size=group.group_world_size or 1,
-                role_world_size=worker.role_world_size,
-                master_addr=group.master_addr or LOOPBACK,
-                master_port=group.master_port or 0,
-                restart_count=self._machine.restart_count,
-                max_restarts=spec.max_restarts,
-                run_id=handler.get_run_id() if handler is not None else self._run_id,
-                attempt=self._machine.attempt,
-                hostname=hostname,
-                use_agent_store=handler is not None and bool(handler.use_agent_store),
-            )
-            for worker in group.workers
-        }
-
-    def _environment(self, place: Place) -> dict[str, str]:
-        env = contract(place, os.environ)
-        if self._env is not None:
-            env |= self._env(place.facts())
-        if self._worker_group.spec.virtual_local_rank:
-            env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return env
-
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        places = self._places(worker_group)
-        envs = {rank: self._environment(place) for rank, place in places.items()}
-        self._pcontext = self._make_context(worker_group.spec, places, envs)
+        state = self._machine
+        places = places_of(worker_group, state.attempt, state.restart_count, self._run_id)
+        self._pcontext = self._recipe.context(worker_group.spec, places)
         self._pcontext.start()
         self._start_health_check()
         # Their ids are known when they have started; nobody waits for that here.
         return {}
-
-    def _make_context(
-        self, spec: WorkerSpec, places: Mapping[int, Place], envs: Mapping[int, dict[str, str]]
-    ) -> PContext:
-        common: dict[str, Any] = {
-            "log_line_prefixes": self._prefixes(places),
-            "duplicate_stdout_filters": spec.duplicate_stdout_filters,
-            "duplicate_stderr_filters": spec.duplicate_stderr_filters,
-            "handle_signals": False,
-        }
-        if self._targets is not None:
-            made = {rank: self._targets(place.facts()) for rank, place in places.items()}
-            return TargetContext(
-                spec.role,
-                made,
-                envs,
-                self._logs_specs,
-                spawner=self._spawner,
-                start_method=self._start_method,
-                preload=self._preload,
-                cwd=self._cwd,
-                entrypoint=spec.get_entrypoint_name(),
-                **common,
-            )
-        args = {rank: substitute_local_rank(spec.args, rank) for rank in places}
-        common |= {"args": args, "envs": envs, "logs_specs": self._logs_specs, "name": spec.role}
-        common["numa_options"] = spec.numa_options
-        if isinstance(spec.entrypoint, str):
-            return SubprocessContext(entrypoint=spec.entrypoint, **common)
-        assert spec.entrypoint is not None
-        return MultiprocessContext(
-            entrypoint=spec.entrypoint, start_method=self._start_method, **common
-        )
-
-    def _prefixes(self, places: Mapping[int, Place]) -> dict[int, str] | None:
-        if not self._log_line_prefix_template:
-            return None
-        template = Template(self._log_line_prefix_template)
-        return {rank: template.safe_substitute(place.facts()) for rank, place in places.items()}
 
     def _start_health_check(self) -> None:
         port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
@@ -240,7 +152,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         with self._signals:
             return super()._invoke_run(role)
 
-    def _await_facts(self) -> list[m.Fact]:
+    def _await_facts(self) -> list[v.Fact]:
         files: list[Any] = [self._signals]
         if self._pcontext is not None and (self._machine.alive or self._sweeping):
             files.append(self._pcontext)
@@ -250,7 +162,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._deadlines.start("kernel sleep", self._kernel_sleep.interval)
         wait_any_readable(files, self._deadlines.next_in())
         return [
-            *(m.SignalReceived(signum, _forward()) for signum in self._signals.received()),
+            *(v.SignalReceived(signum, _forward()) for signum in self._signals.received()),
             *self._worker_facts(),
             *self._timed_facts(),
         ]
@@ -259,10 +171,10 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _sweeping(self) -> bool:
         return self._machine.state in (WorkerState.STOPPED, WorkerState.SUCCEEDED)
 
-    def _worker_facts(self) -> list[m.Fact]:
+    def _worker_facts(self) -> list[v.Fact]:
         if self._pcontext is None:
             return []
-        found: list[m.Fact] = []
+        found: list[v.Fact] = []
         for fact in self._pcontext.dispatch():
             self._observe(fact)
             if isinstance(fact, Started):
@@ -271,24 +183,24 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._record(self._construct_event("START", EventSource.WORKER, worker))
             elif isinstance(fact, (Exited, StartFailed)):
                 ok = isinstance(fact, Exited) and fact.exitcode == 0
-                found.append(m.WorkerEnded(fact.rank, ok))
+                found.append(v.WorkerEnded(fact.rank, ok))
             elif isinstance(fact, Swept):
-                found.append(m.LeftoversGone())
+                found.append(v.LeftoversGone())
             elif isinstance(fact, PreloadBroken):
-                found.append(m.PreloadLost())
+                found.append(v.PreloadLost())
             elif isinstance(fact, Died):
-                found.append(m.SpawnerLost())
+                found.append(v.SpawnerLost())
         return found
 
-    def _timed_facts(self) -> list[m.Fact]:
-        found: list[m.Fact] = []
+    def _timed_facts(self) -> list[v.Fact]:
+        found: list[v.Fact] = []
         for name in self._deadlines.passed():
             if name == "grace":
-                found.append(m.GraceExpired())
+                found.append(v.GraceExpired())
             elif name == "membership" and self._nodes_are_waiting():
-                found.append(m.MembershipChanged())
+                found.append(v.MembershipChanged())
             elif name == "kernel sleep" and self._stuck_in_kernel():
-                found.append(m.WorkersStuck())
+                found.append(v.WorkersStuck())
         return found
 
     def _stuck_in_kernel(self) -> bool:
@@ -300,29 +212,29 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # Ending
 
-    def _perform(self, decision: m.Decision) -> list[m.Fact]:
+    def _perform(self, decision: v.Decision) -> list[v.Fact]:
         context = self._pcontext
-        if isinstance(decision, (m.StartWorkers, m.Finish)):
+        if isinstance(decision, (v.StartWorkers, v.Finish)):
             self._deadlines.clear()
             return super()._perform(decision)
-        if isinstance(decision, m.WaitForOthers):
+        if isinstance(decision, v.WaitForOthers):
             with self._signals.raising():
                 return super()._perform(decision)
         assert context is not None
-        if isinstance(decision, m.SignalWorkers):
+        if isinstance(decision, v.SignalWorkers):
             context.signal(decision.signum)
-        elif isinstance(decision, m.StartGrace):
+        elif isinstance(decision, v.StartGrace):
             self._deadlines.restart("grace", self._shutdown_timeout)
-        elif isinstance(decision, m.KillWorkers):
+        elif isinstance(decision, v.KillWorkers):
             context.kill()
-        elif isinstance(decision, m.AbandonWorkers):
+        elif isinstance(decision, v.AbandonWorkers):
             pids = [context.known_pids().get(rank) for rank in sorted(decision.ranks)]
             logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
-        elif isinstance(decision, m.SweepLeftovers):
+        elif isinstance(decision, v.SweepLeftovers):
             context.sweep()
         return []
 
-    def _conclude(self, end: m.Finish, role: str) -> RunResult:
+    def _conclude(self, end: v.Finish, role: str) -> RunResult:
         if self._pcontext is not None:
             self._pcontext.release()
         if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
@@ -339,12 +251,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     @prof
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's hook
         if self._pcontext is not None:
             self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
 
     @prof
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002
         """Torch's hook: a look at the workers. The agent itself is woken by their ends."""
         result = self._pcontext.wait(0) if self._pcontext is not None else None
         if result is None:

@@ -1,9 +1,8 @@
 """The life of a worker group: facts in, decisions out.
 
 Pure: nothing here starts, waits or asks for the time. `Machine.handle` takes a fact and returns the
-decisions that follow; the agent performs them and feeds back what happens. The table at the end says
-for every state and fact what is done; facts that cannot come in a state are listed as such, and
-raise if they do.
+decisions that follow; the agent performs them and feeds back what happens. The tables at the end
+say for every state and fact what is done, or that it cannot come.
 
 An attempt ends by a ladder: a polite signal, the grace period, SIGKILL. A signal to the launcher is
 forwarded as the first step; a second one goes to the last step at once. What SIGKILL does not end
@@ -13,208 +12,37 @@ within another grace period (uninterruptible sleep) is abandoned, and nothing is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from lllaunch.agent.states import WorkerState
-
-Reason = Literal["failure", "signal", "spawner", "membership"]
-# Numbers as on every Linux architecture that Python supports; `signal` is not imported here.
-SIGKILL, SIGTERM = 9, 15
-
-
-# Facts
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The agent was asked to run."""
-
-
-@dataclass(frozen=True)
-class GroupStarted:
-    """All workers of an attempt have been ordered.
-
-    Attributes:
-        ranks: their local ranks.
-    """
-
-    ranks: frozenset[int]
-
-
-@dataclass(frozen=True)
-class WorkerEnded:
-    """A worker ended, or could not be started.
-
-    Attributes:
-        rank: local rank.
-        ok: whether it ended with exit status 0.
-    """
-
-    rank: int
-    ok: bool
-
-
-@dataclass(frozen=True)
-class SpawnerLost:
-    """The spawner died, and all of its workers with it."""
-
-
-@dataclass(frozen=True)
-class PreloadLost:
-    """A preload failed: no worker of this configuration can ever be started."""
-
-
-@dataclass(frozen=True)
-class SignalReceived:
-    """A signal to the launcher.
-
-    Attributes:
-        signum: its number.
-        forward: False if the workers get it from elsewhere (a Slurm step).
-    """
-
-    signum: int
-    forward: bool = True
-
-
-@dataclass(frozen=True)
-class GraceExpired:
-    """The grace period is over."""
-
-
-@dataclass(frozen=True)
-class LeftoversGone:
-    """Nothing that the workers left behind lives."""
-
-
-@dataclass(frozen=True)
-class MembershipChanged:
-    """Other nodes wait to join, or some left: the group must be formed anew."""
-
-
-@dataclass(frozen=True)
-class BarrierPassed:
-    """The agents of all nodes are done, or were waited for long enough."""
-
-
-@dataclass(frozen=True)
-class WorkersStuck:
-    """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
-
-
-@dataclass(frozen=True)
-class MonitorLost:
-    """What runs is no longer what was started."""
-
-
-Fact = (
-    Begin
-    | GroupStarted
-    | WorkerEnded
-    | SpawnerLost
-    | PreloadLost
-    | SignalReceived
-    | GraceExpired
-    | LeftoversGone
-    | MembershipChanged
-    | BarrierPassed
-    | WorkersStuck
-    | MonitorLost
+from lllaunch.agent.vocabulary import (
+    AbandonWorkers,
+    BarrierPassed,
+    Begin,
+    Decisions,
+    Fact,
+    Finish,
+    GraceExpired,
+    GroupStarted,
+    KillWorkers,
+    LeftoversGone,
+    MembershipChanged,
+    MonitorLost,
+    PreloadLost,
+    Reason,
+    SignalReceived,
+    SignalWorkers,
+    SpawnerLost,
+    StartGrace,
+    StartWorkers,
+    SweepLeftovers,
+    WaitForOthers,
+    WorkerEnded,
+    WorkersStuck,
 )
 
-
-# Decisions
-
-
-@dataclass(frozen=True)
-class StartWorkers:
-    """Rendezvous and start all workers.
-
-    Attributes:
-        attempt: number of the attempt, from 0; grows at every start.
-        restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
-        reason: why they are started again; None at first.
-    """
-
-    attempt: int
-    restart_count: int
-    reason: Reason | None = None
-
-
-@dataclass(frozen=True)
-class SignalWorkers:
-    """Send a signal to all live workers.
-
-    Attributes:
-        signum: its number.
-        reason: why.
-    """
-
-    signum: int
-    reason: Reason
-
-
-@dataclass(frozen=True)
-class StartGrace:
-    """Let the grace period begin; `GraceExpired` follows if workers still live after it."""
-
-
-@dataclass(frozen=True)
-class KillWorkers:
-    """SIGKILL all live workers and what descends from them.
-
-    Attributes:
-        why: ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if
-            the agent lost track.
-    """
-
-    why: Literal["grace", "signal", "lost"]
-
-
-@dataclass(frozen=True)
-class AbandonWorkers:
-    """Wait no longer for workers that SIGKILL does not end: they hang in the kernel."""
-
-    ranks: frozenset[int]
-
-
-@dataclass(frozen=True)
-class SweepLeftovers:
-    """End what the workers left behind; `LeftoversGone` follows."""
-
-
-@dataclass(frozen=True)
-class WaitForOthers:
-    """Wait at the exit barrier for the agents of other nodes; `BarrierPassed` follows."""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The run is over.
-
-    Attributes:
-        state: SUCCEEDED, FAILED or UNKNOWN.
-        reason: why it did not succeed, else None.
-        signum: the signal to the launcher that ended it, or None.
-    """
-
-    state: WorkerState
-    reason: Reason | None = None
-    signum: int | None = None
-
-
-Decision = (
-    StartWorkers
-    | SignalWorkers
-    | StartGrace
-    | KillWorkers
-    | AbandonWorkers
-    | SweepLeftovers
-    | WaitForOthers
-    | Finish
-)
-Decisions = tuple[Decision, ...]
+# The number of the polite signal on every Linux; `signal` is not imported here.
+SIGTERM = 15
 
 
 class ImpossibleFact(Exception):
@@ -260,19 +88,19 @@ class Machine:
             raise ImpossibleFact(f"{fact} in state {self.state.value}")
         return step(self, fact)
 
-    # Steps; their names stand in the table.
+    # Steps; the table below says where each is taken.
 
-    def begin(self, _: Fact) -> Decisions:
+    def _begin(self, _: Fact) -> Decisions:
         return (StartWorkers(self.attempt, self.restart_count),)
 
-    def run(self, fact: GroupStarted) -> Decisions:
+    def _run(self, fact: GroupStarted) -> Decisions:
         self.state = WorkerState.HEALTHY
         self.alive = fact.ranks
         self.reason = None
         self.killed = False
         return ()
 
-    def ended(self, fact: WorkerEnded) -> Decisions:
+    def _ended(self, fact: WorkerEnded) -> Decisions:
         self.alive -= {fact.rank}
         if not fact.ok:
             self.reason = "failure"
@@ -282,71 +110,71 @@ class Machine:
         self.state = WorkerState.SUCCEEDED
         return (SweepLeftovers(),)
 
-    def ended_while_ending(self, fact: WorkerEnded) -> Decisions:
+    def _ended_while_ending(self, fact: WorkerEnded) -> Decisions:
         self.alive -= {fact.rank}
         return () if self.alive else self._sweep()
 
-    def stuck(self, _: Fact) -> Decisions:
+    def _stuck(self, _: Fact) -> Decisions:
         self.reason, self.restarts_left = "failure", 0
         return self._stop(SIGTERM)
 
-    def regroup(self, _: Fact) -> Decisions:
+    def _regroup(self, _: Fact) -> Decisions:
         self.reason = "membership"
         return self._stop(SIGTERM)
 
-    def end_by_signal(self, fact: SignalReceived) -> Decisions:
+    def _end_by_signal(self, fact: SignalReceived) -> Decisions:
         self.reason, self.signum = "signal", fact.signum
         return self._stop(fact.signum if fact.forward else None)
 
-    def signal_again(self, fact: SignalReceived) -> Decisions:
+    def _signal_again(self, fact: SignalReceived) -> Decisions:
         if self.reason == "signal":
             return self._kill("signal")
         # The group is being ended because of something else: now it is not started again.
         self.reason, self.signum = "signal", fact.signum
         return (SignalWorkers(fact.signum, "signal"),) if fact.forward else ()
 
-    def note_signal(self, fact: SignalReceived) -> Decisions:
+    def _note_signal(self, fact: SignalReceived) -> Decisions:
         self.reason, self.signum = "signal", fact.signum
         return ()
 
-    def finish_by_signal(self, fact: SignalReceived) -> Decisions:
+    def _finish_by_signal(self, fact: SignalReceived) -> Decisions:
         self.reason, self.signum = "signal", fact.signum
         return self._finish(WorkerState.FAILED)
 
-    def kill(self, _: Fact) -> Decisions:
+    def _grace_over(self, _: Fact) -> Decisions:
         if not self.killed:
             return self._kill("grace")
         abandoned, self.alive = self.alive, frozenset()
         self.reason = self.reason or "failure"
         return (AbandonWorkers(abandoned), *self._finish(WorkerState.FAILED))
 
-    def lose_all(self, _: Fact) -> Decisions:
+    def _lose_all(self, _: Fact) -> Decisions:
         self.alive = frozenset()
         if self.reason is None:
             self.reason = "spawner"
         # It takes what was left behind along: there is nothing to sweep with.
         return self._next()
 
-    def give_up(self, _: Fact) -> Decisions:
+    def _give_up(self, _: Fact) -> Decisions:
         self.alive = frozenset()
         self.reason = self.reason or "failure"
         return self._finish(WorkerState.FAILED)
 
-    def lose_track(self, _: Fact) -> Decisions:
+    def _lose_track(self, _: Fact) -> Decisions:
         self.reason = "failure"
         return (KillWorkers("lost"), *self._finish(WorkerState.UNKNOWN))
 
-    def swept(self, _: Fact) -> Decisions:
+    def _swept(self, _: Fact) -> Decisions:
         return self._next()
 
-    def wait_for_others(self, _: Fact) -> Decisions:
+    def _wait_for_others(self, _: Fact) -> Decisions:
         return (WaitForOthers(),)
 
-    def succeed(self, _: Fact) -> Decisions:
+    def _succeed(self, _: Fact) -> Decisions:
         self.finished = True
         return (Finish(WorkerState.SUCCEEDED),)
 
-    def ignore(self, _: Fact) -> Decisions:
+    def _ignore(self, _: Fact) -> Decisions:
         return ()
 
     def _stop(self, signum: int | None) -> Decisions:
@@ -397,50 +225,79 @@ class Machine:
 # mypy cannot know that a step gets the fact it stands for in the table.
 Step = Callable[[Machine, Any], Decisions]
 
-# What is done for every fact in every state; a fact that is not listed cannot come there.
+# What is done for every fact in every state.
 TRANSITIONS: dict[WorkerState, dict[type, Step]] = {
     WorkerState.INIT: {
-        Begin: Machine.begin,
-        GroupStarted: Machine.run,
-        SignalReceived: Machine.finish_by_signal,
-        GraceExpired: Machine.ignore,
+        Begin: Machine._begin,
+        GroupStarted: Machine._run,
+        SignalReceived: Machine._finish_by_signal,
+        GraceExpired: Machine._ignore,
     },
     WorkerState.HEALTHY: {
-        WorkerEnded: Machine.ended,
-        SpawnerLost: Machine.lose_all,
-        PreloadLost: Machine.give_up,
-        SignalReceived: Machine.end_by_signal,
-        GraceExpired: Machine.ignore,
-        MembershipChanged: Machine.regroup,
-        WorkersStuck: Machine.stuck,
-        MonitorLost: Machine.lose_track,
+        WorkerEnded: Machine._ended,
+        SpawnerLost: Machine._lose_all,
+        PreloadLost: Machine._give_up,
+        SignalReceived: Machine._end_by_signal,
+        GraceExpired: Machine._ignore,
+        MembershipChanged: Machine._regroup,
+        WorkersStuck: Machine._stuck,
+        MonitorLost: Machine._lose_track,
     },
     WorkerState.UNHEALTHY: {
-        WorkerEnded: Machine.ended_while_ending,
-        SpawnerLost: Machine.lose_all,
-        PreloadLost: Machine.give_up,
-        SignalReceived: Machine.signal_again,
-        GraceExpired: Machine.kill,
-        MembershipChanged: Machine.ignore,
-        WorkersStuck: Machine.ignore,
-        MonitorLost: Machine.lose_track,
+        WorkerEnded: Machine._ended_while_ending,
+        SpawnerLost: Machine._lose_all,
+        PreloadLost: Machine._give_up,
+        SignalReceived: Machine._signal_again,
+        GraceExpired: Machine._grace_over,
+        MembershipChanged: Machine._ignore,
+        WorkersStuck: Machine._ignore,
+        MonitorLost: Machine._lose_track,
     },
     WorkerState.STOPPED: {
-        LeftoversGone: Machine.swept,
-        SpawnerLost: Machine.lose_all,
-        SignalReceived: Machine.note_signal,
-        GraceExpired: Machine.ignore,
-        MembershipChanged: Machine.ignore,
+        LeftoversGone: Machine._swept,
+        SpawnerLost: Machine._lose_all,
+        SignalReceived: Machine._note_signal,
+        GraceExpired: Machine._ignore,
+        MembershipChanged: Machine._ignore,
+        WorkersStuck: Machine._ignore,
     },
     WorkerState.SUCCEEDED: {
-        LeftoversGone: Machine.wait_for_others,
-        SpawnerLost: Machine.wait_for_others,
-        BarrierPassed: Machine.succeed,
-        SignalReceived: Machine.finish_by_signal,
-        GraceExpired: Machine.ignore,
-        MembershipChanged: Machine.ignore,
+        LeftoversGone: Machine._wait_for_others,
+        SpawnerLost: Machine._wait_for_others,
+        BarrierPassed: Machine._succeed,
+        SignalReceived: Machine._finish_by_signal,
+        GraceExpired: Machine._ignore,
+        MembershipChanged: Machine._ignore,
+        WorkersStuck: Machine._ignore,
     },
     # Terminal: after the decision to finish every fact is late news.
     WorkerState.FAILED: {},
     WorkerState.UNKNOWN: {},
+}
+
+# The rest, and why it cannot come.
+IMPOSSIBLE: dict[WorkerState, frozenset[type]] = {
+    # Nothing has been started that could end or be watched; nothing was asked for.
+    WorkerState.INIT: frozenset(
+        {
+            WorkerEnded,
+            SpawnerLost,
+            PreloadLost,
+            LeftoversGone,
+            MembershipChanged,
+            BarrierPassed,
+            WorkersStuck,
+            MonitorLost,
+        }
+    ),
+    # Workers live: neither a start, nor a sweep, nor a barrier is under way.
+    WorkerState.HEALTHY: frozenset({Begin, GroupStarted, LeftoversGone, BarrierPassed}),
+    WorkerState.UNHEALTHY: frozenset({Begin, GroupStarted, LeftoversGone, BarrierPassed}),
+    # All workers have ended, and whoever ends first cannot have failed to preload.
+    WorkerState.STOPPED: frozenset(
+        {Begin, GroupStarted, WorkerEnded, PreloadLost, BarrierPassed, MonitorLost}
+    ),
+    WorkerState.SUCCEEDED: frozenset({Begin, GroupStarted, WorkerEnded, PreloadLost, MonitorLost}),
+    WorkerState.FAILED: frozenset(),
+    WorkerState.UNKNOWN: frozenset(),
 }

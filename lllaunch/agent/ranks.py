@@ -101,11 +101,11 @@ def barrier(store: Any, world_size: int, key_prefix: str, timeout: float) -> Non
     Raises:
         Exception: what the store raises when its wait times out.
     """
-    import datetime  # noqa: PLC0415 - only groups of several nodes have a barrier
+    import datetime as dt  # noqa: PLC0415 - only groups of several nodes have a barrier
 
     if world_size <= 1:
         return
     here = store.add(f"{key_prefix}/num_members", 1)
     if here == world_size:
         store.set(f"{key_prefix}/last_member", b"1")
-    store.wait([f"{key_prefix}/last_member"], datetime.timedelta(seconds=timeout))
+    store.wait([f"{key_prefix}/last_member"], dt.timedelta(seconds=timeout))

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.multiprocessing.signals import (
     DEFAULT_SIGNALS,
@@ -17,12 +17,15 @@ from lllaunch.multiprocessing.signals import (
     named_signals,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class SignalSource:
     """A context in which chosen signals are noted instead of acted on.
 
-    Handlers can be set in the main thread only; elsewhere this notes nothing. Handlers and the wakeup
-    descriptor that were there are put back. A signal that is ignored stays ignored.
+    Handlers can be set in the main thread only; elsewhere this notes nothing. Handlers and the
+    wakeup descriptor that were there are put back. A signal that is ignored stays ignored.
 
     Args:
         signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names.
@@ -41,7 +44,7 @@ class SignalSource:
         """Readable when `received` has something to tell."""
         return self._read
 
-    def __enter__(self) -> SignalSource:
+    def __enter__(self) -> Self:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if threading.current_thread() is threading.main_thread():
             self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

@@ -1,0 +1,204 @@
+"""What the machine of a worker group is told (facts) and what it decides. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lllaunch.agent.states import WorkerState
+
+Reason = Literal["failure", "signal", "spawner", "membership"]
+
+
+# Facts
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The agent was asked to run."""
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """All workers of an attempt have been ordered.
+
+    Attributes:
+        ranks: their local ranks.
+    """
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class WorkerEnded:
+    """A worker ended, or could not be started.
+
+    Attributes:
+        rank: local rank.
+        ok: whether it ended with exit status 0.
+    """
+
+    rank: int
+    ok: bool
+
+
+@dataclass(frozen=True)
+class SpawnerLost:
+    """The spawner died, and all of its workers with it."""
+
+
+@dataclass(frozen=True)
+class PreloadLost:
+    """A preload failed: no worker of this configuration can ever be started."""
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    """A signal to the launcher.
+
+    Attributes:
+        signum: its number.
+        forward: False if the workers get it from elsewhere (a Slurm step).
+    """
+
+    signum: int
+    forward: bool = True
+
+
+@dataclass(frozen=True)
+class GraceExpired:
+    """The grace period is over."""
+
+
+@dataclass(frozen=True)
+class LeftoversGone:
+    """Nothing that the workers left behind lives."""
+
+
+@dataclass(frozen=True)
+class MembershipChanged:
+    """Other nodes wait to join, or some left: the group must be formed anew."""
+
+
+@dataclass(frozen=True)
+class BarrierPassed:
+    """The agents of all nodes are done, or were waited for long enough."""
+
+
+@dataclass(frozen=True)
+class WorkersStuck:
+    """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
+
+
+@dataclass(frozen=True)
+class MonitorLost:
+    """What runs is no longer what was started."""
+
+
+Fact = (
+    Begin
+    | GroupStarted
+    | WorkerEnded
+    | SpawnerLost
+    | PreloadLost
+    | SignalReceived
+    | GraceExpired
+    | LeftoversGone
+    | MembershipChanged
+    | BarrierPassed
+    | WorkersStuck
+    | MonitorLost
+)
+
+
+# Decisions
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Rendezvous and start all workers.
+
+    Attributes:
+        attempt: number of the attempt, from 0; grows at every start.
+        restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
+        reason: why they are started again; None at first.
+    """
+
+    attempt: int
+    restart_count: int
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True)
+class SignalWorkers:
+    """Send a signal to all live workers.
+
+    Attributes:
+        signum: its number.
+        reason: why.
+    """
+
+    signum: int
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class StartGrace:
+    """Let the grace period begin; `GraceExpired` follows if workers still live after it."""
+
+
+@dataclass(frozen=True)
+class KillWorkers:
+    """SIGKILL all live workers and what descends from them.
+
+    Attributes:
+        why: ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if
+            the agent lost track.
+    """
+
+    why: Literal["grace", "signal", "lost"]
+
+
+@dataclass(frozen=True)
+class AbandonWorkers:
+    """Wait no longer for workers that SIGKILL does not end: they hang in the kernel."""
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SweepLeftovers:
+    """End what the workers left behind; `LeftoversGone` follows."""
+
+
+@dataclass(frozen=True)
+class WaitForOthers:
+    """Wait at the exit barrier for the agents of other nodes; `BarrierPassed` follows."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over.
+
+    Attributes:
+        state: SUCCEEDED, FAILED or UNKNOWN.
+        reason: why it did not succeed, else None.
+        signum: the signal to the launcher that ended it, or None.
+    """
+
+    state: WorkerState
+    reason: Reason | None = None
+    signum: int | None = None
+
+
+Decision = (
+    StartWorkers
+    | SignalWorkers
+    | StartGrace
+    | KillWorkers
+    | AbandonWorkers
+    | SweepLeftovers
+    | WaitForOthers
+    | Finish
+)
+Decisions = tuple[Decision, ...]
