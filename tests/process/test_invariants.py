@@ -1,0 +1,485 @@
+"""What always holds: one test and more for each of the nine promises (docs/design/invariants.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+from launching import Launcher, gone, launch, text_of, until
+
+from lllaunch.linux import proc
+
+# A worker that leaves a grandchild in a session of its own which ignores SIGTERM, then waits.
+HOLDER = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        with open(f"daemon{rank}.tmp", "w") as f: f.write(str(os.getpid()))
+        os.rename(f"daemon{rank}.tmp", f"daemon{rank}")
+        time.sleep(1000)
+    os._exit(0)
+while not os.path.exists(f"daemon{rank}"): time.sleep(0.01)
+print("ready", flush=True)
+END
+"""
+
+
+def holder(directory: Path, end: str = "time.sleep(1000)") -> dict[str, Any]:
+    (directory / "holder.py").write_text(HOLDER.replace("END", end))
+    return {"entrypoint": "holder.py", "nproc": 2, "redirects": "all", "tee": "none"}
+
+
+def pids_of(launcher: Launcher) -> list[int]:
+    """Everything below the launcher, once both grandchildren are there."""
+    names = [launcher.directory / f"daemon{rank}" for rank in range(2)]
+    until(lambda: all(text_of(name) for name in names), "the grandchildren")
+    daemons = [int(name.read_text()) for name in names]
+    return sorted({process.pid for process in launcher.below()} | set(daemons))
+
+
+def all_gone(pids: list[int]) -> None:
+    until(lambda: all(map(gone, pids)), f"the end of {[p for p in pids if not gone(p)]}")
+
+
+# 1. Nothing outlives the launcher
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(3)"])
+def test_1_nothing_outlives_success_or_failure(tmp_path: Path, end: str) -> None:
+    done = launch(tmp_path, holder(tmp_path, end))
+    assert done.code == (0 if end == "pass" else 3)
+    all_gone([int((tmp_path / f"daemon{rank}").read_text()) for rank in range(2)])
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_1_nothing_outlives_sigkill_of_the_launcher(tmp_path: Path, start_method: str) -> None:
+    launcher = Launcher(tmp_path, holder(tmp_path) | {"start_method": start_method})
+    pids = pids_of(launcher)
+    launcher.signal(signal.SIGKILL)
+    launcher.finish()
+    all_gone(pids)
+
+
+def test_1_nothing_outlives_sigkill_of_the_spawner(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, holder(tmp_path))
+    pids = pids_of(launcher)
+    spawner = launcher.spawner()
+    os.kill(spawner, signal.SIGKILL)
+    # The death of a spawner is retried once: the second one's workers find their files there.
+    until(lambda: (tmp_path / "run" / "attempt_1" / "1").exists(), "the second attempt")
+    second = until(lambda: [p for p in launcher.below() if p.ppid == launcher.pid], "a new spawner")
+    all_gone([pid for pid in pids if pid != spawner])
+    os.kill(second[0].pid, signal.SIGKILL)
+    done = launcher.finish()
+    assert done.code == 3
+    assert "spawner" in done.err
+    assert done.result["root_cause"]
+
+
+def test_1_nothing_outlives_sigkill_of_a_worker(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, holder(tmp_path))
+    pids = pids_of(launcher)
+    spawner = launcher.spawner()
+    worker = next(p.pid for p in launcher.below() if p.ppid == spawner)
+    os.kill(worker, signal.SIGKILL)
+    done = launcher.finish()
+    assert done.code == 3
+    assert "SIGKILL" in done.err
+    all_gone(pids)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_1_and_4_ctrl_c_once_and_twice_from_a_terminal(tmp_path: Path, times: int) -> None:
+    end = (
+        "signal.signal(signal.SIGINT, lambda *_: (open('got' + rank, 'a').write('x'),"
+        " None if {} else sys.exit(0)))\n"
+        "while True: time.sleep(0.1)"
+    ).format("True" if times == 2 else "False")
+    node = holder(tmp_path, end) | {"grace_period": "100s"}
+    starting = Launcher(tmp_path, node, "--help")
+    starting.finish()
+    command = ["-m", "lllaunch", "+exp=test", "hydra.run.dir=run"]
+    terminal = pexpect.spawn(sys.executable, command, cwd=str(tmp_path), encoding="utf-8")
+    names = [tmp_path / f"daemon{rank}" for rank in range(2)]
+    until(lambda: all(text_of(name) for name in names), "the grandchildren")
+    pids = [p.pid for p in proc.descendants(terminal.pid)] + [int(n.read_text()) for n in names]
+    logs = [tmp_path / "run" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
+    until(lambda: all("ready" in text_of(log) for log in logs), "both workers")
+    time.sleep(0.3)  # until both have set their handler, which they do after saying so
+    terminal.sendintr()
+    until(lambda: all(text_of(tmp_path / f"got{rank}") for rank in range(2)), "the first signal")
+    if times == 2:
+        terminal.sendintr()
+    terminal.expect(pexpect.EOF, timeout=60)
+    terminal.close()
+    assert (terminal.exitstatus, terminal.signalstatus) in [(130, None), (None, signal.SIGINT)]
+    # Each worker saw the first signal once: the terminal's own did not reach it.
+    assert [text_of(tmp_path / f"got{rank}") for rank in range(2)] == ["x", "x"]
+    all_gone(pids)
+
+
+# 2. Nothing that is not ours is ever signalled
+
+
+def test_2_a_process_group_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    import subprocess
+
+    bystander = subprocess.Popen(["sleep", "1000"])
+    try:
+        done = launch(tmp_path, holder(tmp_path, "sys.exit(3)"))
+        assert done.code == 3
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_2_a_child_of_a_program_that_uses_the_api_survives_the_spawners_death(
+    tmp_path: Path,
+) -> None:
+    import subprocess
+
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "from lllaunch.multiprocessing import start_processes\n"
+        "from lllaunch.errors import SpawnerDied\n"
+        "mine = subprocess.Popen(['sleep', '1000'])\n"
+        "ctx = start_processes('t', 'sleep', {0: ('1000',)}, {0: {}}, log_dir=sys.argv[1])\n"
+        "ctx.pids()\n"
+        "os.kill(ctx._starter.pid, signal.SIGKILL)\n"
+        "try:\n    ctx.wait(30)\nexcept SpawnerDied as e:\n    print('died', mine.poll())\n"
+        "mine.kill(); mine.wait()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "died None\n", done.stderr
+
+
+# 3. Every byte is in its file; every teed line is shown whole, once, with one prefix
+
+PIECES = r"""
+import os, sys, time
+out = sys.stdout.buffer
+def put(data, pause=0.0):
+    out.write(data); out.flush(); time.sleep(pause)
+put(b"one piece\n")
+put(b"in ", 0.05); put(b"two", 0.05); put(b" pieces\n")
+put(b"\n")
+put(b"\xff\xfe not UTF-8\n")
+put(b"bar 1\rbar 2\rbar 3\n")
+put(b"x" * 10_000_000 + b"\n")
+put(bytes(range(256)) * 4 + b"\n")
+put(b"no newline at the end")
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_3_bytes_in_files_and_lines_on_the_console(tmp_path: Path, start_method: str) -> None:
+    (tmp_path / "pieces.py").write_text(PIECES)
+    node = {
+        "entrypoint": "pieces.py",
+        "nproc": 12,
+        "tee": {"11": "out"},
+        "start_method": start_method,
+        "log_line_prefix": "<${worker:rank}> ",
+    }
+    with open(tmp_path / "console", "wb") as console:
+        done = launch(tmp_path, node, stdout=console)
+    assert done.code == 0, done.err
+    expected = (
+        b"one piece\nin two pieces\n\n\xff\xfe not UTF-8\nbar 1\rbar 2\rbar 3\n"
+        + b"x" * 10_000_000
+        + b"\n"
+        + bytes(range(256)) * 4
+        + b"\nno newline at the end"
+    )
+    for rank in range(12):
+        assert done.log(rank) == expected
+    shown = (tmp_path / "console").read_bytes()
+    lines = [line for line in shown.split(b"\n") if line.startswith(b"<11> ")]
+    assert lines[:4] == [
+        b"<11> one piece",
+        b"<11> in two pieces",
+        b"<11> ",
+        b"<11> \xff\xfe not UTF-8",
+    ]
+    assert lines[4].endswith(b"bar 3") and b"bar 1" not in lines[4]
+    assert lines[5] == b"<11> " + b"x" * 10_000_000
+    assert lines[-1] == b"<11> no newline at the end"
+    assert shown.endswith(b"\n")
+
+
+# 4. First signal: forwarded, grace period, SIGKILL; second: SIGKILL now; handlers put back
+
+
+STUBBORN = (
+    "import os, signal, sys, time\n"
+    "def got(n, f): open('got' + os.environ['RANK'], 'a').write(signal.Signals(n).name + ' ')\n"
+    "for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT): signal.signal(s, got)\n"
+    "print('ready', flush=True)\n"
+    "while True: time.sleep(0.05)\n"
+)
+
+
+def stubborn(tmp_path: Path, grace: str, **popen: Any) -> Launcher:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    node = {"entrypoint": "stubborn.py", "nproc": 2, "grace_period": grace, "tee": "none"}
+    launcher = Launcher(tmp_path, node, **popen)
+    logs = [tmp_path / "run" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
+    until(lambda: all("ready" in text_of(log) for log in logs), "both workers")
+    return launcher
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
+def test_4_the_first_signal_is_forwarded_then_the_grace_period_then_sigkill(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    launcher = stubborn(tmp_path, "0.5s")
+    pids = [process.pid for process in launcher.below()]
+    launcher.signal(signum)
+    done = launcher.finish()
+    assert done.code == 128 + signum
+    assert [text_of(tmp_path / f"got{rank}") for rank in range(2)] == [f"{signum.name} "] * 2
+    workers = done.result["attempts"][0]["workers"]
+    assert {worker["exitcode"] for worker in workers} == {-9}
+    all_gone(pids)
+
+
+def test_4_the_second_signal_kills_now(tmp_path: Path) -> None:
+    launcher = stubborn(tmp_path, "1000s")
+    launcher.signal(signal.SIGTERM)
+    until(lambda: all(text_of(tmp_path / f"got{rank}") for rank in range(2)), "the first signal")
+    launcher.signal(signal.SIGTERM)
+    assert launcher.finish().code == 128 + signal.SIGTERM
+
+
+def test_4_a_signal_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    def nohup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    (tmp_path / "s.py").write_text(
+        "import signal, time\n"
+        "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True)\n"
+        "while not __import__('os').path.exists('go'): time.sleep(0.01)\n"
+    )
+    launcher = Launcher(tmp_path, {"entrypoint": "s.py"}, preexec_fn=nohup)
+    log = tmp_path / "run" / "attempt_0" / "0" / "stdout.log"
+    assert until(lambda: text_of(log), "the worker") == "True\n"
+    launcher.signal(signal.SIGHUP)
+    (tmp_path / "go").write_text("")
+    assert launcher.finish().code == 0
+
+
+# 5. The report names the root cause by time, and what became of every worker
+
+
+def test_5_the_root_cause_is_the_first_failure_by_nanoseconds(tmp_path: Path) -> None:
+    # Rank 2 fails first; the others fail because of it within the same second, in their own words.
+    (tmp_path / "s.py").write_text(
+        "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+        "if rank == 2:\n    open('failed', 'w').close()\n    raise ValueError('I was first')\n"
+        "while not os.path.exists('failed'): time.sleep(0.0005)\n"
+        "time.sleep(0.002)\nraise RuntimeError('connection closed by peer')\n"
+    )
+    done = launch(tmp_path, {"entrypoint": "s.py", "nproc": 4, "tee": "none"})
+    assert done.code == 3
+    assert done.result["root_cause"]["rank"] == 2
+    assert "I was first" in done.err
+    assert "s.py" in done.err
+
+
+def test_5_without_a_traceback_the_last_lines_of_stderr_are_shown_with_their_file(
+    tmp_path: Path,
+) -> None:
+    shell = "for i in $(seq 50); do echo line $i >&2; done; exit 7"
+    node = {"entrypoint": "sh", "args": ["-c", shell], "nproc": 1, "tee": "none"}
+    done = launch(tmp_path, node)
+    assert done.code == 3
+    assert "line 50" in done.err and "line 31" in done.err and "line 30\n" not in done.err
+    assert os.path.join("attempt_0", "0", "stderr.log") in done.err
+
+
+# 6. Every wait has a bound or a wake-up; none polls
+
+
+def test_6_an_idle_launcher_uses_no_cpu(tmp_path: Path) -> None:
+    node = {"entrypoint": "sleep", "args": ["1000"], "nproc": 8, "tee": "all"}
+    launcher = Launcher(tmp_path, node)
+    until(lambda: len(launcher.below()) == 9, "the workers")
+    time.sleep(1.0)  # whatever there is to do at the start
+
+    def switches() -> int:
+        total = 0
+        for pid in (launcher.pid, launcher.spawner()):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                status = Path(f"/proc/{pid}/task/{task}/status").read_text()
+                total += sum(
+                    int(line.split()[1]) for line in status.splitlines() if "_ctxt_" in line
+                )
+        return total
+
+    before = switches()
+    time.sleep(3.0)
+    after = switches()
+    launcher.signal(signal.SIGTERM)
+    launcher.finish()
+    # A loop that polled, even once a second, would have been woken at least three times.
+    assert after - before <= 1
+
+
+# 7. All ranks get the same resolved config, composed once
+
+
+def test_7_all_ranks_get_one_config(tmp_path: Path) -> None:
+    node = {
+        "entrypoint": "sh",
+        "args": ["-c", "echo $0", "${now:%H-%M-%S-%f}"],
+        "nproc": 3,
+        "tee": "none",
+    }
+    done = launch(tmp_path, node)
+    assert done.code == 0, done.err
+    assert len({done.log(rank) for rank in range(3)}) == 1
+
+
+# 8. A secret in env is never written to disk by us
+
+
+def test_8_no_secret_is_written_or_shown(tmp_path: Path) -> None:
+    secret = "sw0rdfish-0123456789"
+    node = {
+        "entrypoint": "sh",
+        "args": ["-c", 'test "$WANDB_API_KEY" = "$EXPECTED" || exit 9; exit 3'],
+        "env": {"WANDB_API_KEY": "${oc.env:MY_KEY}", "EXPECTED": "${oc.env:MY_KEY}"},
+        "tee": "all",
+    }
+    done = launch(tmp_path, node, environ={"MY_KEY": secret, "HYDRA_FULL_ERROR": "1"})
+    assert done.code == 3
+    assert "exit code 3" in done.err or "status 3" in done.err
+    assert secret not in done.out + done.err
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        assert secret.encode() not in path.read_bytes(), path
+
+
+# 9. Each trouble is a clear error naming the rank and the file
+
+
+def check_clear(text: str, *needles: str) -> None:
+    assert "lllaunch/" not in text.replace("-m lllaunch/", ""), f"a traceback of ours:\n{text}"
+    for needle in needles:
+        assert needle in text, text
+
+
+def test_9_a_program_that_is_not_there(tmp_path: Path) -> None:
+    done = launch(tmp_path, {"entrypoint": "no-such-program-here"})
+    assert done.code == 2
+    check_clear(done.err, "launch.entrypoint", "no-such-program-here")
+    assert not (tmp_path / "run" / "attempt_0").exists()
+
+
+def test_9_a_program_that_is_not_executable(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("x")
+    done = launch(tmp_path, {"entrypoint": "./plain"})
+    assert done.code == 2
+    check_clear(done.err, "launch.entrypoint", "plain", "executable")
+
+
+def test_9_a_program_that_vanishes_after_the_check(tmp_path: Path) -> None:
+    (tmp_path / "vanishing").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "vanishing").chmod(0o755)
+    done = launch(tmp_path, {"entrypoint": "./vanishing", "nproc": 2})
+    assert done.code == 3
+    check_clear(done.err, "vanishing", "No such file")
+
+
+def test_9_a_worker_that_dies_in_its_import(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text("import os\nos._exit(77)\ndef f(): pass\n")
+    done = launch(tmp_path, {"entrypoint": "dying:f", "nproc": 2})
+    assert done.code == 3
+    check_clear(done.err, "77")
+
+
+def test_9_an_import_that_raises(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("raise RuntimeError('not today')\ndef f(): pass\n")
+    done = launch(tmp_path, {"entrypoint": "raising:f", "nproc": 2})
+    assert done.code == 3
+    check_clear(done.err, "not today", "raising.py")
+
+
+def test_9_a_return_value_that_cannot_be_pickled(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("def f(): return lambda: 1\n")
+    done = launch(tmp_path, {"entrypoint": "odd:f", "nproc": 2})
+    assert done.code == 3
+    check_clear(done.err, "return value", "cannot be pickled")
+
+
+def test_9_a_full_disk(tmp_path: Path) -> None:
+    def little_space() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    (tmp_path / "s.py").write_text("while True: print('y' * 1000)\n")
+    done = launch(
+        tmp_path, {"entrypoint": "s.py", "nproc": 1, "tee": "none"}, preexec_fn=little_space
+    )
+    assert done.code == 3
+    check_clear(done.err, "File too large")
+
+
+def test_9_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "attempt_0").write_text("a file where a directory should be")
+    (tmp_path / "elsewhere").write_text("a file")
+    done = launch(tmp_path, {"entrypoint": "true", "log_dir": str(tmp_path / "elsewhere" / "x")})
+    assert done.code in (1, 2)
+    check_clear(done.err, "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["with spaces", "ünïcödé", "per%cent", "new\nline", "quo'te\""])
+def test_9_hostile_directories(tmp_path: Path, name: str) -> None:
+    home = tmp_path / name
+    home.mkdir()
+    (home / "s.py").write_text("import sys; print('fine'); sys.exit(3)\n")
+    done = launch(home, {"entrypoint": "s.py", "nproc": 2, "tee": "all"})
+    assert done.code == 3
+    assert done.log(1) == b"fine\n"
+    check_clear(done.err, "exit")
+
+
+def test_9_two_hundred_workers(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import os; print(os.environ['RANK'])\n")
+    done = launch(tmp_path, {"entrypoint": "s.py", "nproc": 200, "tee": "all"})
+    assert done.code == 0, done.err
+    shown = [line for line in done.out.splitlines() if line.startswith("[")]
+    assert len(shown) == 200
+    assert {int(line.split(":")[-1]) for line in shown} == set(range(200))
+
+
+def test_9_an_error_file_of_torch_is_reported(tmp_path: Path) -> None:
+    data = {
+        "message": {
+            "message": "E: from torch",
+            "extraInfo": {"py_callstack": "Traceback: deep", "timestamp": "1"},
+        }
+    }
+    (tmp_path / "s.py").write_text(
+        "import os, sys\n"
+        f"open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(data)!r})\nsys.exit(1)\n"
+    )
+    done = launch(tmp_path, {"entrypoint": "s.py", "tee": "none"})
+    assert done.code == 3
+    check_clear(done.err, "Traceback: deep")

@@ -1,0 +1,242 @@
+"""Parts of the agent that need no processes: environment, ranks, ports, deadlines, kernel sleep."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.agent import WorkerSpec
+from lllaunch.agent.clock import Deadlines
+from lllaunch.agent.environ import (
+    CONTRACT_NAMES,
+    Place,
+    contract,
+    substitute_local_rank,
+    virtual_rank,
+)
+from lllaunch.agent.kernel_sleep import TIMEOUT_VARIABLE, KernelSleep
+from lllaunch.agent.ports import candidates
+from lllaunch.agent.ranks import Share, agree, barrier, shares, workers_of
+from lllaunch.agent.worker_group import Worker, WorkerGroup
+from lllaunch.macros import WORKER_NAMES
+
+
+def place(**changes: Any) -> Place:
+    given: dict[str, Any] = {
+        "local_rank": 1,
+        "rank": 3,
+        "group_rank": 1,
+        "role_rank": 3,
+        "role_name": "trainer",
+        "local_world_size": 2,
+        "world_size": 4,
+        "group_world_size": 2,
+        "role_world_size": 4,
+        "master_addr": "host",
+        "master_port": 1234,
+        "restart_count": 1,
+        "max_restarts": 5,
+        "run_id": "r",
+    }
+    return Place(**(given | changes))
+
+
+def test_the_contract_is_torchruns() -> None:
+    assert contract(place(), {}) == {
+        "LOCAL_RANK": "1",
+        "RANK": "3",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "3",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "host",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_RUN_ID": "r",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_what_the_user_set_is_kept_and_one_worker_keeps_its_threads() -> None:
+    outer = {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    env = contract(place(), outer)
+    assert env["OMP_NUM_THREADS"] == "7"
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert "OMP_NUM_THREADS" not in contract(place(local_world_size=1), {})
+
+
+def test_every_name_of_a_worker_has_a_value() -> None:
+    assert set(place().facts()) == set(WORKER_NAMES)
+    names = {name for name in contract(place(), {}) if not name.startswith(("OMP", "TORCH_"))}
+    assert names <= CONTRACT_NAMES
+
+
+@pytest.mark.parametrize(
+    ("outer", "device"),
+    [
+        ({}, "1"),
+        ({"CUDA_VISIBLE_DEVICES": "4, 6"}, "6"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-b"),
+    ],
+)
+def test_virtual_rank_maps_through_what_is_visible(outer: dict[str, str], device: str) -> None:
+    assert virtual_rank(1, outer) == {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}
+
+
+def test_virtual_rank_needs_a_device_per_worker() -> None:
+    with pytest.raises(ValueError, match="local rank 2 .*'0,1' lists 2"):
+        virtual_rank(2, {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_argument_macros() -> None:
+    assert substitute_local_rank(("--x=${local_rank}", 5, "${rank}"), 3) == ("--x=3", 5, "${rank}")
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5)), min_size=1, max_size=6))
+def test_shares_number_all_workers_once(nodes: list[tuple[str, int]]) -> None:
+    laid_out = shares(nodes)
+    everyone = [
+        (worker.global_rank, role, worker.role_rank)
+        for (role, size), share in zip(nodes, laid_out, strict=True)
+        for worker in workers_of(share, size)
+    ]
+    assert [rank for rank, _, _ in everyone] == list(range(sum(size for _, size in nodes)))
+    for role in "ab":
+        of_role = [rank for _, other, rank in everyone if other == role]
+        assert of_role == list(range(len(of_role)))
+    assert all(share.world_size == len(everyone) for share in laid_out)
+
+
+class Store:
+    """What agents need of a store, in one process."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.waited: list[str] = []
+
+    def set(self, key: str, value: bytes) -> None:
+        self.data[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.data[key]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.data[key] for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
+        self.data.update(zip(keys, values, strict=True))
+
+    def add(self, key: str, amount: int) -> int:
+        self.data[key] = str(int(self.data.get(key, b"0")) + amount).encode()
+        return int(self.data[key])
+
+    def wait(self, keys: list[str], timeout: object) -> None:
+        self.waited += keys
+
+
+def test_agents_agree_through_the_store_with_torchs_keys() -> None:
+    store, spec = Store(), WorkerSpec("r", 2, entrypoint="x")
+    store.set(
+        "torchelastic/role_info/1",
+        json.dumps({"role": "r", "rank": 1, "local_world_size": 3}).encode(),
+    )
+    assert agree(store, 0, 2, spec) == Share(0, 5, 0, 5)
+    assert agree(store, 1, 2, WorkerSpec("r", 3, entrypoint="x")) == Share(2, 5, 2, 5)
+
+
+def test_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
+    assert agree(None, 2, 3, WorkerSpec("r", 4, entrypoint="x")) == Share(8, 12, 8, 12)
+
+
+def test_the_last_at_the_barrier_lets_all_pass() -> None:
+    store = Store()
+    barrier(store, 2, "b", 1.0)
+    assert "b/last_member" not in store.data
+    barrier(store, 2, "b", 1.0)
+    assert store.data["b/last_member"] and store.waited == ["b/last_member"] * 2
+    alone = Store()
+    barrier(alone, 1, "b", 1.0)
+    assert alone.data == {}
+
+
+@given(st.integers(1, 65_535), st.integers(1, 65_535), st.integers())
+def test_ports_are_outside_the_clients_range(a: int, b: int, seed: int) -> None:
+    low, high = min(a, b), max(a, b)
+    ports = list(candidates((low, high), random.Random(seed)))
+    assert ports and len(ports) == len(set(ports))
+    if low > 10_000 or high < 65_535:
+        assert all(not low <= port <= high for port in ports)
+
+
+def test_deadlines() -> None:
+    now = [10.0]
+    deadlines = Deadlines(lambda: now[0])
+    assert deadlines.next_in() is None and deadlines.passed() == []
+    deadlines.start("b", 5)
+    deadlines.start("a", 2)
+    deadlines.start("a", 100)
+    assert deadlines.next_in() == 2
+    now[0] = 16
+    assert deadlines.next_in() == 0
+    assert deadlines.passed() == ["a", "b"] and deadlines.passed() == []
+    deadlines.restart("a", 1)
+    deadlines.restart("a", 3)
+    assert deadlines.next_in() == 3
+    deadlines.clear()
+    assert deadlines.next_in() is None
+
+
+def test_kernel_sleep_counts_only_what_lasts() -> None:
+    now, states = [0.0], {1: "D", 2: "D", 3: "R"}
+    sleep = KernelSleep(10, lambda: now[0], lambda pid: states.get(pid, ""))
+    pids = {0: 1, 1: 2, 2: 3}
+    assert sleep.stuck(pids) == {} and sleep.interval == 2.5
+    now[0], states[2] = 6.0, "S"
+    assert sleep.stuck(pids) == {}
+    now[0], states[2] = 12.0, "D"
+    assert sleep.stuck(pids) == {1: 12.0}
+    now[0] = 22.0
+    assert sleep.stuck(pids) == {1: 22.0, 2: 10.0}
+
+
+@pytest.mark.parametrize(("text", "on"), [("0", False), ("", False), ("x", False), ("5", True)])
+def test_kernel_sleep_is_configured_by_torchs_variable(
+    monkeypatch: pytest.MonkeyPatch, text: str, on: bool
+) -> None:
+    monkeypatch.setenv(TIMEOUT_VARIABLE, text)
+    assert (KernelSleep.configured(None) is not None) == on
+    assert KernelSleep.configured(3.0) is not None
+    assert KernelSleep.configured(0) is None
+
+
+def test_a_spec_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="local_world_size: 0"):
+        WorkerSpec("r", 0, entrypoint="x")
+    with pytest.raises(ValueError, match="monitor_interval"):
+        WorkerSpec("r", 1, entrypoint="x", monitor_interval=0)
+    with pytest.raises(ValueError, match="entrypoint"):
+        WorkerSpec("r", 1)
+    with pytest.warns(DeprecationWarning, match=r"WorkerSpec\.fn"):
+        spec = WorkerSpec("r", 1, fn=barrier)
+    assert spec.get_entrypoint_name() == "barrier"
+    assert WorkerSpec("r", 1, entrypoint="/a/b").get_entrypoint_name() == "b"
+
+
+def test_workers_show_their_ranks() -> None:
+    worker = Worker(1, 3, 2, 5, 4)
+    text = "local_rank=1,global_rank=3,role_rank=2,world_size=5,role_world_size=4"
+    assert str(worker) == repr(worker) == text
+    assert len(WorkerGroup(WorkerSpec("r", 3, entrypoint="x")).workers) == 3

@@ -1,0 +1,123 @@
+"""Events and metrics: torch's public names."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from lllaunch.agent import events, metrics
+from lllaunch.agent.events import Event, EventSource, NodeState, RdzvEvent
+from lllaunch.agent.events import handlers as event_handlers
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    handler = Kept()
+    for name in ("kept", "dynamic_rendezvous"):
+        monkeypatch.setitem(event_handlers._log_handlers, name, handler)
+    monkeypatch.setattr(events, "_loggers", {})
+    return handler
+
+
+def test_events_survive_their_text(kept: Kept) -> None:
+    event = Event("n", EventSource.WORKER, 5, {"a": 1, "b": None})
+    assert Event.deserialize(str(event)) == event
+    assert Event.deserialize(event) is event
+    events.record(event, "kept")
+    events.record(event)
+    events.record(event, "no such destination")
+    assert kept.lines == [event.serialize()]
+
+
+def test_events_of_a_rendezvous(kept: Kept) -> None:
+    try:
+        raise ValueError("x")
+    except ValueError:
+        events.construct_and_record_rdzv_event("id", "m", NodeState.FAILED, rank=3)
+    (line,) = kept.lines
+    event = RdzvEvent.deserialize(line)
+    assert event.name == "test_events_metrics:test_events_of_a_rendezvous"
+    assert (event.run_id, event.message, event.rank) == ("id", "m", 3)
+    assert "ValueError: x" in event.error_trace
+    assert RdzvEvent.deserialize(event) is event and str(event) == line
+
+
+def test_without_a_listener_no_rendezvous_event_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events.socket, "getfqdn", lambda: pytest.fail("it was made"))
+    events.construct_and_record_rdzv_event("id", "m", NodeState.INIT)
+
+
+class Values(metrics.MetricHandler):
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str, int]] = []
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.found.append((metric_data.group_name, metric_data.name, metric_data.value))
+
+
+@pytest.fixture
+def values(monkeypatch: pytest.MonkeyPatch) -> Values:
+    from lllaunch.agent.metrics import api
+
+    monkeypatch.setattr(api, "_handlers", {})
+    monkeypatch.setattr(api, "_default", [metrics.NullMetricHandler()])
+    handler = Values()
+    metrics.configure(handler, "g")
+    return handler
+
+
+def test_metrics_go_to_their_groups_handler(values: Values) -> None:
+    metrics.put_metric("a", 1, "g")
+    metrics.put_metric("b", 2)
+    with pytest.warns(DeprecationWarning):
+        metrics.publish_metric("g", "c", 3)
+    metrics.getStream("g").add_value("d", 4)
+    assert values.found == [("g", "a", 1), ("g", "c", 3), ("g", "d", 4)]
+
+
+def test_prof_measures_calls(values: Values) -> None:
+    class Thing:
+        @metrics.prof(group="g")
+        def work(self, fail: bool) -> int:
+            if fail:
+                raise ValueError("no")
+            return 7
+
+    assert Thing().work(False) == 7
+    with pytest.raises(ValueError, match="^no$"):
+        Thing().work(True)
+    names = [name.rpartition("Thing.")[2] for _, name, _ in values.found]
+    assert names == ["work.success", "work.duration.ms", "work.failure", "work.duration.ms"]
+
+
+def test_prof_names_plain_functions_by_their_module(values: Values) -> None:
+    with pytest.warns(DeprecationWarning):
+        decorate = metrics.profile("g")
+    decorate(plain)()
+    assert values.found[0][1] == "test_events_metrics.plain.success"
+    assert metrics.prof(plain)() is None
+
+
+def plain() -> None:
+    """Does nothing."""
+
+
+def test_the_console_handler_prints(values: Values, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.configure(metrics.ConsoleMetricHandler())
+    metrics.put_metric("a", 1, "other")
+    assert capsys.readouterr().out.endswith("[other]: a=1\n")
+    metrics.initialize_metrics()
+    metrics.put_metric("a", 1, "other")
+    assert capsys.readouterr().out == ""
+    metrics.initialize_metrics(metrics.MetricsConfig({"x": "y"}))
+    assert metrics.get_elapsed_time_ms(0) > 0
