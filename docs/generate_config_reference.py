@@ -1,0 +1,150 @@
+"""Writes docs/reference/config.md from the docstrings of `lllaunch.config.schema`.
+
+Run it as ``python docs/generate_config_reference.py`` after a change there; a test compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from pathlib import Path
+
+import yaml
+
+from lllaunch.config import schema
+from lllaunch.macros import WORKER_NAMES
+
+PAGE = Path(__file__).parent / "reference" / "config.md"
+
+HEAD = """\
+# The `launch` node
+
+<!-- Made by docs/generate_config_reference.py from lllaunch/config/schema.py: change those. -->
+
+One node of the config, `launch`, says what a run is. The rest of the config is the experiment's
+own. Whatever the primary config is, keys that are left out have the defaults below.
+
+Everything is checked before anything starts. What is wrong is told all at once, each line with the
+key, the value, what was expected and, where it can be told, what was meant; the exit code is then 2
+([exit codes](exit-codes.md)).
+
+A `launch` node that is a mapping merges with the one it overrides, key by key, as all mappings in
+Hydra do. To replace a mask instead of adding to it, write it as text.
+
+| key | default |
+|---|---|
+"""
+
+MASKS = """\
+## Masks
+
+`redirects` and `tee` say which streams of which workers are meant:
+
+| written as | means |
+|---|---|
+| `none`, `out`, `err`, `all` | nothing, standard output, standard error, or both |
+| `0`, `1`, `2`, `3` | the same, in torchrun's numbers |
+| `"0:all 1-7:out"`, `"0:3,1:0"` | by local rank or range, separated by commas or blanks |
+| `{0: all, 1-7: out}` | the same as a mapping |
+| `false`, `null` | nothing |
+
+Ranks that are not named have nothing. Ranges may not overlap, and a rank that no worker has is an
+error. YAML reads an unquoted `1:3` as the number 63, so text with colons is best quoted.
+
+```yaml
+launch:
+  entrypoint: env
+  nproc: 8
+  redirects: all
+  tee: "0:all 1-7:err"
+```
+"""
+
+DURATIONS = """\
+## Durations
+
+A number of seconds, or parts with the units `d`, `h`, `m`, `s` and `ms`, the largest first: `90`,
+`90s`, `10m`, `1h30m`, `1.5h`. Colons are refused, since `1:30` could be two things.
+"""
+
+WORKER_HEAD = """\
+## Worker's facts
+
+Some things are known only for each worker. `args`, `env`, `env_per_rank` and `log_line_prefix` may
+name them as `${worker:NAME}`; other keys may not. They are always put in as text.
+
+| name | is |
+|---|---|
+"""
+
+FACTS = {
+    "role_name": "`launch.role`",
+    "rank": "rank among all workers",
+    "local_rank": "rank among the workers of the node",
+    "world_size": "number of workers",
+    "local_world_size": "number of workers of the node",
+    "group_rank": "rank of the node's group of workers",
+    "group_world_size": "number of such groups",
+    "role_rank": "rank among the workers with the same role",
+    "role_world_size": "number of workers with the same role",
+    "hostname": "name of the host",
+    "restart_count": "how often the group has been started again",
+    "attempt": "number of the attempt, as in the directory `attempt_N`",
+    "run_id": "`launch.run_id`",
+    "master_addr": "address of rank 0, as `MASTER_ADDR`",
+    "master_port": "port of rank 0, as `MASTER_PORT`",
+}
+
+SECRETS = """\
+## Secrets
+
+Two kinds of values are never written to a plan, a result, an event or a report:
+
+- what comes from the environment, by `${oc.env:NAME}` or by a reference that leads to one, and
+- what stands under a key that has TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL as a whole word
+  between underscores, capitals or not. `HF_TOKEN` and `api_key` are such keys;
+  `TOKENIZERS_PARALLELISM` is not.
+
+`${oc.env:NAME}` stands for them instead. Values of the second kind must come from the environment:
+as plain text, anywhere in the config, they are an error, since Hydra writes the config to
+`.hydra/config.yaml`. That includes the default of a variable (`${oc.env:HF_TOKEN,abc}`). Numbers
+under TOKEN or KEY (`max_token: 512`) and special tokens (`pad_token: <pad>`) are no secrets.
+
+```yaml
+launch:
+  entrypoint: env
+  env:
+    HF_TOKEN: ${oc.env:HF_TOKEN,''}
+```
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    defaults = schema.schema_node()
+    rows = "".join(f"| [`{key}`](#{key}) | `{_yaml(value)}` |\n" for key, value in defaults.items())
+    docs = _field_docs()
+    sections = [f"## {key}\n\nDefault: `{_yaml(defaults[key])}`.\n\n{docs[key]}\n" for key in docs]
+    facts = "".join(f"| `{name}` | {FACTS[name]} |\n" for name in WORKER_NAMES)
+    return "\n".join([HEAD + rows, *sections, MASKS, DURATIONS, WORKER_HEAD + facts, SECRETS])
+
+
+def _field_docs() -> dict[str, str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(schema.Launch)))
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    docs = {}
+    for statement, following in itertools.pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            docs[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
+    return docs
+
+
+def _yaml(value: object) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000).strip()
+    return text.removesuffix("...").strip()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Draws the states of a worker group from the agent's table, as a Mermaid diagram.
+
+``python docs/generate_state_diagram.py`` writes the picture into docs/design/agent.md; a test compares
+the two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from lllaunch.agent import vocabulary as v
+from lllaunch.agent.machine import TRANSITIONS, Machine
+from lllaunch.agent.states import WorkerState
+
+PAGE = Path(__file__).parent / "design" / "agent.md"
+BEGIN, END = "<!-- generated: states -->", "<!-- end -->"
+# Facts that carry something: every variant that can lead elsewhere.
+VARIANTS: dict[type, list[v.Fact]] = {
+    v.GroupStarted: [v.GroupStarted(frozenset({0}))],
+    v.WorkerEnded: [v.WorkerEnded(0, ok=True), v.WorkerEnded(0, ok=False)],
+    v.SignalReceived: [v.SignalReceived(15)],
+}
+
+
+def label(fact: v.Fact) -> str:
+    if isinstance(fact, v.WorkerEnded):
+        return "WorkerEnded(ok)" if fact.ok else "WorkerEnded(failed)"
+    return type(fact).__name__
+
+
+def arrows() -> list[tuple[str, str, str]]:
+    """Every change of state: from, to, fact."""
+    found = set()
+    reasons: list[Any] = [None, "failure", "signal", "membership"]
+    for state, alive, restarts, reason, killed in itertools.product(
+        TRANSITIONS, ({0}, {0, 1}), (0, 1), reasons, (False, True)
+    ):
+        for kind in TRANSITIONS[state]:
+            for fact in VARIANTS.get(kind) or [kind()]:
+                machine = Machine(restarts, spawner_retries=0)
+                machine.state, machine.alive = state, frozenset(alive)
+                machine.reason, machine.killed = reason, killed
+                if state is WorkerState.UNHEALTHY and reason is None:
+                    continue
+                machine.handle(fact)
+                if machine.state is not state:
+                    found.add((state.value, machine.state.value, label(fact)))
+    return sorted(found)
+
+
+def diagram() -> str:
+    """The diagram's text."""
+    by_pair: dict[tuple[str, str], list[str]] = {}
+    for origin, target, fact in arrows():
+        by_pair.setdefault((origin, target), []).append(fact)
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> INIT"]
+    lines += [f"    {a} --> {b}: {', '.join(facts)}" for (a, b), facts in sorted(by_pair.items())]
+    lines += [f"    {state} --> [*]" for state in ("FAILED", "SUCCEEDED", "UNKNOWN")]
+    return "\n".join([*lines, "```"])
+
+
+def page(text: str) -> str:
+    """A page with its diagram replaced by the present one."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{diagram()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

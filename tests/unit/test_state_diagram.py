@@ -1,0 +1,19 @@
+"""The picture of the states in the docs is the one that the table gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_committed_picture_is_the_tables() -> None:
+    path = ROOT / "docs" / "generate_state_diagram.py"
+    spec = importlib.util.spec_from_file_location("generate_state_diagram", path)
+    assert spec is not None and spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    text = generator.PAGE.read_text()
+    assert generator.page(text) == text, "run docs/generate_state_diagram.py"
+    assert "HEALTHY --> UNHEALTHY" in text
