@@ -1,4 +1,4 @@
-"""The resolved description of one run: plain frozen data, what `config` makes and everything below reads.
+"""The resolved description of one run: plain frozen data, made by `config`, read by all below it.
 
 Nothing here knows Hydra or OmegaConf. Text may still hold ``${worker:NAME}``; `lllaunch.macros`
 replaces it per worker.
@@ -23,9 +23,11 @@ class Entrypoint:
 
     Attributes:
         form: one of ``function``, ``script``, ``module``, ``program``.
-        name: dotted module (function, module), absolute path (script), or program as written.
+        name: dotted module (function, module), absolute path (script, program with a slash), or
+            program to be looked up on PATH.
         qualname: name within the module, for functions; else an empty string.
-        text: as the user wrote it.
+        text: as the user wrote it; its source where it came from the environment. Empty if the
+            config names none, in an app whose decorated function is what workers run.
     """
 
     form: EntrypointForm
@@ -38,10 +40,13 @@ class Entrypoint:
 class LaunchSpec:
     """One run, resolved: all that the launcher decides from.
 
+    Its repr leaves out the fields that may hold secrets.
+
     Attributes:
         entrypoint: what the workers run.
         args: positional arguments. For scripts, modules and programs, text ready for a command
-            line (a mapping in the config has become ``--key value``); for functions, any plain data.
+            line (a mapping in the config has become ``--key value``); for functions, any plain
+            data.
         kwargs: keyword arguments of a function; empty for the other forms.
         nproc: number of workers on this node, at least 1.
         role: name of the worker group, ``default`` unless set.
@@ -65,6 +70,8 @@ class LaunchSpec:
         max_restarts: how often a failed worker group is started again.
         virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
         run_id: value of TORCHELASTIC_RUN_ID.
+        output_dir: Hydra's output directory of the job, absolute.
+        runtime_cwd: the directory that the command was given in, absolute.
         redacted: the plan as it may be written: the ``launch`` node, canonical and without secrets.
     """
 
@@ -72,13 +79,13 @@ class LaunchSpec:
     nproc: int
     log_dir: str
     cwd: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     role: str = "default"
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    env_per_rank: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env_per_rank: Mapping[int, Mapping[str, str]] = field(default_factory=dict, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict)
     redirects: Mapping[int, Std] = field(default_factory=dict)
     tee: Mapping[int, Std] = field(default_factory=dict)
@@ -96,4 +103,6 @@ class LaunchSpec:
     max_restarts: int = 0
     virtual_local_rank: bool = False
     run_id: str = ""
+    output_dir: str = ""
+    runtime_cwd: str = ""
     redacted: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,103 @@
+"""Whether the file of a script or program is there and can be run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from lllaunch.config.findings import Unfit
+from lllaunch.config.suggest import did_you_mean
+from lllaunch.spec import Entrypoint
+
+_MOST_NAMES = 2000
+
+
+def check_script(entrypoint: Entrypoint) -> None:
+    """Looks for the file of a script.
+
+    Raises:
+        Unfit: it is not there, is no file, or cannot be read.
+    """
+    path = entrypoint.name
+    if os.path.isdir(path):
+        raise Unfit("is a directory, not a script")
+    if not os.path.exists(path):
+        raise Unfit(f"does not exist in {_directory(entrypoint)}", _script_hint(entrypoint))
+    if not os.path.isfile(path):
+        raise Unfit("is not a file")
+    if not os.access(path, os.R_OK):
+        raise Unfit("cannot be read: permission denied")
+
+
+def _directory(entrypoint: Entrypoint) -> str:
+    # What stands before the text that the user wrote, which the message shows already.
+    base = entrypoint.name.removesuffix(entrypoint.text)
+    return repr(base.rstrip("/") or "/") if base and base != entrypoint.name else "this file system"
+
+
+def _script_hint(entrypoint: Entrypoint) -> str:
+    if " " in entrypoint.text:
+        return "arguments go under 'args'"
+    directory, name = os.path.split(entrypoint.name)
+    scripts = (other for other in _names_in(directory) if other.endswith(".py"))
+    return did_you_mean(name, scripts)
+
+
+def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) -> None:
+    """Looks for a program.
+
+    Args:
+        entrypoint: a program; a name that holds a slash is a file, any other is searched for.
+        search_path: ``PATH`` of the worker.
+        runtime_cwd: where the user is, for hints.
+
+    Raises:
+        Unfit: it is not there or cannot be executed.
+    """
+    name = entrypoint.name
+    if "/" in name:
+        _check_executable(entrypoint)
+        return
+    found = [os.path.join(directory or ".", name) for directory in search_path.split(os.pathsep)]
+    files = [path for path in found if os.path.isfile(path)]
+    if any(os.access(path, os.X_OK) for path in files):
+        return
+    if files:
+        raise Unfit("is not executable", f"chmod +x {files[0]}", f"found only {files[0]!r}")
+    raise Unfit("is not a program on PATH", _program_hint(name, search_path, runtime_cwd))
+
+
+def _check_executable(entrypoint: Entrypoint) -> None:
+    path = entrypoint.name
+    if os.path.isdir(path):
+        raise Unfit("is a directory, not a program")
+    if not os.path.exists(path):
+        directory, name = os.path.split(path)
+        raise Unfit("does not exist", did_you_mean(name, _names_in(directory)))
+    if not os.access(path, os.X_OK):
+        raise Unfit("is not executable", f"chmod +x {entrypoint.text}")
+
+
+def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
+    if " " in name:
+        return "arguments go under 'args'"
+    for candidate in (f"{name}.py", f"./{name}"):
+        if os.path.isfile(os.path.join(runtime_cwd, candidate)):
+            return f"did you mean {candidate!r}?"
+    if "." in name and os.path.isfile(os.path.join(runtime_cwd, f"{name.replace('.', '/')}.py")):
+        return f"did you mean '-m {name}'?"
+    programs = (
+        other for directory in search_path.split(os.pathsep) for other in _names_in(directory)
+    )
+    return did_you_mean(name, programs)
+
+
+def _names_in(directory: str) -> Iterator[str]:
+    try:
+        with os.scandir(directory or ".") as entries:
+            for number, entry in enumerate(entries):
+                if number == _MOST_NAMES:
+                    return
+                yield entry.name
+    except OSError:
+        return

@@ -1,0 +1,202 @@
+"""The seam to OmegaConf: a node of a config becomes a tree, and what cannot be resolved a problem.
+
+Every leaf is resolved on its own, so that one bad interpolation does not hide the others. While a
+leaf is resolved, the resolver ``oc.env`` is watched: a value that came from the environment, by
+whatever detour, is withheld from everything that is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from lllaunch.config.findings import Findings
+from lllaunch.config.secrets import (
+    holds_env,
+    is_literal,
+    is_secret_name,
+    safe_source,
+    source_for,
+    without_defaults,
+)
+from lllaunch.config.tree import BROKEN, Tree, Withheld
+
+# Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
+MOST_LEAVES = 20_000
+_DEEPEST = 50
+_WHOLE_INTERPOLATION = re.compile(r"\$\{[^${}]*\}")
+
+
+def register_resolvers() -> None:
+    """Teaches OmegaConf ``${worker:NAME}``, which stands for itself until a worker is prepared."""
+    OmegaConf.register_new_resolver(
+        "worker", lambda *name: f"${{worker:{','.join(map(str, name))}}}", replace=True
+    )
+
+
+class _TooMuchError(Exception):
+    """The config expands beyond all measure; said once, at the top."""
+
+
+@contextmanager
+def _watching_env() -> Iterator[list[str]]:
+    # OmegaConf gives no public way to wrap a resolver and to put back what was there, which may
+    # be the user's own.
+    resolvers: dict[str, Any] = BaseContainer._resolvers
+    previous = resolvers.get("oc.env")
+    reads: list[str] = []
+
+    def watched(config: Any, parent: Any, node: Any, args: Any, texts: Any) -> Any:
+        reads.append(str(args[0]) if args else "")
+        assert previous is not None
+        return previous(config, parent, node, args, texts)
+
+    if previous is not None:
+        resolvers["oc.env"] = watched
+    try:
+        yield reads
+    finally:
+        if previous is not None:
+            resolvers["oc.env"] = previous
+
+
+class Reader:
+    """Reads nodes of one config.
+
+    Args:
+        findings: takes what cannot be read.
+        literals: secrets that the config holds as plain text; values with one of them in it are
+            withheld too.
+    """
+
+    def __init__(self, findings: Findings, literals: Sequence[str] = ()) -> None:
+        self._findings = findings
+        self._literals = tuple(text for text in literals if text)
+        self._left = MOST_LEAVES
+        self._open: list[int] = []
+
+    def read(self, cfg: DictConfig, key: str) -> Tree:
+        """The tree below a key of a config.
+
+        Args:
+            cfg: the config; its own keys are read as plain data where they are unresolved.
+            key: one of its keys.
+
+        Returns:
+            A tree; leaves that cannot be read are `BROKEN`, each with a problem noted.
+        """
+        raw = _raw(cfg)
+        if key not in raw:
+            return None
+        try:
+            with _watching_env() as reads:
+                return self._item(cfg, key, raw[key], key, key, reads, "")
+        except _TooMuchError:
+            self._findings.add_about(key, f"expands to more than {MOST_LEAVES} values")
+            return BROKEN
+
+    def _item(
+        self,
+        parent: DictConfig | ListConfig,
+        index: Any,
+        raw: Any,
+        key: str,
+        name: Any,
+        reads: list[str],
+        source: str,
+    ) -> Tree:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooMuchError
+        del reads[:]
+        try:
+            value = parent[index]
+        except MissingMandatoryValue:
+            self._findings.add_about(key, "is missing: its value is '???', which must be set")
+            return BROKEN
+        except (OmegaConfBaseException, RecursionError) as error:
+            self._note_failure(key, raw, error, reads)
+            return BROKEN
+        if reads and not source:
+            source = _source_of(raw, name, reads)
+        if isinstance(value, (DictConfig, ListConfig)):
+            return self._container(value, key, name, reads, source)
+        return self._leaf(value, raw, name, source)
+
+    def _container(
+        self, node: DictConfig | ListConfig, key: str, name: Any, reads: list[str], source: str
+    ) -> Tree:
+        if id(node) in self._open or len(self._open) >= _DEEPEST:
+            why = "contains itself" if id(node) in self._open else "is nested too deeply"
+            self._findings.add_about(key, why)
+            return BROKEN
+        raw: Any = _raw(node)
+        self._open.append(id(node))
+        try:
+            if isinstance(node, ListConfig):
+                return [
+                    self._item(node, index, raw[index], f"{key}[{index}]", name, reads, source)
+                    for index in range(len(node))
+                ]
+            return {
+                own: self._item(node, own, raw[own], f"{key}.{own}", own, reads, source)
+                for own in raw
+            }
+        finally:
+            self._open.pop()
+
+    def _leaf(self, value: Any, raw: Any, name: Any, source: str) -> Tree:
+        if not source and holds_env(raw):
+            source = safe_source(raw, name)
+        if not source and self._is_known_secret(value, name):
+            written = isinstance(raw, str) and "${" in raw
+            source = raw if written else source_for(str(name))
+        return Withheld(value, source) if source else value
+
+    def _is_known_secret(self, value: Any, name: Any) -> bool:
+        if is_secret_name(name) and is_literal(value, str(name)):
+            return True
+        return isinstance(value, str) and self._holds_literal(value)
+
+    def _holds_literal(self, text: str) -> bool:
+        return any(literal in text for literal in self._literals)
+
+    def _note_failure(self, key: str, raw: Any, error: Exception, reads: list[str]) -> None:
+        text = without_defaults(raw) if isinstance(raw, str) else None
+        shown = Withheld(None, text) if text else None
+        if isinstance(error, RecursionError):
+            expected = "cannot be resolved: its references form too long a chain"
+        elif reads or self._holds_literal(str(error)):
+            # The reason may quote what was read; only the one reason that cannot is told.
+            unset = f"{reads[-1]!r} not found" in str(error) if reads else False
+            why = f"the variable {reads[-1]} is not set" if unset else "its value is withheld here"
+            expected = f"cannot be resolved: {why}"
+        else:
+            expected = f"cannot be resolved: {_first_line(error)}"
+        if shown is None:
+            self._findings.add_about(key, expected)
+        else:
+            self._findings.add(key, shown, expected)
+
+
+def _raw(node: DictConfig | ListConfig) -> Any:
+    return OmegaConf.to_container(node, resolve=False)
+
+
+def _source_of(raw: Any, name: Any, reads: Sequence[str]) -> str:
+    detour = isinstance(raw, str) and not holds_env(raw) and _WHOLE_INTERPOLATION.fullmatch(raw)
+    if detour or not isinstance(raw, str):
+        # ${params.token}: what it leads to says more than the detour.
+        return f"${{oc.env:{reads[0]}}}"
+    return safe_source(raw, name)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].strip()

@@ -1,0 +1,127 @@
+"""Plain data read from a config, with its secrets marked.
+
+A tree is made of dicts, lists and scalars. A leaf whose value must not be written anywhere is a
+`Withheld`, which shows its source instead: messages and plans are made from trees, so that a
+secret cannot slip into one of them by an oversight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST_SHOWN = 100
+
+
+@dataclass(frozen=True, repr=False)
+class Withheld:
+    """A leaf that is used but never written.
+
+    Attributes:
+        value: the value itself.
+        source: the text that stands for it, such as ``${oc.env:HF_TOKEN}``.
+    """
+
+    value: Any
+    source: str
+
+    def __repr__(self) -> str:
+        return f"Withheld({self.source!r})"
+
+
+class _Broken:
+    """A leaf that could not be read; the problem with it has been noted already."""
+
+    def __repr__(self) -> str:
+        return "BROKEN"
+
+
+BROKEN = _Broken()
+
+Tree = Any
+
+
+def reveal(tree: Tree) -> Any:
+    """The values themselves, for use."""
+    if isinstance(tree, Withheld):
+        return tree.value
+    if isinstance(tree, dict):
+        return {key: reveal(item) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [reveal(item) for item in tree]
+    return tree
+
+
+def conceal(tree: Tree) -> Any:
+    """What may be written: text of a config that resolves to the same values again."""
+    if isinstance(tree, Withheld):
+        return tree.source
+    if isinstance(tree, dict):
+        return {key: conceal(item) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [conceal(item) for item in tree]
+    if isinstance(tree, str):
+        return escape(tree)
+    return tree if tree is None or isinstance(tree, (bool, int, float)) else str(tree)
+
+
+_INTERPOLATION = re.compile(r"(\\*)\$\{(worker:)?")
+
+
+def escape(text: str) -> str:
+    """Writes text so that OmegaConf reads it back as it is; ``${worker:NAME}`` is left alone."""
+
+    def escaped(match: re.Match[str]) -> str:
+        backslashes, worker = match[1] * 2, match[2]
+        return f"{backslashes}${{worker:" if worker else f"{backslashes}\\${{"
+
+    return _INTERPOLATION.sub(escaped, text)
+
+
+def leaves(tree: Tree, key: str) -> Iterator[tuple[str, Tree]]:
+    """Every leaf with its dotted key, depth first; an empty dict or list has none."""
+    if isinstance(tree, dict):
+        for name, item in tree.items():
+            yield from leaves(item, f"{key}.{name}")
+    elif isinstance(tree, list):
+        for index, item in enumerate(tree):
+            yield from leaves(item, f"{key}[{index}]")
+    else:
+        yield key, tree
+
+
+def has_secrets(tree: Tree) -> bool:
+    """Whether a part of it is withheld."""
+    return any(isinstance(leaf, Withheld) for _, leaf in leaves(tree, ""))
+
+
+def show(tree: Tree) -> str:
+    """A value as a message shows it: like YAML, on one line, short, without secrets."""
+    return shorten(_show(tree), _LONGEST_SHOWN)
+
+
+def shorten(text: str, most: int = 400) -> str:
+    """Text with no more characters than a message can bear."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _show(tree: Tree) -> str:
+    if isinstance(tree, Withheld):
+        return repr(tree.source)
+    if tree is None or isinstance(tree, bool):
+        return {None: "null", True: "true", False: "false"}[tree]
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key}: {_show(item)}" for key, item in _some(tree.items())) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(_show(item) for item in _some(tree)) + "]"
+    return repr(tree[: _LONGEST_SHOWN * 2]) if isinstance(tree, str) else repr(tree)
+
+
+def _some(items: Any) -> Iterator[Any]:
+    # As much of a large container as can be shown at all.
+    for number, item in enumerate(items):
+        if number == _LONGEST_SHOWN:
+            return
+        yield item

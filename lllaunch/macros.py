@@ -1,0 +1,95 @@
+r"""What is known only per worker: ``${worker:rank}`` and its kin, put in when it is prepared.
+
+The text form is chosen so that it survives OmegaConf: the resolver named ``worker`` returns its
+own text. torch's templates (``${rank}``, written ``\${rank}`` in YAML) are understood as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+WORKER_NAMES = (
+    "role_name",
+    "rank",
+    "local_rank",
+    "world_size",
+    "local_world_size",
+    "group_rank",
+    "group_world_size",
+    "role_rank",
+    "role_world_size",
+    "hostname",
+    "restart_count",
+    "attempt",
+    "run_id",
+    "master_addr",
+    "master_port",
+)
+
+T = TypeVar("T")
+
+_KNOWN = "|".join(WORKER_NAMES)
+_WORKER = re.compile(rf"\$\{{worker:({_KNOWN})\}}")
+_WORKER_OR_BARE = re.compile(rf"\$\{{(?:worker:)?({_KNOWN})\}}")
+_BARE = re.compile(rf"\$\{{({_KNOWN})\}}")
+_ANY_WORKER = re.compile(r"\$\{worker:([^{}]*)\}")
+
+
+def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
+    """Puts one worker's facts into a value.
+
+    Args:
+        value: text, or lists, tuples and dicts (of dicts the values, not the keys) that hold text;
+            anything else is returned as it is.
+        facts: text by name, of `WORKER_NAMES`. A name without a fact stays as it is written.
+        bare: whether torch's ``${rank}`` counts too. Values from a config should say False: there
+            ``${hostname}`` in a shell command is the shell's.
+
+    Returns:
+        The same shape with ``${worker:NAME}`` replaced.
+    """
+    pattern = _WORKER_OR_BARE if bare else _WORKER
+    return cast("T", _substitute(value, facts, pattern))
+
+
+def _substitute(value: Any, facts: Mapping[str, str], pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        if "${" not in value:
+            return value
+        return pattern.sub(lambda match: facts.get(match[1], match[0]), value)
+    if isinstance(value, dict):
+        return {key: _substitute(item, facts, pattern) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_substitute(item, facts, pattern) for item in value)
+    return value
+
+
+def names_in(value: object, *, bare: bool = True) -> set[str]:
+    """The names that a value asks for, misspelt ones included.
+
+    Args:
+        value: as for `substitute`.
+        bare: whether torch's ``${rank}`` counts too (of these, only known names).
+
+    Returns:
+        What stands after ``worker:``, as written.
+    """
+    found: set[str] = set()
+    for text in _texts(value):
+        found.update(_ANY_WORKER.findall(text))
+        if bare:
+            found.update(_BARE.findall(text))
+    return found
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.config.entrypoint import parse_entrypoint
+from lllaunch.config.findings import Unfit
+from lllaunch.config.lookup import check_program, check_script
+from lllaunch.spec import Entrypoint
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "name", "qualname"),
+    [
+        ("pkg.train:main", "function", "pkg.train", "main"),
+        ("pkg:Class.method", "function", "pkg", "Class.method"),
+        ("train.py", "script", "/here/train.py", ""),
+        ("a b/train.py", "script", "/here/a b/train.py", ""),
+        ("/abs/train.py", "script", "/abs/train.py", ""),
+        ("../x.py", "script", "/here/../x.py", ""),
+        ("-m pkg.train", "module", "pkg.train", ""),
+        ("-m  pkg", "module", "pkg", ""),
+        ("echo", "program", "echo", ""),
+        ("./run.sh", "program", "/here/./run.sh", ""),
+        ("/bin/sh", "program", "/bin/sh", ""),
+        ("/opt/a:b", "program", "/opt/a:b", ""),
+        ("python3.11", "program", "python3.11", ""),
+    ],
+)
+def test_the_form_tells(text: str, form: Any, name: str, qualname: str) -> None:
+    assert parse_entrypoint(f" {text} ", "/here") == Entrypoint(form, name, text, qualname)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "hint"),
+    [
+        (3, "is not an entrypoint", "quote it"),
+        (["a"], "is not an entrypoint", "quote it"),
+        ("-m", "has no module name after -m", ""),
+        ("-m a/b", "has no module name after -m", ""),
+        ("-m train.py", "names a file after -m", "write 'train.py', without -m"),
+        ("-m pkg --lr 1", "holds more than a module", "give the arguments as 'args'"),
+        ("python train.py", "holds a command line", "name the script itself"),
+        ("torchrun --nproc 2 train.py", "holds a command line", "name the script itself"),
+        ("train.py:main", "mixes two forms", "did you mean 'train:main' or 'train.py'?"),
+        ("src/train.py:main", "mixes two forms", "'package.module:main'"),
+        ("pkg.train:", "is not a function", ""),
+        (":main", "is not a function", ""),
+        ("pkg-x:main", "is not a function", ""),
+        ("pkg:<lambda>", "is not a function", ""),
+        ("__main__:main", "names a function of __main__", "name its module"),
+        ("a\0b", "holds a NUL", ""),
+    ],
+)
+def test_what_has_none_of_the_forms(value: object, expected: str, hint: str) -> None:
+    with pytest.raises(Unfit) as caught:
+        parse_entrypoint(value, "/here")
+    assert caught.value.expected.startswith(expected)
+    assert hint in caught.value.hint
+
+
+def script(path: Path, text: str) -> None:
+    check_script(parse_entrypoint(text, str(path)))
+
+
+def test_a_script_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    script(tmp_path, "train.py")
+    with pytest.raises(Unfit) as caught:
+        script(tmp_path, "trian.py")
+    assert caught.value.expected == f"does not exist in {str(tmp_path)!r}"
+    assert caught.value.hint == "did you mean 'train.py'?"
+    with pytest.raises(Unfit, match="does not exist in this file system"):
+        script(tmp_path, "/nowhere/train.py")
+    with pytest.raises(Unfit) as caught:
+        script(tmp_path, "sub dir --x train.py")
+    assert caught.value.hint == "arguments go under 'args'"
+    (tmp_path / "dir.py").mkdir()
+    with pytest.raises(Unfit, match="is a directory, not a script"):
+        script(tmp_path, "dir.py")
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(Unfit, match="is not a file"):
+        script(tmp_path, "pipe.py")
+
+
+def test_a_script_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(Unfit, match="permission denied"):
+        script(tmp_path, "train.py")
+
+
+def program(path: Path, text: str, search_path: str = "") -> None:
+    check_program(parse_entrypoint(text, str(path)), search_path, str(path))
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_program_is_searched_on_path(tmp_path: Path) -> None:
+    executable(tmp_path / "bin/simulate")
+    program(tmp_path, "simulate", f"/nowhere:{tmp_path}/bin")
+    with pytest.raises(Unfit) as caught:
+        program(tmp_path, "simulaet", f"/nowhere:{tmp_path}/bin")
+    assert caught.value.expected == "is not a program on PATH"
+    assert caught.value.hint == "did you mean 'simulate'?"
+
+
+def test_a_program_on_path_that_is_not_executable_is_named(tmp_path: Path) -> None:
+    file = executable(tmp_path / "bin/simulate")
+    file.chmod(0o644)
+    with pytest.raises(Unfit) as caught:
+        program(tmp_path, "simulate", f"{tmp_path}/bin")
+    assert caught.value.expected == "is not executable"
+    assert caught.value.detail == f"found only {str(file)!r}"
+    executable(tmp_path / "bin2/simulate")
+    program(tmp_path, "simulate", f"{tmp_path}/bin:{tmp_path}/bin2")
+
+
+def test_a_program_with_a_slash_is_a_file(tmp_path: Path) -> None:
+    file = executable(tmp_path / "run.sh")
+    program(tmp_path, "./run.sh")
+    with pytest.raises(Unfit) as caught:
+        program(tmp_path, "./rnu.sh")
+    assert (caught.value.expected, caught.value.hint) == (
+        "does not exist",
+        "did you mean 'run.sh'?",
+    )
+    file.chmod(0o644)
+    with pytest.raises(Unfit) as caught:
+        program(tmp_path, "./run.sh")
+    assert (caught.value.expected, caught.value.hint) == ("is not executable", "chmod +x ./run.sh")
+    with pytest.raises(Unfit, match="is a directory, not a program"):
+        program(tmp_path, "/tmp")
+
+
+def test_a_file_beside_the_user_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text("")
+    executable(tmp_path / "simulate")
+    for text, hint in [
+        ("train", "did you mean 'train.py'?"),
+        ("simulate", "did you mean './simulate'?"),
+        ("pkg.train", "did you mean '-m pkg.train'?"),
+        ("nvidia-smi -L", "arguments go under 'args'"),
+    ]:
+        with pytest.raises(Unfit) as caught:
+            program(tmp_path, text)
+        assert caught.value.hint == hint

@@ -1,0 +1,189 @@
+"""What comes out of OmegaConf: values, and which of them must not be written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
+
+from lllaunch.config.findings import Findings
+from lllaunch.config.plan import plan_text
+from lllaunch.config.read import Reader, register_resolvers
+from lllaunch.config.resolve import resolve
+from lllaunch.config.tree import BROKEN, conceal, reveal
+from lllaunch.errors import ConfigError
+
+SECRET = "hf_do_not_show"
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_resolvers()
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("BROKEN_YAML", f"{{{SECRET}")
+    monkeypatch.setenv("AS_MAPPING", f"{{A: {SECRET}, B: [{SECRET}]}}")
+    monkeypatch.delenv("NOT_SET", raising=False)
+
+
+def read(launch: Any, root: dict[str, Any] | None = None) -> tuple[Any, list[str]]:
+    findings = Findings()
+    cfg = OmegaConf.create({"launch": launch, **(root or {})})
+    tree = Reader(findings).read(cfg, "launch")
+    return tree, [str(problem) for problem in findings.problems]
+
+
+@pytest.mark.parametrize(
+    ("raw", "source"),
+    [
+        ("${oc.env:HF_TOKEN}", "${oc.env:HF_TOKEN}"),
+        ("a ${oc.env:HF_TOKEN} b", "a ${oc.env:HF_TOKEN} b"),
+        ("${oc.env:NOT_SET,3}", "${oc.env:NOT_SET,3}"),
+        ("${params.direct}", "${oc.env:HF_TOKEN}"),
+        ("${params.twice}", "${oc.env:HF_TOKEN}"),
+        ("x/${params.direct}", "x/${params.direct}"),
+        ("${oc.select:params.direct}", "${oc.env:HF_TOKEN}"),
+        ("${params.${params.which}}", "${params.${params.which}}"),
+        ("${oc.decode:${oc.env:HF_TOKEN}}", "${oc.decode:${oc.env:HF_TOKEN}}"),
+    ],
+)
+def test_what_comes_from_the_environment_is_withheld(raw: str, source: str) -> None:
+    params = {"direct": "${oc.env:HF_TOKEN}", "twice": "${.direct}", "which": "direct"}
+    tree, problems = read({"a": raw}, {"params": params})
+    assert problems == []
+    assert conceal(tree) == {"a": source}
+    cfg = OmegaConf.create({"launch": {"a": source}, "params": params})
+    assert cfg.launch.a == reveal(tree)["a"]
+
+
+def test_containers_from_the_environment_are_withheld_leaf_by_leaf() -> None:
+    tree, _ = read({"env": "${oc.decode:${oc.env:AS_MAPPING}}", "n": 1})
+    assert reveal(tree)["env"] == {"A": SECRET, "B": [SECRET]}
+    assert SECRET not in str(conceal(tree))
+    assert SECRET not in str(tree)
+    tree, _ = read({"env": "${common}"}, {"common": {"A": "${oc.env:HF_TOKEN}", "B": 1}})
+    assert conceal(tree) == {"env": {"A": "${oc.env:HF_TOKEN}", "B": 1}}
+
+
+def test_what_stands_under_the_name_of_a_secret_is_withheld() -> None:
+    tree, _ = read({"api_key": "sk-1", "pad_token": "<pad>", "max_token": 3, "password": 4})
+    assert conceal(tree) == {
+        "api_key": "${oc.env:API_KEY}",
+        "pad_token": "<pad>",
+        "max_token": 3,
+        "password": "${oc.env:PASSWORD}",
+    }
+
+
+def test_literals_elsewhere_are_withheld_where_they_are_used() -> None:
+    cfg = OmegaConf.create({"launch": {"args": ["--key=${p.api_key}"]}, "p": {"api_key": "sk-1"}})
+    tree = Reader(Findings(), ["sk-1"]).read(cfg, "launch")
+    assert conceal(tree) == {"args": ["--key=${p.api_key}"]}
+
+
+def test_every_leaf_that_cannot_be_read_is_told() -> None:
+    tree, problems = read(
+        {"a": "${nope}", "b": ["???", "${b}", 1], "c": "${oc.env:NOT_SET}", "d": {"e": "${m}"}},
+        {"m": "???"},
+    )
+    assert problems == [
+        "launch.a: '${nope}' cannot be resolved: Interpolation key 'nope' not found",
+        "launch.b[0]: is missing: its value is '???', which must be set",
+        "launch.b[1]: '${b}' cannot be resolved: Interpolation key 'b' not found",
+        "launch.c: '${oc.env:NOT_SET}' cannot be resolved: the variable NOT_SET is not set",
+        (
+            "launch.d.e: '${m}' cannot be resolved: MissingMandatoryValue while resolving "
+            "interpolation: Missing mandatory value: m"
+        ),
+    ]
+    assert tree["b"] == [BROKEN, BROKEN, 1]
+
+
+def test_a_reason_that_could_quote_a_secret_is_not_told() -> None:
+    _, problems = read({"a": "${oc.decode:${oc.env:BROKEN_YAML}}"})
+    assert problems == [
+        (
+            "launch.a: '${oc.decode:${oc.env:BROKEN_YAML}}' cannot be resolved: its value is "
+            "withheld here"
+        )
+    ]
+
+
+def test_a_resolver_that_raises_is_told() -> None:
+    def fail() -> None:
+        raise RuntimeError("out of order")
+
+    OmegaConf.register_new_resolver("failing", fail)
+    try:
+        _, problems = read({"a": "${failing:}"})
+    finally:
+        OmegaConf.clear_resolver("failing")
+    assert len(problems) == 1
+    assert "out of order" in problems[0]
+
+
+def test_the_resolver_of_variables_is_put_back() -> None:
+    before = BaseContainer._resolvers["oc.env"]
+    read({"a": "${oc.env:HF_TOKEN}", "b": "${nope}"})
+    assert BaseContainer._resolvers["oc.env"] is before
+
+
+def test_a_users_own_resolver_of_variables_is_used() -> None:
+    before = BaseContainer._resolvers["oc.env"]
+    OmegaConf.register_new_resolver("oc.env", lambda name: f"own {name}", replace=True)
+    try:
+        tree, _ = read({"a": "${oc.env:X}"})
+    finally:
+        BaseContainer._resolvers["oc.env"] = before
+    assert reveal(tree) == {"a": "own X"}
+
+
+def test_a_worker_name_stands_for_itself() -> None:
+    cfg = OmegaConf.create({"a": "--r=${worker:rank}", "b": "${worker:rank}", "c": "${b}x"})
+    assert OmegaConf.to_container(cfg, resolve=True) == {
+        "a": "--r=${worker:rank}",
+        "b": "${worker:rank}",
+        "c": "${worker:rank}x",
+    }
+
+
+def test_an_absent_node_is_nothing() -> None:
+    assert Reader(Findings()).read(OmegaConf.create({}), "launch") is None
+
+
+WRONG_EVERYWHERE = [
+    *("entrypoint", "args", "nproc", "role", "start_method", "preload", "cwd", "env"),
+    *("env_per_rank", "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters"),
+    *("log_line_prefix", "log_dir", "grace_period", "signals", "max_restarts", "run_id"),
+    "virtual_local_rank",
+]
+
+
+@pytest.mark.parametrize("key", WRONG_EVERYWHERE)
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "${oc.env:HF_TOKEN}",
+        "1-0:${oc.env:HF_TOKEN} x",
+        "/${oc.env:HF_TOKEN}.py",
+        "-m ${oc.env:HF_TOKEN}",
+        "json:${oc.env:HF_TOKEN}",
+        "${oc.decode:${oc.env:BROKEN_YAML}}",
+        "${oc.decode:${oc.env:AS_MAPPING}}",
+        "${params.api_key}",
+        "${oc.env:NOT_SET,hf_do_not_show}",
+    ],
+)
+def test_no_message_and_no_plan_holds_a_secret(key: str, raw: str) -> None:
+    root = {"params": {"api_key": SECRET}} if "params" in raw else {}
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", key: raw}, **root})
+    try:
+        spec = resolve(cfg, runtime_cwd="/", output_dir="/out")
+    except ConfigError as error:
+        text = str(error) + repr(error)
+    else:
+        text = plan_text(spec) + repr(spec.redacted)
+    text = text.replace("${oc.env:NOT_SET,hf_do_not_show}", "")  # the user's own text, no secret
+    assert SECRET not in text
+    assert "do_not_show" not in text

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lllaunch.config.secrets import (
+    hides_literal,
+    is_literal,
+    is_secret_name,
+    literals,
+    redact,
+    redact_overrides,
+    safe_source,
+    source_for,
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "TOKEN", "WANDB_API_KEY", "api_key", "AWS_SECRET_ACCESS_KEY"),
+        *("Db_Password", "MY_CREDENTIAL", "secret"),
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "tokens", "keys", "MONKEY", "KEYBOARD", "PASSWORDS", "", 3]
+)
+def test_names_that_only_look_like_it(name: Any) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "literal"),
+    [
+        ("abc", "token", True),
+        ("prefix-${x}", "token", False),
+        ("${oc.env:T}", "token", False),
+        ("${oc.env:T,null}", "token", False),
+        ("${oc.env:T,''}", "token", False),
+        ("${oc.env:T,abc}", "token", True),
+        ("${ oc.env : T , abc }", "token", True),
+        ("a ${oc.env:A} ${oc.env:B,abc}", "token", True),
+        ("", "token", False),
+        ("???", "token", False),
+        (None, "token", False),
+        (True, "token", False),
+        (512, "max_token", False),
+        ("512", "max_token", False),
+        (8, "num_key_value_heads", False),
+        (1234, "password", True),
+        ("1234", "DB_PASSWORD", True),
+        ("<pad>", "pad_token", False),
+        ("</s>", "eos_token", False),
+        ("<|endoftext|>", "eos_token", False),
+        ("[MASK]", "mask_token", False),
+    ],
+)
+def test_what_counts_as_a_literal(raw: Any, name: str, literal: bool) -> None:
+    assert is_literal(raw, name) == literal
+
+
+def test_a_default_beside_a_secret_variable_is_a_literal_under_any_name() -> None:
+    assert hides_literal("x ${oc.env:HF_TOKEN,abc}")
+    assert not hides_literal("${oc.env:HF_TOKEN}")
+    assert not hides_literal("${oc.env:HOME,abc}")
+    assert not hides_literal(3)
+
+
+def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
+    raw = {
+        "a": {"api_key": "xyz", "n_key": 3, "ok": "abc"},
+        "TOKEN": ["one", "${oc.env:TWO}", {"inner": "three"}],
+        "url": "https://${oc.env:DB_PASSWORD,hunter2}@host",
+        3: {"my-key": "x"},
+    }
+    assert list(literals(raw)) == [
+        ("a.api_key", "${oc.env:API_KEY}", "xyz"),
+        ("TOKEN[0]", "${oc.env:TOKEN}", "one"),
+        ("url", "${oc.env:DB_PASSWORD}", "hunter2"),
+    ]
+
+
+def test_a_source_is_the_name_of_a_variable() -> None:
+    assert source_for("api_key") == "${oc.env:API_KEY}"
+    assert source_for("a.b key") == "${oc.env:A_B_KEY}"
+    assert safe_source("${oc.env:N,3}", "n") == "${oc.env:N,3}"
+    assert safe_source("${oc.env:N,3}", "my_key") == "${oc.env:N}"
+    assert safe_source("${oc.env:MY_KEY,3x}", "n") == "${oc.env:MY_KEY}"
+
+
+def test_a_whole_config_is_written_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    cfg = OmegaConf.create(
+        {
+            "launch": {"env": {"HF_TOKEN": "${oc.env:HF_TOKEN}", "A": "${params.url}"}},
+            "params": {"url": "https://${oc.env:HF_TOKEN}@x", "api_key": "sk-1", "lr": 0.1},
+            "more": [{"password": 12345}, "${oc.env:HF_TOKEN,fallback}"],
+            "missing": "???",
+        }
+    )
+    written = redact(cfg)
+    assert written == {
+        "launch": {"env": {"HF_TOKEN": "${oc.env:HF_TOKEN}", "A": "${params.url}"}},
+        "params": {
+            "url": "https://${oc.env:HF_TOKEN}@x",
+            "api_key": "${oc.env:API_KEY}",
+            "lr": 0.1,
+        },
+        "more": [{"password": "${oc.env:PASSWORD}"}, "${oc.env:HF_TOKEN}"],
+        "missing": "???",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "written"),
+    [
+        ("lr=0.1", "lr=0.1"),
+        ("+exp=resnet", "+exp=resnet"),
+        ("~launch.env.HF_TOKEN", "~launch.env.HF_TOKEN"),
+        ("--multirun", "--multirun"),
+        ("--api-key=abc", "--api-key=${oc.env:API_KEY}"),
+        ("+launch.env.HF_TOKEN=abc", "+launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
+        ("launch.env.HF_TOKEN='a b'", "launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
+        ("launch.env.HF_TOKEN=${oc.env:T}", "launch.env.HF_TOKEN=${oc.env:T}"),
+        ("launch.env.HF_TOKEN=${oc.env:T,abc}", "launch.env.HF_TOKEN=${oc.env:T}"),
+        ("x=${oc.env:HOME,abc}", "x=${oc.env:HOME}"),
+        ("a.api_key=x,y", "a.api_key=${oc.env:API_KEY}"),
+        ("a.api_key=[x]", "a.api_key=${oc.env:API_KEY}"),
+        ("a.max_token=512", "a.max_token=512"),
+        ("a.password=512", "a.password=${oc.env:PASSWORD}"),
+        ("a.key=", "a.key="),
+        ("launch.env={HF_TOKEN:abc,B:1}", "launch.env=<redacted>"),
+        ("launch.env={'HF_TOKEN': abc}", "launch.env=<redacted>"),
+        ("launch.env={A:1}", "launch.env={A:1}"),
+        ("params.x=a=b", "params.x=a=b"),
+    ],
+)
+def test_overrides_are_written_without_secrets(override: str, written: str) -> None:
+    assert redact_overrides([override]) == [written]

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.macros import WORKER_NAMES, names_in, substitute
+
+FACTS = {name: f"<{name}>" for name in WORKER_NAMES}
+
+
+@pytest.mark.parametrize("name", WORKER_NAMES)
+def test_every_name_is_replaced_in_both_forms(name: str) -> None:
+    assert substitute(f"a ${{worker:{name}}} b", FACTS) == f"a <{name}> b"
+    assert substitute(f"a ${{{name}}} b", FACTS) == f"a <{name}> b"
+
+
+def test_lists_tuples_and_values_of_dicts_are_searched_and_keep_their_types() -> None:
+    value = {"${rank}": ["${rank}", ("${worker:rank}", 3)], "n": None}
+    assert substitute(value, {"rank": "7"}) == {"${rank}": ["7", ("7", 3)], "n": None}
+
+
+@pytest.mark.parametrize("text", ["${nope}", "${worker:nope}", "$rank", "{rank}", "${ rank }"])
+def test_what_is_no_name_stays(text: str) -> None:
+    assert substitute(text, FACTS) == text
+
+
+def test_a_name_without_a_fact_stays() -> None:
+    assert substitute("${worker:rank} ${local_rank}", {"local_rank": "1"}) == "${worker:rank} 1"
+
+
+def test_a_shells_own_variables_can_be_left_alone() -> None:
+    text = "echo ${hostname} ${worker:hostname}"
+    assert substitute(text, {"hostname": "node7"}, bare=False) == "echo ${hostname} node7"
+
+
+def test_a_fact_that_looks_like_a_name_is_not_replaced_again() -> None:
+    facts = {"rank": "${worker:hostname}", "hostname": "h"}
+    assert substitute("${worker:rank}", facts) == "${worker:hostname}"
+
+
+def test_names_are_found_anywhere_misspelt_ones_too() -> None:
+    value = {"a": ["${worker:rank}${worker:rnak}"], "b": ("${hostname}", 1, "${other}")}
+    assert names_in(value) == {"rank", "rnak", "hostname"}
+    assert names_in(value, bare=False) == {"rank", "rnak"}
+
+
+@given(st.text())
+def test_text_without_a_dollar_is_never_changed(text: str) -> None:
+    plain = text.replace("$", "")
+    assert substitute(plain, FACTS) == plain
+    assert names_in(plain) == set()
+
+
+@given(st.lists(st.sampled_from(WORKER_NAMES) | st.text(alphabet="$x{}:", max_size=3)))
+def test_all_that_is_asked_for_is_replaced(parts: list[str]) -> None:
+    text = "|".join(f"${{worker:{part}}}" if part in FACTS else part for part in parts)
+    assert not names_in(substitute(text, FACTS)) & set(WORKER_NAMES)
