@@ -28,7 +28,8 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.key}: {self.value} {self.expected}" if self.value else f"{self.key}: {self.expected}"
+        value = f"{self.value} " if self.value else ""
+        text = f"{self.key}: {value}{self.expected}"
         return f"{text}; {self.hint}" if self.hint else text
 
 
@@ -101,12 +102,13 @@ class SpawnerDied(LaunchError):
 
     def __str__(self) -> str:
         how = "its connection closed" if self.status is None else f"exit status {self.status}"
-        return f"the spawner (pid {self.pid}) died: {how}" + (f"\n{self.detail}" if self.detail else "")
+        detail = f"\n{self.detail}" if self.detail else ""
+        return f"the spawner (pid {self.pid}) died: {how}{detail}"
 
 
 @dataclass(eq=False)
 class PreloadFailed(LaunchError):
-    """A module listed under ``preload`` could not be imported, or did what must not happen before a fork.
+    """A module listed under ``preload`` could not be imported, or cannot be forked after it.
 
     Attributes:
         module: dotted name of the module.

@@ -1,0 +1,152 @@
+"""Writes the launcher's messages to a stream; never fails because of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from lllaunch.console.report import Line, failure_text, report_lines
+from lllaunch.console.wording import counted, duration, shown_path
+from lllaunch.run.causes import signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lllaunch.errors import LaunchError
+    from lllaunch.run.outcome import RootCause, RunOutcome
+
+# what rich calls them
+_STYLES = {
+    "": "",
+    "title": "bold red",
+    "good": "green",
+    "cause": "bold",
+    "quote": "",
+    "faint": "dim",
+}
+
+
+class Console:
+    """The launcher's voice.
+
+    Every message is one write of whole lines, so that it does not mix with teed output. A stream
+    that was closed (``| head``) is forgotten: a training run must not end for want of a reader.
+
+    Args:
+        stream: where messages go; standard error of the moment of writing if None.
+        cwd: directory that paths are shown relative to; the working directory of now if None.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, cwd: str | None = None) -> None:
+        self._stream = stream
+        self._cwd = os.getcwd() if cwd is None else cwd
+        self._hide: Callable[[str], str] = str
+
+    def hide(self, redact: Callable[[str], str]) -> None:
+        """Applies ``redact`` to every message from now on, so that no secret is shown."""
+        self._hide = redact
+
+    def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
+        """Says that an attempt begins.
+
+        Args:
+            attempt: its number.
+            workers: how many are started.
+            what: the entrypoint, as the user wrote it.
+            directory: where it writes.
+        """
+        where = shown_path(directory, self._cwd)
+        self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
+
+    def restarting(
+        self, attempt: int, root: RootCause | None, restart: int, of: int | None
+    ) -> None:
+        """Says that a failed attempt is followed by another one.
+
+        Args:
+            attempt: number of the one that failed.
+            root: its first failure.
+            restart: which restart this is, from 1.
+            of: how many there may be; None if this one does not count.
+        """
+        count = "" if of is None else f" ({restart} of {of})"
+        self._say(f"attempt {attempt}: {failure_text(root)}; restarting{count}")
+
+    def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
+        """Says that a signal came and what follows.
+
+        Args:
+            signum: the signal.
+            workers: how many live workers got it.
+            grace: seconds that they have until SIGKILL.
+            forwarded: False if they get it from elsewhere (a Slurm step).
+        """
+        whom = counted(workers, "worker")
+        whom = f"forwarded to {whom}" if forwarded else f"{whom} got it too"
+        self._say(
+            f"{signal_name(signum)} received, {whom}; SIGKILL follows in {duration(grace)}, or "
+            "now on a second signal"
+        )
+
+    def killing(self, signum: int | None, workers: int) -> None:
+        """Says that workers are killed.
+
+        Args:
+            signum: the second signal, or None if the grace period is over.
+            workers: how many live.
+        """
+        why = "the grace period is over" if signum is None else f"{signal_name(signum)} again"
+        self._say(f"{why}, killing {counted(workers, 'worker')}")
+
+    def warning(self, text: str) -> None:
+        """Says what went wrong and does not end the run."""
+        self._say(f"warning: {text}")
+
+    def error(self, error: LaunchError) -> None:
+        """Says why nothing was started."""
+        first, *rest = str(error).split("\n")
+        self._write([Line(f"lllaunch: {first}", "title"), *(Line(f"  {text}") for text in rest)])
+
+    def finished(self, outcome: RunOutcome) -> None:
+        """Shows the report of a run that is over."""
+        self._write(report_lines(outcome, self._cwd))
+
+    def _say(self, text: str) -> None:
+        self._write([Line(f"lllaunch: {text}")])
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        stream = sys.stderr if self._stream is None else self._stream
+        if stream is None:  # started without one (pythonw, a closed descriptor 2)
+            return
+        lines = [Line(self._hide(line.text), line.style) for line in lines]
+        # closed by its reader, by us, or full: there is nowhere left to say so
+        with contextlib.suppress(OSError, ValueError):
+            if any(line.style for line in lines) and stream.isatty():
+                _write_styled(stream, lines)
+            else:
+                text = "".join(f"{line.text}\n" for line in lines)
+                stream.write(_encodable(text, stream))
+            stream.flush()
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Returns ``text`` without characters that the stream's encoding lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)
+
+
+def _write_styled(stream: TextIO, lines: Sequence[Line]) -> None:
+    # 50 ms to import, and needed only where there is a terminal to colour
+    from rich.console import Console as RichConsole  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    rich = RichConsole(file=stream, soft_wrap=True, highlight=False)
+    text = Text()
+    for line in lines:
+        text.append(_encodable(line.text, stream), style=_STYLES[line.style])
+        text.append("\n")
+    with rich.capture() as capture:
+        rich.print(text, end="")
+    stream.write(capture.get())

@@ -1,0 +1,26 @@
+"""Exit codes of ``python -m lllaunch``, as docs/reference/exit-codes.md lists them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the launcher's exit status means; 128+N stands for 'ended by signal N' beside these."""
+
+    SUCCESS = 0
+    """Every worker of the last attempt succeeded."""
+
+    ERROR = 1
+    """Hydra could not compose the config, or lllaunch itself failed."""
+
+    CONFIG = 2
+    """The ``launch`` config is wrong; nothing was started."""
+
+    WORKERS_FAILED = 3
+    """Workers failed and no attempt is left."""
+
+
+def for_signal(signum: int) -> int:
+    """Returns the exit code of a run that signal ``signum`` ended: 128 + ``signum``."""
+    return 128 + signum

@@ -1,0 +1,81 @@
+"""``lllaunch.report``: how a script or program's worker hands a value back to its launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from lllaunch.errors import OutputError
+
+RESULT_FILE = "LLLAUNCH_RESULT_FILE"
+"""Environment variable that names the file for a worker's value; set by the launcher."""
+
+
+def report(value: Any) -> bool:
+    """Reports a worker's result to the launcher, which shows it in result.json.
+
+    Called again, it replaces what was reported before. Outside of lllaunch it does nothing, so that
+    a script runs unchanged by hand and under torchrun.
+
+    Args:
+        value: anything that JSON can hold: None, bool, int, float, str, lists, tuples, and
+            mappings with keys of these. ``nan`` and infinities are written as Python does.
+
+    Returns:
+        whether the value was written, False outside of lllaunch.
+
+    Raises:
+        TypeError: the value cannot be JSON; names the part that cannot and its type.
+        ValueError: the value holds itself.
+        OutputError: the file cannot be written.
+    """
+    path = os.environ.get(RESULT_FILE, "")
+    if not path:
+        return False
+    try:
+        data = json.dumps(value).encode()
+    except TypeError:
+        raise _explain(value) from None
+    _write(path, data)
+    return True
+
+
+def _explain(value: Any) -> TypeError:
+    where, part = _culprit(value, "value") or ("value", value)
+    kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+    return TypeError(
+        f"lllaunch.report: {where} is a {kind}, which JSON cannot hold; "
+        "convert it first (a tensor or array: .item() or .tolist())"
+    )
+
+
+def _culprit(value: Any, where: str) -> tuple[str, Any] | None:
+    """Returns the first part of ``value`` that JSON cannot hold, and how to reach it."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return None
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not (key is None or isinstance(key, (str, int, float, bool))):
+                return f"a key of {where}", key
+            found = _culprit(item, f"{where}[{key!r}]")
+            if found:
+                return found
+        return None
+    if isinstance(value, (list, tuple)):
+        parts = (_culprit(item, f"{where}[{index}]") for index, item in enumerate(value))
+        return next(filter(None, parts), None)
+    return where, value
+
+
+def _write(path: str, data: bytes) -> None:
+    # written beside it and renamed: a worker killed in between leaves the former value
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error

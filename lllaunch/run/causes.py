@@ -1,0 +1,158 @@
+"""Why a worker failed: one type for each way, each with its one-line explanation."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+def signal_name(signum: int) -> str:
+    """Returns ``SIGTERM`` for 15; ``signal 64`` where Python knows no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The worker's code raised an exception, and said so in its error.json.
+
+    Attributes:
+        message: ``ValueError: what was wrong``.
+        exitcode: the exit status that followed.
+    """
+
+    message: str
+    exitcode: int
+
+    def __str__(self) -> str:
+        return f"raised {self.message.splitlines()[0]}" if self.message else "raised an exception"
+
+
+@dataclass(frozen=True)
+class ExitedNonZero:
+    """The worker ended by itself with an exit status other than 0."""
+
+    exitcode: int
+
+    def __str__(self) -> str:
+        return f"exited with status {self.exitcode}"
+
+
+@dataclass(frozen=True)
+class KilledBySignal:
+    """A signal ended the worker.
+
+    Attributes:
+        signum: the signal's number.
+        core_dumped: whether the kernel wrote a core file.
+    """
+
+    signum: int
+    core_dumped: bool = False
+
+    def __str__(self) -> str:
+        return f"died of {signal_name(self.signum)}" + (", core dumped" if self.core_dumped else "")
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The kernel's OOM killer ended the worker, as far as can be known.
+
+    Attributes:
+        max_rss: peak resident memory of the worker, bytes.
+        limit: the memory limit that it ran under, bytes, or None.
+    """
+
+    max_rss: int
+    limit: int | None = None
+
+    def __str__(self) -> str:
+        return "died of SIGKILL: out of memory"
+
+
+@dataclass(frozen=True)
+class StartFailure:
+    """The worker could not be started.
+
+    Attributes:
+        path: the program or file concerned, or an empty string.
+        reason: what the system said.
+        errno: the system's error number, 0 where there is none.
+    """
+
+    path: str
+    reason: str
+    errno: int = 0
+
+    def __str__(self) -> str:
+        what = f"{self.path!r}: " if self.path else ""
+        return f"could not be started: {what}{self.reason}"
+
+
+@dataclass(frozen=True)
+class SpawnerLost:
+    """The process that starts all workers died, and the worker with it.
+
+    Attributes:
+        pid: process id of the spawner.
+        status: its exit status, negative for a signal, None where it is not known.
+        detail: what it wrote last, or an empty string.
+    """
+
+    pid: int
+    status: int | None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.status is None:
+            how = "its connection closed"
+        elif self.status < 0:
+            how = signal_name(-self.status)
+        else:
+            how = f"exit status {self.status}"
+        return f"was lost: the spawner (pid {self.pid}) died, {how}"
+
+
+@dataclass(frozen=True)
+class PreloadFailure:
+    """A module listed under ``preload`` could not be imported; no worker could be started."""
+
+    module: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"could not be started: preload of {self.module!r} failed: {self.reason}"
+
+
+@dataclass(frozen=True)
+class NotPicklableReturn:
+    """The worker did its work, but what its function returned cannot leave the process."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"returned a value that cannot be pickled: {self.reason}"
+
+
+@dataclass(frozen=True)
+class HungInKernel:
+    """Workers were in uninterruptible sleep for longer than is allowed."""
+
+    def __str__(self) -> str:
+        return "hung in the kernel (uninterruptible sleep)"
+
+
+Cause: TypeAlias = (
+    Raised
+    | ExitedNonZero
+    | KilledBySignal
+    | OutOfMemory
+    | StartFailure
+    | SpawnerLost
+    | PreloadFailure
+    | NotPicklableReturn
+    | HungInKernel
+)

@@ -1,0 +1,148 @@
+"""The directory of a run: claimed by one launcher at a time, grown attempt by attempt.
+
+Layout (docs/reference/files.md)::
+
+    plan.yaml  events.jsonl  result.json  latest -> attempt_1
+    attempt_0/0/  attempt_0/1/  attempt_1/0/ ...
+
+Only the launcher makes directories; an attempt's directory is never deleted or used twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+from typing import TYPE_CHECKING
+
+from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.multiprocessing.layout import make_attempt_dir
+from lllaunch.run.files import link_atomic, naming, write_all
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+LOCK_NAME = ".lllaunch.lock"
+_ATTEMPT = re.compile(r"attempt_(\d+)")
+_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+class RunDirectory:
+    """A run's directory, held by this launcher until `release`.
+
+    The claim is a lock on a file in it (``flock``: the kernel drops it however the launcher ends),
+    so that two runs can never mix their attempts; a later run in the same directory goes on with
+    the next attempt number.
+
+    Attributes:
+        path: absolute path of the directory.
+    """
+
+    def __init__(self, path: str, lock_fd: int | None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def claim(cls, path: str) -> RunDirectory:
+        """Makes the directory if need be and takes it for this launcher.
+
+        Args:
+            path: where the run's files go; relative paths count from the working directory.
+
+        Raises:
+            ConfigError: another live run holds it.
+            OutputError: it cannot be made or written to.
+        """
+        path = os.path.abspath(path)
+        with naming(path):
+            os.makedirs(path, exist_ok=True)
+        lock = os.path.join(path, LOCK_NAME)
+        # named by the directory: that is what the user chose and can change
+        with naming(path):
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            try:
+                if error.errno in _UNSUPPORTED:  # a file system without locks: go on without
+                    return cls(path, None)
+                raise _refusal(path, fd, error) from None
+            finally:
+                os.close(fd)
+        _sign(path, fd)
+        return cls(path, fd)
+
+    def file(self, name: str) -> str:
+        """Returns the absolute path of a file of the run."""
+        return os.path.join(self.path, name)
+
+    def next_attempt(self) -> int:
+        """Returns the number above all attempts that are there, 0 if there are none.
+
+        Raises:
+            OutputError: the directory cannot be read.
+        """
+        with naming(self.path):
+            names = os.listdir(self.path)
+        numbers = [int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name))]
+        return max(numbers, default=-1) + 1
+
+    def make_attempt(self, nproc: int) -> tuple[int, str]:
+        """Makes the next attempt's directory with one directory for each local rank.
+
+        ``latest`` points to it afterwards.
+
+        Args:
+            nproc: number of local ranks.
+
+        Returns:
+            its number and its absolute path.
+
+        Raises:
+            OutputError: names what could not be made, and the rank if it is a rank's.
+        """
+        path, number = make_attempt_dir(self.path, self.next_attempt(), nproc)
+        link_atomic(self.file("latest"), os.path.basename(path))
+        return number, path
+
+    def release(self) -> None:
+        """Gives the directory back; idempotent."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _sign(path: str, fd: int) -> None:
+    """Writes who holds the lock, for the message that another launcher shows."""
+    with naming(path):
+        os.ftruncate(fd, 0)
+        write_all(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
+
+
+def _refusal(path: str, fd: int, error: OSError) -> ConfigError | OutputError:
+    if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+        return OutputError(path, error.strerror or str(error))
+    holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+    who = f" ({holder})" if holder else ""
+    problem = Problem(
+        key="launch.log_dir",
+        value=repr(path),
+        expected=f"is in use by another run{who}",
+        hint="wait for it, or choose another directory with hydra.run.dir=...",
+    )
+    return ConfigError((problem,))

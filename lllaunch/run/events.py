@@ -1,0 +1,168 @@
+"""events.jsonl: every fact and decision of a run, one JSON object a line.
+
+Each line holds ``time`` (ISO 8601, UTC), ``time_ns`` (nanoseconds since the epoch), ``type`` (the
+name of the fact or decision) and its fields. Values of environment variables and arguments of
+workers are left out: they may be secret, and plan.yaml has what may be shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from lllaunch.errors import OutputError
+from lllaunch.run.files import write_all
+
+# Fields that may hold secrets, or megabytes.
+_HIDDEN = frozenset({"argv", "args", "kwargs", "call", "payload", "env", "envs", "environ"})
+_DEEPEST = 8
+
+
+def isoformat(time_ns: int) -> str:
+    """Returns a time as ISO 8601 in UTC with microseconds: ``2024-01-31T12:00:00.000000Z``."""
+    # not by float division: a double holds nanoseconds since the epoch to some 200 ns only
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}Z"
+
+
+def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> bytes:
+    """Returns an event as one line of JSON, newline included.
+
+    Args:
+        event: a fact or decision, a dataclass.
+        time_ns: when it was seen; a ``time_ns`` of the event's own is stronger.
+        redact: applied to every text in it.
+    """
+    fields = _plain(event, redact, 0)
+    if not isinstance(fields, dict):
+        fields = {"value": fields}
+    at = fields.pop("time_ns", None)
+    at = at if isinstance(at, int) and at > 0 else time_ns
+    line = {"time": isoformat(at), "time_ns": at, "type": type(event).__name__, **fields}
+    return json.dumps(line, ensure_ascii=False).encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def _plain(value: Any, redact: Callable[[str], str], depth: int) -> Any:
+    """Returns ``value`` as what JSON knows."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return redact(value)
+    if depth >= _DEEPEST:
+        return "..."
+    return _plain_container(value, redact, depth + 1)
+
+
+def _plain_container(value: Any, redact: Callable[[str], str], depth: int) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            field.name: _field(field.name, getattr(value, field.name, None), redact, depth)
+            for field in dataclasses.fields(value)
+        }
+        # within an event the kind of a nested decision or target would be lost otherwise
+        return fields if depth == 1 else {"type": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {
+            str(_plain(key, redact, depth)): _field(str(key), item, redact, depth)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple, set, frozenset)):
+        ordered = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
+        return [_plain(item, redact, depth) for item in ordered]
+    return _described(value, redact)
+
+
+def _described(value: Any, redact: Callable[[str], str]) -> str:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, BaseException):
+        return redact(f"{type(value).__name__}: {value}")
+    return f"<{type(value).__qualname__}>"
+
+
+def _field(name: str, value: Any, redact: Callable[[str], str], depth: int) -> Any:
+    if name in _HIDDEN and value is not None:
+        count = len(value) if hasattr(value, "__len__") else 1
+        return f"<{count} not shown>"
+    return _plain(value, redact, depth)
+
+
+class EventLog:
+    """Appends events to a file, whole lines each, for as long as the disk lets it.
+
+    A disk that fails must not end a training run: the first failure goes to ``on_error``, the
+    events meanwhile are lost, and every later event tries again.
+
+    Args:
+        path: the file; what is there is kept.
+        on_error: told once of the first failure.
+        redact: applied to every text written.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        on_error: Callable[[OutputError], None],
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        self.path = path
+        self._on_error = on_error
+        self._redact = redact
+        self._reported = False
+        self._torn = False  # the file ends in the middle of a line
+        self._fd = -1
+        try:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o666)
+            size = os.fstat(self._fd).st_size
+            self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        except OSError as error:
+            self._failed(error)
+
+    def write(self, event: object) -> None:
+        """Appends an event; never raises for the disk's sake."""
+        if self._fd < 0:
+            return
+        line = encode(event, time.time_ns(), self._redact)
+        try:
+            if self._torn:
+                write_all(self._fd, b"\n")
+                self._torn = False
+            self._append(line)
+        except OSError as error:
+            self._failed(error)
+
+    def _append(self, line: bytes) -> None:
+        written = 0
+        try:
+            written = os.write(self._fd, line)
+            if written < len(line):
+                write_all(self._fd, line[written:])
+        except OSError:
+            self._torn = written > 0
+            raise
+
+    def _failed(self, error: OSError) -> None:
+        if not self._reported:
+            self._reported = True
+            self._on_error(OutputError(self.path, error.strerror or str(error)))
+
+    def close(self) -> None:
+        """Closes the file; idempotent."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1

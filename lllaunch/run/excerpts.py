@@ -1,0 +1,107 @@
+"""Reading what workers left in their directories, for people: bounded, and never raising.
+
+A worker may have written anything: gigabytes, half a character, terminal escapes, no JSON at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from lllaunch.multiprocessing.errors.files import read_error_file
+from lllaunch.run.outcome import Excerpt
+from lllaunch.run.records import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LINES = 20
+_TAIL_BYTES = 64 * 1024
+_LINE_CHARACTERS = 400
+_ERROR_BYTES = 16 * 1024 * 1024
+# terminal control sequences (ECMA-48: CSI, OSC, two-character escapes)
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def clean(text: str) -> str:
+    """Returns ``text`` without what would move a terminal's cursor or change its colours."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", text))
+
+
+def clean_lines(text: str) -> tuple[str, ...]:
+    r"""Returns the lines of ``text`` as a terminal would show them at the end.
+
+    Of a line that was drawn over with ``\r`` (a progress bar) the last drawing counts; trailing
+    blank lines are dropped, very long lines shortened.
+    """
+    lines = [_line(line) for line in text.split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return tuple(lines)
+
+
+def _line(line: str) -> str:
+    drawings = [part for part in line.split("\r") if part]
+    text = clean(drawings[-1] if drawings else "").rstrip()
+    if len(text) <= _LINE_CHARACTERS:
+        return text
+    return f"{text[:_LINE_CHARACTERS]}... ({len(text) - _LINE_CHARACTERS} more characters)"
+
+
+def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Excerpt | None:
+    """Returns the last lines of a log, None if it cannot be read.
+
+    Reads at most 64 KiB, from the end, however long the file is.
+
+    Args:
+        path: the log.
+        lines: how many lines at most.
+        hide: applied to what it says, to take secrets out.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(0, size - _TAIL_BYTES)
+            file.seek(start)
+            data = file.read(_TAIL_BYTES)
+    except OSError:
+        return None
+    found = clean_lines(hide(data.decode("utf-8", errors="replace")))
+    if start and len(found) > 1:
+        found = found[1:]  # its beginning is before what was read
+    return Excerpt(path, found[-lines:], cut=bool(start) or len(found) > lines)
+
+
+def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | None:
+    """Reads a worker's error.json, ours or torch's; None if it is not there or makes no sense.
+
+    Args:
+        path: the file.
+        hide: applied to what it says, to take secrets out.
+    """
+    try:
+        if not 0 < os.stat(path).st_size <= _ERROR_BYTES:
+            return None
+    except OSError:
+        return None
+    record = read_error_file(path)
+    if record.problem:
+        return None
+    if isinstance(record.message, str):
+        return WorkerError(clean_text(hide(record.message)), "", record.time_ns)
+    text, extra = record.message.get("message"), record.message.get("extraInfo")
+    if not isinstance(text, str):
+        return None
+    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return WorkerError(
+        message=clean_text(hide(text)),
+        traceback=clean_text(hide(traceback)) if isinstance(traceback, str) else "",
+        time_ns=record.time_ns,
+    )
+
+
+def clean_text(text: str) -> str:
+    """Returns ``text`` with each of its lines cleaned."""
+    return "\n".join(clean_lines(text))

@@ -1,0 +1,165 @@
+"""One run, from its resolved description to its outcome: the entrance of `lllaunch.run`."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lllaunch.errors import LaunchError, OutputError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.linux.oom import read_memory
+from lllaunch.run.directory import RunDirectory
+from lllaunch.run.events import EventLog
+from lllaunch.run.excerpts import tail
+from lllaunch.run.files import write_atomic
+from lllaunch.run.group import run_group
+from lllaunch.run.host import host_facts
+from lllaunch.run.judge import judge_attempt
+from lllaunch.run.outcome import RunOutcome, summarize
+from lllaunch.run.redact import Redactor
+from lllaunch.run.result import render_result
+from lllaunch.run.returns import find_return_value
+from lllaunch.run.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lllaunch.run.outcome import AttemptOutcome, ReturnValue
+    from lllaunch.run.speaker import Speaker
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.spawner.targets import Target
+    from lllaunch.spec import LaunchSpec
+
+PLAN = "plan.yaml"
+EVENTS = "events.jsonl"
+RESULT = "result.json"
+
+
+def execute(
+    spec: LaunchSpec,
+    *,
+    plan_text: str,
+    plan_hash: str,
+    console: Speaker,
+    spawner: Spawner | None = None,
+    targets: Callable[[Mapping[str, str]], Target] | None = None,
+) -> RunOutcome:
+    """Runs one experiment to its end and says on the console what became of it.
+
+    Claims the run's directory, writes plan.yaml, takes the worker group through its attempts,
+    records every fact and decision in events.jsonl, and writes result.json in the end, whatever
+    that end is. What goes wrong in lllaunch itself is told as one message and stands in the
+    outcome; nothing is raised for it.
+
+    Args:
+        spec: the run.
+        plan_text: what plan.yaml shall hold, without secrets.
+        plan_hash: identifies the plan.
+        console: tells the user.
+        spawner: one that was started early; it stays open. None: one of the run's own.
+        targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
+            the entrypoint.
+
+    Returns:
+        what became of the run; its ``exit_code`` is the launcher's.
+    """
+    redact = Redactor.of(spec)
+    console.hide(redact)
+    run = _Run(spec, plan_hash, console, redact)
+    try:
+        directory = RunDirectory.claim(spec.log_dir)
+    except LaunchError as error:
+        outcome = run.outcome().with_error(str(error), error.exit_code)
+        console.finished(outcome)
+        return outcome
+    with directory:
+        return run.perform(directory, plan_text, spawner, targets)
+
+
+class _Run:
+    """One call of `execute`."""
+
+    def __init__(
+        self, spec: LaunchSpec, plan_hash: str, console: Speaker, redact: Redactor
+    ) -> None:
+        self._spec = spec
+        self._plan_hash = plan_hash
+        self._console = console
+        self._redact = redact
+        self._started_ns = time.time_ns()
+        self._memory = read_memory()
+        self._watcher: Watcher | None = None
+
+    def perform(
+        self,
+        directory: RunDirectory,
+        plan_text: str,
+        spawner: Spawner | None,
+        targets: Callable[[Mapping[str, str]], Target] | None,
+    ) -> RunOutcome:
+        """Runs all attempts, then writes and shows the outcome."""
+        events = EventLog(directory.file(EVENTS), self._warn, self._redact)
+        watcher = self._watcher = Watcher(self._spec, events, self._console, self._redact)
+        signum: int | None = None
+        failure: tuple[str, int] | None = None
+        try:
+            write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
+            signum = run_group(self._spec, directory, watcher, spawner, targets)
+        except LaunchError as error:
+            failure = str(error), error.exit_code
+        except Exception:  # noqa: BLE001 - a bug of ours: the run still ends with its result.json
+            failure = f"internal error\n{traceback.format_exc()}".rstrip(), ExitCode.ERROR
+        outcome = self._complete(self.outcome(signum), failure)
+        outcome = self._write_result(directory, outcome)
+        self._console.finished(outcome)
+        events.close()
+        return outcome
+
+    def outcome(self, signum: int | None = None) -> RunOutcome:
+        """What became of the run so far."""
+        records = self._watcher.recorder.records() if self._watcher else []
+        last = len(records) - 1
+        return summarize(
+            [
+                judge_attempt(record, interrupted=signum is not None and index == last)
+                for index, record in enumerate(records)
+            ],
+            directory=self._spec.log_dir,
+            run_id=self._spec.run_id,
+            plan_hash=self._plan_hash,
+            started_ns=self._started_ns,
+            ended_ns=time.time_ns(),
+            signum=signum,
+        )
+
+    def _complete(self, outcome: RunOutcome, failure: tuple[str, int] | None) -> RunOutcome:
+        """Adds what has to be read from files."""
+        if failure is not None:
+            return outcome.with_error(*failure)
+        root = outcome.root_cause
+        if root is not None and root.files.stderr and not root.traceback:
+            outcome = replace(outcome, excerpt=tail(root.files.stderr, hide=self._redact))
+        if outcome.state == "succeeded":
+            outcome = replace(outcome, return_values=_return_values(outcome.attempts[-1]))
+        return outcome
+
+    def _write_result(self, directory: RunDirectory, outcome: RunOutcome) -> RunOutcome:
+        data = render_result(outcome, host_facts(self._memory), self._redact)
+        try:
+            write_atomic(directory.file(RESULT), data)
+        except OutputError as error:
+            if outcome.exit_code:  # there is already something worse to tell
+                self._warn(error)
+            else:
+                outcome = outcome.with_error(str(error), error.exit_code)
+        return outcome
+
+    def _warn(self, error: OutputError) -> None:
+        self._console.warning(str(error))
+
+
+def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:
+    found = {worker.rank: find_return_value(worker.files.directory) for worker in attempt.workers}
+    return {rank: value for rank, value in found.items() if value is not None}

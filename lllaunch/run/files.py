@@ -1,0 +1,89 @@
+"""Writing files so that they appear whole or not at all, and errors that name the file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from lllaunch.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def naming(path: str, rank: int | None = None) -> Iterator[None]:
+    """Turns an `OSError` of the block into an error that names the file.
+
+    Args:
+        path: the file or directory that the block works on.
+        rank: local rank of the worker that it belongs to, None for the run's own files.
+
+    Raises:
+        OutputError: with ``path``, what the system said, and ``rank``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error), rank) from error
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Writes all of ``data``; a single ``os.write`` may take less than it was given.
+
+    Raises:
+        OSError: as ``os.write`` does.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_atomic(path: str, data: bytes) -> None:
+    """Makes ``path`` hold exactly ``data``: readers see the old file or the new.
+
+    The data is on the disk before the name is: a crash in between leaves the old file.
+
+    Raises:
+        OutputError: if the directory is not writable, the disk is full, ...; names ``path``.
+    """
+    directory, name = os.path.split(path)
+    # the pid keeps two processes apart that write the same file, and tells whose a left one is
+    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
+    with naming(path):
+        try:
+            _write_synced(temporary, data)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def link_atomic(path: str, target: str) -> None:
+    """Makes the symbolic link ``path`` point to ``target``; it is there at every moment.
+
+    Raises:
+        OutputError: names ``path``.
+    """
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
+    with naming(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        os.symlink(target, temporary)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise

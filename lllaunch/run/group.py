@@ -1,0 +1,193 @@
+"""Takes the worker group of a configured run through its attempts, with `LocalElasticAgent`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from typing import TYPE_CHECKING
+
+from lllaunch.agent.environ import Place, contract
+from lllaunch.agent.local_elastic_agent import LocalElasticAgent
+from lllaunch.agent.signals import SignalSource
+from lllaunch.agent.worker_group import WorkerSpec
+from lllaunch.errors import ConfigError, PreloadFailed, Problem, SpawnerDied
+from lllaunch.macros import WORKER_NAMES
+from lllaunch.multiprocessing.signals import SignalException
+from lllaunch.run.logs import RunLogs
+from lllaunch.run.targets import env_of, target_of
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.environment import split
+from lllaunch.spawner.facts import PreloadBroken
+from lllaunch.spawner.targets import Function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lllaunch.run.directory import RunDirectory
+    from lllaunch.run.watcher import Watcher
+    from lllaunch.spawner.targets import Target
+    from lllaunch.spec import LaunchSpec
+
+    Targets = Callable[[Mapping[str, str]], Target]
+
+_WORKER = re.compile(rf"\$\{{worker:({'|'.join(WORKER_NAMES)})\}}")
+
+
+def run_group(
+    spec: LaunchSpec,
+    directory: RunDirectory,
+    watcher: Watcher,
+    spawner: Spawner | None = None,
+    targets: Targets | None = None,
+) -> int | None:
+    """Runs all attempts; what became of them is known to the watcher afterwards.
+
+    Args:
+        spec: the run.
+        directory: its directory, claimed.
+        watcher: sees every fact and decision.
+        spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
+        targets: what a worker runs, from its facts, instead of the entrypoint.
+
+    Returns:
+        the signal to the launcher that ended the run, or None.
+
+    Raises:
+        ConfigError: the function is not there, or its arguments do not fit; nothing was started.
+        PreloadFailed: a preload failed before anything was started.
+        OutputError: a directory or file cannot be made.
+    """
+    with contextlib.ExitStack() as stack:
+        if spawner is None:
+            spawner = stack.enter_context(Spawner())
+        try:
+            if targets is None:
+                _check(spec, spawner, watcher)
+            _agent(spec, directory, watcher, spawner, targets).run(spec.role)
+        except SignalException as error:
+            return int(error.sigval)
+        except KeyboardInterrupt:
+            return int(signal.SIGINT)
+        except SpawnerDied:
+            # The watcher saw it: it is the root cause of the last attempt.
+            return None
+        return None
+
+
+def _agent(
+    spec: LaunchSpec,
+    directory: RunDirectory,
+    watcher: Watcher,
+    spawner: Spawner,
+    targets: Targets | None,
+) -> LocalElasticAgent:
+    logs = RunLogs(
+        directory,
+        dict(spec.redirects),
+        dict(spec.tee),
+        None if spec.local_ranks_filter is None else set(spec.local_ranks_filter),
+        on_attempt=watcher.begin,
+    )
+
+    def numbered(facts: Mapping[str, str]) -> dict[str, str]:
+        # the agent counts its own attempts; the directory may hold those of a former run
+        return {**facts, "attempt": str(logs.next_attempt)}
+
+    make = targets or (lambda facts: target_of(spec, facts))
+    return LocalElasticAgent(
+        _worker_spec(spec),
+        logs,
+        start_method=spec.start_method,
+        log_line_prefix_template=_template(spec.log_line_prefix),
+        shutdown_timeout=spec.grace_period,
+        spawner=spawner,
+        observer=watcher.observe,
+        targets=lambda facts: make(numbered(facts)),
+        env=lambda facts: env_of(spec, numbered(facts)),
+        preload=spec.preload,
+        cwd=spec.cwd,
+        run_id=spec.run_id,
+        signals=spec.signals,
+    )
+
+
+def _worker_spec(spec: LaunchSpec) -> WorkerSpec:
+    return WorkerSpec(
+        role=spec.role,
+        local_world_size=spec.nproc,
+        entrypoint=spec.entrypoint.text or spec.entrypoint.name,
+        max_restarts=spec.max_restarts,
+        duplicate_stdout_filters=list(spec.duplicate_stdout_filters) or None,
+        duplicate_stderr_filters=list(spec.duplicate_stderr_filters) or None,
+        virtual_local_rank=spec.virtual_local_rank,
+    )
+
+
+def _template(prefix: str | None) -> str | None:
+    """Returns a prefix in the agent's form, `string.Template` with ``${rank}``."""
+    if prefix is None:
+        return None
+    parts = _WORKER.split(prefix)
+    # text and names alternate; a dollar of the user's own stays one
+    return "".join(
+        f"${{{part}}}" if index % 2 else part.replace("$", "$$") for index, part in enumerate(parts)
+    )
+
+
+# The last check of a function
+
+
+def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
+    """Lets the spawner import the function and bind its arguments, before any attempt is made."""
+    if spec.entrypoint.form != "function" or not getattr(spec, "check_in_spawner", True):
+        return
+    envs = {rank: _environment(spec, rank) for rank in range(spec.nproc)}
+    # what the workers' own start will ask for, so that the preloads are paid for once
+    divided = split(os.environ, envs)
+    target = target_of(spec, _place(spec, 0).facts())
+    assert isinstance(target, Function)
+    signals = SignalSource(spec.signals)
+    with signals, signals.raising():
+        spawner.configure(divided.base, spec.cwd, spec.preload)
+        problem = spawner.check_function(
+            target.module, target.qualname, target.call, env=divided.own[0], cwd=spec.cwd
+        )
+    for fact in spawner.dispatch():
+        watcher.observe(fact)
+        if isinstance(fact, PreloadBroken):
+            raise PreloadFailed(fact.module, fact.reason, fact.traceback)
+    # More than a line is the traceback of code that failed while it was imported: no matter of
+    # the config, and its attempt will show it whole.
+    if problem and "\n" not in problem:
+        found = Problem(
+            "launch.entrypoint", repr(spec.entrypoint.text), f"cannot be run: {problem}"
+        )
+        raise ConfigError((found,))
+
+
+def _place(spec: LaunchSpec, rank: int) -> Place:
+    """Where a worker will stand, as far as that is known before the attempt."""
+    size = spec.nproc
+    return Place(
+        local_rank=rank,
+        rank=rank,
+        group_rank=0,
+        role_rank=rank,
+        role_name=spec.role,
+        local_world_size=size,
+        world_size=size,
+        group_world_size=1,
+        role_world_size=size,
+        master_addr="",
+        master_port=0,
+        restart_count=0,
+        max_restarts=spec.max_restarts,
+        run_id=spec.run_id,
+    )
+
+
+def _environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
+    place = _place(spec, rank)
+    return contract(place, os.environ) | env_of(spec, place.facts())

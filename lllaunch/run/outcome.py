@@ -1,0 +1,304 @@
+"""From what was seen of a run to what became of it: pure functions and their frozen results.
+
+`lllaunch.run.judge` decides for every worker of an attempt whether it succeeded, failed, was a
+victim of another's failure or was ended by the launcher, and which failure came first.
+`summarize` makes the outcome of the run from its attempts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.run.records import NOWHERE, WorkerFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lllaunch.run.causes import Cause
+    from lllaunch.run.postmortem import Explanation
+    from lllaunch.spawner.facts import Leftover
+
+RunState = Literal["succeeded", "failed", "signalled", "error"]
+AttemptState = Literal["succeeded", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """The worker ended with status 0, and by itself."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker failed: it is the root cause of its attempt, or failed at the same moment.
+
+    Attributes:
+        cause: why.
+        time_ns: when, nanoseconds since the epoch.
+        explanation: what can be said beyond that, or None.
+    """
+
+    cause: Cause
+    time_ns: int
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Victim:
+    """The worker failed after the root cause, so probably because of it.
+
+    Attributes:
+        cause: how it failed itself.
+        time_ns: when, nanoseconds since the epoch.
+        after_ns: how long after the root cause, nanoseconds.
+        explanation: what can be said beyond that, or None.
+    """
+
+    cause: Cause
+    time_ns: int
+    after_ns: int
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The launcher ended the worker.
+
+    Attributes:
+        signum: the signal that did it.
+        exitcode: exit status, or the negative number of the signal.
+        sent: all signals that the launcher had sent it, in order.
+    """
+
+    signum: int
+    exitcode: int
+    sent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """How the worker ended is not known.
+
+    Attributes:
+        why: ``spawner``: it went with the spawner; ``kernel``: it hangs in the kernel and SIGKILL
+            does not end it; ``error``: the run ended by an error of lllaunch's own.
+    """
+
+    why: Literal["spawner", "kernel", "error"] = "spawner"
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """The worker was never started."""
+
+
+Fate: TypeAlias = Succeeded | Failed | Victim | Ended | Lost | NotStarted
+
+
+@dataclass(frozen=True)
+class WorkerOutcome:
+    """What became of one worker of one attempt.
+
+    Attributes:
+        local_rank: its number on this node.
+        rank: its number among all workers.
+        fate: what became of it.
+        files: where it wrote.
+        pid: its process id, None if it was not started.
+        exitcode: exit status, or the negative number of the signal that ended it; None if unknown.
+        started_ns: when it was started, nanoseconds since the epoch, or None.
+        ended_ns: when it ended, nanoseconds since the epoch, or None.
+        max_rss: its peak resident memory, bytes.
+        cpu_seconds: user and system time of it and the children it waited for.
+        traceback: the traceback in its error.json, or an empty string.
+    """
+
+    local_rank: int
+    rank: int
+    fate: Fate
+    files: WorkerFiles = NOWHERE
+    pid: int | None = None
+    exitcode: int | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    max_rss: int = 0
+    cpu_seconds: float = 0.0
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """The first failure of an attempt.
+
+    Attributes:
+        attempt: number of the attempt.
+        rank: the worker, among all; None if all failed at once (the spawner died).
+        local_rank: the same on this node.
+        cause: why.
+        time_ns: when, nanoseconds since the epoch.
+        explanation: what can be said beyond that, or None.
+        traceback: the traceback where there is one, or an empty string.
+        files: where the worker wrote.
+    """
+
+    attempt: int
+    rank: int | None
+    local_rank: int | None
+    cause: Cause
+    time_ns: int
+    explanation: Explanation | None = None
+    traceback: str = ""
+    files: WorkerFiles = NOWHERE
+
+
+@dataclass(frozen=True)
+class AttemptOutcome:
+    """What became of one attempt.
+
+    Attributes:
+        number: index of its directory.
+        restart_count: what its workers saw as TORCHELASTIC_RESTART_COUNT.
+        path: its directory.
+        state: ``succeeded``, ``failed`` or ``stopped`` (by a signal to the launcher).
+        started_ns: when it was begun, nanoseconds since the epoch.
+        ended_ns: when its last worker was gone, nanoseconds since the epoch.
+        workers: in order of local rank.
+        root_cause: its first failure, or None.
+        leftovers: processes that its workers left behind and that were ended.
+    """
+
+    number: int
+    restart_count: int
+    path: str
+    state: AttemptState
+    started_ns: int
+    ended_ns: int
+    workers: tuple[WorkerOutcome, ...] = ()
+    root_cause: RootCause | None = None
+    leftovers: tuple[Leftover, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReturnValue:
+    """What one worker returned or reported, as a file; nothing has been unpickled.
+
+    Attributes:
+        path: absolute path of its return.pkl or return.json.
+        size: bytes.
+        type_name: name of the value's type, such as ``torch.Tensor``; ``json`` for a report.
+        json: the value as JSON text where it is JSON of at most 64 KiB, else None.
+    """
+
+    path: str
+    size: int
+    type_name: str
+    json: str | None = None
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The end of a worker's log.
+
+    Attributes:
+        path: the file.
+        lines: its last lines, oldest first.
+        cut: whether there is more before them.
+    """
+
+    path: str
+    lines: tuple[str, ...]
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What became of a run: what `execute` returns, result.json holds and the report shows.
+
+    Attributes:
+        state: ``succeeded``, ``failed`` (workers did), ``signalled`` or ``error`` (lllaunch could
+            not do its part).
+        exit_code: of ``python -m lllaunch`` (docs/reference/exit-codes.md).
+        directory: the run's directory, absolute.
+        run_id: TORCHELASTIC_RUN_ID of its workers.
+        started_ns: when it was begun, nanoseconds since the epoch.
+        ended_ns: when it was over.
+        attempts: in order.
+        root_cause: the first failure of the last attempt, or None.
+        excerpt: the end of the root cause's stderr where that is redirected and there is no
+            traceback, else None.
+        signum: the signal that ended the run, or None.
+        error: what went wrong in lllaunch itself, or an empty string.
+        return_values: by rank; those of the last attempt, if it succeeded.
+        plan_hash: identifies the plan (plan.yaml).
+    """
+
+    state: RunState
+    exit_code: int
+    directory: str
+    run_id: str = ""
+    started_ns: int = 0
+    ended_ns: int = 0
+    attempts: tuple[AttemptOutcome, ...] = ()
+    root_cause: RootCause | None = None
+    excerpt: Excerpt | None = None
+    signum: int | None = None
+    error: str = ""
+    return_values: Mapping[int, ReturnValue] = field(default_factory=dict)
+    plan_hash: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took, seconds."""
+        return max(0, self.ended_ns - self.started_ns) / 1e9
+
+    @property
+    def restarts(self) -> int:
+        """How many attempts followed the first."""
+        return max(0, len(self.attempts) - 1)
+
+    def with_error(self, text: str, exit_code: int) -> RunOutcome:
+        """Returns the outcome of the same run when lllaunch failed in it."""
+        return replace(self, state="error", error=text, exit_code=exit_code)
+
+
+def summarize(
+    attempts: Sequence[AttemptOutcome],
+    *,
+    directory: str,
+    run_id: str,
+    plan_hash: str,
+    started_ns: int,
+    ended_ns: int,
+    signum: int | None = None,
+) -> RunOutcome:
+    """Makes the outcome of a run from its attempts; the last one decides.
+
+    Args:
+        attempts: in order.
+        directory: the run's directory.
+        run_id: TORCHELASTIC_RUN_ID of its workers.
+        plan_hash: identifies the plan.
+        started_ns: when the run began, nanoseconds since the epoch.
+        ended_ns: when it was over.
+        signum: the signal that ended it, or None.
+    """
+    last = attempts[-1] if attempts else None
+    state: RunState = "failed"
+    exit_code: int = ExitCode.WORKERS_FAILED
+    if signum is not None:
+        state, exit_code = "signalled", for_signal(signum)
+    elif last is not None and last.state == "succeeded":
+        state, exit_code = "succeeded", ExitCode.SUCCESS
+    return RunOutcome(
+        state=state,
+        exit_code=int(exit_code),
+        directory=directory,
+        run_id=run_id,
+        started_ns=started_ns,
+        ended_ns=ended_ns,
+        attempts=tuple(attempts),
+        root_cause=last.root_cause if last else None,
+        signum=signum,
+        plan_hash=plan_hash,
+    )

@@ -1,0 +1,231 @@
+"""What can be said about a worker's death beyond its status, and how sure that is.
+
+Pure: `explain` looks at an `Evidence` and nothing else. The memory counters in it are read by
+`lllaunch.linux.oom` when the attempt starts and when the worker's end becomes known.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.run.causes import signal_name
+
+Sure = Literal["certain", "likely", "possible"]
+Suspect = Literal["launcher", "oom", "outside", "itself"]
+
+_MIB = 1 << 20
+
+# Below this share of the limit a process is an unlikely choice of the OOM killer, which prefers
+# the largest; above the second, a process that died of SIGKILL makes one think of memory.
+_NOTABLE = 0.25
+_NEAR_LIMIT = 0.8
+
+# /dev/shm with less free than this is full: one tensor handed between processes needs more.
+_SHM_FULL = 16 * _MIB
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known about how one worker ended.
+
+    Attributes:
+        exitcode: exit status, or the negative number of the signal that ended it.
+        sent: signals that the launcher had sent it before it ended, in order.
+        max_rss: its peak resident memory, bytes; 0 where not known.
+        before: memory of the machine when the attempt started.
+        after: the same when the worker's end became known.
+        unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
+            send, this one included.
+    """
+
+    exitcode: int
+    sent: tuple[int, ...] = ()
+    max_rss: int = 0
+    before: Memory = UNKNOWN
+    after: Memory = UNKNOWN
+    unexplained: int = 1
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What probably happened.
+
+    Attributes:
+        suspect: who ended the worker: ``launcher``, ``oom`` (the kernel's OOM killer),
+            ``outside`` (another process) or ``itself``.
+        sure: ``certain``, ``likely`` or ``possible``.
+        text: one sentence, or two, for the user.
+    """
+
+    suspect: Suspect
+    sure: Sure
+    text: str
+
+
+_BY_SIGNAL: dict[int, str] = {
+    signal.SIGSEGV: "It touched memory that is not its own: usually a bug in native code "
+    "(an extension, a driver) or a C stack that overflowed.",
+    signal.SIGABRT: "It aborted itself: a failed assertion in native code, an uncaught C++ "
+    "exception, or heap corruption; the line above the end of its stderr usually says which.",
+    signal.SIGILL: "It ran an instruction that this processor does not have: a library built for "
+    "another machine.",
+    signal.SIGFPE: "An integer division by zero, or an overflow of one, in native code.",
+    signal.SIGSYS: "It made a system call that a seccomp filter (of its container) forbids.",
+    signal.SIGPIPE: "It wrote to a pipe or socket whose other end was closed.",
+    signal.SIGXCPU: "It used up the CPU time that a limit allows (ulimit -t).",
+    signal.SIGXFSZ: "It wrote a file beyond the size that a limit allows (ulimit -f).",
+    signal.SIGTRAP: "It ran into a breakpoint or a failed check in native code.",
+    signal.SIGALRM: "An alarm that it had set for itself ran out, and it did not handle it.",
+}
+
+_ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
+_ASKED_BY_OTHERS = (
+    "The launcher did not send it: another process did (a user's kill, a job scheduler) or the "
+    "worker itself."
+)
+
+_BY_STATUS: dict[int, str] = {
+    126: "By a shell's convention 126 is 'found, but not executable': look at the file's mode and "
+    "its #! line.",
+    127: "By a shell's convention 127 is 'command not found'.",
+}
+
+
+def explain(evidence: Evidence) -> Explanation | None:
+    """Returns what probably ended the worker, or None where its status says all.
+
+    Args:
+        evidence: what is known.
+    """
+    if evidence.exitcode >= 0:
+        return _of_status(evidence.exitcode)
+    signum = -evidence.exitcode
+    if signum in evidence.sent:
+        return Explanation("launcher", "certain", f"The launcher sent it {signal_name(signum)}.")
+    if signum == signal.SIGKILL:
+        return _of_sigkill(evidence)
+    if signum == signal.SIGBUS:
+        return _of_sigbus(evidence.after)
+    if signum in _ASKED:
+        return Explanation("outside", "likely", _ASKED_BY_OTHERS)
+    text = _BY_SIGNAL.get(signum)
+    return Explanation("itself", "likely", text) if text else None
+
+
+def _of_status(status: int) -> Explanation | None:
+    if status in _BY_STATUS:
+        return Explanation("itself", "possible", _BY_STATUS[status])
+    signum = status - 128
+    if 0 < signum < signal.NSIG and signum in set(signal.Signals):
+        text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
+        return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{_oom_hint(signum)}")
+    return None
+
+
+def _oom_hint(signum: int) -> str:
+    if signum != signal.SIGKILL:
+        return ""
+    return " That alone is no proof of a lack of memory."
+
+
+def _of_sigkill(evidence: Evidence) -> Explanation:
+    """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
+    peak = _peak(evidence)
+    in_cgroup = _grown(evidence.before.cgroup_kills, evidence.after.cgroup_kills)
+    if in_cgroup:
+        sure: Sure = "certain" if in_cgroup >= evidence.unexplained else "likely"
+        text = "The kernel's OOM killer struck in this cgroup during the attempt"
+        return Explanation("oom", sure, f"{text} ({_times(in_cgroup)}).{peak}")
+    on_machine = _grown(evidence.before.machine_kills, evidence.after.machine_kills)
+    if in_cgroup is None and on_machine is None:
+        return _of_sigkill_blind(evidence)
+    if in_cgroup is None and on_machine:
+        text = "The kernel's OOM killer struck on this machine during the attempt"
+        sure = "likely" if _share(evidence) >= _NOTABLE else "possible"
+        return Explanation("oom", sure, f"{text} ({_times(on_machine)}).{peak}")
+    return _of_sigkill_outside(evidence, in_cgroup, on_machine or 0)
+
+
+def _of_sigkill_outside(evidence: Evidence, in_cgroup: int | None, on_machine: int) -> Explanation:
+    """Neither the launcher nor, by its own counters, the kernel."""
+    text = "The launcher did not send it, and the kernel counts no OOM kill"
+    if on_machine:
+        text += f" in this cgroup (but {on_machine} on this machine)"
+    text += (
+        ": another process did (kill -9, a job scheduler, a memory watchdog such as "
+        "systemd-oomd), or the worker itself."
+    )
+    if _share(evidence) >= _NOTABLE:
+        text += _peak(evidence)
+    sure: Sure = "certain" if in_cgroup is not None and not on_machine else "likely"
+    return Explanation("outside", sure, text)
+
+
+def _of_sigkill_blind(evidence: Evidence) -> Explanation:
+    """No counter of OOM kills could be read: only the size of the worker speaks."""
+    peak = _peak(evidence)
+    if _share(evidence) >= _NEAR_LIMIT:
+        text = "Probably the kernel's OOM killer, whose counters cannot be read here."
+        return Explanation("oom", "possible", f"{text}{peak}")
+    text = (
+        "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
+        "counters cannot be read here."
+    )
+    return Explanation("outside", "possible", f"{text}{peak}")
+
+
+def _of_sigbus(after: Memory) -> Explanation:
+    general = (
+        "A page of mapped memory could not be had: shared memory (/dev/shm) or a disk was full, "
+        "or a mapped file was cut short."
+    )
+    if after.shm_free is None or after.shm_total is None:
+        return Explanation("itself", "possible", general)
+    space = f"/dev/shm has {size(after.shm_free)} of {size(after.shm_total)} free"  # noqa: S108 - a message
+    if after.shm_free < _SHM_FULL:
+        text = f"Shared memory is full: {space}. Give it more (docker: --shm-size), or use fewer "
+        return Explanation("itself", "likely", f"{text}data loader workers.")
+    return Explanation("itself", "possible", f"{general} Now {space}.")
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    """Returns by how much a counter grew, None where it could not be read at both times."""
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _bound(evidence: Evidence) -> tuple[int, str]:
+    """Returns the memory that the worker could have had at most, and what to call it."""
+    limit, total = evidence.after.limit, evidence.after.total
+    if limit is not None and (total is None or limit < total):
+        return limit, "the cgroup's limit"
+    return (total, "the machine's memory") if total is not None else (0, "")
+
+
+def _share(evidence: Evidence) -> float:
+    bound, _ = _bound(evidence)
+    return evidence.max_rss / bound if bound else 0.0
+
+
+def _peak(evidence: Evidence) -> str:
+    if not evidence.max_rss:  # the spawner's is not known
+        return ""
+    text = f" Its peak memory was {size(evidence.max_rss)}"
+    bound, name = _bound(evidence)
+    return f"{text}; {name} is {size(bound)}." if bound else f"{text}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes as people read it: ``512 KiB``, ``1.5 GiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,123 @@
+"""What was seen of a run, before anybody judges it: the input of `lllaunch.run.outcome`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lllaunch.linux.oom import UNKNOWN, Memory
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.facts import Died, Exited, Leftover, PreloadBroken, Started, StartFailed
+
+
+@dataclass(frozen=True)
+class SentSignal:
+    """A signal that the launcher sent to a worker.
+
+    Attributes:
+        signum: its number.
+        time_ns: when it was decided, nanoseconds since the epoch.
+    """
+
+    signum: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class WorkerError:
+    """What a worker wrote in its error.json.
+
+    Attributes:
+        message: ``ValueError: what was wrong``, possibly of several lines.
+        traceback: the full traceback, or an empty string.
+        time_ns: when it was raised, nanoseconds since the epoch, or None.
+    """
+
+    message: str
+    traceback: str = ""
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerFiles:
+    """Where one worker of one attempt writes; an empty string stands for 'nowhere of ours'.
+
+    Attributes:
+        directory: the worker's directory.
+        stdout: file of its standard output.
+        stderr: file of its standard error.
+        error: its error.json.
+    """
+
+    directory: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+
+
+NOWHERE = WorkerFiles()
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """One worker of one attempt.
+
+    Attributes:
+        local_rank: its number on this node.
+        rank: its number among all workers.
+        files: where it writes.
+        started: the fact of its start, or None.
+        start_failed: the fact that it could not be started, or None.
+        exited: the fact of its end, or None.
+        sent: what the launcher sent it, in order.
+        abandoned: whether the launcher gave up waiting for its end.
+        error: what it wrote in its error.json, or None.
+        memory: the machine's memory when its end became known, where that was worth reading.
+    """
+
+    local_rank: int
+    rank: int
+    files: WorkerFiles = NOWHERE
+    started: Started | None = None
+    start_failed: StartFailed | None = None
+    exited: Exited | None = None
+    sent: tuple[SentSignal, ...] = ()
+    abandoned: bool = False
+    error: WorkerError | None = None
+    memory: Memory = UNKNOWN
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One attempt.
+
+    Attributes:
+        number: index of its directory.
+        restart_count: what the workers see as TORCHELASTIC_RESTART_COUNT.
+        path: its directory.
+        started_ns: when it was begun, nanoseconds since the epoch.
+        ended_ns: when the last of its workers was gone, 0 while it runs.
+        workers: in order of local rank.
+        memory: the machine's memory when it was begun.
+        died: the fact that the spawner died in it, or None.
+        died_ns: when that became known.
+        died_memory: the machine's memory at that time.
+        broken: the fact that a preload failed, or None.
+        leftovers: processes that its workers left behind.
+        stuck: whether workers were found to hang in the kernel.
+    """
+
+    number: int
+    restart_count: int
+    path: str
+    started_ns: int
+    ended_ns: int = 0
+    workers: tuple[WorkerRecord, ...] = ()
+    memory: Memory = UNKNOWN
+    died: Died | None = None
+    died_ns: int = 0
+    died_memory: Memory = UNKNOWN
+    broken: PreloadBroken | None = None
+    leftovers: tuple[Leftover, ...] = ()
+    stuck: bool = False

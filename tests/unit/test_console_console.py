@@ -1,0 +1,160 @@
+"""The console: what it says during a run, to which kind of stream, and that it never fails."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from lllaunch.console.console import Console
+from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.run.causes import ExitedNonZero
+from lllaunch.run.outcome import RootCause, RunOutcome
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def said(speak, stream: io.StringIO | None = None) -> str:
+    stream = io.StringIO() if stream is None else stream
+    speak(Console(stream, cwd="/home/ada"))
+    return stream.getvalue()
+
+
+FAILED = RunOutcome("failed", 3, "/home/ada/run")
+ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
+
+
+@pytest.mark.parametrize(
+    ("speak", "text"),
+    [
+        (
+            lambda console: console.started(0, 2, "train.py", "/home/ada/run/attempt_0"),
+            "attempt 0: 2 workers of train.py, logs in run/attempt_0",
+        ),
+        (
+            lambda console: console.started(3, 1, "mod:fn", "/mnt/run/attempt_3"),
+            "attempt 3: 1 worker of mod:fn, logs in /mnt/run/attempt_3",
+        ),
+        (
+            lambda console: console.restarting(0, ROOT, 1, 3),
+            "attempt 0: rank 1 exited with status 1; restarting (1 of 3)",
+        ),
+        (
+            lambda console: console.restarting(1, None, 2, None),
+            "attempt 1: failed; restarting",
+        ),
+        (
+            lambda console: console.signalled(15, 2, 30, forwarded=True),
+            "SIGTERM received, forwarded to 2 workers; "
+            "SIGKILL follows in 30 s, or now on a second signal",
+        ),
+        (
+            lambda console: console.signalled(10, 1, 0.5, forwarded=False),
+            "SIGUSR1 received, 1 worker got it too; "
+            "SIGKILL follows in 0.5 s, or now on a second signal",
+        ),
+        (lambda console: console.killing(2, 1), "SIGINT again, killing 1 worker"),
+        (lambda console: console.killing(None, 2), "the grace period is over, killing 2 workers"),
+        (lambda console: console.warning("odd"), "warning: odd"),
+    ],
+)
+def test_messages(speak, text):
+    assert said(speak) == f"lllaunch: {text}\n"
+
+
+def test_error_shows_all_problems():
+    problems = (
+        Problem("launch.tee", "'al'", "is not a mask", "did you mean 'all'?"),
+        Problem("launch.nproc", "0", "is not positive"),
+    )
+    assert said(lambda console: console.error(ConfigError(problems))) == (
+        "lllaunch: launch.tee: 'al' is not a mask; did you mean 'all'?\n"
+        "  launch.nproc: 0 is not positive\n"
+    )
+    error = OutputError("/full/plan.yaml", "No space left on device")
+    assert said(lambda console: console.error(error)) == (
+        "lllaunch: '/full/plan.yaml': No space left on device\n"
+    )
+
+
+def test_report_is_plain_where_there_is_no_terminal():
+    assert said(lambda console: console.finished(FAILED)) == (
+        "lllaunch: FAILED after 0 ms (exit code 3)\n"
+    )
+
+
+def test_report_is_coloured_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = said(lambda console: console.finished(FAILED), Terminal())
+    assert "\x1b[1;31mlllaunch: FAILED after 0 ms (exit code 3)\x1b[0m\n" == text
+
+
+def test_markup_and_long_lines_of_workers_are_left_alone_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    error = FAILED.with_error("[bold]x[/] :smile: " + "y" * 300, 1)
+    text = said(lambda console: console.finished(error), Terminal())
+    assert f"lllaunch: [bold]x[/] :smile: {'y' * 300}" in text
+
+
+def test_no_color_is_respected(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31" not in said(lambda console: console.finished(FAILED), Terminal())
+    assert ";31m" not in said(lambda console: console.finished(FAILED), Terminal())
+
+
+def test_progress_on_a_terminal_does_not_need_rich(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
+    assert said(lambda console: console.warning("x"), Terminal()) == "lllaunch: warning: x\n"
+
+
+def test_closed_pipe_is_forgotten():
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w")
+    console = Console(stream, cwd="/")
+    console.warning("x")
+    console.finished(FAILED)
+    with pytest.raises(BrokenPipeError):
+        stream.close()  # what could not be written is still in Python's buffer
+
+
+def test_closed_stream_is_forgotten():
+    stream = io.StringIO()
+    stream.close()
+    Console(stream, cwd="/").finished(FAILED)
+
+
+def test_missing_stderr_is_forgotten(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    Console(cwd="/").warning("x")
+
+
+def test_standard_error_of_the_moment_is_used(capsys):
+    Console(cwd="/").warning("x")
+    assert capsys.readouterr().err == "lllaunch: warning: x\n"
+
+
+def test_ascii_stream_gets_escapes():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(stream, cwd="/").warning("naïve \udcff")
+    assert raw.getvalue() == b"lllaunch: warning: na\\xefve \\udcff\n"
+
+
+def test_secrets_are_hidden():
+    def speak(console: Console) -> None:
+        console.hide(lambda text: text.replace("hunter2", "${oc.env:PASSWORD}"))
+        console.warning("login with hunter2")
+        console.finished(FAILED.with_error("no hunter2", 1))
+
+    assert said(speak) == (
+        "lllaunch: warning: login with ${oc.env:PASSWORD}\nlllaunch: no ${oc.env:PASSWORD}\n"
+    )

@@ -1,0 +1,381 @@
+"""The report at the end of a run, as its user reads it: expected texts, from records to lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import dedent
+
+import pytest
+
+from lllaunch.console.report import report_lines
+from lllaunch.console.wording import duration, ranks, shown_path
+from lllaunch.linux.oom import Memory
+from lllaunch.run.judge import judge_attempt
+from lllaunch.run.outcome import Excerpt, RunOutcome, summarize
+from lllaunch.run.records import (
+    AttemptRecord,
+    SentSignal,
+    WorkerError,
+    WorkerFiles,
+    WorkerRecord,
+)
+from lllaunch.spawner.facts import Died, Exited, Leftover, Started, StartFailed
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+HOME = "/home/ada/net"
+RUN = f"{HOME}/outputs/2024-05-01/12-00-00"
+
+
+def files(rank: int, attempt: int) -> WorkerFiles:
+    path = f"{RUN}/attempt_{attempt}/{rank}"
+    return WorkerFiles(path, f"{path}/stdout.log", f"{path}/stderr.log", f"{path}/error.json")
+
+
+def worker(rank: int, exitcode: int | None = None, at: float = 1.0, *, attempt=0, **more):
+    exited = None
+    if exitcode is not None:
+        exited = Exited(rank, 100 + rank, exitcode, T0 + int(at * S), max_rss=5 << 30)
+    more.setdefault("files", files(rank, attempt))
+    more.setdefault("started", Started(rank, 100 + rank, T0))
+    return WorkerRecord(rank, rank, exited=exited, **more)
+
+
+def sent(signum: int, at: float = 1.1) -> SentSignal:
+    return SentSignal(signum, T0 + int(at * S))
+
+
+def attempt(*workers: WorkerRecord, number: int = 0, **more) -> AttemptRecord:
+    path = f"{RUN}/attempt_{number}"
+    return AttemptRecord(number, number, path, T0, T0 + 9 * S, tuple(workers), **more)
+
+
+def outcome(
+    *attempts: AttemptRecord, signum: int | None = None, seconds: float = 12.3
+) -> RunOutcome:
+    judged = [judge_attempt(each, interrupted=signum is not None) for each in attempts]
+    ended = T0 + int(seconds * S)
+    return summarize(
+        judged,
+        directory=RUN,
+        run_id="",
+        plan_hash="",
+        started_ns=T0,
+        ended_ns=ended,
+        signum=signum,
+    )
+
+
+def shown(found: RunOutcome) -> str:
+    return "".join(f"{line.text}\n" for line in report_lines(found, HOME))
+
+
+def expected(text: str) -> str:
+    return dedent(text).lstrip("\n")
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/home/ada/net/train.py", line 12, in main
+    step(batch)
+ValueError: bad batch"""
+RAISED = WorkerError("ValueError: bad batch", TRACEBACK, T0 + S)
+
+
+def test_exception_in_one_of_64_workers():
+    others = [worker(rank, -15, 1.2, sent=(sent(15),)) for rank in range(2, 63)]
+    stubborn = worker(63, -9, 31, sent=(sent(15), sent(9, 31)))
+    found = outcome(attempt(worker(0, 0, 0.5), worker(1, 1, error=RAISED), *others, stubborn))
+    assert shown(found) == expected(
+        """
+        lllaunch: FAILED after 12 s (exit code 3)
+
+          Root cause: rank 1 (attempt 0) raised ValueError: bad batch
+
+            Traceback (most recent call last):
+              File "/home/ada/net/train.py", line 12, in main
+                step(batch)
+            ValueError: bad batch
+
+          The other workers:
+            rank 0      succeeded
+            ranks 2-62  ended by the launcher (SIGTERM) after the root cause
+            rank 63     ended by the launcher (SIGTERM then SIGKILL) after the root cause
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_exit_status_after_two_attempts_shows_the_end_of_stderr():
+    found = outcome(
+        attempt(worker(0, 1, error=RAISED)),
+        attempt(worker(0, 1, error=RAISED), number=1),
+        attempt(worker(0, 2, attempt=2), number=2),
+    )
+    excerpt = Excerpt(
+        f"{RUN}/attempt_2/0/stderr.log", ("loading", "no such option: --lr"), cut=True
+    )
+    assert shown(replace(found, excerpt=excerpt)) == expected(
+        """
+        lllaunch: FAILED after 12 s and 3 attempts (exit code 3)
+
+          Root cause: rank 0 (attempt 2) exited with status 2
+
+            The last 2 lines of its stderr, outputs/2024-05-01/12-00-00/attempt_2/0/stderr.log:
+            | loading
+            | no such option: --lr
+
+          Attempts 0-1 failed: rank 0 raised ValueError: bad batch
+          Logs: outputs/2024-05-01/12-00-00/attempt_2
+        """
+    )
+
+
+def test_out_of_memory_with_two_victims():
+    def lost(rank: int, at: float) -> WorkerRecord:
+        message = f"RuntimeError: Connection closed by peer [10.0.0.1]:{4000 + rank}"
+        return worker(rank, 1, 1.6, error=WorkerError(message, "Traceback", T0 + int(at * S)))
+
+    before, after = (Memory(cgroup_kills=kills, limit=8 << 30) for kills in (0, 1))
+    killed = worker(0, -9, memory=after)
+    found = outcome(attempt(killed, lost(1, 1.03), lost(2, 1.23), memory=before))
+    silent = Excerpt(f"{RUN}/attempt_0/0/stderr.log", ())
+    assert shown(replace(found, excerpt=silent)) == expected(
+        """
+        lllaunch: FAILED after 12 s (exit code 3)
+
+          Root cause: rank 0 (attempt 0) died of SIGKILL: out of memory
+            Why (certain): The kernel's OOM killer struck in this cgroup during the attempt (once). Its peak
+            memory was 5.0 GiB; the cgroup's limit is 8.0 GiB.
+            It wrote nothing to stderr: outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log
+
+          The other workers:
+            ranks 1-2  failed 30 ms to 0.2 s after the root cause: raised RuntimeError: Connection closed by peer [10.0.0.1]:4001
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_sigkill_from_outside():
+    counted = Memory(cgroup_kills=0, machine_kills=0)
+    found = outcome(
+        attempt(
+            worker(0, -9, memory=counted),
+            worker(1, -15, 1.2, sent=(sent(15),)),
+            memory=counted,
+        )
+    )
+    excerpt = Excerpt(f"{RUN}/attempt_0/0/stderr.log", ("epoch 3",))
+    assert shown(replace(found, excerpt=excerpt)) == expected(
+        """
+        lllaunch: FAILED after 12 s (exit code 3)
+
+          Root cause: rank 0 (attempt 0) died of SIGKILL
+            Why (certain): The launcher did not send it, and the kernel counts no OOM kill: another process
+            did (kill -9, a job scheduler, a memory watchdog such as systemd-oomd), or the worker itself.
+
+            All of its stderr, outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log:
+            | epoch 3
+
+          The other workers:
+            rank 1  ended by the launcher (SIGTERM) after the root cause
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_stderr_that_is_not_redirected_is_said_to_be_above():
+    found = outcome(attempt(worker(0, -11, files=WorkerFiles(f"{RUN}/attempt_0/0"))))
+    assert shown(found) == expected(
+        """
+        lllaunch: FAILED after 12 s (exit code 3)
+
+          Root cause: rank 0 (attempt 0) died of SIGSEGV
+            Why (likely): It touched memory that is not its own: usually a bug in native code (an extension,
+            a driver) or a C stack that overflowed.
+            Its stderr went to the console, see above. With launch.redirects set to 'err' or 'all' its last
+            lines would stand here.
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_stderr_that_cannot_be_read_is_named():
+    text = shown(outcome(attempt(worker(0, 1))))
+    path = "outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log"
+    assert f"    Its stderr cannot be read: {path}\n" in text
+
+
+def test_spawner_killed():
+    died = Died(77, -9)
+    found = outcome(attempt(worker(0), worker(1), died=died, died_ns=T0 + S))
+    assert shown(found) == expected(
+        """
+        lllaunch: FAILED after 12 s (exit code 3)
+
+          Root cause: all workers (attempt 0) were lost: the spawner (pid 77) died, SIGKILL
+            Why (possible): The launcher did not send it: another process did, or the kernel's OOM killer,
+            whose counters cannot be read here.
+
+          Workers:
+            ranks 0-1  ended with the spawner
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_program_that_is_not_executable():
+    failed = StartFailed(0, "./run.sh", "Permission denied", 13, T0)
+    found = outcome(
+        attempt(
+            worker(0, started=None, start_failed=failed),
+            worker(1, -15, sent=(sent(15, 1.0),)),
+            worker(2, started=None),
+        )
+    )
+    assert shown(found) == expected(
+        """
+        lllaunch: FAILED after 12 s (exit code 3)
+
+          Root cause: rank 0 (attempt 0) could not be started: './run.sh': Permission denied
+
+          The other workers:
+            rank 1  ended by the launcher (SIGTERM) after the root cause
+            rank 2  was not started
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_ctrl_c():
+    ended = [worker(0, -2, 1.2, sent=(sent(2),)), worker(1, 0, 1.2, sent=(sent(2),))]
+    failed = worker(2, 3, 1.2, sent=(sent(2),))
+    found = outcome(attempt(*ended, failed), signum=2, seconds=200)
+    assert shown(found) == expected(
+        """
+        lllaunch: ended by SIGINT after 3 min 20 s (exit code 130)
+
+          Workers:
+            rank 0  ended by the launcher (SIGINT)
+            rank 1  ended by the launcher (SIGINT), cleanly
+            rank 2  ended by the launcher (SIGINT), status 3
+
+          Logs: outputs/2024-05-01/12-00-00/attempt_0
+        """
+    )
+
+
+def test_success_is_one_line():
+    assert shown(outcome(attempt(worker(0, 0)))) == (
+        "lllaunch: succeeded in 12 s; results in outputs/2024-05-01/12-00-00\n"
+    )
+    retried = outcome(attempt(worker(0, 1)), attempt(worker(0, 0), number=1), seconds=0.25)
+    assert shown(retried) == (
+        "lllaunch: succeeded in 0.2 s after 1 restart; results in outputs/2024-05-01/12-00-00\n"
+    )
+
+
+def test_processes_left_behind_are_told_of():
+    left = tuple(Leftover(500 + each, "sleep 1000", each != 1) for each in range(8))
+    assert shown(outcome(attempt(worker(0, 0), leftovers=left))).splitlines()[1:] == [
+        *(
+            f"  Warning: a worker left process {pid} behind (sleep 1000); it was killed"
+            for pid in (500, 502, 503, 504, 505)
+        ),
+        "  and 2 more processes like that",
+    ]
+
+
+def test_own_error_with_and_without_attempts():
+    error = outcome().with_error("'/full/events.jsonl': No space left on device\nmore", 1)
+    assert shown(error) == expected(
+        """
+        lllaunch: '/full/events.jsonl': No space left on device
+          more
+        """
+    )
+    error = outcome(attempt(worker(0, -15, sent=(sent(15, 1),)))).with_error("broken", 1)
+    assert shown(error).startswith("lllaunch: broken\n\n  Workers:\n    rank 0  ended by")
+
+
+def test_many_different_fates_are_cut():
+    found = outcome(attempt(*(worker(rank, rank + 1, 1 + rank) for rank in range(20))))
+    lines = shown(found).splitlines()
+    assert (
+        lines.index("    and 7 more workers, see result.json")
+        == lines.index("    rank 12  failed 12 s after the root cause: exited with status 13") + 1
+    )
+
+
+def test_long_traceback_keeps_its_head_and_its_end():
+    text = "\n".join(["Traceback:", *(f"  frame {each}" for each in range(500)), "E: deep"])
+    found = outcome(attempt(worker(0, 1, error=WorkerError("E: deep", text))))
+    lines = [line.strip() for line in shown(found).splitlines()]
+    assert len(lines) < 75
+    start = lines.index("Traceback:")
+    assert lines[start + 1] == "... (442 more lines in error.json)"
+    assert lines[start + 2] == "frame 442"
+    assert "E: deep" in lines
+
+
+def test_error_without_traceback_shows_its_message():
+    found = outcome(attempt(worker(0, 1, error=WorkerError("rendezvous failed\nfor a reason"))))
+    assert shown(found).splitlines()[2:5] == [
+        "  Root cause: rank 0 (attempt 0) raised rendezvous failed",
+        "    rendezvous failed",
+        "    for a reason",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([0], "rank 0"),
+        ([3, 1, 2], "ranks 1-3"),
+        ([0, 2, 3, 9], "ranks 0, 2-3, 9"),
+        ([1, 1], "rank 1"),
+    ],
+)
+def test_ranks(numbers, text):
+    assert ranks(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.03, "30 ms"),
+        (0.0999, "0.1 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/a/b/c", "b/c"),
+        ("/a", "."),
+        ("/ab/c", "/ab/c"),
+        ("/x", "/x"),
+        ("/a/b\nc", "'b\\nc'"),
+    ],
+)
+def test_shown_path(path, text):
+    assert shown_path(path, "/a") == text
+
+
+def test_shown_path_from_the_root():
+    assert shown_path("/x/y", "/") == "x/y"

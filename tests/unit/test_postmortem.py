@@ -1,0 +1,246 @@
+"""What is said about a worker's death, and how sure that is: `explain` on made-up evidence."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from lllaunch.linux.oom import Memory, read_memory
+from lllaunch.run.postmortem import Evidence, explain, size
+
+GIB = 1 << 30
+KILLED = -signal.SIGKILL
+
+
+def memory(cgroup=0, machine=0, **more) -> Memory:
+    return Memory(cgroup_kills=cgroup, machine_kills=machine, total=32 * GIB, **more)
+
+
+def sigkill(before: Memory, after: Memory, rss: int = 0, unexplained: int = 1):
+    found = explain(
+        Evidence(KILLED, max_rss=rss, before=before, after=after, unexplained=unexplained)
+    )
+    assert found is not None
+    return found
+
+
+def test_sigkill_sent_by_the_launcher_is_certain():
+    found = explain(Evidence(KILLED, sent=(signal.SIGTERM, signal.SIGKILL)))
+    assert (found.suspect, found.sure) == ("launcher", "certain")
+    assert found.text == "The launcher sent it SIGKILL."
+
+
+def test_oom_kill_in_the_cgroup_is_certain():
+    found = sigkill(memory(2), memory(3, limit=8 * GIB), rss=7 * GIB)
+    assert (found.suspect, found.sure) == ("oom", "certain")
+    assert found.text == (
+        "The kernel's OOM killer struck in this cgroup during the attempt (once). "
+        "Its peak memory was 7.0 GiB; the cgroup's limit is 8.0 GiB."
+    )
+
+
+def test_fewer_oom_kills_than_dead_workers_is_only_likely():
+    found = sigkill(memory(2), memory(3), unexplained=2)
+    assert (found.suspect, found.sure) == ("oom", "likely")
+
+
+@pytest.mark.parametrize(
+    ("rss", "sure"), [(20 * GIB, "likely"), (1 * GIB, "possible"), (0, "possible")]
+)
+def test_oom_kill_on_the_machine_is_as_sure_as_the_worker_was_big(rss, sure):
+    found = sigkill(memory(None, 4), memory(None, 6), rss=rss)
+    assert (found.suspect, found.sure) == ("oom", sure)
+    assert "on this machine during the attempt (2 times)" in found.text
+
+
+def test_oom_kill_elsewhere_on_the_machine_is_not_ours():
+    found = sigkill(memory(0, 4), memory(0, 5))
+    assert (found.suspect, found.sure) == ("outside", "likely")
+    assert "in this cgroup (but 1 on this machine)" in found.text
+
+
+def test_sigkill_without_oom_kill_came_from_outside():
+    found = sigkill(memory(), memory(), rss=1 * GIB)
+    assert (found.suspect, found.sure) == ("outside", "certain")
+    assert found.text == (
+        "The launcher did not send it, and the kernel counts no OOM kill: another process did "
+        "(kill -9, a job scheduler, a memory watchdog such as systemd-oomd), or the worker itself."
+    )
+
+
+def test_big_worker_killed_from_outside_is_told_its_size():
+    assert "Its peak memory was 30 GiB" in sigkill(memory(), memory(), rss=30 * GIB).text
+
+
+@pytest.mark.parametrize(
+    ("rss", "suspect"), [(31 * GIB, "oom"), (1 * GIB, "outside"), (0, "outside")]
+)
+def test_without_counters_only_the_size_speaks(rss, suspect):
+    found = sigkill(memory(None, None), memory(None, None), rss=rss)
+    assert (found.suspect, found.sure) == (suspect, "possible")
+    assert "counters cannot be read here" in found.text
+
+
+def test_nothing_known_at_all_is_still_a_sentence():
+    found = explain(Evidence(KILLED))
+    assert (found.suspect, found.sure) == ("outside", "possible")
+    assert "peak memory" not in found.text
+
+
+def test_counter_that_fell_is_no_kill():
+    # the worker was moved to a fresh cgroup meanwhile
+    assert sigkill(memory(5, 5), memory(0, 5)).suspect == "outside"
+
+
+def test_sigbus_with_full_shared_memory_says_so():
+    after = Memory(shm_total=64 << 20, shm_free=1 << 20)
+    found = explain(Evidence(-signal.SIGBUS, after=after))
+    assert (found.suspect, found.sure) == ("itself", "likely")
+    assert "/dev/shm has 1.0 MiB of 64 MiB free" in found.text
+    assert "--shm-size" in found.text
+
+
+def test_sigbus_with_free_shared_memory_is_only_possible():
+    after = Memory(shm_total=64 << 20, shm_free=60 << 20)
+    found = explain(Evidence(-signal.SIGBUS, after=after))
+    assert found.sure == "possible"
+    assert "Now /dev/shm has 60 MiB of 64 MiB free." in found.text
+    assert explain(Evidence(-signal.SIGBUS)).sure == "possible"
+
+
+@pytest.mark.parametrize(
+    ("signum", "suspect", "word"),
+    [
+        (signal.SIGSEGV, "itself", "native code"),
+        (signal.SIGABRT, "itself", "aborted"),
+        (signal.SIGILL, "itself", "processor"),
+        (signal.SIGFPE, "itself", "division"),
+        (signal.SIGSYS, "itself", "seccomp"),
+        (signal.SIGPIPE, "itself", "closed"),
+        (signal.SIGXCPU, "itself", "ulimit -t"),
+        (signal.SIGXFSZ, "itself", "ulimit -f"),
+        (signal.SIGTRAP, "itself", "breakpoint"),
+        (signal.SIGALRM, "itself", "alarm"),
+        (signal.SIGTERM, "outside", "another process did"),
+        (signal.SIGINT, "outside", "another process did"),
+    ],
+)
+def test_signals_get_a_helpful_sentence(signum, suspect, word):
+    found = explain(Evidence(-signum))
+    assert found.suspect == suspect
+    assert word in found.text
+
+
+def test_unknown_signal_gets_none():
+    assert explain(Evidence(-signal.SIGRTMAX)) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (126, "not executable"),
+        (127, "command not found"),
+        (137, "128 + 9: a child of it died of SIGKILL. That alone is no proof"),
+        (139, "128 + 11: a child of it died of SIGSEGV."),
+        (143, "128 + 15: a child of it died of SIGTERM."),
+    ],
+)
+def test_statuses_of_shells_are_read(status, words):
+    found = explain(Evidence(status))
+    assert found.sure == "possible"
+    assert words in found.text
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 125, 128, 255])
+def test_plain_statuses_speak_for_themselves(status):
+    assert explain(Evidence(status)) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (512 << 20, "512 MiB"),
+        (3 * GIB // 2, "1.5 GiB"),
+        (5 << 40, "5.0 TiB"),
+    ],
+)
+def test_size(count, text):
+    assert size(count) == text
+
+
+# Reading: trees made like those of the kernel's documentation.
+
+
+def tree(root, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root / "proc")
+
+
+def test_cgroup_v2_is_read_with_the_smallest_limit_above(tmp_path):
+    proc = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user/job\n",
+            "proc/self/mountinfo": f"30 23 0:26 / {tmp_path}/c\\040g rw - cgroup2 cgroup2 rw\n",
+            "proc/vmstat": "nr_free_pages 1\noom_kill 9\n",
+            "proc/meminfo": "MemTotal:       1024 kB\nMemFree: 1 kB\n",
+            "c g/user/memory.max": "500000\n",
+            "c g/user/job/memory.max": "max\n",
+            "c g/user/job/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 0\n",
+        },
+    )
+    found = read_memory(proc, str(tmp_path))
+    assert (found.cgroup_kills, found.machine_kills) == (3, 9)
+    assert (found.limit, found.total) == (500000, 1024 * 1024)
+    assert found.shm_free is not None
+
+
+def test_cgroup_v1_is_read(tmp_path):
+    proc = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n0::/\n",
+            "proc/self/mountinfo": (
+                f"35 31 0:32 / {tmp_path}/memory rw - cgroup cgroup rw,memory\n"
+                f"36 31 0:33 / {tmp_path}/unified rw - cgroup2 cgroup2 rw\n"
+            ),
+            "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "memory/docker/abc/memory.limit_in_bytes": "1000000\n",
+            "memory/docker/abc/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+        },
+    )
+    found = read_memory(proc, str(tmp_path / "no"))
+    assert (found.cgroup_kills, found.limit) == (2, 1000000)
+    assert found.machine_kills is found.shm_free is None
+
+
+def test_container_that_sees_its_own_cgroup_as_the_root(tmp_path):
+    proc = tree(
+        tmp_path,
+        {
+            # the host's path, of which nothing is mounted here
+            "proc/self/cgroup": "0::/kubepods/pod1/c1\n",
+            "proc/self/mountinfo": f"30 23 0:26 /kubepods/pod1/c1 {tmp_path}/cg rw - cgroup2 c rw\n",
+            "cg/memory.max": "7000\n",
+            "cg/memory.events": "oom_kill 1\n",
+        },
+    )
+    found = read_memory(proc)
+    assert (found.cgroup_kills, found.limit) == (1, 7000)
+
+
+def test_nothing_to_read_is_unknown(tmp_path):
+    assert read_memory(str(tmp_path), str(tmp_path / "no")) == Memory()
+
+
+def test_this_machine_can_be_read():
+    found = read_memory()
+    assert found.total is not None
+    assert found.total > 1 << 20

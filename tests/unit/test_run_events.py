@@ -1,0 +1,186 @@
+"""events.jsonl: whole lines, without secrets, and no reason to end a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lllaunch.errors import OutputError
+from lllaunch.multiprocessing.std import Std
+from lllaunch.run.events import EventLog, encode, isoformat
+from lllaunch.run.redact import Redactor
+from lllaunch.spawner.facts import Exited, Leftover, Swept
+from lllaunch.spawner.targets import Function, Script
+from lllaunch.spec import Entrypoint, LaunchSpec
+
+AT = 1_700_000_000_123_456_789
+
+
+@dataclass(frozen=True)
+class Thing:
+    value: Any
+
+
+def plain(value: Any) -> Any:
+    return json.loads(encode(Thing(value), AT))["value"]
+
+
+def test_a_fact_is_one_line_with_its_own_time_first():
+    line = encode(Exited(rank=1, pid=42, exitcode=-9, time_ns=AT), time_ns=5)
+    assert line.endswith(b"}\n")
+    assert list(json.loads(line).items())[:6] == [
+        ("time", "2023-11-14T22:13:20.123456Z"),
+        ("time_ns", AT),
+        ("type", "Exited"),
+        ("rank", 1),
+        ("pid", 42),
+        ("exitcode", -9),
+    ]
+
+
+def test_an_event_without_time_gets_the_time_it_was_seen():
+    assert json.loads(encode(Swept(), AT))["time_ns"] == AT
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (signal.SIGTERM, "SIGTERM"),
+        (Std.ALL, "ALL"),
+        ((1, 2.5, None, True), [1, 2.5, None, True]),
+        (float("nan"), "nan"),
+        ({3: "x"}, {"3": "x"}),
+        (frozenset({2, 1}), [1, 2]),
+        (b"12345", "<5 bytes>"),
+        (ValueError("no"), "ValueError: no"),
+        (object(), "<object>"),
+        (
+            Leftover(7, "sleep", True),
+            {"type": "Leftover", "pid": 7, "command": "sleep", "killed": True},
+        ),
+    ],
+)
+def test_values_become_json(value, expected):
+    assert plain(value) == expected
+
+
+def test_what_holds_itself_ends():
+    value: list[Any] = []
+    value.append(value)
+    assert "..." in json.dumps(plain(value))
+
+
+def test_newlines_and_broken_characters_stay_within_the_line():
+    line = encode(Thing("a\nb\udcff"), AT)
+    assert line.count(b"\n") == 1
+    assert line.decode("utf-8")
+
+
+def test_variables_and_arguments_are_not_written():
+    secret = "hunter2-hunter2"
+    event = Thing(
+        {
+            "target": Script("/a/train.py", ("--token", secret)),
+            "function": Function("m", "f", secret.encode()),
+            "env": {"X": secret},
+        }
+    )
+    line = encode(event, AT)
+    assert secret.encode() not in line
+    assert json.loads(line)["value"]["target"] == {
+        "type": "Script",
+        "path": "/a/train.py",
+        "argv": "<2 not shown>",
+    }
+
+
+def test_secrets_are_replaced_by_their_source():
+    spec = LaunchSpec(
+        Entrypoint("script", "/t.py", "t.py"),
+        nproc=1,
+        log_dir="/r",
+        cwd="/",
+        env={"API_TOKEN": "hunter2-hunter2", "SHORT_KEY": "a"},
+        env_per_rank={1: {"OTHER_KEY": "hunter2"}},
+        secrets={
+            "API_TOKEN": "${oc.env:API_TOKEN}",
+            "OTHER_KEY": "${oc.env:OTHER}",
+            "SHORT_KEY": "${oc.env:SHORT_KEY}",
+        },
+    )
+    redact = Redactor.of(spec)
+    assert redact("a hunter2-hunter2b hunter2") == "a ${oc.env:API_TOKEN}b ${oc.env:OTHER}"
+    assert b"hunter2" not in encode(Thing(["x hunter2"]), AT, redact)
+    assert Redactor()("anything") == "anything"
+
+
+@pytest.mark.parametrize("time_ns", [0, 1, AT, 2**62])
+def test_isoformat_is_exact_to_the_microsecond(time_ns):
+    text = isoformat(time_ns)
+    assert text.endswith(f".{time_ns % 10**9 // 1000:06d}Z")
+
+
+def test_events_are_appended(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for _ in range(2):
+        log = EventLog(str(path), pytest.fail)
+        log.write(Swept())
+        log.close()
+        log.close()
+        log.write(Swept())  # after the end: nothing
+    assert [json.loads(line)["type"] for line in path.read_text().splitlines()] == ["Swept"] * 2
+
+
+def test_torn_line_of_a_former_run_is_ended(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": "20')
+    log = EventLog(str(path), pytest.fail)
+    log.write(Swept())
+    log.write(Swept())
+    log.close()
+    lines = path.read_text().splitlines()
+    assert lines[0] == '{"time": "20'
+    assert [json.loads(line)["type"] for line in lines[1:]] == ["Swept", "Swept"]
+
+
+def test_failing_disk_is_reported_once_and_never_raises(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    failures: list[OutputError] = []
+    log = EventLog(str(path), failures.append)
+    write = os.write
+    room = [10]
+
+    def full(fd, data):
+        if room[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = write(fd, bytes(data)[: room[0]])
+        room[0] -= taken
+        return taken
+
+    monkeypatch.setattr("os.write", full)
+    log.write(Swept())
+    log.write(Swept())
+    assert [(each.path, each.reason) for each in failures] == [
+        (str(path), "No space left on device")
+    ]
+    room[0] = 10**6
+    log.write(Swept())
+    log.close()
+    assert len(failures) == 1
+    torn, whole = path.read_text().splitlines()
+    assert len(torn) == 10
+    assert json.loads(whole)["type"] == "Swept"
+
+
+def test_unwritable_directory_is_reported_once(tmp_path):
+    failures: list[OutputError] = []
+    log = EventLog(str(tmp_path / "gone" / "events.jsonl"), failures.append)
+    log.write(Swept())
+    log.close()
+    assert [each.reason for each in failures] == ["No such file or directory"]

@@ -1,0 +1,304 @@
+"""What is noted of a run as it happens, what the user is told, and what each worker gets."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lllaunch.agent.states import WorkerState
+from lllaunch.agent.vocabulary import (
+    AbandonWorkers,
+    Finish,
+    GroupStarted,
+    KillWorkers,
+    SignalReceived,
+    SignalWorkers,
+    StartGrace,
+    StartWorkers,
+    WorkersStuck,
+)
+from lllaunch.console.console import Console
+from lllaunch.errors import NotPicklable
+from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.multiprocessing.layout import LogsDest
+from lllaunch.run.causes import HungInKernel
+from lllaunch.run.events import EventLog
+from lllaunch.run.group import _template
+from lllaunch.run.judge import judge_attempt
+from lllaunch.run.logs import Attempt
+from lllaunch.run.outcome import Lost
+from lllaunch.run.recorder import Recorder
+from lllaunch.run.targets import env_of, target_of
+from lllaunch.run.watcher import Watcher
+from lllaunch.spawner.facts import (
+    Died,
+    Exited,
+    Leftover,
+    PreloadBroken,
+    Ready,
+    Started,
+    StartFailed,
+    Swept,
+)
+from lllaunch.spawner.targets import Function, Module, Program, Script
+from lllaunch.spec import Entrypoint, LaunchSpec
+
+T0 = 1_700_000_000_000_000_000
+
+
+def attempt(path: str = "/run/attempt_3", nproc: int = 2, number: int = 3) -> Attempt:
+    dest = LogsDest(
+        stdouts={0: "", 1: "/dev/null"},
+        stderrs={rank: f"{path}/{rank}/stderr.log" for rank in range(nproc)},
+        error_files={rank: f"{path}/{rank}/error.json" for rank in range(nproc)},
+    )
+    envs = {
+        rank: {"RANK": str(10 + rank), "TORCHELASTIC_RESTART_COUNT": "2"} for rank in range(nproc)
+    }
+    return Attempt(number, path, dest, envs)
+
+
+def test_facts_end_up_with_their_worker():
+    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder.begin(attempt())
+    for fact in (
+        Ready(0.1),
+        Started(0, 500, T0),
+        StartFailed(1, "/bin/x", "no", 2, T0 + 1),
+        Exited(0, 500, 1, T0 + 2),
+        Exited(7, 500, 1, T0 + 3),  # nobody's
+        Swept((Leftover(9, "sleep", True),)),
+    ):
+        recorder.fact(fact)
+    (found,) = recorder.records()
+    assert (found.number, found.restart_count, found.ended_ns) == (3, 2, T0 + 3)
+    assert [(each.local_rank, each.rank) for each in found.workers] == [(0, 10), (1, 11)]
+    first, second = found.workers
+    assert (first.started.pid, first.exited.exitcode) == (500, 1)
+    assert second.start_failed.path == "/bin/x"
+    assert (first.files.stdout, second.files.stdout) == ("", "")
+    assert second.files.stderr == "/run/attempt_3/1/stderr.log"
+    assert second.files.directory == "/run/attempt_3/1"
+    assert found.leftovers == (Leftover(9, "sleep", True),)
+
+
+def test_signals_go_to_workers_that_have_not_ended():
+    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder.begin(attempt())
+    recorder.fact(Started(0, 500, T0))
+    recorder.fact(Started(1, 501, T0))
+    assert recorder.alive == 2
+    recorder.fact(Exited(0, 500, 1, T0 + 2))
+    assert recorder.alive == 1
+    recorder.sent(15)
+    recorder.sent(9, [0, 1])
+    first, second = recorder.records()[0].workers
+    assert first.sent == ()
+    assert [each.signum for each in second.sent] == [15, 9]
+
+
+def test_memory_is_read_at_the_start_and_at_unexpected_sigkills_only():
+    counts = iter(range(100))
+    recorder = Recorder(read=lambda: Memory(cgroup_kills=next(counts)))
+    recorder.begin(attempt(nproc=4))
+    recorder.fact(Exited(0, 500, 1, T0))
+    recorder.fact(Exited(1, 501, -9, T0))
+    recorder.sent(9)
+    recorder.fact(Exited(2, 502, -9, T0))
+    recorder.fact(Died(400, -9))
+    (found,) = recorder.records()
+    assert found.memory.cgroup_kills == 0
+    assert [each.memory.cgroup_kills for each in found.workers] == [None, 1, None, None]
+    assert found.died_memory.cgroup_kills == 2
+    assert found.died == Died(400, -9)
+    assert found.died_ns > 0
+
+
+def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_path):
+    path = tmp_path / "attempt_3"
+    for rank in range(2):
+        (path / str(rank)).mkdir(parents=True)
+        (path / str(rank) / "error.json").write_text('{"message": "token hunter2"}')
+    recorder = Recorder(lambda text: text.replace("hunter2", "***"), lambda: UNKNOWN)
+    recorder.begin(attempt(str(path)))
+    recorder.fact(Exited(0, 500, 0, T0))
+    recorder.fact(Exited(1, 501, 1, T0))
+    first, second = recorder.records()[0].workers
+    assert first.error is None
+    assert second.error.message == "token ***"
+
+
+def test_facts_before_the_first_attempt_are_nobodys():
+    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder.fact(Started(0, 1, T0))
+    recorder.sent(15)
+    assert recorder.alive == 0
+    assert recorder.records() == []
+
+
+# What the user is told
+
+
+def spec(**more: Any) -> LaunchSpec:
+    entrypoint = Entrypoint("script", "/a/train.py", "train.py")
+    return LaunchSpec(entrypoint, nproc=2, log_dir="/run", cwd="/", **more)
+
+
+def told(tmp_path, *events: object, **more: Any) -> tuple[list[str], Watcher]:
+    stream = io.StringIO()
+    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
+    watcher = Watcher(spec(**more), log, Console(stream, cwd="/run"))
+    for event in events:
+        watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
+    log.close()
+    return stream.getvalue().splitlines(), watcher
+
+
+START = (
+    StartWorkers(0, 0),
+    attempt("/run/attempt_0", number=0),
+    GroupStarted(frozenset({0, 1})),
+    Started(0, 500, T0),
+    Started(1, 501, T0),
+)
+FIRST = "lllaunch: attempt 0: 2 workers of train.py, logs in attempt_0"
+
+
+def test_everything_observed_is_written(tmp_path):
+    told(tmp_path, *START, Finish(WorkerState.FAILED, "failure"))
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    types = [json.loads(line)["type"] for line in lines]
+    assert types == ["StartWorkers", "GroupStarted", "Started", "Started", "Finish"]
+
+
+def test_a_restart_names_its_cause(tmp_path):
+    lines, _ = told(
+        tmp_path,
+        *START,
+        Exited(1, 501, 7, T0 + 5),
+        SignalWorkers(15, "failure"),
+        StartGrace(),
+        StartWorkers(1, 1, "failure"),
+        attempt("/run/attempt_1", number=1),
+        StartWorkers(2, 2, "spawner"),
+        max_restarts=3,
+    )
+    assert lines == [
+        FIRST,
+        "lllaunch: attempt 0: rank 11 exited with status 7; restarting (1 of 3)",
+        "lllaunch: attempt 1: 2 workers of train.py, logs in attempt_1",
+        "lllaunch: attempt 1: failed; restarting",
+    ]
+
+
+def test_two_signals_are_told_once_each(tmp_path):
+    lines, watcher = told(
+        tmp_path,
+        *START,
+        SignalReceived(2),
+        SignalWorkers(2, "signal"),
+        StartGrace(),
+        SignalReceived(15),
+        KillWorkers("signal"),
+        StartGrace(),
+    )
+    assert lines == [
+        FIRST,
+        "lllaunch: SIGINT received, forwarded to 2 workers; "
+        "SIGKILL follows in 30 s, or now on a second signal",
+        "lllaunch: SIGTERM again, killing 2 workers",
+    ]
+    worker = watcher.recorder.records()[0].workers[0]
+    assert [each.signum for each in worker.sent] == [2, 9]
+
+
+def test_signal_that_others_send_to_the_workers(tmp_path):
+    lines, _ = told(tmp_path, *START, SignalReceived(10, forward=False), StartGrace())
+    assert lines[1].startswith("lllaunch: SIGUSR1 received, 2 workers got it too;")
+
+
+def test_end_of_the_grace_period(tmp_path):
+    lines, _ = told(tmp_path, *START, SignalWorkers(15, "failure"), KillWorkers("grace"))
+    assert lines == [FIRST, "lllaunch: the grace period is over, killing 2 workers"]
+
+
+def test_workers_that_hang_in_the_kernel(tmp_path):
+    _, watcher = told(
+        tmp_path,
+        *START,
+        WorkersStuck(),
+        KillWorkers("grace"),
+        Exited(0, 500, -9, 2 * T0),
+        AbandonWorkers(frozenset({1})),
+    )
+    found = judge_attempt(watcher.recorder.records()[0])
+    assert found.root_cause.cause == HungInKernel()
+    assert found.workers[1].fate == Lost("kernel")
+
+
+def test_run_that_broke_off(tmp_path):
+    _, watcher = told(tmp_path, *START)
+    assert judge_attempt(watcher.recorder.records()[0]).workers[0].fate == Lost("error")
+
+
+def test_preload_that_failed_is_kept(tmp_path):
+    broken = PreloadBroken("nope", "ModuleNotFoundError", "")
+    _, watcher = told(tmp_path, *START, broken)
+    assert watcher.recorder.records()[0].broken == broken
+
+
+# What each worker gets
+
+FACTS = {"rank": "5", "local_rank": "1", "attempt": "2"}
+
+
+def form(kind: Any, name: str, qualname: str = "", **more: Any) -> LaunchSpec:
+    return replace(spec(**more), entrypoint=Entrypoint(kind, name, name, qualname))
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"), [("script", Script), ("module", Module), ("program", Program)]
+)
+def test_command_lines_are_made_per_worker(kind, made):
+    args = ("--rank", "${worker:rank}", "${rank}", 3)
+    assert target_of(form(kind, "x", args=args), FACTS) == made("x", ("--rank", "5", "${rank}", "3"))
+
+
+def test_calls_are_made_per_worker():
+    made = target_of(
+        form("function", "m", "f", args=({"a": "${worker:attempt}"},), kwargs={"k": "${worker:rank}"}),
+        FACTS,
+    )
+    assert isinstance(made, Function)
+    assert (made.module, made.qualname) == ("m", "f")
+    assert pickle.loads(made.call) == (({"a": "2"},), {"k": "5"})
+
+
+def test_argument_that_cannot_be_pickled_names_the_worker():
+    with pytest.raises(NotPicklable, match="an argument of worker 5 cannot be pickled"):
+        target_of(form("function", "m", "f", args=(lambda: 0,)), FACTS)
+
+
+def test_variables_of_a_rank_are_stronger():
+    made = spec(
+        env={"A": "all ${worker:rank}", "B": "all"}, env_per_rank={1: {"B": "one"}, 0: {"A": "no"}}
+    )
+    assert env_of(made, FACTS) == {"A": "all 5", "B": "one"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "template"),
+    [
+        (None, None),
+        ("", ""),
+        ("[${worker:rank}/${worker:world_size}] ", "[${rank}/${world_size}] "),
+        ("$x ${rank} ${worker:nope}", "$$x $${rank} $${worker:nope}"),
+    ],
+)
+def test_prefix_becomes_a_template_with_dollars_kept(prefix, template):
+    assert _template(prefix) == template

@@ -1,0 +1,389 @@
+"""result.json, return values, excerpts, and `lllaunch.report`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.errors import OutputError
+from lllaunch.linux.oom import Memory
+from lllaunch.report_value import RESULT_FILE, report
+from lllaunch.run.causes import (
+    ExitedNonZero,
+    KilledBySignal,
+    Raised,
+    SpawnerLost,
+    StartFailure,
+    signal_name,
+)
+from lllaunch.run.excerpts import clean, clean_lines, read_error, tail
+from lllaunch.run.host import host_facts
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    Lost,
+    NotStarted,
+    ReturnValue,
+    RootCause,
+    RunOutcome,
+    Succeeded,
+    Victim,
+    WorkerOutcome,
+)
+from lllaunch.run.postmortem import Explanation
+from lllaunch.run.records import WorkerFiles
+from lllaunch.run.result import render_result
+from lllaunch.run.returns import INLINE_LIMIT, find_return_value
+from lllaunch.spawner.facts import Leftover
+
+T0 = 1_700_000_000_000_000_000
+
+
+def document(outcome: RunOutcome, **more) -> dict:
+    return json.loads(render_result(outcome, {"hostname": "h"}, **more))
+
+
+def test_failed_run():
+    files = WorkerFiles("/run/attempt_0/1", "", "/run/attempt_0/1/stderr.log", "/run/attempt_0/1/e")
+    why = Explanation("itself", "likely", "A bug.")
+    cause = KilledBySignal(11)
+    workers = (
+        WorkerOutcome(
+            0, 0, Victim(ExitedNonZero(1), T0 + 5, 500_000_000), exitcode=1, traceback="T"
+        ),
+        WorkerOutcome(1, 1, Failed(cause, T0, why), files, 7, -11, T0, T0 + 10**9, 4096, 0.5),
+        WorkerOutcome(2, 2, Ended(9, -9, (15, 9)), exitcode=-9),
+        WorkerOutcome(3, 3, Lost()),
+        WorkerOutcome(4, 4, NotStarted()),
+        WorkerOutcome(5, 5, Succeeded(), exitcode=0),
+    )
+    root = RootCause(0, 1, 1, cause, T0, why, files=files)
+    attempt = AttemptOutcome(
+        0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Leftover(9, "x", True),)
+    )
+    found = document(
+        RunOutcome("failed", 3, "/run", "id", T0, T0 + 2 * 10**9, (attempt,), root, plan_hash="abc")
+    )
+    assert (found["version"], found["state"], found["exit_code"]) == (1, "failed", 3)
+    assert (found["run_id"], found["plan_hash"], found["restarts"]) == ("id", "abc", 0)
+    assert (found["started"], found["seconds"]) == ("2023-11-14T22:13:20.000000Z", 2.0)
+    assert (found["signal"], found["error"]) == (None, None)
+    assert found["host"] == {"hostname": "h"}
+    assert found["root_cause"] == {
+        "attempt": 0,
+        "rank": 1,
+        "local_rank": 1,
+        "time": "2023-11-14T22:13:20.000000Z",
+        "time_ns": T0,
+        "cause": {
+            "type": "KilledBySignal",
+            "text": "died of SIGSEGV",
+            "signum": 11,
+            "core_dumped": False,
+        },
+        "explanation": {"suspect": "itself", "sure": "likely", "text": "A bug."},
+        "traceback": None,
+        "stderr": "attempt_0/1/stderr.log",
+    }
+    (told,) = found["attempts"]
+    assert (told["directory"], told["state"]) == ("attempt_0", "failed")
+    assert told["root_cause"]["rank"] == 1
+    assert told["leftovers"] == [{"pid": 9, "command": "x", "killed": True}]
+    fates = [each["fate"] for each in told["workers"]]
+    assert fates == ["victim", "failed", "ended", "lost", "not_started", "succeeded"]
+    victim, failed, ended = told["workers"][:3]
+    assert victim["seconds_after_root_cause"] == 0.5
+    assert (victim["exitcode"], victim["signal"]) == (1, None)
+    assert (failed["exitcode"], failed["signal"], failed["pid"]) == (-11, "SIGSEGV", 7)
+    assert (failed["stdout"], failed["stderr"]) == (None, "attempt_0/1/stderr.log")
+    assert (failed["max_rss"], failed["cpu_seconds"]) == (4096, 0.5)
+    assert (ended["signals_sent"], ended["signal"]) == (["SIGTERM", "SIGKILL"], "SIGKILL")
+
+
+def test_signal_and_own_error_are_told():
+    found = document(RunOutcome("signalled", 143, "/run", signum=15))
+    assert (found["signal"], found["started"], found["root_cause"]) == ("SIGTERM", None, None)
+    assert document(RunOutcome("error", 1, "/run", error="disk full"))["error"] == "disk full"
+
+
+def test_secrets_and_broken_text_do_not_reach_the_file():
+    raised = Raised("ValueError: token hunter2 \udcff", 1)
+    root = RootCause(0, 0, 0, raised, T0, traceback="hunter2")
+    outcome = RunOutcome("failed", 3, "/run", root_cause=root)
+    data = render_result(outcome, {}, lambda text: text.replace("hunter2", "***"))
+    assert b"hunter2" not in data
+    assert json.loads(data)["root_cause"]["traceback"] == "***"
+
+
+def test_paths_outside_the_run_stay_absolute():
+    value = ReturnValue("/elsewhere/return.pkl", 3, "int")
+    found = document(RunOutcome("succeeded", 0, "/run", return_values={0: value}))
+    assert found["return_values"]["0"]["path"] == "/elsewhere/return.pkl"
+
+
+def write(path, value: bytes | str) -> None:
+    path.write_bytes(value.encode() if isinstance(value, str) else value)
+
+
+def test_small_json_value_is_inlined(tmp_path):
+    write(tmp_path / "return.pkl", b"12345")
+    write(tmp_path / "return.json", '{"acc": 0.5}')
+    write(tmp_path / "return.meta.json", '{"type": "dict", "size": 5, "json": true}')
+    found = find_return_value(str(tmp_path))
+    assert found == ReturnValue(str(tmp_path / "return.pkl"), 5, "dict", '{"acc": 0.5}')
+    told = document(RunOutcome("succeeded", 0, str(tmp_path), return_values={3: found}))
+    assert told["return_values"] == {
+        "3": {"path": "return.pkl", "size": 5, "type": "dict", "value": {"acc": 0.5}}
+    }
+
+
+def test_value_that_is_no_json_is_told_by_path_size_and_type(tmp_path):
+    write(tmp_path / "return.pkl", b"x" * 1000)
+    write(tmp_path / "return.meta.json", '{"type": "torch.Tensor"}')
+    found = find_return_value(str(tmp_path))
+    assert found == ReturnValue(str(tmp_path / "return.pkl"), 1000, "torch.Tensor")
+    told = document(RunOutcome("succeeded", 0, str(tmp_path), return_values={0: found}))
+    assert told["return_values"]["0"] == {
+        "path": "return.pkl",
+        "size": 1000,
+        "type": "torch.Tensor",
+    }
+
+
+def test_pickled_value_is_never_loaded(tmp_path):
+    # would raise on being unpickled
+    write(tmp_path / "return.pkl", b"cos\n_exit\n(I66\ntR.")
+    assert find_return_value(str(tmp_path)).type_name == "unknown"
+
+
+@pytest.mark.parametrize("meta", ["", "[]", '{"type": 3}', "{", '{"size": 3}'])
+def test_meta_that_makes_no_sense_is_an_unknown_type(tmp_path, meta):
+    write(tmp_path / "return.pkl", b"x")
+    write(tmp_path / "return.meta.json", meta)
+    assert find_return_value(str(tmp_path)).type_name == "unknown"
+
+
+def test_value_at_the_limit_is_inlined_and_beyond_it_is_not(tmp_path):
+    fits = json.dumps("x" * (INLINE_LIMIT - 2))
+    write(tmp_path / "return.json", fits)
+    assert find_return_value(str(tmp_path)).json == fits
+    write(tmp_path / "return.json", fits[:-1] + 'x"')
+    found = find_return_value(str(tmp_path))
+    assert (found.json, found.size, found.type_name) == (None, INLINE_LIMIT + 1, "json")
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "not json", "", b"\xff", "[" * 50000])
+def test_report_that_is_not_strictly_json_is_not_inlined(tmp_path, text):
+    write(tmp_path / "return.json", text)
+    assert find_return_value(str(tmp_path)).json is None
+
+
+def test_no_value(tmp_path):
+    assert find_return_value(str(tmp_path)) is None
+
+
+# lllaunch.report
+
+
+@pytest.fixture
+def result_file(tmp_path, monkeypatch):
+    path = tmp_path / "return.json"
+    monkeypatch.setenv(RESULT_FILE, str(path))
+    return path
+
+
+def test_report_writes_json_and_replaces_it(result_file):
+    assert report({"loss": [1, 2.5]}) is True
+    assert report((1, None)) is True
+    assert json.loads(result_file.read_text()) == [1, None]
+    assert os.listdir(result_file.parent) == ["return.json"]
+
+
+def test_report_outside_of_lllaunch_does_nothing(monkeypatch):
+    monkeypatch.delenv(RESULT_FILE, raising=False)
+    assert report(object()) is False
+    monkeypatch.setenv(RESULT_FILE, "")
+    assert report(1) is False
+
+
+def test_report_takes_nan(result_file):
+    report(math.nan)
+    assert math.isnan(json.loads(result_file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (object(), "value is a object,"),
+        ({"a": [1, {2}]}, "value['a'][1] is a set,"),
+        ({"a": {(1, 2): 3}}, "a key of value['a'] is a tuple,"),
+        ([1, (2, 3j)], "value[1][1] is a complex,"),
+        (Memory(), "value is a lllaunch.linux.oom.Memory,"),
+    ],
+)
+def test_report_names_the_part_that_is_no_json(result_file, value, text):
+    with pytest.raises(TypeError) as caught:
+        report(value)
+    assert f"lllaunch.report: {text} which JSON cannot hold" in str(caught.value)
+    assert not result_file.exists()
+
+
+def test_report_refuses_what_holds_itself(result_file):
+    value: list[object] = []
+    value.append(value)
+    with pytest.raises(ValueError, match="Circular"):
+        report(value)
+
+
+def test_report_on_a_full_disk_names_the_file(result_file, monkeypatch):
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OutputError) as caught:
+        report(1)
+    assert (caught.value.path, caught.value.reason) == (str(result_file), "No space left on device")
+
+
+# Excerpts
+
+
+def test_tail_shows_the_last_lines(tmp_path):
+    path = tmp_path / "stderr.log"
+    path.write_text("".join(f"line {each}\n" for each in range(30)))
+    found = tail(str(path))
+    assert found.lines == tuple(f"line {each}" for each in range(10, 30))
+    assert found.cut
+    path.write_text("one\n\ntwo\n\n\n")
+    assert tail(str(path)).lines == ("one", "", "two")
+    assert not tail(str(path)).cut
+
+
+def test_tail_of_a_huge_file_reads_only_its_end(tmp_path):
+    path = tmp_path / "stderr.log"
+    with open(path, "wb") as file:
+        file.seek(1 << 40)  # sparse
+        file.write(b"\nValueError: bad\n")
+    assert tail(str(path)).lines == ("ValueError: bad",)
+
+
+def test_tail_of_one_line_without_end(tmp_path):
+    path = tmp_path / "stderr.log"
+    path.write_bytes(b"x" * 1_000_000)
+    (line,) = tail(str(path)).lines
+    assert line.startswith("x" * 400 + "... (")
+
+
+def test_tail_of_nothing(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    assert tail(str(tmp_path / "empty")).lines == ()
+    assert tail(str(tmp_path / "gone")) is None
+    assert tail(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("10%\r50%\r100%\ndone", ("100%", "done")),
+        ("10%\r", ("10%",)),
+        ("windows\r\nline\r\n", ("windows", "line")),
+        ("\x1b[31mred\x1b[0m \x1b]0;title\x07x", ("red x",)),
+        ("a\tb\x00c", ("a\tb�c",)),
+        ("\x1b[2J\x1b[H", ()),
+        ("", ()),
+    ],
+)
+def test_lines_are_what_a_terminal_would_show(text, lines):
+    assert clean_lines(text) == lines
+
+
+@given(st.text())
+def test_clean_text_cannot_steer_a_terminal(text):
+    assert not any(each in clean(text) for each in "\x1b\x07\x08\x9b\r")
+
+
+@given(st.binary(max_size=300))
+def test_tail_takes_any_bytes(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("tail") / "log"
+    path.write_bytes(data)
+    assert len(tail(str(path)).lines) <= 20
+
+
+def error_file(tmp_path, document) -> str:
+    path = tmp_path / "error.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(path)
+
+
+def test_error_file_of_record_is_read(tmp_path):
+    extra = {
+        "py_callstack": "Trace\nback\n",
+        "timestamp": "1700000000",
+        "timestamp_ns": str(T0 + 7),
+    }
+    path = error_file(tmp_path, {"message": {"message": "E: \x1b[31mx", "extraInfo": extra}})
+    found = read_error(path)
+    assert (found.message, found.traceback, found.time_ns) == ("E: x", "Trace\nback", T0 + 7)
+
+
+def test_error_file_with_a_plain_message_is_read(tmp_path):
+    assert read_error(error_file(tmp_path, {"message": "it broke"})).message == "it broke"
+
+
+@pytest.mark.parametrize(
+    "document", ["", "{", "[]", '{"message": 3}', '{"message": {"extraInfo": 3}}']
+)
+def test_error_file_that_makes_no_sense_is_none(tmp_path, document):
+    assert read_error(error_file(tmp_path, document)) is None
+
+
+def test_error_file_that_is_not_there_or_too_big_is_none(tmp_path):
+    assert read_error(str(tmp_path / "gone")) is None
+    with open(tmp_path / "big", "wb") as file:
+        file.truncate(1 << 30)
+    assert read_error(str(tmp_path / "big")) is None
+
+
+# Causes
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (Raised("ValueError: a\nb", 1), "raised ValueError: a"),
+        (Raised("", 1), "raised an exception"),
+        (ExitedNonZero(3), "exited with status 3"),
+        (KilledBySignal(6, core_dumped=True), "died of SIGABRT, core dumped"),
+        (KilledBySignal(50), "died of signal 50"),
+        (StartFailure("", "fork: no"), "could not be started: fork: no"),
+        (SpawnerLost(7, None), "was lost: the spawner (pid 7) died, its connection closed"),
+        (SpawnerLost(7, 1), "was lost: the spawner (pid 7) died, exit status 1"),
+    ],
+)
+def test_causes_explain_themselves(cause, text):
+    assert str(cause) == text
+
+
+def test_signal_names():
+    assert signal_name(9) == "SIGKILL"
+
+
+def test_host_facts_are_json():
+    facts = host_facts(Memory(total=5, limit=3))
+    assert json.loads(json.dumps(facts)) == facts
+    assert (facts["memory"], facts["memory_limit"]) == (5, 3)
+    assert facts["cpus"] >= 1
+
+
+def test_outcome_properties():
+    outcome = RunOutcome("failed", 3, "/run", started_ns=5, ended_ns=3)
+    assert (outcome.seconds, outcome.restarts) == (0, 0)
+    assert replace(outcome, error="x").state == "failed"
