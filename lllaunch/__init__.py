@@ -1,1 +1,37 @@
-"""lllaunch."""
+"""lllaunch, a config-driven experiment launcher.
+
+The public names are loaded when they are first used: the spawner and every worker import this
+package, and none of them shall pay for Hydra.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lllaunch.app.main_decorator import main
+    from lllaunch.report_value import report
+
+    __version__: str
+
+__all__ = ["__version__", "main", "report"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "main":
+        from lllaunch.app.main_decorator import main  # noqa: PLC0415 - imports Hydra
+
+        return main
+    if name == "report":
+        from lllaunch.report_value import report  # noqa: PLC0415 - most workers never report
+
+        return report
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - 20 ms that are rarely needed
+
+        return version("lllaunch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

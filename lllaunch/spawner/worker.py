@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from lllaunch.errors import LaunchError
 from lllaunch.spawner.finish import finish
 from lllaunch.spawner.targets import Function, Module, Pickled, Script
 
@@ -157,6 +158,10 @@ def _users_part(error: BaseException) -> TracebackType | None:
 
     A script that cannot be compiled, or a module that is not there, has no frame of the user's.
     """
+    if isinstance(error, LaunchError):
+        # It says all there is to say; where we raised it helps nobody.
+        error.__cause__, error.__suppress_context__ = None, True
+        return None
     inner = error.__traceback__
     while inner and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN):
         inner = inner.tb_next

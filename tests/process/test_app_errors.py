@@ -73,7 +73,7 @@ def test_arguments_that_do_not_fit_are_found_out_before_the_attempt(project: Pro
         (["--no-such-flag"], "unrecognized arguments"),
         (["+exp=nope"], "Could not find 'exp/nope'"),
         (["launch.nprocs=2"], "Could not override 'launch.nprocs'"),
-        (["params.lr=["], "LexerNoViableAltException"),
+        (["params.lr=["], "no viable alternative"),
         (["--config-dir", "nowhere", "+exp=x"], "not found"),
         (["--config-name", "nowhere"], "nowhere"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from launching import Launcher, gone, launch, text_of, until
+from support.launching import Launcher, gone, launch, text_of, until
 
 from lllaunch.linux import proc
 

@@ -198,8 +198,9 @@ def test_a_module_run_with_m_is_imported_under_its_name(project: Project) -> Non
 
 
 def test_a_function_of_another_module_is_found_there(project: Project) -> None:
+    project.write("pkg/__init__.py", "")
     project.write(
-        "library.py",
+        "pkg/library.py",
         """
         import lllaunch
 
@@ -209,10 +210,10 @@ def test_a_function_of_another_module_is_found_there(project: Project) -> None:
         """,
     )
     # unguarded, as hydra.main allows
-    project.write("start.py", "from library import run\nrun()\n")
+    project.write("start.py", "from pkg.library import run\nrun()\n")
     ended = project.python("start.py", "launch.nproc=2")
     assert ended.returncode == 0, ended.stderr
-    assert values(project.run_dir()) == {0: "library", 1: "library"}
+    assert values(project.run_dir()) == {0: "pkg.library", 1: "pkg.library"}
 
 
 def test_structured_configs_of_the_script_reach_the_workers(project: Project) -> None:

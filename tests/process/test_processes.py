@@ -88,7 +88,9 @@ def finish(context: Any, timeout: float = 60) -> RunProcsResult:
 @pytest.mark.parametrize("method", METHODS)
 def test_functions_return_their_values(tmp_path: Path, method: str) -> None:
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
-    context = start_processes("t", add, {0: (1, 2), 1: (3, 4)}, ranks(2), specs, start_method=method)
+    context = start_processes(
+        "t", add, {0: (1, 2), 1: (3, 4)}, ranks(2), specs, start_method=method
+    )
     assert isinstance(context, MultiprocessContext)
     assert len(set(context.pids().values())) == 2
     result = finish(context)
@@ -228,7 +230,9 @@ def test_close_kills_what_ignores_the_polite_signal(tmp_path: Path) -> None:
 
 def test_the_older_keywords_and_a_path_in_fifth_place(tmp_path: Path) -> None:
     result = finish(
-        start_processes("t", "echo", {0: ("a",)}, ranks(1), str(tmp_path / "five"), redirects=Std.OUT)
+        start_processes(
+            "t", "echo", {0: ("a",)}, ranks(1), str(tmp_path / "five"), redirects=Std.OUT
+        )
     )
     assert result.stdouts[0].startswith(str(tmp_path / "five"))
     with pytest.raises(TypeError, match="log_dir"):
@@ -348,9 +352,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tensors_are_shared_as_arguments_and_returned_by_value(
-    tmp_path: Path, method: str
-) -> None:
+def test_tensors_are_shared_as_arguments_and_returned_by_value(tmp_path: Path, method: str) -> None:
     path = tmp_path / "main.py"
     path.write_text(TENSORS)
     done = subprocess.run(
@@ -365,7 +367,9 @@ def test_tensors_are_shared_as_arguments_and_returned_by_value(
 
 def test_a_handler_on_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    handler = get_subprocess_handler("sh", ("-c", "echo $X; exec sleep 100"), {"X": "5"}, str(out), "", 0)
+    handler = get_subprocess_handler(
+        "sh", ("-c", "echo $X; exec sleep 100"), {"X": "5"}, str(out), "", 0
+    )
     deadline = time.monotonic() + 30
     while out.read_text() != "5\n":
         assert time.monotonic() < deadline

@@ -222,9 +222,7 @@ def test_what_cannot_start_is_told_with_its_path(spawner: Spawner, tmp_path: Pat
 GLIBC_INTERNAL = 1 << 31 | 1 << 32
 
 
-def test_programs_start_with_default_signals_and_no_stdin(
-    spawner: Spawner, tmp_path: Path
-) -> None:
+def test_programs_start_with_default_signals_and_no_stdin(spawner: Spawner, tmp_path: Path) -> None:
     log = tmp_path / "out.log"
     shell = "cat; grep -E '^Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
     (end,) = run(spawner, Program("sh", ("-c", shell)), stdout=str(log))
@@ -275,9 +273,7 @@ DAEMON = (
 )
 
 
-def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(
-    spawner: Spawner, tmp_path: Path
-) -> None:
+def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(spawner: Spawner, tmp_path: Path) -> None:
     run(spawner, script(tmp_path / "s.py", DAEMON), cwd=str(tmp_path))
     daemon = int(wait_for(tmp_path / "daemon"))
     assert not gone(daemon)
@@ -338,9 +334,7 @@ def test_a_stopped_spawner_does_not_keep_signals_from_workers(
         os.kill(spawner.pid, signal.SIGCONT)
 
 
-def test_a_stopped_spawner_is_killed_when_workers_must_be(
-    spawner: Spawner, tmp_path: Path
-) -> None:
+def test_a_stopped_spawner_is_killed_when_workers_must_be(spawner: Spawner, tmp_path: Path) -> None:
     key = spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
     (worker,) = started_pids(spawner, 1)
     os.kill(spawner.pid, signal.SIGSTOP)

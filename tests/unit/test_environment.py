@@ -26,7 +26,9 @@ def test_variables_of_numerical_libraries_act_at_import(name: str) -> None:
     assert acts_at_import(name)
 
 
-@pytest.mark.parametrize("name", ["RANK", "PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_X"])
+@pytest.mark.parametrize(
+    "name", ["RANK", "PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_X"]
+)
 def test_the_contracts_variables_act_in_the_worker(name: str) -> None:
     assert not acts_at_import(name)
 

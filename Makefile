@@ -1,0 +1,57 @@
+# `make resnet` and `make test` do everything on a fresh machine that has Python >= 3.10 with venv
+# (Debian and Ubuntu: apt-get install python3-venv make) and runs Linux.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A relative name: pip splits this variable at blanks, which the path of a checkout may hold. It
+# reaches the isolated environments that packages are built in, too.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: resnet test lint format clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make resnet   train the example network with two workers"
+	@echo "make test     linters, type check, and all tests with coverage"
+	@echo "make lint     linters and type check"
+	@echo "make format   format the code"
+	@echo "make clean    remove what make and the tests have made"
+
+resnet: $(VENV)/.examples
+	$(BIN)/python -m lllaunch +exp=resnet
+
+test: lint
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The stamps are older than what they depend on when something is to be installed again.
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "lllaunch needs Python 3.10 or newer; choose one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@ $(VENV)/.examples

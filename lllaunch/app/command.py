@@ -1,0 +1,48 @@
+"""The Hydra app of ``python -m lllaunch``."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.plugins import Plugins
+
+from lllaunch.app import search_path
+from lllaunch.app.job import Jobs
+from lllaunch.app.returned import plain
+from lllaunch.app.schema_store import install
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.spawner.client import Spawner
+
+_PRIMARY = "_lllaunch_app"
+
+
+def run(spawner: Spawner | None) -> int:
+    """Runs the app on ``sys.argv``.
+
+    Args:
+        spawner: started early, or None; the caller closes it.
+
+    Returns:
+        The exit code.
+    """
+    install()
+    search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])
+    Plugins.instance().register(search_path.ConfDirectories)
+    jobs = Jobs(spawner)
+
+    def task(cfg: DictConfig) -> object:
+        gc.enable()
+        return plain(jobs.run(cfg).return_values.get(0))
+
+    # Hydra names the job after the task's module, and finds relative paths from it
+    task.__module__ = "lllaunch"
+    app = hydra.main(config_path=search_path.PACKAGED, config_name=_PRIMARY, version_base="1.3")(
+        task
+    )
+    return jobs.ledger.run(app) or 0

@@ -1,0 +1,127 @@
+"""`lllaunch.main`: a user's own Hydra app whose function runs in ``launch.nproc`` workers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import hydra
+
+from lllaunch.app.config_state import pack
+from lllaunch.app.early import prestarted
+from lllaunch.app.hydra_worker import HydraCall
+from lllaunch.app.job import Jobs
+from lllaunch.app.returned import load
+from lllaunch.app.schema_store import install
+from lllaunch.app.user_script import MARK, check_reachable, decline_call, started_as
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.run.outcome import RunOutcome
+
+R = TypeVar("R")
+_UNSPECIFIED: Any = object()
+
+
+class LaunchedMain(Generic[R]):
+    """A function made into a Hydra app by `main`.
+
+    Called without arguments it is the app: Hydra composes the config from ``sys.argv``, and the
+    function runs in ``launch.nproc`` workers. Called with a config it is the function itself.
+
+    Attributes:
+        outcome: what became of the last run, None before there was one.
+    """
+
+    def __init__(self, function: Callable[[Any], R], **hydra_arguments: Any) -> None:
+        functools.update_wrapper(self, function)
+        setattr(self, MARK, True)
+        self.outcome: RunOutcome | None = None
+        self._function = function
+        self._jobs: Jobs | None = None
+
+        # Hydra finds the script and its configs through what the task function wraps
+        @functools.wraps(function)
+        def task(cfg: DictConfig) -> Any:
+            return self._launch(cfg)
+
+        self._app = hydra.main(**hydra_arguments)(task)
+
+    def __call__(self, cfg_passthrough: DictConfig | None = None) -> R | None:
+        """Runs the app, or the function itself with a config.
+
+        Raises:
+            SystemExit: the app did not succeed; docs/reference/exit-codes.md lists the codes.
+        """
+        if cfg_passthrough is not None:
+            return self._function(cfg_passthrough)
+        decline_call(getattr(self._function, "__name__", "main"))
+        code = self._run_app()
+        if code is not None:
+            sys.exit(code)
+        return None
+
+    def return_values(self) -> dict[int, Any]:
+        """Returns what the function returned in the last run, by rank; empty unless it succeeded.
+
+        Raises:
+            OutputError: a value cannot be read from its file.
+        """
+        found = {} if self.outcome is None else self.outcome.return_values
+        return {rank: load(value) for rank, value in found.items()}
+
+    def _run_app(self) -> int | None:
+        spawner = prestarted(sys.argv[1:])
+        try:
+            install()
+            self._jobs = Jobs(spawner)
+            return self._jobs.ledger.run(self._app)
+        finally:
+            self._jobs = None
+            if spawner is not None:
+                spawner.close()
+
+    def _launch(self, cfg: DictConfig) -> Any:
+        """The task function that Hydra calls, once for each job."""
+        assert self._jobs is not None
+        self.outcome = None
+        self.outcome = self._jobs.run(cfg, lambda: self._call(cfg))
+        with self._jobs.reporting():
+            return load(self.outcome.return_values.get(0))
+
+    def _call(self, cfg: DictConfig) -> HydraCall:
+        module, qualname = check_reachable(self._function)
+        script = started_as(sys.modules["__main__"], needed=module == "__main__")
+        return HydraCall(script, module, qualname, pack(cfg), tuple(sys.argv), tuple(sys.path))
+
+
+def main(
+    config_path: str | None = _UNSPECIFIED,
+    config_name: str | None = None,
+    version_base: str | None = _UNSPECIFIED,
+) -> Callable[[Callable[[Any], R]], LaunchedMain[R]]:
+    """Makes a function a Hydra app that runs it in ``launch.nproc`` workers.
+
+    Like `hydra.main`, whose arguments it takes. The config is composed once; every worker gets it,
+    together with Hydra's own, the one output directory and Hydra's job logging, whose files are in
+    the worker's own directory. A node ``launch`` (docs/reference/config.md) is there whatever the
+    primary config is. The Hydra job returns what rank 0 returned; `LaunchedMain.return_values` has
+    the values of all ranks.
+
+    Workers import the script, so the function stands at the top level of its module.
+
+    Args:
+        config_path: directory of the configs, relative to the file of the function.
+        config_name: name of the primary config.
+        version_base: Hydra's compatibility level, such as ``"1.3"``.
+    """
+    given = {"config_path": config_path, "config_name": config_name, "version_base": version_base}
+    arguments = {name: value for name, value in given.items() if value is not _UNSPECIFIED}
+
+    def decorate(function: Callable[[Any], R]) -> LaunchedMain[R]:
+        return LaunchedMain(function, **arguments)
+
+    return decorate

@@ -1,0 +1,32 @@
+"""Puts the ``launch`` node under every primary config, before the user's own values.
+
+``--config-name`` replaces a primary config together with its defaults list, so the schema cannot
+hang on ours. It hangs on Hydra's own root instead, which Hydra composes first for every primary
+config: ``launch.nproc=2`` and ``-m launch.nproc=1,2`` need no ``+`` in any app, and whatever the
+user's files say about ``launch`` wins over the schema's defaults.
+"""
+
+from __future__ import annotations
+
+from hydra.core.config_store import ConfigStore
+
+from lllaunch.config.read import register_resolvers
+from lllaunch.config.schema import schema_node
+
+_NAME = "_lllaunch_schema"
+_ENTRY = f"/{_NAME}@_global_"
+
+
+def install() -> None:
+    """Stores the schema, makes Hydra's root name it, and teaches OmegaConf ``${worker:...}``.
+
+    Idempotent.
+    """
+    register_resolvers()
+    store = ConfigStore.instance()
+    store.store(name=_NAME, node={"launch": schema_node()}, provider="lllaunch")
+    # what is stored now, not a fresh HydraConf: another library may have added to it
+    root = store.load("hydra/config.yaml")
+    if _ENTRY not in root.node.defaults:
+        root.node.defaults.append(_ENTRY)
+        store.store(group="hydra", name="config", node=root.node, provider=root.provider)

@@ -1,0 +1,57 @@
+"""Where ``python -m lllaunch`` looks for configs: --config-dir, ./conf, then the package's own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PACKAGED = "pkg://lllaunch.conf"
+DIRECTORY = "conf"
+_PROVIDER = "lllaunch"
+# Hydra's names for its own configs and for the place of the primary config
+_HYDRA, _MAIN = "hydra", "main"
+
+
+def config_dir_of(argv: Sequence[str]) -> str | None:
+    """Returns the value of ``--config-dir`` in a command line, None if there is none.
+
+    Hydra reads it too, and puts the directory last; here it shall come first.
+    """
+    found = None
+    for index, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag in {"--config-dir", "-cd"}:
+            following = argv[index + 1] if index + 1 < len(argv) else None
+            found = value if equals else following
+    return found
+
+
+class ConfDirectories(SearchPathPlugin):
+    """Adds directories to the search path of the app that registered it, and of no other.
+
+    Attributes:
+        config_dir: value of ``--config-dir``, or None.
+    """
+
+    config_dir: ClassVar[str | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Puts --config-dir and ./conf before the package's configs; called by Hydra."""
+        before_main = any(element.path == PACKAGED for element in search_path.get_path())
+        if not before_main:
+            # --config-path replaced the package: what it names precedes ./conf
+            search_path.append(_PROVIDER, PACKAGED)
+        conf = os.path.abspath(DIRECTORY)
+        if os.path.isdir(conf):
+            anchor = SearchPathQuery(_HYDRA if before_main else _MAIN)
+            search_path.append(_PROVIDER, f"file://{conf}", anchor=anchor)
+        # a directory that is not there is left to Hydra, which reports it
+        if self.config_dir and os.path.isdir(self.config_dir):
+            path = f"file://{os.path.abspath(self.config_dir)}"
+            search_path.append("command-line", path, anchor=SearchPathQuery(_HYDRA))

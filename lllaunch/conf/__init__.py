@@ -1,0 +1,1 @@
+"""Configs that ship with lllaunch; Hydra finds them as ``pkg://lllaunch.conf``."""

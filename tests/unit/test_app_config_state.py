@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime, setup_globals
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.app.config_state import pack, settle, unpack
+from lllaunch.errors import NotPicklable
+
+
+@pytest.fixture(autouse=True)
+def resolvers() -> Iterator[None]:
+    setup_globals()
+    count = itertools.count()
+    OmegaConf.register_new_resolver("cached", lambda *_: next(count), use_cache=True)
+    OmegaConf.register_new_resolver("counted", lambda *_: next(count))
+    yield
+    for name in ("cached", "counted"):
+        OmegaConf.clear_resolver(name)
+
+
+def travelled(cfg: DictConfig) -> Any:
+    return pickle.loads(pickle.dumps(cfg))
+
+
+def test_cached_values_are_equal_wherever_the_config_is_unpickled() -> None:
+    cfg = OmegaConf.create({"a": "${cached:x}", "deep": [{"b": "${cached:y}"}]})
+    settle(cfg)
+    first, second = travelled(cfg), travelled(cfg)
+    assert first.a == second.a
+    assert first.deep[0].b == second.deep[0].b
+
+
+def test_resolvers_without_a_cache_stay_alive() -> None:
+    cfg = OmegaConf.create({"a": "${counted:}"})
+    settle(cfg)
+    copy = travelled(cfg)
+    assert copy.a != copy.a
+
+
+def test_a_part_that_only_workers_can_resolve_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    cfg = OmegaConf.create({"a": "${oc.env:LOCAL_RANK}-${cached:x}"})
+    settle(cfg)
+    first, second = travelled(cfg), travelled(cfg)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert first.a == second.a
+    assert first.a.startswith("3-")
+
+
+def test_settling_changes_no_text() -> None:
+    texts = {"a": "${cached:x}", "b": "${a}", "c": "???", "d": None, "e": "${nowhere}"}
+    cfg = OmegaConf.create(texts)
+    OmegaConf.set_readonly(cfg, True)
+    OmegaConf.set_struct(cfg, True)
+    settle(cfg)
+    assert OmegaConf.to_container(cfg, resolve=False) == texts
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[DictConfig]:
+    """A job's config, with Hydra's state as it is while the job runs."""
+    whole = OmegaConf.create({"lr": 1, "name": "${hydra:job.name}"})
+    whole.hydra = OmegaConf.structured(HydraConf)
+    whole.hydra.job.name = "train"
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(whole)
+    JobRuntime.instance().set("name", "train")
+    yield OmegaConf.create({"lr": 1, "name": "${hydra:job.name}"})
+    HydraConfig.instance().cfg = before
+
+
+def test_hydras_state_is_set_again_where_the_config_is_unpacked(job: DictConfig) -> None:
+    data = pack(job)
+    HydraConfig.instance().cfg = None
+    JobRuntime.instance().set("name", "other")
+    cfg = unpack(data)
+    assert HydraConfig.get().job.name == "train"
+    assert cfg.name == "train"
+    assert JobRuntime.instance().get("name") == "train"
+
+
+def test_an_object_that_cannot_be_pickled_is_told(job: DictConfig) -> None:
+    unfit = OmegaConf.create({"f": lambda: None}, flags={"allow_objects": True})
+    with pytest.raises(NotPicklable, match="the config cannot be pickled"):
+        pack(unfit)

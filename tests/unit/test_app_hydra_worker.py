@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from lllaunch.app.hydra_worker import HydraCall, moved, run
+from lllaunch.app.user_script import Script
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("/out/train.log", "/attempt/0/train.log"),
+        ("/out/logs/deep/train.log", "/attempt/0/logs/deep/train.log"),
+        ("/elsewhere/train.log", "/attempt/0/train.log"),
+        ("/output/train.log", "/attempt/0/train.log"),
+    ],
+)
+def test_a_log_file_moves_into_the_workers_directory(
+    tmp_path: Path, file: str, expected: str
+) -> None:
+    assert moved(f"{tmp_path}{file}", f"{tmp_path}/out", f"{tmp_path}/attempt/0") == (
+        f"{tmp_path}{expected}"
+    )
+    assert Path(f"{tmp_path}{expected}").parent.is_dir()
+
+
+def call(script: Script, module: str) -> HydraCall:
+    return HydraCall(script, module, "train", b"", ("train.py",), ())
+
+
+def test_the_target_is_a_plain_function_call() -> None:
+    made = call(Script(path="/x/train.py"), "__main__")
+    target = made.target()
+    assert (target.module, target.qualname) == (run.__module__, "run")
+    assert pickle.loads(target.call) == ((made,), {})
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "expected"),
+    [
+        (Script(path="/x/train.py"), "__main__", "train.py:train"),
+        (Script(path="/x/start.py"), "library", "library:train"),
+        (Script(module="pkg.app"), "__main__", "pkg.app:train"),
+    ],
+)
+def test_messages_and_plans_name_it_as_its_user_would(
+    script: Script, module: str, expected: str
+) -> None:
+    assert call(script, module).entrypoint().text == expected

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from lllaunch.app.schema_store import install
+
+
+@pytest.fixture(autouse=True)
+def store() -> Iterator[ConfigStore]:
+    """Puts back what is stored."""
+    store = ConfigStore.instance()
+    root = store.repo["hydra"]["config.yaml"]
+    install()
+    yield store
+    store.repo["hydra"]["config.yaml"] = root
+    store.repo.pop("_lllaunch_schema.yaml", None)
+    GlobalHydra.instance().clear()
+
+
+def launch(directory: Path, name: str | None, *overrides: str) -> dict[str, object]:
+    with initialize_config_dir(str(directory), version_base="1.3"):
+        cfg = compose(name, list(overrides))
+    found = OmegaConf.to_container(cfg.launch)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_launch_is_there_under_any_primary_config_and_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("lr: 1\n")
+    for name in ("mine", None):
+        assert launch(tmp_path, name, "launch.nproc=3")["nproc"] == 3
+        assert launch(tmp_path, name)["max_restarts"] == 0
+
+
+def test_the_users_values_win_over_the_schema(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("launch: {nproc: 4, tee: none}\n")
+    found = launch(tmp_path, "mine", "launch.tee=all")
+    assert (found["nproc"], found["tee"], found["role"]) == (4, "all", "default")
+
+
+def test_hydras_own_groups_can_still_be_overridden(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [override hydra/job_logging: none, _self_]\n")
+    assert launch(tmp_path, "mine", "hydra/output=default")["nproc"] == 1
+
+
+def test_installing_twice_names_the_schema_once(store: ConfigStore) -> None:
+    install()
+    defaults = store.load("hydra/config.yaml").node.defaults
+    assert [entry for entry in defaults if "lllaunch" in str(entry)] == [
+        "/_lllaunch_schema@_global_"
+    ]
+
+
+def test_what_others_added_to_hydras_root_stays(store: ConfigStore, tmp_path: Path) -> None:
+    root = store.load("hydra/config.yaml")
+    store.store(name="_others", node={"others": 1})
+    root.node.defaults.append("/_others@_global_")
+    store.store(group="hydra", name="config", node=root.node, provider="hydra")
+    install()
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        cfg = compose(None)
+    assert cfg.others == 1
+    assert cfg.launch.nproc == 1
+    store.repo.pop("_others.yaml")
+
+
+def test_the_worker_macro_is_known_to_omegaconf() -> None:
+    assert OmegaConf.create({"a": "${worker:rank}"}).a == "${worker:rank}"

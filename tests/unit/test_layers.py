@@ -1,0 +1,77 @@
+"""Imports point downwards and stay cheap: no torch in the launcher, nothing with ``lllaunch``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# what costs more than all of lllaunch, or is imported only where it is needed
+HEAVY = ("torch", "numpy", "rich", "psutil", "pynvml", "asyncio", "multiprocessing", "filelock")
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter has after running ``code``."""
+    show = f"{code}\nimport sys; print(*sys.modules)"
+    # coverage would import what it needs itself
+    env = {name: v for name, v in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    # without site: packages' .pth files import things of their own there
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{show}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_imports_point_downwards() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as run; run()",
+    ]
+    done = subprocess.run(
+        [*command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_package_itself_imports_nothing_else() -> None:
+    before = imported_by("import typing")
+    added = imported_by("import typing, lllaunch") - before
+    assert added == {"lllaunch", "__future__"} - before
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "lllaunch.cli",
+        "lllaunch.app.command",
+        "lllaunch.app.main_decorator",
+        "lllaunch.config.resolve",
+        "lllaunch.run.execute",
+        "lllaunch.spawner.client",
+    ],
+)
+def test_what_the_launcher_imports_is_light(module: str) -> None:
+    found = {name.partition(".")[0] for name in imported_by(f"import {module}")}
+    assert found.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("module", ["lllaunch.run.execute", "lllaunch.spawner.server"])
+def test_below_the_app_nothing_imports_hydra(module: str) -> None:
+    found = {name.partition(".")[0] for name in imported_by(f"import {module}")}
+    assert found.isdisjoint({"hydra", "omegaconf"})
+
+
+def test_public_names_are_there_and_no_others() -> None:
+    import lllaunch
+
+    assert lllaunch.__version__
+    assert callable(lllaunch.main)
+    assert callable(lllaunch.report)
+    assert set(lllaunch.__all__) <= set(dir(lllaunch))
+    with pytest.raises(AttributeError, match="no attribute 'mian'"):
+        lllaunch.mian  # type: ignore[attr-defined]  # noqa: B018
