@@ -8,29 +8,37 @@ itself, can listen on it.
 
 from __future__ import annotations
 
-import random
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 _FIRST, _LAST = 10_000, 65_535
-_TRIES = 2000
+_TRIES = 200
 
 
-def candidates(ephemeral: tuple[int, int], rng: random.Random) -> Iterator[int]:
-    """Ports to try, in random order and outside the kernel's range for clients.
+def _draw(below: int) -> int:
+    """A random number; `random` would add to every start what it imports."""
+    return int.from_bytes(os.urandom(8), "big") % below
+
+
+def candidates(ephemeral: tuple[int, int], draw: Callable[[int], int] = _draw) -> Iterator[int]:
+    """Ports to try, at random and outside the kernel's range for clients.
 
     Args:
         ephemeral: first and last port of that range.
-        rng: source of the order.
+        draw: a random number from 0 to below its argument.
     """
     low, high = ephemeral
-    ports = [port for port in range(_FIRST, _LAST + 1) if not low <= port <= high]
-    if not ports:
-        # A range that takes everything leaves nothing better than trying.
-        ports = list(range(_FIRST, _LAST + 1))
-    rng.shuffle(ports)
-    yield from ports[:_TRIES]
+    below = range(_FIRST, max(_FIRST, min(low, _LAST + 1)))
+    above = range(max(_FIRST, min(high + 1, _LAST + 1)), _LAST + 1)
+    # A range that takes everything leaves nothing better than trying.
+    parts = [part for part in (below, above) if part] or [range(_FIRST, _LAST + 1)]
+    total = sum(map(len, parts))
+    for _ in range(_TRIES):
+        index = draw(total)
+        first = len(parts[0])
+        yield parts[0][index] if index < first else parts[1][index - first]
 
 
 def _ephemeral_range() -> tuple[int, int]:
@@ -52,7 +60,7 @@ class HeldPort:
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
         self.port = 0
-        for port in candidates(_ephemeral_range(), random.SystemRandom()):
+        for port in candidates(_ephemeral_range()):
             if self._hold(port):
                 self.port = port
                 return

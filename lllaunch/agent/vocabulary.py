@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from lllaunch.agent.states import WorkerState
 
 Reason = Literal["failure", "signal", "spawner", "membership"]
 
 
+class _Plain:
+    """Nothing but its type. A dataclass would do the same, and make every start slower."""
+
+    __slots__ = ()
+    # To `dataclasses` it is one of its own, without fields.
+    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
 # Facts
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(_Plain):
     """The agent was asked to run."""
 
 
@@ -42,13 +58,11 @@ class WorkerEnded:
     ok: bool
 
 
-@dataclass(frozen=True)
-class SpawnerLost:
+class SpawnerLost(_Plain):
     """The spawner died, and all of its workers with it."""
 
 
-@dataclass(frozen=True)
-class PreloadLost:
+class PreloadLost(_Plain):
     """A preload failed: no worker of this configuration can ever be started."""
 
 
@@ -65,33 +79,27 @@ class SignalReceived:
     forward: bool = True
 
 
-@dataclass(frozen=True)
-class GraceExpired:
+class GraceExpired(_Plain):
     """The grace period is over."""
 
 
-@dataclass(frozen=True)
-class LeftoversGone:
+class LeftoversGone(_Plain):
     """Nothing that the workers left behind lives."""
 
 
-@dataclass(frozen=True)
-class MembershipChanged:
+class MembershipChanged(_Plain):
     """Other nodes wait to join, or some left: the group must be formed anew."""
 
 
-@dataclass(frozen=True)
-class BarrierPassed:
+class BarrierPassed(_Plain):
     """The agents of all nodes are done, or were waited for long enough."""
 
 
-@dataclass(frozen=True)
-class WorkersStuck:
+class WorkersStuck(_Plain):
     """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
 
 
-@dataclass(frozen=True)
-class MonitorLost:
+class MonitorLost(_Plain):
     """What runs is no longer what was started."""
 
 
@@ -142,8 +150,7 @@ class SignalWorkers:
     reason: Reason
 
 
-@dataclass(frozen=True)
-class StartGrace:
+class StartGrace(_Plain):
     """Let the grace period begin; `GraceExpired` follows if workers still live after it."""
 
 
@@ -166,13 +173,11 @@ class AbandonWorkers:
     ranks: frozenset[int]
 
 
-@dataclass(frozen=True)
-class SweepLeftovers:
+class SweepLeftovers(_Plain):
     """End what the workers left behind; `LeftoversGone` follows."""
 
 
-@dataclass(frozen=True)
-class WaitForOthers:
+class WaitForOthers(_Plain):
     """Wait at the exit barrier for the agents of other nodes; `BarrierPassed` follows."""
 
 

@@ -172,13 +172,19 @@ def test_the_last_at_the_barrier_lets_all_pass() -> None:
     assert alone.data == {}
 
 
-@given(st.integers(1, 65_535), st.integers(1, 65_535), st.integers())
-def test_ports_are_outside_the_clients_range(a: int, b: int, seed: int) -> None:
+@given(st.integers(1, 65_535), st.integers(1, 65_535), st.randoms())
+def test_ports_are_outside_the_clients_range(a: int, b: int, rng: random.Random) -> None:
     low, high = min(a, b), max(a, b)
-    ports = list(candidates((low, high), random.Random(seed)))
-    assert ports and len(ports) == len(set(ports))
+    ports = list(candidates((low, high), rng.randrange))
+    assert ports and all(10_000 <= port <= 65_535 for port in ports)
     if low > 10_000 or high < 65_535:
         assert all(not low <= port <= high for port in ports)
+
+
+def test_ports_at_both_ends_of_the_range_are_drawn() -> None:
+    both = iter([0, 9_999 + 5_536 - 1])
+    ports = candidates((20_000 - 1, 60_000 - 1), lambda total: next(both) % total)
+    assert [next(ports), next(ports)] == [10_000, 65_535]
 
 
 def test_deadlines() -> None:

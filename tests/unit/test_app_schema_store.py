@@ -16,7 +16,7 @@ from lllaunch.app.schema_store import install
 def store() -> Iterator[ConfigStore]:
     """Puts back what is stored."""
     store = ConfigStore.instance()
-    root = store.repo["hydra"]["config.yaml"]
+    root = store.load("hydra/config.yaml")
     install()
     yield store
     store.repo["hydra"]["config.yaml"] = root

@@ -51,13 +51,17 @@ ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
         ),
         (
             lambda console: console.signalled(15, 2, 30, forwarded=True),
-            "SIGTERM received, forwarded to 2 workers; "
-            "SIGKILL follows in 30 s, or now on a second signal",
+            (
+                "SIGTERM received, forwarded to 2 workers; "
+                "SIGKILL follows in 30 s, or now on a second signal"
+            ),
         ),
         (
             lambda console: console.signalled(10, 1, 0.5, forwarded=False),
-            "SIGUSR1 received, 1 worker got it too; "
-            "SIGKILL follows in 0.5 s, or now on a second signal",
+            (
+                "SIGUSR1 received, 1 worker got it too; "
+                "SIGKILL follows in 0.5 s, or now on a second signal"
+            ),
         ),
         (lambda console: console.killing(2, 1), "SIGINT again, killing 1 worker"),
         (lambda console: console.killing(None, 2), "the grace period is over, killing 2 workers"),
@@ -93,7 +97,7 @@ def test_report_is_coloured_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = said(lambda console: console.finished(FAILED), Terminal())
-    assert "\x1b[1;31mlllaunch: FAILED after 0 ms (exit code 3)\x1b[0m\n" == text
+    assert text == "\x1b[1;31mlllaunch: FAILED after 0 ms (exit code 3)\x1b[0m\n"
 
 
 def test_markup_and_long_lines_of_workers_are_left_alone_on_a_terminal(monkeypatch):

@@ -134,7 +134,7 @@ def test_exit_status_after_two_attempts_shows_the_end_of_stderr():
 
 def test_out_of_memory_with_two_victims():
     def lost(rank: int, at: float) -> WorkerRecord:
-        message = f"RuntimeError: Connection closed by peer [10.0.0.1]:{4000 + rank}"
+        message = f"OSError: broken pipe to port {4000 + rank}"
         return worker(rank, 1, 1.6, error=WorkerError(message, "Traceback", T0 + int(at * S)))
 
     before, after = (Memory(cgroup_kills=kills, limit=8 << 30) for kills in (0, 1))
@@ -146,12 +146,12 @@ def test_out_of_memory_with_two_victims():
         lllaunch: FAILED after 12 s (exit code 3)
 
           Root cause: rank 0 (attempt 0) died of SIGKILL: out of memory
-            Why (certain): The kernel's OOM killer struck in this cgroup during the attempt (once). Its peak
-            memory was 5.0 GiB; the cgroup's limit is 8.0 GiB.
+            Why (certain): The kernel's OOM killer struck in this cgroup during the
+            attempt (once). Its peak memory was 5.0 GiB; the cgroup's limit is 8.0 GiB.
             It wrote nothing to stderr: outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log
 
           The other workers:
-            ranks 1-2  failed 30 ms to 0.2 s after the root cause: raised RuntimeError: Connection closed by peer [10.0.0.1]:4001
+            ranks 1-2  failed 30 ms to 0.2 s after the root cause: OSError: broken pipe to port 4001
 
           Logs: outputs/2024-05-01/12-00-00/attempt_0
         """
@@ -173,8 +173,9 @@ def test_sigkill_from_outside():
         lllaunch: FAILED after 12 s (exit code 3)
 
           Root cause: rank 0 (attempt 0) died of SIGKILL
-            Why (certain): The launcher did not send it, and the kernel counts no OOM kill: another process
-            did (kill -9, a job scheduler, a memory watchdog such as systemd-oomd), or the worker itself.
+            Why (certain): The launcher did not send it, and the kernel counts no OOM
+            kill: another process did (kill -9, a job scheduler, a memory watchdog such
+            as systemd-oomd), or the worker itself.
 
             All of its stderr, outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log:
             | epoch 3
@@ -194,10 +195,10 @@ def test_stderr_that_is_not_redirected_is_said_to_be_above():
         lllaunch: FAILED after 12 s (exit code 3)
 
           Root cause: rank 0 (attempt 0) died of SIGSEGV
-            Why (likely): It touched memory that is not its own: usually a bug in native code (an extension,
-            a driver) or a C stack that overflowed.
-            Its stderr went to the console, see above. With launch.redirects set to 'err' or 'all' its last
-            lines would stand here.
+            Why (likely): It touched memory that is not its own: usually a bug in native
+            code (an extension, a driver) or a C stack that overflowed.
+            Its stderr went to the console, see above. With launch.redirects set to
+            'err' or 'all' its last lines would stand here.
 
           Logs: outputs/2024-05-01/12-00-00/attempt_0
         """
@@ -218,8 +219,8 @@ def test_spawner_killed():
         lllaunch: FAILED after 12 s (exit code 3)
 
           Root cause: all workers (attempt 0) were lost: the spawner (pid 77) died, SIGKILL
-            Why (possible): The launcher did not send it: another process did, or the kernel's OOM killer,
-            whose counters cannot be read here.
+            Why (possible): The launcher did not send it: another process did, or the
+            kernel's OOM killer, whose counters cannot be read here.
 
           Workers:
             ranks 0-1  ended with the spawner

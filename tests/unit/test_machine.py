@@ -121,7 +121,7 @@ def test_a_signal_that_slurm_delivers_itself_is_not_forwarded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), itertools.product((SIGINT, SIGTERM, SIGHUP), repeat=2)
+    ("first", "second"), list(itertools.product((SIGINT, SIGTERM, SIGHUP), repeat=2))
 )
 def test_the_second_signal_kills_now_whatever_the_pair(first: int, second: int) -> None:
     machine = running(2)

@@ -227,7 +227,7 @@ def test_container_that_sees_its_own_cgroup_as_the_root(tmp_path):
         {
             # the host's path, of which nothing is mounted here
             "proc/self/cgroup": "0::/kubepods/pod1/c1\n",
-            "proc/self/mountinfo": f"30 23 0:26 /kubepods/pod1/c1 {tmp_path}/cg rw - cgroup2 c rw\n",
+            "proc/self/mountinfo": f"3 2 0:26 /kubepods/pod1/c1 {tmp_path}/cg rw - cgroup2 c rw\n",
             "cg/memory.max": "7000\n",
             "cg/memory.events": "oom_kill 1\n",
         },

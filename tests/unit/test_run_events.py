@@ -7,17 +7,19 @@ import json
 import os
 import signal
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lllaunch.errors import OutputError
 from lllaunch.multiprocessing.std import Std
 from lllaunch.run.events import EventLog, encode, isoformat
 from lllaunch.run.redact import Redactor
 from lllaunch.spawner.facts import Exited, Leftover, Swept
 from lllaunch.spawner.targets import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
+
+if TYPE_CHECKING:
+    from lllaunch.errors import OutputError
 
 AT = 1_700_000_000_123_456_789
 

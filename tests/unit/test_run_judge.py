@@ -20,16 +20,9 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
+from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import (
-    Ended,
-    Failed,
-    Lost,
-    NotStarted,
-    Succeeded,
-    Victim,
-    summarize,
-)
+from lllaunch.run.outcome import summarize
 from lllaunch.run.records import AttemptRecord, SentSignal, WorkerError, WorkerRecord
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed
 

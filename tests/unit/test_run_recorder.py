@@ -28,10 +28,10 @@ from lllaunch.linux.oom import UNKNOWN, Memory
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.run.causes import HungInKernel
 from lllaunch.run.events import EventLog
+from lllaunch.run.fates import Lost
 from lllaunch.run.group import _template
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.logs import Attempt
-from lllaunch.run.outcome import Lost
 from lllaunch.run.recorder import Recorder
 from lllaunch.run.targets import env_of, target_of
 from lllaunch.run.watcher import Watcher
@@ -209,8 +209,10 @@ def test_two_signals_are_told_once_each(tmp_path):
     )
     assert lines == [
         FIRST,
-        "lllaunch: SIGINT received, forwarded to 2 workers; "
-        "SIGKILL follows in 30 s, or now on a second signal",
+        (
+            "lllaunch: SIGINT received, forwarded to 2 workers; "
+            "SIGKILL follows in 30 s, or now on a second signal"
+        ),
         "lllaunch: SIGTERM again, killing 2 workers",
     ]
     worker = watcher.recorder.records()[0].workers[0]
@@ -266,12 +268,16 @@ def form(kind: Any, name: str, qualname: str = "", **more: Any) -> LaunchSpec:
 )
 def test_command_lines_are_made_per_worker(kind, made):
     args = ("--rank", "${worker:rank}", "${rank}", 3)
-    assert target_of(form(kind, "x", args=args), FACTS) == made("x", ("--rank", "5", "${rank}", "3"))
+    assert target_of(form(kind, "x", args=args), FACTS) == made(
+        "x", ("--rank", "5", "${rank}", "3")
+    )
 
 
 def test_calls_are_made_per_worker():
     made = target_of(
-        form("function", "m", "f", args=({"a": "${worker:attempt}"},), kwargs={"k": "${worker:rank}"}),
+        form(
+            "function", "m", "f", args=({"a": "${worker:attempt}"},), kwargs={"k": "${worker:rank}"}
+        ),
         FACTS,
     )
     assert isinstance(made, Function)

@@ -24,20 +24,9 @@ from lllaunch.run.causes import (
     signal_name,
 )
 from lllaunch.run.excerpts import clean, clean_lines, read_error, tail
+from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.host import host_facts
-from lllaunch.run.outcome import (
-    AttemptOutcome,
-    Ended,
-    Failed,
-    Lost,
-    NotStarted,
-    ReturnValue,
-    RootCause,
-    RunOutcome,
-    Succeeded,
-    Victim,
-    WorkerOutcome,
-)
+from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result

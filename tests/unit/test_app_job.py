@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lllaunch.app.job import importing_from_runtime_cwd
+from lllaunch.spec import Entrypoint, LaunchSpec
+
+SPEC = LaunchSpec(
+    entrypoint=Entrypoint("function", "work", "work:train", "train"),
+    nproc=1,
+    log_dir="/run",
+    cwd="/run",
+    runtime_cwd="/home/me",
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "outer", "expected"),
+    [
+        ({}, {}, "/home/me"),
+        ({}, {"PYTHONPATH": "/lib"}, "/home/me:/lib"),
+        ({"PYTHONPATH": "/own"}, {"PYTHONPATH": "/lib"}, "/home/me:/own"),
+    ],
+)
+def test_workers_elsewhere_import_from_where_the_command_was_given(
+    own: dict[str, str], outer: dict[str, str], expected: str
+) -> None:
+    spec = importing_from_runtime_cwd(replace(SPEC, env=own), outer)
+    assert spec.env["PYTHONPATH"] == expected
+
+
+def test_workers_that_are_there_need_nothing() -> None:
+    there = replace(SPEC, cwd=SPEC.runtime_cwd)
+    assert importing_from_runtime_cwd(there, {}) is there
+
+
+def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
+    script = replace(SPEC, entrypoint=Entrypoint("script", "/x.py", "x.py"))
+    assert importing_from_runtime_cwd(script, {}) is script
+    preloading = importing_from_runtime_cwd(replace(script, preload=("work",)), {})
+    assert preloading.env == {"PYTHONPATH": "/home/me"}
