@@ -1,7 +1,7 @@
 """Draws the states of a worker group from the agent's table, as a Mermaid diagram.
 
-``python docs/generate_state_diagram.py`` writes the picture into docs/design/agent.md; a test compares
-the two.
+``python docs/generate_state_diagram.py`` writes the picture into docs/design/agent.md; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ VARIANTS: dict[type, list[v.Fact]] = {
 
 
 def label(fact: v.Fact) -> str:
+    """What an arrow says."""
     if isinstance(fact, v.WorkerEnded):
         return "WorkerEnded(ok)" if fact.ok else "WorkerEnded(failed)"
     return type(fact).__name__

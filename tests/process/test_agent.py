@@ -58,7 +58,8 @@ def agent_of(tmp_path: Path, entrypoint: Any, n: int = 2, **options: Any) -> Loc
 def test_functions_return_by_global_rank(tmp_path: Path) -> None:
     agent = agent_of(tmp_path, value, args=(5,))
     result = agent.run()
-    assert result.state is WorkerState.SUCCEEDED and not result.is_failed()
+    assert result.state is WorkerState.SUCCEEDED
+    assert not result.is_failed()
     assert result.return_values == {0: ("0", 5), 1: ("1", 5)}
     group = agent.get_worker_group()
     assert all(isinstance(worker.id, int) for worker in group.workers)
@@ -82,7 +83,8 @@ def test_a_failed_group_is_started_again_with_another_port(tmp_path: Path) -> No
 def test_failures_come_by_global_rank_after_the_last_attempt(tmp_path: Path) -> None:
     result = agent_of(tmp_path, always_fail, max_restarts=1).run()
     assert result.is_failed()
-    assert set(result.failures) <= {0, 1} and result.failures
+    assert set(result.failures) <= {0, 1}
+    assert result.failures
     failure = next(iter(result.failures.values()))
     assert "RuntimeError: always" in str(failure.message)
 
@@ -234,7 +236,8 @@ def test_an_agent_written_for_torch_works_unchanged() -> None:
     agent = Polled(spec, [["false"], ["true"]])
     result = agent.run()
     assert result.state is WorkerState.SUCCEEDED
-    assert agent.calls.count("start") == 2 and agent.calls[-1] == "stop"
+    assert agent.calls.count("start") == 2
+    assert agent.calls[-1] == "stop"
     assert Polled(spec, [["false"], ["false"]]).run().state is WorkerState.FAILED
 
 

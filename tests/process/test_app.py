@@ -108,6 +108,20 @@ def test_job_environment_and_working_directory_of_hydra_reach_the_workers(
     assert (run / "attempt_0/0/stdout.log").read_text() == f"{run} yes\n"
 
 
+@pytest.mark.parametrize("override", ["hydra.job.chdir=true", "launch.cwd=elsewhere"])
+def test_functions_are_imported_from_where_the_command_was_given(
+    project: Project, override: str
+) -> None:
+    project.write("work.py", "import os\ndef where(): return os.getcwd()\n")
+    (project.root / "elsewhere").mkdir()
+    project.experiment("x", "{entrypoint: 'work:where', preload: [work]}")
+    ended = project.lllaunch("+exp=x", override)
+    assert ended.returncode == 0, ended.stderr
+    value = result(project.run_dir())["return_values"]["0"]["value"]
+    chdir = override.startswith("hydra")
+    assert value == str(project.run_dir() if chdir else project.root / "elsewhere")
+
+
 def test_config_name_and_config_dir_choose_among_the_users_configs(project: Project) -> None:
     project.write("conf/mine.yaml", "launch: {entrypoint: echo, args: [mine]}\n")
     project.write("conf/exp/x.yaml", "# @package _global_\nparams: {from: conf}\n")

@@ -1,4 +1,4 @@
-"""What always holds: one test and more for each of the nine promises (docs/design/invariants.md)."""
+"""What always holds: one test and more for each of the nine promises (docs/invariants.md)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_1_nothing_outlives_sigkill_of_the_spawner(tmp_path: Path) -> None:
     spawner = launcher.spawner()
     os.kill(spawner, signal.SIGKILL)
     # The death of a spawner is retried once: the second one's workers find their files there.
-    until(lambda: (tmp_path / "run" / "attempt_1" / "1").exists(), "the second attempt")
+    until((tmp_path / "run" / "attempt_1" / "1").exists, "the second attempt")
     second = until(lambda: [p for p in launcher.below() if p.ppid == launcher.pid], "a new spawner")
     all_gone([pid for pid in pids if pid != spawner])
     os.kill(second[0].pid, signal.SIGKILL)
@@ -163,7 +163,11 @@ def test_2_a_child_of_a_program_that_uses_the_api_survives_the_spawners_death(
         "mine.kill(); mine.wait()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == "died None\n", done.stderr
 
@@ -216,7 +220,8 @@ def test_3_bytes_in_files_and_lines_on_the_console(tmp_path: Path, start_method:
         b"<11> ",
         b"<11> \xff\xfe not UTF-8",
     ]
-    assert lines[4].endswith(b"bar 3") and b"bar 1" not in lines[4]
+    assert lines[4].endswith(b"bar 3")
+    assert b"bar 1" not in lines[4]
     assert lines[5] == b"<11> " + b"x" * 10_000_000
     assert lines[-1] == b"<11> no newline at the end"
     assert shown.endswith(b"\n")
@@ -228,7 +233,7 @@ def test_3_bytes_in_files_and_lines_on_the_console(tmp_path: Path, start_method:
 STUBBORN = (
     "import os, signal, sys, time\n"
     "def got(n, f): open('got' + os.environ['RANK'], 'a').write(signal.Signals(n).name + ' ')\n"
-    "for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT): signal.signal(s, got)\n"
+    "for s in (1, 2, 3, 15): signal.signal(s, got)\n"
     "print('ready', flush=True)\n"
     "while True: time.sleep(0.05)\n"
 )
@@ -289,10 +294,11 @@ def test_4_a_signal_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
 def test_5_the_root_cause_is_the_first_failure_by_nanoseconds(tmp_path: Path) -> None:
     # Rank 2 fails first; the others fail because of it within the same second, in their own words.
     (tmp_path / "s.py").write_text(
-        "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+        "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
         "if rank == 2:\n    open('failed', 'w').close()\n    raise ValueError('I was first')\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "while not os.path.exists('failed'): time.sleep(0.0005)\n"
-        "time.sleep(0.002)\nraise RuntimeError('connection closed by peer')\n"
+        "time.sleep(0.3)\nraise RuntimeError('connection closed by peer')\n"
     )
     done = launch(tmp_path, {"entrypoint": "s.py", "nproc": 4, "tee": "none"})
     assert done.code == 3
@@ -308,7 +314,9 @@ def test_5_without_a_traceback_the_last_lines_of_stderr_are_shown_with_their_fil
     node = {"entrypoint": "sh", "args": ["-c", shell], "nproc": 1, "tee": "none"}
     done = launch(tmp_path, node)
     assert done.code == 3
-    assert "line 50" in done.err and "line 31" in done.err and "line 30\n" not in done.err
+    assert "line 50" in done.err
+    assert "line 31" in done.err
+    assert "line 30\n" not in done.err
     assert os.path.join("attempt_0", "0", "stderr.log") in done.err
 
 
@@ -478,7 +486,8 @@ def test_9_an_error_file_of_torch_is_reported(tmp_path: Path) -> None:
     }
     (tmp_path / "s.py").write_text(
         "import os, sys\n"
-        f"open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(data)!r})\nsys.exit(1)\n"
+        f"open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(data)!r})\n"
+        "sys.exit(1)\n"
     )
     done = launch(tmp_path, {"entrypoint": "s.py", "tee": "none"})
     assert done.code == 3

@@ -94,7 +94,8 @@ def test_functions_return_their_values(tmp_path: Path, method: str) -> None:
     assert isinstance(context, MultiprocessContext)
     assert len(set(context.pids().values())) == 2
     result = finish(context)
-    assert not result.is_failed() and result.return_values == {0: 3, 1: 7}
+    assert not result.is_failed()
+    assert result.return_values == {0: 3, 1: 7}
     assert Path(result.stdouts[1]).read_text() == ""
     assert context.wait(0) is not None, "the result stays"
 
@@ -102,7 +103,7 @@ def test_functions_return_their_values(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_redirect_and_tee(tmp_path: Path, method: str, capfd: pytest.CaptureFixture[str]) -> None:
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL, tee={0: Std.ALL, 1: Std.ERR})
-    args = {rank: ("x",) for rank in range(3)}
+    args = dict.fromkeys(range(3), ("x",))
     result = finish(start_processes("t", rank_of, args, ranks(3), specs, start_method=method))
     for rank in range(3):
         assert Path(result.stdouts[rank]).read_text() == f"x out {rank}\n"
@@ -115,7 +116,7 @@ def test_redirect_and_tee(tmp_path: Path, method: str, capfd: pytest.CaptureFixt
 @pytest.mark.parametrize("method", METHODS)
 def test_one_failure_ends_the_others_and_is_the_only_one(tmp_path: Path, method: str) -> None:
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
-    args: dict[int, tuple[Any, ...]] = {rank: () for rank in range(3)}
+    args: dict[int, tuple[Any, ...]] = dict.fromkeys(range(3), ())
     context = start_processes("t", fail_on_one, args, ranks(3), specs, start_method=method)
     result = finish(context)
     assert list(result.failures) == [1]
@@ -149,7 +150,8 @@ def test_an_argument_that_cannot_be_pickled_is_named(tmp_path: Path, method: str
     with pytest.raises(NotPicklable) as caught:
         start_processes("t", add, args, ranks(2), log_dir=tmp_path, start_method=method)
     text = str(caught.value)
-    assert "argument 1 (Ungrateful) of worker 1" in text and "will not travel" in text
+    assert "argument 1 (Ungrateful) of worker 1" in text
+    assert "will not travel" in text
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 

@@ -97,11 +97,13 @@ def test_a_script_sees_what_python_u_shows_it(
 ) -> None:
     text = (
         "import json, os, signal, sys\n"
-        "out = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path, spec=str(__spec__),\n"
+        "out = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path,\n"
+        "    spec=str(__spec__),\n"
         "    main=sys.modules['__main__'].__dict__ is globals(), cwd=os.getcwd(),\n"
         "    stdin=sys.stdin.read(), unbuffered=sys.stdout.write_through,\n"
         "    sid=os.getsid(0) == os.getpid(), mask=len(signal.pthread_sigmask(0, ())),\n"
-        "    term=str(signal.getsignal(signal.SIGTERM)), pipe=str(signal.getsignal(signal.SIGPIPE)),\n"
+        "    term=str(signal.getsignal(signal.SIGTERM)),\n"
+        "    pipe=str(signal.getsignal(signal.SIGPIPE)),\n"
         "    int=signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
         "print(json.dumps(out))\n"
     )
@@ -109,7 +111,8 @@ def test_a_script_sees_what_python_u_shows_it(
     target = Script(target.path, ("a b", "--x=1"))
     log = tmp_path / "out.log"
     (end,) = run(spawner, target, cwd=str(tmp_path), stdout=str(log), fresh=fresh)
-    assert isinstance(end, Exited) and end.exitcode == 0
+    assert isinstance(end, Exited)
+    assert end.exitcode == 0
     import json
     import subprocess
 
@@ -158,10 +161,12 @@ def test_exit_statuses_are_those_of_the_interpreter(
 ) -> None:
     err = tmp_path / "err.log"
     (end,) = run(spawner, script(tmp_path / "s.py", text), stderr=str(err))
-    assert isinstance(end, Exited) and end.exitcode == code
+    assert isinstance(end, Exited)
+    assert end.exitcode == code
     if code == 1:
         # The traceback starts at the user's code, as under the interpreter.
-        assert "lllaunch" not in err.read_text() and err.read_text()
+        assert "lllaunch" not in err.read_text()
+        assert err.read_text()
 
 
 def test_nothing_that_a_script_leaves_to_the_interpreters_end_is_lost(
@@ -208,14 +213,18 @@ def test_what_cannot_start_is_told_with_its_path(spawner: Spawner, tmp_path: Pat
     plain = tmp_path / "plain.txt"
     plain.write_text("no program")
     ends = run(spawner, Program("no-such-program"), Program(str(plain)))
-    assert isinstance(ends[0], StartFailed) and ends[0].path == "no-such-program"
+    assert isinstance(ends[0], StartFailed)
+    assert ends[0].path == "no-such-program"
     assert ends[0].reason == "No such file or directory"
-    assert isinstance(ends[1], StartFailed) and ends[1].path == str(plain)
+    assert isinstance(ends[1], StartFailed)
+    assert ends[1].path == str(plain)
     assert ends[1].reason == "Permission denied"
     (nowhere,) = run(spawner, Program("true"), cwd="/no/such/dir")
-    assert isinstance(nowhere, StartFailed) and nowhere.path == "/no/such/dir"
+    assert isinstance(nowhere, StartFailed)
+    assert nowhere.path == "/no/such/dir"
     (unwritable,) = run(spawner, Program("true"), stdout="/no/such/dir/log")
-    assert isinstance(unwritable, StartFailed) and unwritable.path == "/no/such/dir/log"
+    assert isinstance(unwritable, StartFailed)
+    assert unwritable.path == "/no/such/dir/log"
 
 
 # glibc's posix_spawn leaves its two internal signals ignored; no program can set or send them.
@@ -361,10 +370,11 @@ def test_a_preload_that_fails_is_told_with_its_traceback(tmp_path: Path) -> None
     (tmp_path / "broken_mod.py").write_text("1 / 0\n")
     with Spawner.prestart() as spawner:
         spawner.configure(os.environ, str(tmp_path), ["broken_mod"])
-        facts = facts_until(spawner, lambda facts: bool(facts))
+        facts = facts_until(spawner, bool)
     (fact,) = facts
     assert isinstance(fact, PreloadBroken)
-    assert fact.module == "broken_mod" and fact.reason == "ZeroDivisionError: division by zero"
+    assert fact.module == "broken_mod"
+    assert fact.reason == "ZeroDivisionError: division by zero"
     assert "broken_mod.py" in fact.traceback
 
 
@@ -390,7 +400,8 @@ def test_another_interpreter_is_started_when_its_variables_change(tmp_path: Path
         target = script(tmp_path / "s.py", text)
         run(spawner, target, target, logs=log)
     one, two = both(log)
-    assert one == two and one.startswith("1 ")
+    assert one == two
+    assert one.startswith("1 ")
 
 
 def test_two_forked_workers_draw_different_numbers(tmp_path: Path) -> None:
@@ -401,7 +412,8 @@ def test_two_forked_workers_draw_different_numbers(tmp_path: Path) -> None:
         target = script(tmp_path / "s.py", text)
         run(spawner, target, target, logs=log)
     one, two = (text.split() for text in both(log))
-    assert one[0] != two[0] and one[1] != two[1]
+    assert one[0] != two[0]
+    assert one[1] != two[1]
 
 
 def test_a_worker_computes_after_a_fork_from_openmp(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_virtual_rank_maps_through_what_is_visible(outer: dict[str, str], device
 
 
 def test_virtual_rank_needs_a_device_per_worker() -> None:
-    with pytest.raises(ValueError, match="local rank 2 .*'0,1' lists 2"):
+    with pytest.raises(ValueError, match=r"local rank 2 .*'0,1' lists 2"):
         virtual_rank(2, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
@@ -166,7 +166,8 @@ def test_the_last_at_the_barrier_lets_all_pass() -> None:
     barrier(store, 2, "b", 1.0)
     assert "b/last_member" not in store.data
     barrier(store, 2, "b", 1.0)
-    assert store.data["b/last_member"] and store.waited == ["b/last_member"] * 2
+    assert store.data["b/last_member"]
+    assert store.waited == ["b/last_member"] * 2
     alone = Store()
     barrier(alone, 1, "b", 1.0)
     assert alone.data == {}
@@ -176,7 +177,8 @@ def test_the_last_at_the_barrier_lets_all_pass() -> None:
 def test_ports_are_outside_the_clients_range(a: int, b: int, rng: random.Random) -> None:
     low, high = min(a, b), max(a, b)
     ports = list(candidates((low, high), rng.randrange))
-    assert ports and all(10_000 <= port <= 65_535 for port in ports)
+    assert ports
+    assert all(10_000 <= port <= 65_535 for port in ports)
     if low > 10_000 or high < 65_535:
         assert all(not low <= port <= high for port in ports)
 
@@ -190,14 +192,16 @@ def test_ports_at_both_ends_of_the_range_are_drawn() -> None:
 def test_deadlines() -> None:
     now = [10.0]
     deadlines = Deadlines(lambda: now[0])
-    assert deadlines.next_in() is None and deadlines.passed() == []
+    assert deadlines.next_in() is None
+    assert deadlines.passed() == []
     deadlines.start("b", 5)
     deadlines.start("a", 2)
     deadlines.start("a", 100)
     assert deadlines.next_in() == 2
     now[0] = 16
     assert deadlines.next_in() == 0
-    assert deadlines.passed() == ["a", "b"] and deadlines.passed() == []
+    assert deadlines.passed() == ["a", "b"]
+    assert deadlines.passed() == []
     deadlines.restart("a", 1)
     deadlines.restart("a", 3)
     assert deadlines.next_in() == 3
@@ -209,7 +213,8 @@ def test_kernel_sleep_counts_only_what_lasts() -> None:
     now, states = [0.0], {1: "D", 2: "D", 3: "R"}
     sleep = KernelSleep(10, lambda: now[0], lambda pid: states.get(pid, ""))
     pids = {0: 1, 1: 2, 2: 3}
-    assert sleep.stuck(pids) == {} and sleep.interval == 2.5
+    assert sleep.stuck(pids) == {}
+    assert sleep.interval == 2.5
     now[0], states[2] = 6.0, "S"
     assert sleep.stuck(pids) == {}
     now[0], states[2] = 12.0, "D"

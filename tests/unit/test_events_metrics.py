@@ -41,15 +41,16 @@ def test_events_survive_their_text(kept: Kept) -> None:
 
 def test_events_of_a_rendezvous(kept: Kept) -> None:
     try:
-        raise ValueError("x")
+        int("x")
     except ValueError:
         events.construct_and_record_rdzv_event("id", "m", NodeState.FAILED, rank=3)
     (line,) = kept.lines
     event = RdzvEvent.deserialize(line)
     assert event.name == "test_events_metrics:test_events_of_a_rendezvous"
     assert (event.run_id, event.message, event.rank) == ("id", "m", 3)
-    assert "ValueError: x" in event.error_trace
-    assert RdzvEvent.deserialize(event) is event and str(event) == line
+    assert "ValueError: invalid literal" in event.error_trace
+    assert RdzvEvent.deserialize(event) is event
+    assert str(event) == line
 
 
 def test_without_a_listener_no_rendezvous_event_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def values(monkeypatch: pytest.MonkeyPatch) -> Values:
 def test_metrics_go_to_their_groups_handler(values: Values) -> None:
     metrics.put_metric("a", 1, "g")
     metrics.put_metric("b", 2)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="deprecated"):
         metrics.publish_metric("g", "c", 3)
     metrics.getStream("g").add_value("d", 4)
     assert values.found == [("g", "a", 1), ("g", "c", 3), ("g", "d", 4)]
@@ -94,14 +95,14 @@ def test_prof_measures_calls(values: Values) -> None:
             return 7
 
     assert Thing().work(False) == 7
-    with pytest.raises(ValueError, match="^no$"):
+    with pytest.raises(ValueError, match=r"^no$"):
         Thing().work(True)
     names = [name.rpartition("Thing.")[2] for _, name, _ in values.found]
     assert names == ["work.success", "work.duration.ms", "work.failure", "work.duration.ms"]
 
 
 def test_prof_names_plain_functions_by_their_module(values: Values) -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="deprecated"):
         decorate = metrics.profile("g")
     decorate(plain)()
     assert values.found[0][1] == "test_events_metrics.plain.success"

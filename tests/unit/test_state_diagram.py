@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_committed_picture_is_the_tables() -> None:
     path = ROOT / "docs" / "generate_state_diagram.py"
     spec = importlib.util.spec_from_file_location("generate_state_diagram", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
     text = generator.PAGE.read_text()

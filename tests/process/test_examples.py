@@ -1,0 +1,117 @@
+"""The repository's examples, as their users run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.project import environment, result
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(*args: str) -> str:
+    """Runs Python in the repository's root and returns its standard output."""
+    ended = subprocess.run(
+        [sys.executable, *args],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def experiment(name: str, run_dir: Path, *overrides: str) -> Any:
+    """Runs an experiment of conf/exp and returns its result."""
+    python("-m", "lllaunch", f"+exp={name}", f"hydra.run.dir={run_dir}", *overrides)
+    return result(run_dir)
+
+
+def log(run_dir: Path, rank: int, attempt: int = 0, stream: str = "stdout") -> str:
+    return (run_dir / f"attempt_{attempt}" / str(rank) / f"{stream}.log").read_text()
+
+
+def values(found: Any) -> list[Any]:
+    """The workers' return values, by rank."""
+    return [value["value"] for _, value in sorted(found["return_values"].items())]
+
+
+@pytest.mark.slow
+def test_resnet_learns_the_digits_with_two_workers(tmp_path: Path) -> None:
+    found = experiment("resnet", tmp_path)
+    assert found["return_values"].keys() == {"0"}
+    (value,) = values(found)
+    assert value["accuracy"] >= 0.95
+    assert value["epochs"] == 3
+    assert found["seconds"] < 60
+    assert f"test accuracy {value['accuracy']:.4f}\n" in log(tmp_path, 0)
+    assert "epoch 3/3: 100%" in log(tmp_path, 0, stream="stderr")
+    assert "epoch" not in log(tmp_path, 1, stream="stderr")
+
+
+@pytest.mark.slow
+def test_resnet_goes_on_from_its_checkpoint_after_a_worker_was_killed(tmp_path: Path) -> None:
+    found = experiment("resnet_restart", tmp_path)
+    assert found["state"] == "succeeded"
+    first, second = found["attempts"]
+    assert first["root_cause"]["cause"]["type"] == "KilledBySignal"
+    assert first["root_cause"]["rank"] == 1
+    assert [attempt["restart_count"] for attempt in (first, second)] == [0, 1]
+    epochs = [re.findall(r"^epoch (\d)", log(tmp_path, 0, attempt), re.M) for attempt in (0, 1)]
+    assert epochs == [["1"], ["2", "3"]]
+    assert "resuming after epoch 1" in log(tmp_path, 0, attempt=1)
+    (value,) = values(found)
+    assert value["accuracy"] >= 0.95
+    assert os.listdir(tmp_path).count("checkpoint.pt") == 1
+
+
+@pytest.mark.slow
+def test_resnet_runs_under_torchrun_unchanged() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert "epoch 1: loss" in python(*torchrun, "examples/resnet/train.py", "--epochs", "1")
+
+
+def test_function_returns_a_value_for_each_rank(tmp_path: Path) -> None:
+    estimates = [value["pi"] for value in values(experiment("function", tmp_path))]
+    assert len(set(estimates)) == 3
+    assert estimates == pytest.approx([3.14] * 3, abs=0.02)
+
+
+def test_module_shares_the_files_among_the_workers(tmp_path: Path) -> None:
+    words = [value["words"] for value in values(experiment("module", tmp_path))]
+    names = ("LICENSE", "CONTRIBUTING.md", "CHANGELOG.md")
+    texts = [(ROOT / name).read_text().lower() for name in names]
+    counts = [len(re.findall("[a-z]+", text)) for text in texts]
+    assert words == [counts[0] + counts[2], counts[1]]
+
+
+def test_program_reports_what_its_environment_says(tmp_path: Path) -> None:
+    found = values(experiment("program", tmp_path))
+    assert found == [
+        {"rank": 0, "colour": "red"},
+        {"rank": 1, "colour": "blue"},
+        {"rank": 2, "colour": "blue"},
+    ]
+    assert "the blue one, 2 of 3; called with: greetings from" in log(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_own_app_validates_a_fold_in_each_worker(tmp_path: Path) -> None:
+    shown = python("examples/own_app/train.py", f"hydra.run.dir={tmp_path}")
+    accuracies = values(result(tmp_path))
+    assert len(accuracies) == 4
+    assert min(accuracies) > 0.85
+    assert f"mean accuracy {sum(accuracies) / 4:.3f}" in shown
+    for rank in range(4):
+        text = (tmp_path / f"attempt_0/{rank}/train.log").read_text()
+        assert f"fold {rank} of 4: {accuracies[rank]:.3f} told right" in text
