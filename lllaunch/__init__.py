@@ -6,7 +6,8 @@ package, and none of them shall pay for Hydra.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+# Type checkers know this name; importing it from typing takes longer than all that is here.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from lllaunch.app.main_decorator import main

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lllaunch.app.hydra_worker import HydraCall
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import LaunchSpec
 
 
 class Jobs:
@@ -84,6 +85,7 @@ class Jobs:
             # where hydra.job.chdir has moved this process, if it is set
             cwd = os.getcwd()
             spec = replace(spec, cwd=cwd, redacted={**spec.redacted, "cwd": cwd})
+        spec = importing_from_runtime_cwd(spec, os.environ)
         targets = None
         if call is not None:
             made = call()
@@ -103,6 +105,21 @@ class Jobs:
 
     def _failed(self, ended: JobEnded) -> JobEnded:
         return self.ledger.note(ended, last=HydraConfig.get().mode == RunMode.RUN)
+
+
+def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
+    """Lets workers import from the directory of the command when they work in another one.
+
+    Args:
+        spec: the run.
+        environ: the launcher's environment.
+    """
+    imports = spec.preload or spec.entrypoint.form in {"function", "module"}
+    if spec.cwd == spec.runtime_cwd or not imports:
+        return spec
+    paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, paths))
+    return replace(spec, env={**spec.env, "PYTHONPATH": path})
 
 
 def _searched() -> list[str]:

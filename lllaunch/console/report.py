@@ -17,24 +17,19 @@ from lllaunch.console.wording import (
     fate_text,
     ranks,
     shown_path,
+    victim_text,
 )
 from lllaunch.run.causes import Raised, StartFailure, signal_name
-from lllaunch.run.outcome import Victim
+from lllaunch.run.fates import Victim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lllaunch.run.outcome import (
-        AttemptOutcome,
-        Excerpt,
-        RootCause,
-        RunOutcome,
-        WorkerOutcome,
-    )
+    from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause, RunOutcome, WorkerOutcome
 
 Style = Literal["", "title", "good", "cause", "quote", "faint"]
 
-_WIDTH = 96
+_WIDTH = 76
 _TRACEBACK_LINES = 60
 _GROUPS = 12
 _LEFTOVERS = 5
@@ -181,7 +176,7 @@ def _group_fate(group: Sequence[WorkerOutcome], *, after_root: bool) -> str:
     times = [worker.fate.after_ns / 1e9 for worker in group if isinstance(worker.fate, Victim)]
     earliest, latest = duration(min(times)), duration(max(times))
     span = earliest if earliest == latest else f"{earliest} to {latest}"
-    return f"failed {span} after the root cause: {cause_text(first.cause)}"
+    return victim_text(first.cause, span)
 
 
 def _history(attempts: Sequence[AttemptOutcome]) -> Iterator[Line]:

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from lllaunch.run.causes import Raised, signal_name
-from lllaunch.run.outcome import Ended, Failed, Lost, Succeeded, Victim
+from lllaunch.run.fates import Ended, Failed, Lost, Succeeded, Victim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lllaunch.run.causes import Cause
-    from lllaunch.run.outcome import Fate
+    from lllaunch.run.fates import Fate
 
 _LOST = {
     "spawner": "ended with the spawner",
@@ -90,12 +90,25 @@ def fate_text(fate: Fate, *, after_root: bool) -> str:
         return cause_text(fate.cause)
     if isinstance(fate, Victim):
         after = duration(fate.after_ns / 1e9)
-        return f"failed {after} after the root cause: {cause_text(fate.cause)}"
+        return victim_text(fate.cause, after)
     if isinstance(fate, Ended):
         return f"{_ended(fate)}{later}"
     if isinstance(fate, Lost):
         return _LOST[fate.why]
     return "was not started"
+
+
+def victim_text(cause: Cause, after: str) -> str:
+    """Returns how a victim failed as the predicate of a sentence.
+
+    Args:
+        cause: how.
+        after: how long after the root cause, as text.
+    """
+    text = cause_text(cause)
+    if isinstance(cause, Raised):
+        text = text.removeprefix("raised ")
+    return f"failed {after} after the root cause: {text}"
 
 
 def _ended(fate: Ended) -> str:

@@ -17,19 +17,8 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
-from lllaunch.run.outcome import (
-    AttemptOutcome,
-    AttemptState,
-    Ended,
-    Failed,
-    Fate,
-    Lost,
-    NotStarted,
-    RootCause,
-    Succeeded,
-    Victim,
-    WorkerOutcome,
-)
+from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
+from lllaunch.run.outcome import AttemptOutcome, AttemptState, RootCause, WorkerOutcome
 from lllaunch.run.postmortem import Evidence, Explanation, explain
 
 if TYPE_CHECKING:
@@ -241,11 +230,11 @@ def _fate(
 
 def _unseen(worker: WorkerRecord, record: AttemptRecord) -> Fate:
     """What became of a worker whose end was not seen."""
+    if record.died is not None:  # it may have been started without our hearing of it
+        return Lost("spawner")
     if worker.started is None:
         return NotStarted()
-    if worker.abandoned:
-        return Lost("kernel")
-    return Lost("spawner" if record.died is not None else "error")
+    return Lost("kernel" if worker.abandoned else "error")
 
 
 def _outcome(worker: WorkerRecord, fate: Fate) -> WorkerOutcome:

@@ -42,6 +42,11 @@ class _Worker:
     abandoned: bool = False
     memory: Memory = UNKNOWN
 
+    @property
+    def live(self) -> bool:
+        """Whether it is not known to have ended; its start may not be known yet either."""
+        return self.exited is None and self.start_failed is None
+
     def record(self, hide: Callable[[str], str]) -> WorkerRecord:
         return WorkerRecord(
             local_rank=self.local_rank,
@@ -183,7 +188,7 @@ class Recorder:
         signal_ = SentSignal(int(signum), time.time_ns())
         for local_rank in workers if ranks is None else ranks:
             worker = workers.get(local_rank)
-            if worker is not None and worker.exited is None and worker.start_failed is None:
+            if worker is not None and worker.live:
                 worker.sent.append(signal_)
 
     def abandoned(self, ranks: Iterable[int]) -> None:
@@ -197,11 +202,11 @@ class Recorder:
 
     @property
     def alive(self) -> int:
-        """How many workers of the current attempt were started and are not known to have ended."""
+        """How many workers of the current attempt were ordered and are not known to have ended."""
         if not self._attempts:
             return 0
         workers = self._attempts[-1].workers.values()
-        return sum(1 for each in workers if each.started is not None and each.exited is None)
+        return sum(1 for each in workers if each.live)
 
     def records(self) -> list[AttemptRecord]:
         """Returns what is known of every attempt; reads the error files of workers that failed."""

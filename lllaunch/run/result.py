@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.run.causes import signal_name
 from lllaunch.run.events import isoformat
-from lllaunch.run.outcome import (
-    Ended,
-    Failed,
-    Fate,
-    Lost,
-    NotStarted,
-    ReturnValue,
-    RootCause,
-    Succeeded,
-    Victim,
-)
+from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lllaunch.run.causes import Cause
-    from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
+    from lllaunch.run.outcome import (
+        AttemptOutcome,
+        ReturnValue,
+        RootCause,
+        RunOutcome,
+        WorkerOutcome,
+    )
     from lllaunch.run.postmortem import Explanation
 
 VERSION = 1

@@ -248,15 +248,15 @@ def test_second_signal_kills(run: Run) -> None:
     outcome = run.script(
         """
         import os, signal, sys, time
-        signal.signal(signal.SIGINT, lambda *_: os.kill(int(sys.argv[1]), signal.SIGINT))
-        os.kill(int(sys.argv[1]), signal.SIGINT)
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(int(sys.argv[1]), signal.SIGTERM))
+        os.kill(int(sys.argv[1]), signal.SIGTERM)
         while True: time.sleep(0.02)  # not pause(): a signal just before it would be slept over
         """,
         args=(str(os.getpid()),),
     )
-    assert outcome.exit_code == 130
-    assert run.result["attempts"][0]["workers"][0]["signals_sent"] == ["SIGINT", "SIGKILL"]
-    assert "lllaunch: SIGINT again, killing 1 worker\n" in run.text
+    assert outcome.exit_code == 143
+    assert run.result["attempts"][0]["workers"][0]["signals_sent"] == ["SIGTERM", "SIGKILL"]
+    assert "lllaunch: SIGTERM again, killing 1 worker\n" in run.text
 
 
 def test_end_of_the_grace_period_kills(run: Run) -> None:
