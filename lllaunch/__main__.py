@@ -6,5 +6,32 @@ import sys
 
 from lllaunch.cli import main
 
+
+def end(code: int) -> None:
+    """Ends this process without tearing down the interpreter, which takes longer than a short run.
+
+    What others see of an end is done: atexit functions, and the flush of the standard streams. The
+    spawner is gone and every file of the run is closed by now.
+
+    Args:
+        code: exit status.
+    """
+    import atexit  # noqa: PLC0415 - at the end only
+    import contextlib  # noqa: PLC0415
+    import os  # noqa: PLC0415
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # its reader may be gone, or it was never there
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def run() -> None:
+    """Entry of the command ``lllaunch``."""
+    end(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -6,11 +6,11 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from string import Template
 from typing import Any
 
 from lllaunch.agent.environ import Place, contract, substitute_local_rank, virtual_rank
 from lllaunch.agent.worker_group import WorkerGroup, WorkerSpec
-from lllaunch.macros import substitute
 from lllaunch.multiprocessing.api import (
     LogsSpecs,
     MultiprocessContext,
@@ -117,5 +117,5 @@ class Recipe:
     def _prefixes(self, places: Mapping[int, Place]) -> dict[int, str] | None:
         if not self.log_line_prefix_template:
             return None
-        template = self.log_line_prefix_template
-        return {rank: substitute(template, place.facts()) for rank, place in places.items()}
+        template = Template(self.log_line_prefix_template)
+        return {rank: template.safe_substitute(place.facts()) for rank, place in places.items()}

@@ -85,6 +85,7 @@ def read_call_of(entrypoint: Tree, args: Tree, place: Place, key: str, findings:
     if parsed.form != "function":
         return Call(named, tuple(read_command_line(args, args_key, findings)))
     positional, keywords = read_call(args, args_key, findings)
+    named = replace(named, decided=located is not None and located.signature is not None)
     call = Call(named, tuple(positional), keywords)
     _check_fit(located, call, args_key, findings)
     return call

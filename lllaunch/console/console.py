@@ -7,9 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.console.report import Line, failure_text, report_lines
+from lllaunch.console.lines import Line
 from lllaunch.console.wording import counted, duration, shown_path
-from lllaunch.run.causes import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +70,8 @@ class Console:
             restart: which restart this is, from 1.
             of: how many there may be; None if this one does not count.
         """
+        from lllaunch.console.report import failure_text  # noqa: PLC0415 - see `finished`
+
         count = "" if of is None else f" ({restart} of {of})"
         self._say(f"attempt {attempt}: {failure_text(root)}; restarting{count}")
 
@@ -86,7 +87,7 @@ class Console:
         whom = counted(workers, "worker")
         whom = f"forwarded to {whom}" if forwarded else f"{whom} got it too"
         self._say(
-            f"{signal_name(signum)} received, {whom}; SIGKILL follows in {duration(grace)}, or "
+            f"{_signal_name(signum)} received, {whom}; SIGKILL follows in {duration(grace)}, or "
             "now on a second signal"
         )
 
@@ -97,7 +98,7 @@ class Console:
             signum: the second signal, or None if the grace period is over.
             workers: how many live.
         """
-        why = "the grace period is over" if signum is None else f"{signal_name(signum)} again"
+        why = "the grace period is over" if signum is None else f"{_signal_name(signum)} again"
         self._say(f"{why}, killing {counted(workers, 'worker')}")
 
     def warning(self, text: str) -> None:
@@ -111,6 +112,9 @@ class Console:
 
     def finished(self, outcome: RunOutcome) -> None:
         """Shows the report of a run that is over."""
+        # What only the end needs is imported then: it would delay every start.
+        from lllaunch.console.report import report_lines  # noqa: PLC0415
+
         self._write(report_lines(outcome, self._cwd))
 
     def _say(self, text: str) -> None:
@@ -129,6 +133,12 @@ class Console:
                 text = "".join(f"{line.text}\n" for line in lines)
                 stream.write(_encodable(text, stream))
             stream.flush()
+
+
+def _signal_name(signum: int) -> str:
+    from lllaunch.run.causes import signal_name  # noqa: PLC0415 - see `Console.finished`
+
+    return signal_name(signum)
 
 
 def _encodable(text: str, stream: TextIO) -> str:

@@ -7,18 +7,11 @@ terminal and plainly elsewhere.
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import (
-    cause_text,
-    counted,
-    duration,
-    fate_key,
-    fate_text,
-    ranks,
-    shown_path,
-    victim_text,
-)
+from lllaunch.console.fates import cause_text, fate_key, fate_text, victim_text
+from lllaunch.console.lines import Line
+from lllaunch.console.wording import counted, duration, ranks, shown_path
 from lllaunch.run.causes import Raised, StartFailure, signal_name
 from lllaunch.run.fates import Victim
 
@@ -27,24 +20,10 @@ if TYPE_CHECKING:
 
     from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause, RunOutcome, WorkerOutcome
 
-Style = Literal["", "title", "good", "cause", "quote", "faint"]
-
 _WIDTH = 76
 _TRACEBACK_LINES = 60
 _GROUPS = 12
 _LEFTOVERS = 5
-
-
-class Line(NamedTuple):
-    """One line of a report.
-
-    Attributes:
-        text: what it says, without a newline.
-        style: how it looks on a terminal.
-    """
-
-    text: str
-    style: Style = ""
 
 
 def report_lines(outcome: RunOutcome, cwd: str) -> list[Line]:

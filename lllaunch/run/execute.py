@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import LaunchError, OutputError
@@ -12,21 +11,16 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.oom import read_memory
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.events import EventLog
-from lllaunch.run.excerpts import tail
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import run_group
 from lllaunch.run.host import host_facts
-from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import RunOutcome, summarize
 from lllaunch.run.redact import Redactor
-from lllaunch.run.result import render_result
-from lllaunch.run.returns import find_return_value
 from lllaunch.run.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lllaunch.run.outcome import AttemptOutcome, ReturnValue
+    from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.speaker import Speaker
     from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.targets import Target
@@ -111,41 +105,25 @@ class _Run:
             failure = str(error), error.exit_code
         except Exception:  # noqa: BLE001 - a bug of ours: the run still ends with its result.json
             failure = f"internal error\n{traceback.format_exc()}".rstrip(), ExitCode.ERROR
-        outcome = self._complete(self.outcome(signum), failure)
-        outcome = self._write_result(directory, outcome)
+        outcome = self._end(directory, signum, failure)
         self._console.finished(outcome)
         events.close()
         return outcome
 
     def outcome(self, signum: int | None = None) -> RunOutcome:
         """What became of the run so far."""
+        from lllaunch.run.ending import outcome_of  # noqa: PLC0415 - see `Watcher.observe`
+
         records = self._watcher.recorder.records() if self._watcher else []
-        last = len(records) - 1
-        return summarize(
-            [
-                judge_attempt(record, interrupted=signum is not None and index == last)
-                for index, record in enumerate(records)
-            ],
-            directory=self._spec.log_dir,
-            run_id=self._spec.run_id,
-            plan_hash=self._plan_hash,
-            started_ns=self._started_ns,
-            ended_ns=time.time_ns(),
-            signum=signum,
-        )
+        return outcome_of(records, self._spec, self._plan_hash, self._started_ns, signum)
 
-    def _complete(self, outcome: RunOutcome, failure: tuple[str, int] | None) -> RunOutcome:
-        """Adds what has to be read from files."""
-        if failure is not None:
-            return outcome.with_error(*failure)
-        root = outcome.root_cause
-        if root is not None and root.files.stderr and not root.traceback:
-            outcome = replace(outcome, excerpt=tail(root.files.stderr, hide=self._redact))
-        if outcome.state == "succeeded":
-            outcome = replace(outcome, return_values=_return_values(outcome.attempts[-1]))
-        return outcome
+    def _end(
+        self, directory: RunDirectory, signum: int | None, failure: tuple[str, int] | None
+    ) -> RunOutcome:
+        """Completes the outcome and writes result.json."""
+        from lllaunch.run.ending import complete, render_result  # noqa: PLC0415 - as above
 
-    def _write_result(self, directory: RunDirectory, outcome: RunOutcome) -> RunOutcome:
+        outcome = complete(self.outcome(signum), failure, self._redact)
         data = render_result(outcome, host_facts(self._memory), self._redact)
         try:
             write_atomic(directory.file(RESULT), data)
@@ -158,8 +136,3 @@ class _Run:
 
     def _warn(self, error: OutputError) -> None:
         self._console.warning(str(error))
-
-
-def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:
-    found = {worker.rank: find_return_value(worker.files.directory) for worker in attempt.workers}
-    return {rank: value for rank, value in found.items() if value is not None}

@@ -141,7 +141,7 @@ def _template(prefix: str | None) -> str | None:
 
 def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
     """Lets the spawner import the function and bind its arguments, before any attempt is made."""
-    if spec.entrypoint.form != "function" or not getattr(spec, "check_in_spawner", True):
+    if spec.entrypoint.form != "function" or spec.entrypoint.decided:
         return
     envs = {rank: _environment(spec, rank) for rank in range(spec.nproc)}
     # what the workers' own start will ask for, so that the preloads are paid for once

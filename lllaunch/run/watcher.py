@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch.agent.vocabulary import (
     AbandonWorkers,
+    GroupStarted,
     KillWorkers,
     SignalReceived,
     SignalWorkers,
@@ -13,7 +14,6 @@ from lllaunch.agent.vocabulary import (
     StartWorkers,
     WorkersStuck,
 )
-from lllaunch.run.judge import judge_attempt
 from lllaunch.run.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ class Watcher:
             self.recorder.stuck()
         elif isinstance(event, StartWorkers):
             self._tell_restart(event)
+        elif isinstance(event, GroupStarted):
+            # What only the end needs is imported while the workers start, on another core.
+            import lllaunch.run.ending  # noqa: F401, PLC0415
 
     def _tell_signal(self) -> None:
         """Says once of a signal to the launcher that it came and what follows."""
@@ -98,6 +101,8 @@ class Watcher:
         records = self.recorder.records()
         if event.reason is None or not records:
             return
+        from lllaunch.run.ending import judge_attempt  # noqa: PLC0415 - imported by now
+
         failed = judge_attempt(records[-1])
         of = self._spec.max_restarts if event.reason == "failure" else None
         self._console.restarting(failed.number, failed.root_cause, event.restart_count, of)

@@ -355,9 +355,11 @@ class Spawner:
         self.dead = Died(self.pid, self._wait())
         self._facts.append(self.dead)
         self._release()
-        if self._cgroup is not None:
-            self._cgroup.kill()
-        end_adopted(f"{MARK}={self.mark}".encode(), self._known_pids)
+        if self.dead.status != 0:
+            # One that ends by itself has ended everything below it first.
+            if self._cgroup is not None:
+                self._cgroup.kill()
+            end_adopted(f"{MARK}={self.mark}".encode(), self._known_pids)
         if self._cgroup is not None:
             self._cgroup.wait_empty(_CLOSE_SECONDS)
             self._cgroup.remove()

@@ -17,7 +17,7 @@ import sys
 
 from lllaunch.linux.process import open_pidfd, send_signal, wait_pidfd
 
-_RUNTIME = re.compile(rb"(/\S*/lib(?:gomp|omp|iomp5)[^/\s]*\.so[^/\s]*)")
+_RUNTIME = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 _OMP_PAUSE_HARD = 2
 _CANARY_SECONDS = 5.0
 _SIGKILL = 9
@@ -25,9 +25,11 @@ _SIGKILL = 9
 
 def loaded_runtimes() -> list[ctypes.CDLL]:
     """The OpenMP runtimes that are mapped into this process."""
-    with open("/proc/self/maps", "rb") as file:
-        paths = set(_RUNTIME.findall(file.read()))
-    return [ctypes.CDLL(os.fsdecode(path)) for path in sorted(paths)]
+    with open("/proc/self/maps", errors="surrogateescape") as file:
+        # The sixth field is the path, blanks and all.
+        fields = (line.rstrip("\n").split(maxsplit=5) for line in file)
+        paths = {field[5] for field in fields if len(field) == 6}
+    return [ctypes.CDLL(path) for path in sorted(paths) if _RUNTIME.search(path)]
 
 
 def pause(runtimes: list[ctypes.CDLL]) -> None:

@@ -303,14 +303,13 @@ class Server:
 
     def _end(self) -> NoReturn:
         """Kill all that descends from this process, wait until nothing is left, exit."""
-        me = os.getpid()
         while True:
-            kill_below([me])
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             except ChildProcessError:
                 os._exit(0)
+            kill_below([os.getpid()])
             time.sleep(PAUSE_SECONDS)
 
 

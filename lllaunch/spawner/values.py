@@ -75,7 +75,8 @@ def save_return_value(value: object) -> None:
 def _write_all(path: str, data: bytes, value: object) -> None:
     stem = path.removesuffix(".pkl")
     text = _as_json(value)
-    if text is not None:
+    # A function that reported a value and returns nothing has said what it has to say.
+    if text is not None and not (value is None and os.path.exists(f"{stem}.json")):
         _write(f"{stem}.json", text)
     kind = type(value)
     meta = {

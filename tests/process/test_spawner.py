@@ -288,8 +288,9 @@ def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(spawner: Spawner, tmp_
     assert not gone(daemon)
     spawner.sweep()
     facts = facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
-    (leftover,) = next(fact for fact in facts if isinstance(fact, Swept)).leftovers
-    assert (leftover.pid, leftover.killed) == (daemon, True)
+    # The process between the worker and the daemon may be seen as well, while it ends.
+    leftovers = next(fact for fact in facts if isinstance(fact, Swept)).leftovers
+    assert [left.killed for left in leftovers if left.pid == daemon] == [True]
     wait_gone(daemon)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.project import Project, environment, result
+from support.project import Project, result
 
 RANKS = (0, 1)
 
@@ -212,13 +211,8 @@ def test_an_error_file_of_either_is_reported_by_both(both: Both, module: str) ->
     for ended in (ours, theirs):
         assert "ValueError: the weights are gone" in ended.stderr
         assert 'fail.py", line 8, in main' in ended.stderr
-        assert "ROOT CAUSE (FIRST" in ended.stderr.upper() or "Root cause: rank 1" in ended.stderr
+    assert "Root cause: rank 1" in ours.stderr
+    assert "Root Cause" in theirs.stderr
     root = both.result["root_cause"]
     assert (root["rank"], root["cause"]["type"]) == (1, "Raised")
     assert root["cause"]["message"] == "ValueError: the weights are gone"
-
-
-def test_both_are_started_alike() -> None:
-    """The comparison means something: nothing in the tests' environment is the contract's."""
-    assert not {name for name in environment() if name.startswith(("TORCHELASTIC_", "LLLAUNCH_"))}
-    assert sys.executable

@@ -1,0 +1,80 @@
+"""The end of a run: what was seen is judged, completed from files, and rendered.
+
+All that only the end needs is imported by this module, and this module while the workers start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lllaunch.run.excerpts import tail
+from lllaunch.run.judge import judge_attempt
+from lllaunch.run.outcome import RunOutcome, summarize
+from lllaunch.run.result import render_result
+from lllaunch.run.returns import find_return_value
+
+if TYPE_CHECKING:
+    from lllaunch.run.outcome import AttemptOutcome, ReturnValue
+    from lllaunch.run.records import AttemptRecord
+    from lllaunch.spec import LaunchSpec
+
+__all__ = ["complete", "judge_attempt", "outcome_of", "render_result"]
+
+
+def outcome_of(
+    records: Sequence[AttemptRecord],
+    spec: LaunchSpec,
+    plan_hash: str,
+    started_ns: int,
+    signum: int | None,
+) -> RunOutcome:
+    """What became of a run that ends now.
+
+    Args:
+        records: what was seen of its attempts.
+        spec: the run.
+        plan_hash: identifies its plan.
+        started_ns: when it began, nanoseconds since the epoch.
+        signum: the signal to the launcher that ended it, or None.
+    """
+    last = len(records) - 1
+    return summarize(
+        [
+            judge_attempt(record, interrupted=signum is not None and index == last)
+            for index, record in enumerate(records)
+        ],
+        directory=spec.log_dir,
+        run_id=spec.run_id,
+        plan_hash=plan_hash,
+        started_ns=started_ns,
+        ended_ns=time.time_ns(),
+        signum=signum,
+    )
+
+
+def complete(
+    outcome: RunOutcome, failure: tuple[str, int] | None, hide: Callable[[str], str]
+) -> RunOutcome:
+    """Adds an error of our own, or what has to be read from files.
+
+    Args:
+        outcome: what became of the run.
+        failure: message and exit code of an error of our own, or None.
+        hide: applied to what workers wrote.
+    """
+    if failure is not None:
+        return outcome.with_error(*failure)
+    root = outcome.root_cause
+    if root is not None and root.files.stderr and not root.traceback:
+        outcome = replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
+    if outcome.state == "succeeded":
+        outcome = replace(outcome, return_values=_return_values(outcome.attempts[-1]))
+    return outcome
+
+
+def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:
+    found = {worker.rank: find_return_value(worker.files.directory) for worker in attempt.workers}
+    return {rank: value for rank, value in found.items() if value is not None}
