@@ -1,17 +1,144 @@
-"""Helpers for tests of lllaunch, its plugins and its users: leak checks.
+"""Helpers for tests of lllaunch, its plugins and its users.
 
-`live_descendants`, `open_fds` and `leaked_fds` find what a test left behind.
+`FakeClock` and `FakeSpawner` let a test decide what time it is and what becomes of workers, without
+a process. `live_descendants`, `open_fds` and `leaked_fds` find what a test left behind.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lllaunch.linux import proc
+from lllaunch.spawner.facts import Died, Exited, Fact, Started, StartFailed, Swept
+from lllaunch.spawner.targets import Target
+
+__all__ = ["FakeClock", "FakeSpawner", "leaked_fds", "live_descendants", "open_fds"]
 
 _PAUSE_SECONDS = 0.02
+
+
+class FakeClock:
+    """A clock that a test moves by hand; call it for the time, seconds.
+
+    Args:
+        now: what it shows at first.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass.
+
+        Raises:
+            ValueError: ``seconds`` is negative; a monotonic clock never goes back.
+        """
+        if seconds < 0:
+            raise ValueError(f"a clock cannot go back by {-seconds} s")
+        self.now += seconds
+
+
+class FakeSpawner:
+    """Stands in for `lllaunch.spawner.client.Spawner`: starts nothing, tells what it is told to.
+
+    Attributes:
+        ordered: what was ordered, by key: the local rank, the target and the options.
+        sent: the signals, as ``(keys, signum)``; SIGKILL from `kill` included.
+        configured: arguments of every `configure`.
+        obedient: whether a signalled worker ends by that signal at once.
+    """
+
+    def __init__(self, obedient: bool = True) -> None:
+        self.ordered: dict[int, tuple[int, Target, dict[str, Any]]] = {}
+        self.sent: list[tuple[tuple[int, ...], int]] = []
+        self.configured: list[tuple[dict[str, str], str, tuple[str, ...]]] = []
+        self.obedient = obedient
+        self.pid = 1
+        self._facts: list[Fact] = []
+        self._alive: set[int] = set()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
+        """Takes note of the arguments."""
+        self.configured.append((dict(environ), cwd, tuple(preload)))
+
+    def spawn(self, rank: int, target: Target, **options: Any) -> int:
+        """Takes note of an order and tells that the worker started; its key."""
+        key = len(self.ordered) + 1
+        self.ordered[key] = (rank, target, options)
+        self._alive.add(key)
+        self.tell(Started(rank, 1000 + key, time.time_ns()))
+        return key
+
+    def tell(self, *facts: Fact) -> None:
+        """Let facts arrive."""
+        self._facts += facts
+        os.eventfd_write(self._event, 1)
+
+    def end(self, rank: int, exitcode: int = 0) -> None:
+        """Let the live worker of a rank end."""
+        for key in sorted(self._alive):
+            if self.ordered[key][0] == rank:
+                self._alive.remove(key)
+                self.tell(Exited(rank, 1000 + key, exitcode, time.time_ns()))
+                return
+        raise LookupError(f"no worker of rank {rank} is alive")
+
+    def fail_to_start(self, rank: int, path: str, reason: str, errno: int) -> None:
+        """Let the live worker of a rank turn out not to have started."""
+        self._alive -= {key for key in self._alive if self.ordered[key][0] == rank}
+        self.tell(StartFailed(rank, path, reason, errno, time.time_ns()))
+
+    def die(self, status: int = -9) -> None:
+        """Let the spawner die, and its workers with it."""
+        self._alive.clear()
+        self.tell(Died(self.pid, status))
+
+    def fileno(self) -> int:
+        """Readable while facts wait."""
+        return self._event
+
+    def dispatch(self) -> list[Fact]:
+        """The facts that were told since the last call."""
+        facts, self._facts = self._facts, []
+        if facts:
+            os.eventfd_read(self._event)
+        return facts
+
+    def signal(self, keys: Iterable[int], signum: int) -> None:
+        """Takes note; ends the workers if it is obedient."""
+        chosen = tuple(keys)
+        self.sent.append((chosen, int(signum)))
+        if self.obedient:
+            self._end_by(chosen, int(signum))
+
+    def kill(self, keys: Iterable[int]) -> None:
+        """Takes note and ends the workers: SIGKILL is obeyed by all."""
+        chosen = tuple(keys)
+        self.sent.append((chosen, 9))
+        self._end_by(chosen, 9)
+
+    def _end_by(self, keys: Iterable[int], signum: int) -> None:
+        for key in keys:
+            if key in self._alive:
+                self.end(self.ordered[key][0], -signum)
+
+    def sweep(self) -> None:
+        """Nothing is left."""
+        self.tell(Swept())
+
+    def close(self) -> None:
+        """Close the descriptor; idempotent."""
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
 
 
 def live_descendants(pid: int, settle: float = 0.0) -> list[proc.ProcessFacts]:

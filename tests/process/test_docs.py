@@ -1,0 +1,179 @@
+"""README and docs: their commands run, what they show is what comes out, their links lead somewhere.
+
+The blocks of a page run in order in one shell, in a copy of what a checkout holds. `bash` and
+`python` blocks run; a block marked `text output` holds lines that the block before it prints, in
+that order, apart from numbers, dates and paths. A line `...` stands for any others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.project import environment, quiet_environment
+
+ROOT = Path(__file__).parents[2]
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = sorted([*(ROOT / name for name in TOP_PAGES), *(ROOT / "docs").rglob("*.md")])
+# what the commands on the pages work with
+COPIED = ("conf", "examples", "LICENSE", *TOP_PAGES)
+SECONDS = 300
+
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^][]*(?:`[^`]*`[^][]*)?\]\(([^()\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: what it is marked as, and its text."""
+
+    mark: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(mark.strip(), text) for mark, text in FENCE.findall(page.read_text())]
+
+
+def names(pages: list[Path]) -> list[Any]:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+def shell_script(page: Path, directory: Path) -> str:
+    """All commands of a page; each block's output comes after a line with its number."""
+    parts = ["set -euo pipefail"]
+    for number, block in enumerate(blocks(page)):
+        parts.append(f"echo; echo '<<block {number}>>'")
+        if block.mark == "bash":
+            parts.append(block.text)
+        elif block.mark == "python":
+            file = directory / f"block_{number}.py"
+            file.write_text(block.text)
+            parts.append(f"python {file}")
+    return "\n".join(parts)
+
+
+def outputs(page: Path, tmp_path: Path) -> dict[int, str]:
+    """Runs a page; returns what each of its blocks printed, by number."""
+    copy, scripts = tmp_path / "checkout", tmp_path / "scripts"
+    copy.mkdir()
+    scripts.mkdir()
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    ended = subprocess.run(
+        ["bash", "-c", shell_script(page, scripts)],
+        cwd=copy,
+        env=environment() | quiet_environment() | {"PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    parts = re.split(r"^<<block (\d+)>>$", ended.stdout, flags=re.MULTILINE)
+    return {int(number): text for number, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def alike(line: str) -> str:
+    """A line without what differs from run to run, or from machine to machine."""
+    line = re.sub(r"/[\w./-]+/(?=checkout/|site-packages/|[\w-]+\.py)", "", line)
+    line = re.sub(r"outputs/[\d/-]+|multirun/[\d/-]+", "outputs/", line)
+    line = re.sub(r"\d+(\.\d+)?( (ms|s|min)\b)?", "0", line)
+    return " ".join(line.split())
+
+
+def missing_lines(shown: str, printed: str) -> Iterator[str]:
+    """Lines of ``shown`` that do not come, in order, in ``printed``."""
+    left = iter([alike(line) for line in printed.splitlines()])
+    for line in shown.splitlines():
+        wanted = alike(line)
+        if wanted not in {"", "..."} and wanted not in left:
+            yield line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize(
+    "page", names([page for page in PAGES if {b.mark for b in blocks(page)} & {"bash", "python"}])
+)
+def test_the_commands_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+    printed = outputs(page, tmp_path)
+    found = blocks(page)
+    for number, block in enumerate(found):
+        if block.mark == "text output":
+            assert found[number - 1].mark in {"bash", "python"}
+            text = printed[number - 1]
+            assert not list(missing_lines(block.text, text)), text
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_blocks_of_data_can_be_read(page: Path) -> None:
+    for block in blocks(page):
+        assert block.mark, f"a block without a mark:\n{block.text}"
+        if block.mark == "yaml":
+            assert yaml.safe_load(block.text) is not None
+        elif block.mark == "json":
+            assert json.loads(block.text) is not None
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = FENCE.sub("", page.read_text())
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            yield target
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not list(broken_links(page))
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page in reached or page.suffix != ".md" or not page.is_file():
+            continue
+        reached.add(page)
+        targets = LINK.findall(FENCE.sub("", page.read_text()))
+        left += [(page.parent / each.partition("#")[0]).resolve() for each in targets]
+    assert set(PAGES) <= reached
+
+
+def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A title\n[good](#a-title) [bad](#no) [gone](no.md) [web](https://a.b)\n")
+    assert list(broken_links(page)) == ["#no", "no.md"]
+    printed = "first\nsecond in 3.5 s\nthird\n"
+    assert not list(missing_lines("first\n...\nsecond in 920 ms", printed))
+    assert list(missing_lines("third\nfirst", printed)) == ["first"]
