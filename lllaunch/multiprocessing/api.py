@@ -1,7 +1,8 @@
 """The names of ``torch.distributed.elastic.multiprocessing.api``."""
 
 from lllaunch.multiprocessing.context import PContext
-from lllaunch.multiprocessing.contexts import MultiprocessContext, SubprocessContext, TargetContext
+from lllaunch.multiprocessing.contexts import SubprocessContext, TargetContext
+from lllaunch.multiprocessing.function_context import MultiprocessContext
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from lllaunch.multiprocessing.redirects import get_std_cm
 from lllaunch.multiprocessing.results import RunProcsResult

@@ -1,233 +1,28 @@
-"""`PContext`: n processes of one entrypoint that share one fate.
-
-The blocking methods are those of torch's elastic multiprocessing. Under them are methods that never
-block, for a caller with an event loop of its own (the agent): `fileno`, `dispatch`, `signal`,
-`kill`, `sweep`, `result`, `release`.
-"""
+"""`PContext`: n processes of one entrypoint, with the blocking methods of torch's class."""
 
 from __future__ import annotations
 
-import abc
 import logging
-import sys
 import time
+from collections.abc import Callable
 from signal import Signals
-from typing import TYPE_CHECKING, Any, TextIO
 
-from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.linux.process import wait_readable
-from lllaunch.multiprocessing.results import RunProcsResult, judge
-from lllaunch.multiprocessing.signals import DeathSignals, SignalException
-from lllaunch.multiprocessing.tees import Tees, open_filtered
-from lllaunch.spawner.facts import (
-    Died,
-    Exited,
-    Fact,
-    PreloadBroken,
-    Started,
-    StartFailed,
-    Swept,
-)
+from lllaunch.multiprocessing.processes import Processes, validate_full_rank
+from lllaunch.multiprocessing.results import RunProcsResult
+from lllaunch.multiprocessing.signals import SignalException
+from lllaunch.spawner.facts import Exited, StartFailed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from lllaunch.multiprocessing.logs import LogsSpecs
-    from lllaunch.spawner.starter import Starter
+__all__ = ["PContext", "validate_full_rank"]
 
 logger = logging.getLogger(__name__)
 
 
-def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
-    """Check that a mapping has exactly the local ranks 0 to ``nprocs - 1``.
-
-    Raises:
-        RuntimeError: ranks are missing or too many.
-    """
-    expected = set(range(nprocs))
-    if set(mapping) != expected:
-        missing, extra = sorted(expected - set(mapping)), sorted(set(mapping) - expected)
-        raise RuntimeError(
-            f"{what}: local rank mapping mismatch, expected ranks 0 to {nprocs - 1};"
-            f" missing: {missing}, too many: {extra}"
-        )
-
-
-class PContext(abc.ABC):
-    """A set of processes, however they are launched.
+class PContext(Processes):
+    """A set of processes that is waited for; see `Processes` for its arguments.
 
     Public attributes and methods are those of torch's ``PContext``.
-
-    Args:
-        name: short name, the default header of teed lines.
-        entrypoint: what runs, for messages and for those who look.
-        args: arguments per local rank, every rank from 0 listed.
-        envs: variables per local rank, on top of this process's environment.
-        logs_specs: says which streams go where.
-        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
-        duplicate_stdout_filters: teed lines of stdout that hold one of these texts go to
-            ``filtered_stdout`` as well.
-        duplicate_stderr_filters: the same for stderr.
-        handle_signals: install handlers that raise `SignalException` when `start` is called from
-            the main thread (torch's behaviour); a caller with its own handling says False.
-
-    Raises:
-        RuntimeError: ranks are missing.
-        OutputError: a log directory or file cannot be made.
     """
-
-    def __init__(
-        self,
-        name: str,
-        entrypoint: Callable[..., Any] | str,
-        args: Mapping[int, tuple[Any, ...]],
-        envs: Mapping[int, Mapping[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: Mapping[int, str] | None = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-        *,
-        handle_signals: bool = True,
-        progbar_events: Mapping[str, Any] | None = None,
-        interval_sec: float = 0.1,
-    ) -> None:
-        self.name = name
-        self.entrypoint = entrypoint
-        self.args = args
-        self.nprocs = len(args)
-        self.envs = {
-            rank: {key: str(value) for key, value in env.items()} for rank, env in envs.items()
-        }
-        dest = logs_specs.reify(self.envs)
-        validate_full_rank(dest.stdouts, self.nprocs, "stdouts")
-        validate_full_rank(dest.stderrs, self.nprocs, "stderrs")
-        self.stdouts, self.stderrs = dest.stdouts, dest.stderrs
-        self.error_files = dest.error_files
-        self.filtered_stdout: TextIO | None = None
-        self.filtered_stderr: TextIO | None = None
-        self.exits: dict[int, Exited | StartFailed] = {}
-        self._pids: dict[int, int] = {}
-        self._keys: dict[int, int] = {}
-        self._terminated_by: dict[int, int] = {}
-        self._died: Died | None = None
-        self._broken: PreloadBroken | None = None
-        self._swept = False
-        self._released = False
-        self._starter: Starter | None = None
-        self._handlers = DeathSignals() if handle_signals else None
-
-        tees = Tees(name, log_line_prefixes, progbar_events, interval_sec)
-        tees.show(dest.tee_stdouts, sys.stdout)
-        tees.show(dest.tee_stderrs, sys.stderr)
-        if duplicate_stdout_filters:
-            self.filtered_stdout = open_filtered(dest.filtered_stdout)
-            tees.show(dest.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
-        if duplicate_stderr_filters:
-            self.filtered_stderr = open_filtered(dest.filtered_stderr)
-            tees.show(dest.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
-        self._tees = tees
-
-    # Starting
-
-    def start(self) -> None:
-        """Start the processes. They run when this returns, or their failure is known to `wait`."""
-        if self._handlers is not None:
-            self._handlers.install()
-        self._start()
-        self._tees.start()
-
-    @abc.abstractmethod
-    def _start(self) -> None:
-        """Order the processes; sets ``_starter`` and ``_keys``."""
-
-    # Without blocking
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when `dispatch` has something to do."""
-        assert self._starter is not None
-        return self._starter.fileno()
-
-    def dispatch(self) -> tuple[Fact, ...]:
-        """Take note of what happened since the last call, without waiting; the facts."""
-        if self._starter is None:
-            return ()
-        facts = self._starter.dispatch()
-        for fact in facts:
-            if isinstance(fact, Started):
-                self._pids[fact.rank] = fact.pid
-            elif isinstance(fact, (Exited, StartFailed)):
-                self.exits[fact.rank] = fact
-            elif isinstance(fact, Swept):
-                self._swept = True
-            elif isinstance(fact, PreloadBroken):
-                self._broken = fact
-            elif isinstance(fact, Died):
-                self._died = fact
-        return tuple(facts)
-
-    @property
-    def alive(self) -> frozenset[int]:
-        """Local ranks that are not known to have ended."""
-        if self._died is not None or self._broken is not None or self._starter is None:
-            return frozenset()
-        return frozenset(self._keys) - frozenset(self.exits)
-
-    def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
-        """Send a signal to the process groups of live workers.
-
-        Args:
-            signum: the signal.
-            ranks: local ranks; None for all.
-        """
-        chosen = self.alive if ranks is None else self.alive.intersection(ranks)
-        if chosen and self._starter is not None:
-            self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
-            self._starter.signal([self._keys[rank] for rank in sorted(chosen)], signum)
-
-    def kill(self) -> None:
-        """SIGKILL the live workers and all that descends from them."""
-        chosen = self.alive
-        if chosen and self._starter is not None:
-            self._terminated_by.update(dict.fromkeys(chosen, int(Signals.SIGKILL)))
-            self._starter.kill([self._keys[rank] for rank in sorted(chosen)])
-
-    def sweep(self) -> None:
-        """Ask for the end of what the workers left behind; a `Swept` fact follows."""
-        if self._starter is not None:
-            self._starter.sweep()
-
-    def result(self) -> RunProcsResult:
-        """What became of the processes, once none is alive.
-
-        Raises:
-            SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
-            dead. PreloadFailed: a preload could not be imported.
-        """
-        if self._broken is not None:
-            raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
-        if self._died is not None and len(self.exits) < self.nprocs:
-            raise SpawnerDied(self._died.pid, self._died.status, self._died.detail)
-        failures = judge(self.exits, self.error_files, self._terminated_by)
-        values = {} if failures or len(self.exits) < self.nprocs else self._return_values()
-        return RunProcsResult(values, failures, self.stdouts, self.stderrs)
-
-    def _return_values(self) -> dict[int, Any]:
-        """Return values by local rank; programs have none."""
-        return dict.fromkeys(range(self.nprocs))
-
-    def release(self) -> None:
-        """Show what is left of the output and close files; no worker may be alive. Idempotent."""
-        if self._released:
-            return
-        self._released = True
-        self._tees.stop()
-        for file in (self.filtered_stdout, self.filtered_stderr):
-            if file is not None:
-                file.close()
-        if self._handlers is not None:
-            self._handlers.restore()
-
-    # Blocking
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until all processes succeeded or one failed; then end the others.

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.multiprocessing.context import PContext, validate_full_rank
-from lllaunch.multiprocessing.contexts import MultiprocessContext, SubprocessContext
+from lllaunch.multiprocessing.contexts import SubprocessContext
+from lllaunch.multiprocessing.function_context import MultiprocessContext
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
 from lllaunch.multiprocessing.std import Std
 
