@@ -26,8 +26,8 @@ class Entrypoint:
         name: dotted module (function, module), absolute path (script, program with a slash), or
             program to be looked up on PATH.
         qualname: name within the module, for functions; else an empty string.
-        decided: False if whether a function is there and takes its arguments could not be told
-            without importing it; the spawner then tries before anything is started.
+        decided: whether it could be told without importing it that a function is there and takes
+            its arguments; if not, the spawner tries before anything is started.
         text: as the user wrote it; its source where it came from the environment. Empty if the
             config names none, in an app whose decorated function is what workers run.
     """
@@ -36,7 +36,7 @@ class Entrypoint:
     name: str
     text: str
     qualname: str = ""
-    decided: bool = True
+    decided: bool = False
 
 
 @dataclass(frozen=True)
