@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lllaunch.agent import vocabulary as v
+from lllaunch.agent.ladder import Rung
 from lllaunch.agent.machine import TRANSITIONS, Machine
 from lllaunch.agent.states import WorkerState
 
@@ -31,19 +32,29 @@ def label(fact: v.Fact) -> str:
     return type(fact).__name__
 
 
+def possible(machine: Machine) -> bool:
+    """Whether a group can be like that: while it is being ended there is a reason and a rung."""
+    if machine.state is not WorkerState.UNHEALTHY:
+        return machine.rung is Rung.NONE
+    told = machine.rung in (Rung.TOLD, Rung.KILLED_TOLD)
+    ending = machine.reason is not None and machine.rung is not Rung.NONE
+    return ending and told == (machine.reason == "signal")
+
+
 def arrows() -> list[tuple[str, str, str]]:
     """Every change of state: from, to, fact."""
     found = set()
     reasons: list[Any] = [None, "failure", "signal", "membership"]
-    for state, alive, restarts, reason, killed in itertools.product(
-        TRANSITIONS, ({0}, {0, 1}), (0, 1), reasons, (False, True)
+    for state, alive, restarts, reason, rung, at_barrier in itertools.product(
+        TRANSITIONS, ({0}, {0, 1}), (0, 1), reasons, Rung, (False, True)
     ):
         for kind in TRANSITIONS[state]:
             for fact in VARIANTS.get(kind) or [kind()]:
                 machine = Machine(restarts, spawner_retries=0)
                 machine.state, machine.alive = state, frozenset(alive)
-                machine.reason, machine.killed = reason, killed
-                if state is WorkerState.UNHEALTHY and reason is None:
+                machine.reason, machine.rung, machine.at_barrier = reason, rung, at_barrier
+                machine.signum = 15 if reason == "signal" else None
+                if not possible(machine):
                     continue
                 machine.handle(fact)
                 if machine.state is not state:

@@ -183,7 +183,7 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
             self._total_execution_time = int(time.monotonic() - started)
         return result
 
-    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
         """Drive the machine: perform its decisions, feed back what happens, until it finishes."""
         facts: deque[v.Fact] = deque([v.Begin()])
         while True:
@@ -195,16 +195,20 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
             for decision in self._machine.handle(fact):
                 self._observe(decision)
                 if isinstance(decision, v.Finish):
-                    return self._conclude(decision, role)
-                facts.extend(self._perform(decision))
+                    return self._conclude(decision)
+                if isinstance(decision, v.StartWorkers):
+                    # What else was found is about the attempt that is over; a signal is not.
+                    facts = deque(fact for fact in facts if isinstance(fact, v.SignalReceived))
+                facts.extendleft(reversed(self._perform(decision)))
             self._worker_group.state = self._machine.state
 
     def _observe(self, item: object) -> None:
         if self._observer is not None:
             self._observer(item)
 
-    def _conclude(self, end: v.Finish, role: str) -> RunResult:
+    def _conclude(self, end: v.Finish) -> RunResult:
         self._worker_group.state = end.state
+        role = self._worker_group.spec.role
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{role}.{end.state.name.lower()}", 1)
         if end.signum is not None:

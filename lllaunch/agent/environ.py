@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from string import Template
 
 # Set for every worker by the launcher; a config may not set them.
 CONTRACT_NAMES = frozenset(
@@ -156,8 +157,12 @@ def virtual_rank(local_rank: int, outer: Mapping[str, str]) -> dict[str, str]:
 
 
 def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[object, ...]:
-    """Replace ``${local_rank}`` in arguments that are text, as torch's argument macros do."""
+    """Replace ``${local_rank}`` in arguments that are text, as torch's argument macros do.
+
+    They are templates of `string.Template`: ``$local_rank`` is replaced too, ``$$`` becomes ``$``,
+    other names stay.
+    """
     return tuple(
-        arg.replace("${local_rank}", str(local_rank)) if isinstance(arg, str) else arg
+        Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg
         for arg in args
     )

@@ -28,6 +28,11 @@ class HealthCheckServer:
         self._port = port
         self._timeout = timeout
 
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        """Tells when the agent was last seen alive."""
+        return self._alive_callback
+
     def start(self) -> None:
         """Begin to answer; this base class only says that it does not."""
         logger.info("no health check server is provided: port %d stays closed", self._port)

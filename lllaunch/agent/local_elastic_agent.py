@@ -13,7 +13,7 @@ from lllaunch.agent.api import SimpleElasticAgent
 from lllaunch.agent.clock import Deadlines
 from lllaunch.agent.events import EventSource
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
-from lllaunch.agent.kernel_sleep import KernelSleep
+from lllaunch.agent.kernel_sleep import TIMEOUT_VARIABLE, KernelSleep
 from lllaunch.agent.metrics import prof
 from lllaunch.agent.ports import HeldPort
 from lllaunch.agent.ranks import Share, workers_of
@@ -27,11 +27,19 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
 from lllaunch.spawner.targets import Target
 
-__all__ = ["TORCHELASTIC_HEALTH_CHECK_PORT", "LocalElasticAgent"]
+__all__ = [
+    "TORCHELASTIC_HEALTH_CHECK_PORT",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
+    "LocalElasticAgent",
+]
 
 logger = logging.getLogger(__name__)
 
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
+
+# What workers left behind has this long to go, if the grace period is shorter.
+_SWEEP_SECONDS = 10.0
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -161,11 +169,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._kernel_sleep is not None and self._machine.alive:
             self._deadlines.start("kernel sleep", self._kernel_sleep.interval)
         wait_any_readable(files, self._deadlines.next_in())
-        return [
-            *(v.SignalReceived(signum, _forward()) for signum in self._signals.received()),
-            *self._worker_facts(),
-            *self._timed_facts(),
+        found: list[v.Fact] = [
+            v.SignalReceived(signum, _forward()) for signum in self._signals.received()
         ]
+        found += self._worker_facts()
+        # What they lead to may set or take back a deadline: look at those afterwards.
+        return found or self._timed_facts()
 
     @property
     def _sweeping(self) -> bool:
@@ -197,6 +206,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         for name in self._deadlines.passed():
             if name == "grace":
                 found.append(v.GraceExpired())
+            elif name == "sweep":
+                logger.error("SIGKILL does not end all that the workers left behind")
+                found.append(v.LeftoversStuck())
             elif name == "membership" and self._nodes_are_waiting():
                 found.append(v.MembershipChanged())
             elif name == "kernel sleep" and self._stuck_in_kernel():
@@ -232,14 +244,16 @@ class LocalElasticAgent(SimpleElasticAgent):
             logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
         elif isinstance(decision, v.SweepLeftovers):
             context.sweep()
+            # They get SIGKILL at once, so this is for what hangs in the kernel.
+            self._deadlines.restart("sweep", max(self._shutdown_timeout, _SWEEP_SECONDS))
         return []
 
-    def _conclude(self, end: v.Finish, role: str) -> RunResult:
+    def _conclude(self, end: v.Finish) -> RunResult:
         if self._pcontext is not None:
             self._pcontext.release()
         if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
             self._last_result = self._global_result(self._pcontext, end.state)
-        return super()._conclude(end, role)
+        return super()._conclude(end)
 
     def _global_result(self, context: PContext, state: WorkerState) -> RunResult:
         result = context.result()

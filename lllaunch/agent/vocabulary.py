@@ -87,6 +87,10 @@ class LeftoversGone(_Plain):
     """Nothing that the workers left behind lives."""
 
 
+class LeftoversStuck(_Plain):
+    """Some of what the workers left behind does not end, long after it was killed."""
+
+
 class MembershipChanged(_Plain):
     """Other nodes wait to join, or some left: the group must be formed anew."""
 
@@ -112,6 +116,7 @@ Fact = (
     | SignalReceived
     | GraceExpired
     | LeftoversGone
+    | LeftoversStuck
     | MembershipChanged
     | BarrierPassed
     | WorkersStuck
@@ -174,7 +179,7 @@ class AbandonWorkers:
 
 
 class SweepLeftovers(_Plain):
-    """End what the workers left behind; `LeftoversGone` follows."""
+    """End what the workers left behind; `LeftoversGone` or `LeftoversStuck` follows."""
 
 
 class WaitForOthers(_Plain):

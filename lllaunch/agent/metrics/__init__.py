@@ -37,9 +37,8 @@ __all__ = [
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """A place for a program's own set-up of metrics; by default they go nowhere.
+    """A place for a site's own set-up of metrics; here, as in torch, it does nothing.
 
     Args:
         cfg: parameters for whoever replaces this.
     """
-    configure(NullMetricHandler() if cfg is None else ConsoleMetricHandler(), None)

@@ -1,0 +1,219 @@
+"""An agent whose processes and time are played by a test."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from signal import Signals
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec, local_elastic_agent
+from lllaunch.agent.clock import Deadlines
+from lllaunch.linux.process import HasFileno, wait_any_readable
+from lllaunch.multiprocessing import DefaultLogsSpecs
+from lllaunch.multiprocessing.context import PContext
+from lllaunch.multiprocessing.layout import LogsDest
+from lllaunch.multiprocessing.logs import LogsSpecs
+from lllaunch.spawner.facts import Exited, Fact
+from lllaunch.testing import FakeClock
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked of a `PlayedStarter`.
+
+    Attributes:
+        what: ``signal``, ``kill``, ``sweep`` or ``close``.
+        ranks: local ranks of the workers.
+        signum: the signal, 0 where there is none.
+    """
+
+    what: str
+    ranks: tuple[int, ...] = ()
+    signum: int = 0
+
+
+class PlayedStarter:
+    """A `lllaunch.spawner.starter.Starter` without processes; a worker's key is its rank.
+
+    Attributes:
+        orders: what was asked of it, in order.
+    """
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self._batches: deque[tuple[Fact, ...]] = deque()
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+
+    def tell(self, *facts: Fact) -> None:
+        """Something happens: facts that one `dispatch` returns together."""
+        self._batches.append(facts)
+        os.eventfd_write(self._fd, 1)
+
+    def fileno(self) -> int:
+        """Readable when there is something to tell."""
+        return self._fd
+
+    def dispatch(self) -> list[Fact]:
+        """The next facts."""
+        if not self._batches:
+            return []
+        os.eventfd_read(self._fd)
+        return list(self._batches.popleft())
+
+    def signal(self, keys: Iterable[int], signum: int) -> None:
+        """Noted."""
+        self.orders.append(Order("signal", tuple(keys), signum))
+
+    def kill(self, keys: Iterable[int]) -> None:
+        """Noted."""
+        self.orders.append(Order("kill", tuple(keys)))
+
+    def sweep(self) -> None:
+        """Noted."""
+        self.orders.append(Order("sweep"))
+
+    def close(self) -> None:
+        """Noted; idempotent."""
+        if self._fd >= 0:
+            self.orders.append(Order("close"))
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _NoFiles(LogsSpecs):
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nothing = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=dict(nothing), stderrs=dict(nothing), error_files=nothing)
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
+
+
+class PlayedContext(PContext):
+    """A process context whose processes a test plays, by telling its ``starter`` what happens.
+
+    Args:
+        nprocs: number of workers.
+
+    Attributes:
+        starter: takes the facts, and knows what was ordered.
+    """
+
+    def __init__(self, nprocs: int = 1) -> None:
+        envs: dict[int, dict[str, str]] = {rank: {} for rank in range(nprocs)}
+        arguments: dict[int, tuple[object, ...]] = dict.fromkeys(envs, ())
+        super().__init__("fake", "fake", arguments, envs, _NoFiles(), handle_signals=False)
+        self.starter = PlayedStarter()
+
+    def _start(self) -> None:
+        self._starter = self.starter
+        self._keys = {rank: rank for rank in range(self.nprocs)}
+
+    def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
+        """There is nothing to end: as `release`."""
+        self.release()
+
+    def release(self) -> None:
+        """As `PContext.release`."""
+        self.starter.close()
+        super().release()
+
+
+def ended(rank: int, exitcode: int = 0) -> Exited:
+    return Exited(rank, 100 + rank, exitcode, time_ns=1)
+
+
+class Rendezvous:
+    """What the agent asks of a handler while workers run."""
+
+    use_agent_store = False
+
+    def __init__(self, waiting: int = 0) -> None:
+        self.waiting = waiting
+
+    def num_nodes_waiting(self) -> int:
+        return self.waiting
+
+    def get_run_id(self) -> str:
+        return "id"
+
+    def get_backend(self) -> str:
+        return "fake"
+
+
+class Played(LocalElasticAgent):
+    """An agent whose processes are played: ``react`` is called with every fact and decision.
+
+    While something is waited for, ``idle`` may let something happen.
+    """
+
+    def __init__(self, nprocs: int = 1, max_restarts: int = 0, handler: Any = None) -> None:
+        spec = WorkerSpec(
+            "r", nprocs, handler, entrypoint="x", max_restarts=max_restarts, master_port=1
+        )
+        super().__init__(spec, DefaultLogsSpecs(), shutdown_timeout=5, observer=self._note)
+        self.clock = FakeClock()
+        self._deadlines = Deadlines(self.clock)
+        self.contexts: list[PlayedContext] = []
+        self.seen: list[object] = []
+        self.react: Callable[[object], None] = lambda item: None
+        self.idle: Callable[[], None] = lambda: None
+
+    @property
+    def now(self) -> PlayedStarter:
+        return self.contexts[-1].starter
+
+    def orders(self, attempt: int = -1) -> list[Order]:
+        return [order for order in self.contexts[attempt].starter.orders if order.what != "close"]
+
+    def _note(self, item: object) -> None:
+        self.seen.append(item)
+        self.react(item)
+
+    def _wait(self, files: Iterable[HasFileno], seconds: float | None = None) -> bool:
+        """Stands for `wait_any_readable`; the time passes at once."""
+        self.idle()
+        if wait_any_readable(files, 0):
+            return True
+        assert seconds is not None, "a wait for ever: nothing is readable and nothing is due"
+        self.clock.advance(seconds)
+        return False
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        for worker in worker_group.workers:
+            worker.global_rank = 10 + worker.local_rank
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        assert not any(context.alive for context in self.contexts), "started while others live"
+        context = PlayedContext(worker_group.spec.local_world_size)
+        self._pcontext = context
+        self.contexts.append(context)
+        context.start()
+        return {}
+
+
+def script(agent: Played, *happenings: Callable[[], None]) -> None:
+    """One of these happens at every wait."""
+    left = list(happenings)
+    agent.idle = lambda: left.pop(0)() if left else None
+
+
+Make = Callable[..., Played]
+
+
+def playing(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes played agents; the one made last is the one that waits in its own way."""
+
+    def make(*args: Any, **options: Any) -> Played:
+        agent = Played(*args, **options)
+        monkeypatch.setattr(local_elastic_agent, "wait_any_readable", agent._wait)
+        return agent
+
+    return make

@@ -1,0 +1,81 @@
+"""The loop of LocalElasticAgent, whatever happens in whatever company."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.played import Make, Order, Played, Rendezvous, ended, playing
+
+from lllaunch.agent import vocabulary as v
+from lllaunch.errors import SpawnerDied
+from lllaunch.multiprocessing import SignalException
+from lllaunch.spawner.facts import Died, Fact, Swept
+
+SIGINT, SIGTERM, SIGHUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Make:
+    return playing(monkeypatch)
+
+
+class Chance:
+    """Lets things happen in any order and any company, as hypothesis chooses."""
+
+    def __init__(self, agent: Played, choices: list[int]) -> None:
+        self.agent = agent
+        self.choices = choices
+        self.dead: set[int] = set()
+        self.waits = 0
+
+    def choose(self, below: int) -> int:
+        return self.choices.pop() % below if self.choices else 0
+
+    def idle(self) -> None:
+        self.waits += 1
+        assert self.waits < 500, "it does not end"
+        starter = self.agent.now
+        if id(starter) in self.dead:
+            return
+        facts: list[Fact] = []
+        for rank in sorted(self.agent.contexts[-1].alive):
+            if self.choose(3) == 0 or not self.choices:
+                facts.append(ended(rank, (0, 1, -9)[self.choose(3)]))
+        if self.agent._sweeping and Order("sweep") in starter.orders and self.choose(2) == 0:
+            facts.append(Swept())
+        if self.choose(12) == 1:
+            facts.append(Died(1, -9))
+            self.dead.add(id(starter))
+        if facts:
+            starter.tell(*facts)
+        if self.choose(6) == 1:
+            signal.raise_signal((SIGINT, SIGTERM, SIGHUP)[self.choose(3)])
+        if self.choose(3) == 1:
+            self.agent.clock.advance(1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.lists(st.integers(0, 1000), max_size=80),
+)
+def test_any_company_of_events_ends_the_run_once(
+    play: Make, nprocs: int, max_restarts: int, waiting: int, choices: list[int]
+) -> None:
+    agent = play(nprocs, max_restarts, Rendezvous(waiting))
+    agent._store = None
+    agent.idle = Chance(agent, choices).idle
+    with contextlib.suppress(SignalException, SpawnerDied):
+        agent.run()
+    assert sum(isinstance(item, v.Finish) for item in agent.seen) == 1
+    assert not agent.contexts[-1].alive or any(
+        isinstance(item, v.AbandonWorkers) for item in agent.seen
+    )
+    counted = [i for i in agent.seen if isinstance(i, v.StartWorkers) and i.reason == "failure"]
+    assert len(counted) <= max_restarts
