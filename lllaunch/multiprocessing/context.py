@@ -17,6 +17,9 @@ __all__ = ["PContext", "validate_full_rank"]
 
 logger = logging.getLogger(__name__)
 
+# How long SIGKILL may take to end processes, at least, before they are given up.
+_UNKILLABLE_SECONDS = 10.0
+
 
 class PContext(Processes):
     """A set of processes that is waited for; see `Processes` for its arguments.
@@ -90,8 +93,7 @@ class PContext(Processes):
                 self._terminate(death_sig or Signals.SIGTERM, timeout)
             except (SignalException, KeyboardInterrupt) as error:
                 interruption = error
-                self.kill()
-                self._until(lambda: not self.alive, None)
+                self._kill_all(timeout)
             self._finish_sweep()
         self.release()
         if interruption is not None:
@@ -107,15 +109,21 @@ class PContext(Processes):
                 timeout,
                 death_sig.name,
             )
-            self.kill()
-            self._until(lambda: not self.alive, None)
+            self._kill_all(timeout)
+
+    def _kill_all(self, timeout: float) -> None:
+        self.kill()
+        # What sleeps uninterruptibly in the kernel cannot be killed, and must not be waited for.
+        if not self._until(lambda: not self.alive, max(timeout, _UNKILLABLE_SECONDS)):
+            pids = [self._pids.get(rank) for rank in sorted(self.alive)]
+            logger.error("%s: SIGKILL does not end the processes %s; left behind", self.name, pids)
 
     def _finish_sweep(self) -> None:
         if self._swept or self._starter is None or not self._keys:
             return
         if self._died is None and self._broken is None:
             self.sweep()
-            self._until(lambda: self._swept or self._died is not None, None)
+            self._until(lambda: self._swept or self._died is not None, _UNKILLABLE_SECONDS)
 
     def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -73,6 +73,7 @@ class Spawner:
         self.dead: Died | None = None
         self.fork_safe = True
         self._ready = False
+        self._preloads = False
         self._pidfd = -1
         self._key: object = None
         self._exec_env: dict[str, str] = {}
@@ -133,6 +134,7 @@ class Spawner:
         if not self.pid:
             self._start(environ)
         self._key = key
+        self._preloads = bool(preload)
         self._send(
             {
                 "op": "configure",
@@ -187,8 +189,12 @@ class Spawner:
     def signal(self, keys: Iterable[int], signum: int) -> None:
         """Send a signal to the process groups of workers, through the spawner.
 
-        If it does not confirm within a second, the launcher signals the workers itself.
+        If it does not confirm within a second, the launcher signals the workers itself. A spawner
+        that is still preloading is killed: there is no worker yet, and nobody wants to wait.
         """
+        if not self._ready and self._preloads and self.dead is None:
+            send_signal(self._pidfd, signal.SIGKILL)
+            return
         self._command("signal", list(keys), signum)
 
     def kill(self, keys: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""README and docs: their commands run, what they show is what comes out, their links lead somewhere.
+"""README and docs: commands run, what is shown comes out, links lead somewhere.
 
 The blocks of a page run in order in one shell, in a copy of what a checkout holds. `bash` and
 `python` blocks run; a block marked `text output` holds lines that the block before it prints, in
@@ -30,7 +30,7 @@ COPIED = ("conf", "examples", "LICENSE", *TOP_PAGES)
 SECONDS = 300
 
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?<!!)\[[^][]*(?:`[^`]*`[^][]*)?\]\(([^()\s]+)\)")
+LINK = re.compile(r"(?<!!)\[[^][]*\]\(([^()\s]+)\)")
 
 
 @dataclass(frozen=True)

@@ -353,7 +353,8 @@ def test_a_stopped_spawner_is_killed_when_workers_must_be(spawner: Spawner, tmp_
     wait_gone(worker)
 
 
-def test_a_spawner_that_preloads_is_simply_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["signal", "kill"])
+def test_a_spawner_that_preloads_is_simply_killed(tmp_path: Path, how: str) -> None:
     (tmp_path / "endless.py").write_text(
         "import time\nopen('started', 'w').write('x')\ntime.sleep(1000)\n"
     )
@@ -362,7 +363,10 @@ def test_a_spawner_that_preloads_is_simply_killed(tmp_path: Path) -> None:
         spawner.spawn(0, Program("true"), cwd=str(tmp_path), env={})
         wait_for(tmp_path / "started")
         pid = spawner.pid
-        spawner.kill([1])
+        if how == "signal":
+            spawner.signal([1], signal.SIGTERM)
+        else:
+            spawner.kill([1])
         facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
         wait_gone(pid)
 
