@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import select
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
-    Alarm,
     open_pidfd,
     raise_open_files_limit,
     send_signal,
@@ -25,9 +22,10 @@ from lllaunch.linux.process import (
 )
 from lllaunch.spawner.adoption import end_adopted
 from lllaunch.spawner.environment import exec_part
-from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, Started, translate
+from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, translate
 from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
 from lllaunch.spawner.order import Order
+from lllaunch.spawner.roster import Command, Commands, Roster
 from lllaunch.spawner.targets import Pickled, Target
 from lllaunch.spawner.wire import Channel, Message
 
@@ -36,28 +34,8 @@ if TYPE_CHECKING:
 
 # Set in the spawner's own environment, and so in all that descends from it.
 MARK = "LLLAUNCH_RUN"
-# How long the spawner may take to confirm a signal before the launcher sends it itself.
-ACKNOWLEDGE_SECONDS = 1.0
 # How long an ending spawner may take to end what is left, before it is killed.
 _CLOSE_SECONDS = 10.0
-
-
-@dataclass
-class _Worker:
-    """What the client knows of a worker it ordered."""
-
-    rank: int
-    pid: int = 0
-    pidfd: int = -1
-
-
-@dataclass
-class _Unconfirmed:
-    """Signals sent to the spawner and not confirmed yet."""
-
-    operation: str
-    keys: list[int] = field(default_factory=list)
-    signum: int = signal.SIGKILL
 
 
 class Spawner:
@@ -77,15 +55,12 @@ class Spawner:
         self._pidfd = -1
         self._key: object = None
         self._exec_env: dict[str, str] = {}
-        self._keys = itertools.count(1)
-        self._workers: dict[int, _Worker] = {}
-        self._known_pids: set[int] = set()
-        self._unconfirmed: list[_Unconfirmed] = []
+        self._roster = Roster()
+        self._commands = Commands()
         self._facts: list[Fact] = []
         self._checked: list[str] = []
         self._was_subreaper: bool | None = None
         self._channel: Channel | None = None
-        self._alarm: Alarm | None = None
         self._epoll: select.epoll | None = None
         self._limits = (0, 0)
         self._cgroup: Cgroup | None = None
@@ -111,9 +86,8 @@ class Spawner:
         self._exec_env = exec_part(environ)
         self._cgroup = Cgroup.create(f"lllaunch-{self.mark}")
         self._channel = Channel(ours)
-        self._alarm = Alarm()
         self._epoll = select.epoll()
-        for fd in (ours.fileno(), self._alarm.fileno()):
+        for fd in (ours.fileno(), self._commands.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
 
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
@@ -179,8 +153,7 @@ class Spawner:
         Returns:
             The worker's key, by which it can be signalled.
         """
-        key = next(self._keys)
-        self._workers[key] = _Worker(rank)
+        key = self._roster.add(rank)
         order = Order(key, rank, target, cwd, dict(env), stdout, stderr, fresh)
         header, payload, fds = order.encode()
         self._send(header, payload, fds, close_fds=isinstance(target, Pickled))
@@ -207,7 +180,7 @@ class Spawner:
             return
         chosen = list(keys)
         self._command("kill", chosen, signal.SIGKILL)
-        self._signal_directly(chosen, signal.SIGKILL)
+        self._roster.signal_directly(chosen, signal.SIGKILL)
 
     def sweep(self) -> None:
         """End what workers left behind; `Swept` follows."""
@@ -215,15 +188,7 @@ class Spawner:
 
     def _command(self, operation: str, keys: list[int], signum: int) -> None:
         self._send({"op": operation, "keys": keys, "signum": int(signum)})
-        self._unconfirmed.append(_Unconfirmed(operation, keys, signum))
-        if self._alarm is not None:
-            self._alarm.set(ACKNOWLEDGE_SECONDS)
-
-    def _signal_directly(self, keys: Iterable[int], signum: int) -> None:
-        for key in keys:
-            worker = self._workers.get(key)
-            if worker is not None and worker.pidfd >= 0:
-                send_signal(worker.pidfd, signum)
+        self._commands.add(Command(operation, keys, signum))
 
     def _send(
         self,
@@ -257,23 +222,19 @@ class Spawner:
         for message in self._channel.receive():
             self._note(message)
         self._watch_writes()
-        if self._alarm is not None and self._unconfirmed and self._alarm_rang():
-            self._spawner_is_deaf()
+        overdue = self._commands.overdue()
+        if overdue:
+            self._do_without(overdue)
         if self._channel.closed:
             self._bury()
         return self._take_facts()
 
-    def _alarm_rang(self) -> bool:
-        assert self._alarm is not None
-        return self._alarm.clear()
-
-    def _spawner_is_deaf(self) -> None:
-        """No confirmation came: do without the spawner; it dies if even that must be forced."""
-        for request in self._unconfirmed:
-            self._signal_directly(request.keys, request.signum)
-        if any(request.operation == "kill" for request in self._unconfirmed):
+    def _do_without(self, overdue: list[Command]) -> None:
+        """The spawner is deaf: signal its workers directly; it dies if even that must be forced."""
+        for command in overdue:
+            self._roster.signal_directly(command.keys, command.signum)
+        if any(command.operation == "kill" for command in overdue):
             send_signal(self._pidfd, signal.SIGKILL)
-        self._unconfirmed.clear()
 
     def _take_facts(self) -> list[Fact]:
         facts, self._facts = self._facts, []
@@ -282,40 +243,16 @@ class Spawner:
     def _note(self, message: Message) -> None:
         header = message.header
         if header["fact"] == "done":
-            self._confirm(header["op"])
+            self._commands.confirm(header["op"])
         elif header["fact"] == "checked":
             self._checked.append(header["problem"])
         elif "key" in header:
-            self._note_worker(message)
+            self._facts.append(self._roster.note(message))
         else:
             fact = translate(header)
             if isinstance(fact, Ready):
                 self._ready, self.fork_safe = True, fact.fork_safe
             self._facts.append(fact)
-
-    def _confirm(self, operation: str) -> None:
-        for request in self._unconfirmed:
-            if request.operation == operation:
-                self._unconfirmed.remove(request)
-                break
-        if not self._unconfirmed and self._alarm is not None:
-            self._alarm.set(None)
-
-    def _note_worker(self, message: Message) -> None:
-        key = message.header["key"]
-        worker = self._workers[key]
-        fact = translate(message.header, worker.rank)
-        self._facts.append(fact)
-        if isinstance(fact, Started):
-            worker.pid, worker.pidfd = fact.pid, message.fds[0] if message.fds else -1
-            self._known_pids.add(fact.pid)
-        else:
-            self._forget(key)
-
-    def _forget(self, key: int) -> None:
-        worker = self._workers.pop(key)
-        if worker.pidfd >= 0:
-            os.close(worker.pidfd)
 
     def check_function(
         self, module: str, qualname: str, call: bytes, *, env: Mapping[str, str], cwd: str
@@ -365,17 +302,16 @@ class Spawner:
             # One that ends by itself has ended everything below it first.
             if self._cgroup is not None:
                 self._cgroup.kill()
-            end_adopted(f"{MARK}={self.mark}".encode(), self._known_pids)
+            end_adopted(f"{MARK}={self.mark}".encode(), self._roster.pids)
         if self._cgroup is not None:
             self._cgroup.wait_empty(_CLOSE_SECONDS)
             self._cgroup.remove()
 
     def _release(self) -> None:
-        for key in list(self._workers):
-            self._forget(key)
-        for closable in (self._channel, self._alarm):
-            if closable is not None:
-                closable.close()
+        self._roster.clear()
+        self._commands.close()
+        if self._channel is not None:
+            self._channel.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -389,6 +325,7 @@ class Spawner:
                 send_signal(self._pidfd, signal.SIGKILL)
             self._channel.close()
             self._bury()
+        self._commands.close()
         if self._epoll is not None:
             self._epoll.close()
             self._epoll = None

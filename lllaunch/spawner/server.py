@@ -26,9 +26,10 @@ from lllaunch.linux.process import (
     signal_group,
 )
 from lllaunch.spawner import openmp, signals
-from lllaunch.spawner.child import Surroundings, become_worker
+from lllaunch.spawner.child import Surroundings
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.preloading import Preloaded, preload
+from lllaunch.spawner.starting import start
 from lllaunch.spawner.sweep import PAUSE_SECONDS, Sweep, kill_orphans
 from lllaunch.spawner.tree import kill_below
 from lllaunch.spawner.wire import Channel, Message
@@ -174,51 +175,20 @@ class Server:
 
     def _spawn(self, order: Order) -> None:
         assert self._around is not None
+        openmp.pause(self._preloaded.runtimes)
+        others = [worker.report for worker in self._workers.values() if worker.report >= 0]
         try:
-            streams = self._open_streams(order)
+            pid, report = start(order, self._around, others)
         except OSError as error:
             failure = {
-                "path": str(error.filename),
+                "path": str(error.filename or ""),
                 "reason": error.strerror or str(error),
                 "errno": error.errno or 0,
             }
             self._send({"fact": "failed", "key": order.key, "time_ns": time.time_ns()} | failure)
             return
-        read, write = os.pipe2(os.O_CLOEXEC)
-        openmp.pause(self._preloaded.runtimes)
-        try:
-            pid = os.fork()
-        except OSError as error:
-            failure = {"path": "", "reason": f"fork: {error.strerror}", "errno": error.errno or 0}
-            self._send({"fact": "failed", "key": order.key, "time_ns": time.time_ns()} | failure)
-            for fd in (read, write, *streams):
-                _close_above_2(fd)
-            return
-        if pid == 0:
-            reports = [worker.report for worker in self._workers.values() if worker.report >= 0]
-            for fd in (read, *reports):
-                os.close(fd)
-            become_worker(order, self._around, streams, write)
-        for fd in (write, *streams):
-            _close_above_2(fd)
-        self._workers[pid] = _Worker(order, pid, read)
-        self._poll.register(read, select.POLLIN)
-
-    @staticmethod
-    def _open_streams(order: Order) -> tuple[int, int]:
-        opened = []
-        for number, path in ((1, order.stdout), (2, order.stderr)):
-            if not path:
-                opened.append(number)
-                continue
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            try:
-                opened.append(os.open(path, flags, 0o666))
-            except OSError:
-                for fd in opened:
-                    _close_above_2(fd)
-                raise
-        return opened[0], opened[1]
+        self._workers[pid] = _Worker(order, pid, report)
+        self._poll.register(report, select.POLLIN)
 
     def _read_report(self, fd: int) -> None:
         for worker in self._workers.values():
@@ -311,11 +281,6 @@ class Server:
                 os._exit(0)
             kill_below([os.getpid()])
             time.sleep(PAUSE_SECONDS)
-
-
-def _close_above_2(fd: int) -> None:
-    if fd > 2:
-        os.close(fd)
 
 
 def _close_inherited(keep: int) -> None:

@@ -1,0 +1,63 @@
+"""Starting one worker, in the spawner: its files, the report pipe, the fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from lllaunch.spawner.child import Surroundings, become_worker
+from lllaunch.spawner.order import Order
+
+# Appended to, so that `echo x > /dev/stdout` in a worker does not truncate what came before.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[int, int]:
+    """Fork a worker.
+
+    Args:
+        order: what to start.
+        around: what all workers of this spawner have in common.
+        others: report pipes of workers that are being started; the child closes them.
+
+    Returns:
+        Its process id, and the read end of its report pipe. That closes when the worker runs; what
+        is in it says why it does not.
+
+    Raises:
+        OSError: a file cannot be opened (its name is in the error), or there is no room for another
+            process.
+    """
+    streams = _open_streams(order)
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read)
+        raise
+    else:
+        if pid == 0:
+            for fd in (read, *others):
+                os.close(fd)
+            become_worker(order, around, streams, write)
+        return pid, read
+    finally:
+        for fd in (write, *streams):
+            _close_above_2(fd)
+
+
+def _open_streams(order: Order) -> tuple[int, int]:
+    opened: list[int] = []
+    for number, path in ((1, order.stdout), (2, order.stderr)):
+        try:
+            opened.append(os.open(path, _FLAGS, 0o666) if path else number)
+        except OSError:
+            for fd in opened:
+                _close_above_2(fd)
+            raise
+    return opened[0], opened[1]
+
+
+def _close_above_2(fd: int) -> None:
+    if fd > 2:
+        os.close(fd)
