@@ -169,7 +169,9 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
             self._record_metrics(result)
             self._record_worker_events(result)
         except SignalException as error:
-            logger.warning("%s: ending the workers", error)
+            if self._observer is None:
+                # An observer tells its user; and a console may be what keeps this process here.
+                logger.warning("%s: ending the workers", error)
             signum = error.sigval
             raise
         except Exception as error:

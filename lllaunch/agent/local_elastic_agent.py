@@ -250,7 +250,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _conclude(self, end: v.Finish) -> RunResult:
         if self._pcontext is not None:
-            self._pcontext.release()
+            # A console that takes nothing (a full pipe) may keep this waiting.
+            with self._signals.raising():
+                self._pcontext.release()
         if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
             self._last_result = self._global_result(self._pcontext, end.state)
         return super()._conclude(end)

@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+import threading
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -53,6 +54,19 @@ def set_parent_death_signal(signum: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
+def hold_standard_fds() -> None:
+    """Open /dev/null where standard input, output or error is closed.
+
+    Else the next file or socket that is opened gets that number, and becomes some process's output.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free: this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def set_child_subreaper(on: bool) -> bool:
     """Make this process the parent of its orphaned descendants, or stop; return what it was."""
     before = ctypes.c_int(0)
@@ -62,6 +76,30 @@ def set_child_subreaper(on: bool) -> bool:
     )
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
     return bool(before.value)
+
+
+class Subreaper:
+    """Whether this process adopts its orphaned descendants, counted over all who need that."""
+
+    _users = 0
+    _before = False
+    _lock = threading.Lock()
+
+    @classmethod
+    def need(cls) -> None:
+        """Adopt orphans, at least until the matching `release`."""
+        with cls._lock:
+            if cls._users == 0:
+                cls._before = set_child_subreaper(True)
+            cls._users += 1
+
+    @classmethod
+    def release(cls) -> None:
+        """One need is over; with the last one, what was set before is set again."""
+        with cls._lock:
+            cls._users -= 1
+            if cls._users == 0 and not cls._before:
+                set_child_subreaper(False)
 
 
 def flush_c_streams() -> None:
@@ -157,12 +195,21 @@ class Alarm:
             self._fd = -1
 
 
+_limits_at_first: list[tuple[int, int]] = []
+
+
 def raise_open_files_limit() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard one; return what both were before."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Raise the soft limit of open files to the hard one.
+
+    Returns:
+        Both as they were before this was first called in this process.
+    """
+    now = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not _limits_at_first:
+        _limits_at_first.append(now)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    return before
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now[1], now[1]))
+    return _limits_at_first[0]
 
 
 def set_open_files_limit(limits: tuple[int, int]) -> None:

@@ -148,9 +148,8 @@ class Follower:
             thread.join(_PATIENCE_S)
             if thread.is_alive() and self._progress() == before:
                 self._given_up = True
-                logger.warning(
-                    "the output of the workers is not taken by the console; it is left in the files"
-                )
+                # A louder message would go to the console that takes nothing, and wait there.
+                logger.debug("the console takes no output of the workers; it is in the files")
 
     def _progress(self) -> int:
         taken = sum(destination.taken for _, destination in list(self._destinations.values()))

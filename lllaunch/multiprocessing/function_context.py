@@ -131,6 +131,7 @@ class MultiprocessContext(PContext):
                 stderr=self.stderrs[rank],
                 fresh=self.start_method == "spawn" or rank in divided.fresh,
             )
+        spawner.flush()
 
     def _return_values(self) -> dict[int, Any]:
         if self._values is None:

@@ -54,6 +54,6 @@ def end_adopted(mark: bytes, workers: Collection[int]) -> None:
         if quiet >= _QUIET_ROUNDS:
             return
         time.sleep(_PAUSE_SECONDS)
-        for process in alive:
+        for process in adopted:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)

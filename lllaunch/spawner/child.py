@@ -13,11 +13,13 @@ import pickle
 import random
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import NoReturn
 
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner import signals
+from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.targets import Module, Pickled, Program, Script
 
@@ -77,14 +79,15 @@ def become_worker(
             _execute(order.target.path, (order.target.path, *order.target.argv))
         elif fresh:
             _execute_interpreter(order, around)
-        else:
-            os.close(report)
-            _run_here(order, around)
     except _CannotStart as failure:
         os.write(report, json.dumps(failure.report).encode())
     except BaseException as error:  # noqa: BLE001 - a child must never return into the spawner
         reason = {"path": "", "reason": f"{type(error).__name__}: {error}", "errno": 0}
         os.write(report, json.dumps(reason).encode())
+    else:
+        # From here on the number of the report pipe may be that of a file of the user's.
+        os.close(report)
+        _run_here(order, around)
     os._exit(127)
 
 
@@ -150,21 +153,21 @@ def _execute_interpreter(order: Order, around: Surroundings) -> NoReturn:
         if isinstance(target, Pickled):
             for inherited in target.fds:
                 os.set_inheritable(inherited, True)
-        root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-        start = (
-            f"import sys; sys.path.insert(0, {root!r}); from lllaunch.spawner.worker import boot; "
-        )
-        command += ("-c", f"{start}del sys.path[0]; boot({fd})")
+        command += ("-c", f"{importing('lllaunch.spawner.worker', 'boot')}; boot({fd})")
     _execute(command[0], command)
 
 
 def _run_here(order: Order, around: Surroundings) -> NoReturn:
-    from lllaunch.spawner.worker import run  # noqa: PLC0415 - the spawner has imported it by now
+    try:
+        from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
 
-    _reseed()
-    target = order.target
-    assert not isinstance(target, Program)
-    run(target, list(around.base_path))
+        _reseed()
+        target = order.target
+        assert not isinstance(target, Program)
+        run(target, list(around.base_path))
+    except BaseException:  # noqa: BLE001 - a child must never return into the spawner
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    os._exit(1)
 
 
 def _reseed() -> None:

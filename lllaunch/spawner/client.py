@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.errors import SpawnerDied
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
+    Subreaper,
+    hold_standard_fds,
     open_pidfd,
     raise_open_files_limit,
     send_signal,
-    set_child_subreaper,
     wait_pidfd,
     wait_readable,
 )
@@ -46,6 +46,7 @@ class Spawner:
     """
 
     def __init__(self) -> None:
+        hold_standard_fds()
         self.pid = 0
         self.mark = os.urandom(16).hex()
         self.dead: Died | None = None
@@ -59,7 +60,7 @@ class Spawner:
         self._commands = Commands()
         self._facts: list[Fact] = []
         self._checked: list[str] = []
-        self._was_subreaper: bool | None = None
+        self._adopts = False
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
         self._limits = (0, 0)
@@ -77,7 +78,8 @@ class Spawner:
     def _start(self, environ: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         self._limits = raise_open_files_limit()
-        self._was_subreaper = set_child_subreaper(True)
+        Subreaper.need()
+        self._adopts = True
         self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
         theirs.close()
         pidfd = open_pidfd(self.pid)
@@ -206,6 +208,16 @@ class Spawner:
             events = select.EPOLLIN | (select.EPOLLOUT if self._channel.pending else 0)
             self._epoll.modify(self._channel.fileno(), events)
 
+    def flush(self) -> None:
+        """Wait until all orders have left; what arrives meanwhile is told by `dispatch`.
+
+        For callers that do something else before they wait for facts: an order with large arguments
+        does not fit into the socket at once.
+        """
+        while self._channel is not None and self._channel.pending and self.dead is None:
+            wait_readable(self)
+            self._facts = self.dispatch()
+
     # Facts
 
     def fileno(self) -> int:
@@ -329,10 +341,9 @@ class Spawner:
         if self._epoll is not None:
             self._epoll.close()
             self._epoll = None
-        if self._was_subreaper is False:
-            with contextlib.suppress(OSError):
-                set_child_subreaper(False)
-            self._was_subreaper = None
+        if self._adopts:
+            Subreaper.release()
+            self._adopts = False
 
     def __enter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import site
 import sys
 import sysconfig
@@ -50,11 +51,13 @@ def _clear_user_modules(before: frozenset[str]) -> None:
     libraries = library_directories()
     for name in reversed([name for name in sys.modules if name not in before]):
         module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        own = name in ("__main__", "__mp_main__") or (file and not file.startswith(libraries))
-        if own and isinstance(module, ModuleType) and not name.startswith("lllaunch"):
+        # Anything can stand in sys.modules, and answer for any attribute.
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if not isinstance(module, ModuleType) or name.startswith("lllaunch"):
+            continue
+        theirs = isinstance(file, str) and not file.startswith(libraries)
+        if theirs or name in ("__main__", "__mp_main__"):
             _clear(module)
-    gc.collect()
 
 
 def _flush_open_files() -> None:
@@ -75,19 +78,34 @@ def _flush(file: object) -> None:
         file.flush()  # type: ignore[attr-defined]
 
 
-def finish(code: int, before: frozenset[str] = frozenset()) -> NoReturn:
-    """End this process with ``code``.
+def finish(
+    code: int,
+    before: frozenset[str] = frozenset(),
+    *,
+    signum: int = 0,
+    clear: bool = True,
+) -> NoReturn:
+    """End this process.
 
     Args:
         code: exit status, 0 to 255.
         before: names of the modules that were there before the worker's own code ran.
+        signum: end by this signal instead, so that the parent sees why.
+        clear: whether the user's modules are this process's own to clear.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except BaseException:  # noqa: BLE001 - whatever a thread's end raises was already printed
         sys.excepthook(*sys.exc_info())
     atexit._run_exitfuncs()
-    _clear_user_modules(before)
+    # A daemon thread that lives would fail for want of its globals, where an interpreter's end
+    # stops it first.
+    if clear and threading.active_count() == 1:
+        _clear_user_modules(before)
+    gc.collect()
     _flush_open_files()
     flush_c_streams()
+    if signum:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
     os._exit(code)

@@ -7,7 +7,9 @@ caller's to judge, as with ``multiprocessing.get_context("fork")``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import io
 import os
 import select
@@ -15,13 +17,14 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lllaunch.linux.process import (
+    Subreaper,
     open_pidfd,
-    set_child_subreaper,
     set_parent_death_signal,
     signal_group,
 )
@@ -47,7 +50,7 @@ class Forker:
         self._children: dict[int, _Child] = {}
         self._pids: set[int] = set()
         self._facts: list[Fact] = []
-        self._was_subreaper = set_child_subreaper(True)
+        Subreaper.need()
         self._epoll: select.epoll | None = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, select.EPOLLIN)
@@ -88,7 +91,9 @@ class Forker:
         for stream in (sys.stdout, sys.stderr):
             # What is buffered here would be written by the child again.
             stream.flush()
-        parent = os.getpid()
+        # The signal comes when the forking thread ends, and other threads do that all the time.
+        main_thread = threading.current_thread() is threading.main_thread()
+        parent = os.getpid() if main_thread else 0
         pid = os.fork()
         if pid == 0:
             _become(call, {**env, MARK: self.mark}, streams, parent)
@@ -169,8 +174,7 @@ class Forker:
         self._epoll = None
         os.close(self._wake_read)
         os.close(self._wake_write)
-        if not self._was_subreaper:
-            set_child_subreaper(False)
+        Subreaper.release()
 
 
 def _open(path: str) -> int | None:
@@ -185,22 +189,48 @@ def _set_stream(name: str, fd: int) -> None:
     setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
 
 
+def _disown() -> None:
+    """Forget what is the forking process's to do: its exit functions, finalizers and children.
+
+    Its objects are frozen, so that its open files are not flushed a second time at the end.
+    """
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    gc.freeze()
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._finalizer_registry.clear()
+        util._run_after_forkers()
+        # What the worker itself starts is joined at its end, as ever.
+        atexit.register(util._exit_function)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process._children.clear()
+
+
 def _become(
     call: tuple[Callable[..., Any], tuple[Any, ...]],
     env: Mapping[str, str],
     streams: list[int | None],
     parent: int,
 ) -> NoReturn:
-    """The forked child: takes its place, calls the function, ends."""
+    """The forked child: takes its place, calls the function, ends.
+
+    Args:
+        call: the function and its arguments.
+        env: variables to set.
+        streams: descriptors for standard output and error; None keeps the parent's.
+        parent: process whose end shall be this one's; 0 for none.
+    """
     from lllaunch.spawner.worker import run_call  # noqa: PLC0415 - in the child only
 
     try:
         os.setsid()
-        # The signal comes when the forking thread ends, and other threads do that all the time.
-        if threading.current_thread() is threading.main_thread():
+        if parent:
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(127)
+        _disown()
         signals.reset(frozenset(), python=True)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)

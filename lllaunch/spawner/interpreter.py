@@ -27,6 +27,19 @@ def interpreter_command() -> tuple[str, ...]:
     return (sys.executable, *options, "-u")
 
 
+def importing(module: str, name: str) -> str:
+    """Code for ``python -c`` that imports a name of this package, wherever that lies.
+
+    The package's place goes first for that import: it may be on no path there. The empty entry that
+    stands for the working directory goes: what lies there must not shadow the standard library.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return (
+        f"import sys; sys.path[:] = [{root!r}, *filter(None, sys.path)]; "
+        f"from {module} import {name}; del sys.path[0]"
+    )
+
+
 def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
     """Start a spawner; its process id.
 
@@ -36,12 +49,7 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         sock: the spawner's end of the connection.
         environ: its whole environment.
     """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = (
-        # The place of this package goes first for one import: it may be on no path there.
-        f"import sys; sys.path[0] = {root!r}; from lllaunch.spawner.server import main; "
-        f"del sys.path[0]; main({sock.fileno()}, {os.getpid()})"
-    )
+    code = f"{importing('lllaunch.spawner.server', 'main')}; main({sock.fileno()}, {os.getpid()})"
     os.set_inheritable(sock.fileno(), True)
     return os.posix_spawn(
         sys.executable,

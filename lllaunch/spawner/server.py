@@ -81,6 +81,8 @@ class Server:
         self._sweep: Sweep | None = None
         self._around: Surroundings | None = None
         self._preloaded = Preloaded()
+        self._inbox: list[Message] = []
+        self._helpers: frozenset[int] = frozenset()
 
     @staticmethod
     def _watch_children() -> tuple[int, int]:
@@ -100,8 +102,9 @@ class Server:
                 elif fd != self._channel.fileno():
                     self._read_report(fd)
             self._reap()
-            for message in self._channel.receive():
-                self._handle(message)
+            self._inbox += self._channel.receive()
+            while self._inbox:
+                self._handle(self._inbox.pop(0))
             if self._channel.closed:
                 self._end()
             self._continue_sweep()
@@ -160,6 +163,8 @@ class Server:
             self._send({"fact": "broken"} | facts)
             return
         set_parent_death_signal(0)
+        # What preloads started for themselves (a resource tracker) is nobody's leftover.
+        self._helpers = frozenset(proc.children(os.getpid()))
         done = self._preloaded
         self._send({"fact": "ready", "seconds": done.seconds, "fork_safe": done.fork_safe})
 
@@ -168,7 +173,11 @@ class Server:
 
         assert self._around is not None
         openmp.pause(self._preloaded.runtimes)
-        problem = check_in_child(message, self._around)
+        problem = check_in_child(
+            message, self._around, self._foreign_fds(), (self._launcher_fd, self._channel.fileno())
+        )
+        if problem is None:
+            self._end()
         self._send({"fact": "checked", "problem": problem})
 
     # Starting
@@ -176,9 +185,8 @@ class Server:
     def _spawn(self, order: Order) -> None:
         assert self._around is not None
         openmp.pause(self._preloaded.runtimes)
-        others = [worker.report for worker in self._workers.values() if worker.report >= 0]
         try:
-            pid, report = start(order, self._around, others)
+            pid, report = start(order, self._around, self._foreign_fds())
         except OSError as error:
             failure = {
                 "path": str(error.filename or ""),
@@ -189,6 +197,11 @@ class Server:
             return
         self._workers[pid] = _Worker(order, pid, report)
         self._poll.register(report, select.POLLIN)
+
+    def _foreign_fds(self) -> list[int]:
+        """Descriptors of other workers' that happen to be open here now."""
+        reports = [worker.report for worker in self._workers.values() if worker.report >= 0]
+        return [*reports, *(fd for m in self._inbox for fd in m.fds), *self._channel.unclaimed]
 
     def _read_report(self, fd: int) -> None:
         for worker in self._workers.values():
@@ -258,13 +271,17 @@ class Server:
         chosen = [worker.pid for worker in self._workers.values() if worker.order.key in keys]
         kill_below(chosen)
         for pid in chosen:
+            # Neither has been waited for, so the numbers are theirs. One that was forked a moment
+            # ago may not lead its group yet.
             signal_group(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         kill_orphans(self._orphans())
         self._send({"fact": "done", "op": "kill"})
 
     def _orphans(self) -> list[int]:
         """Children that are no workers: what workers left behind."""
-        return [pid for pid in proc.children(os.getpid()) if pid not in self._workers]
+        known = self._helpers.union(self._workers)
+        return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
     def _continue_sweep(self) -> None:
         if self._sweep is not None and self._sweep.go_on(self._orphans()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import signal
 
 # Python ignores these itself, and a Python worker started by exec would have them so.
@@ -43,4 +44,8 @@ def reset(ignored: frozenset[signal.Signals], python: bool) -> None:
             signal.signal(signum, signal.SIG_IGN if keep else signal.SIG_DFL)
     if python and signal.SIGINT not in ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if python and faulthandler.is_enabled():
+        # Its handlers were among those that were just reset.
+        faulthandler.disable()
+        faulthandler.enable(2)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -18,7 +18,8 @@ def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[in
     Args:
         order: what to start.
         around: what all workers of this spawner have in common.
-        others: report pipes of workers that are being started; the child closes them.
+        others: descriptors of other workers' (their report pipes, what was sent along for them);
+            the child closes them, since whoever waits for their end would wait for it too.
 
     Returns:
         Its process id, and the read end of its report pipe. That closes when the worker runs; what
@@ -29,7 +30,12 @@ def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[in
             process.
     """
     streams = _open_streams(order)
-    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        read, write = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        for fd in streams:
+            _close_above_2(fd)
+        raise
     try:
         pid = os.fork()
     except OSError:

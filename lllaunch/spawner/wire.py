@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 _PREFIX = struct.Struct("!IIQ")
 _CHUNK = 1 << 20
-# The kernel's limit of descriptors in one send (SCM_MAX_FD).
+# The kernel's limit of descriptors in one send (SCM_MAX_FD); more go in several.
 MAX_FDS = 253
 
 
@@ -55,6 +55,11 @@ class Channel:
         return self._sock.fileno()
 
     @property
+    def unclaimed(self) -> list[int]:
+        """Descriptors that arrived ahead of the rest of their message."""
+        return list(self._fds)
+
+    @property
     def pending(self) -> bool:
         """Whether something waits to be sent."""
         return bool(self._out)
@@ -75,17 +80,19 @@ class Channel:
             close_fds: close them then.
 
         Raises:
-            ValueError: more than `MAX_FDS` descriptors.
+            ValueError: more descriptors than a message can carry.
         """
-        if len(fds) > MAX_FDS:
-            raise ValueError(
-                f"{len(fds)} descriptors in one message; at most {MAX_FDS} can be sent"
-            )
         text = json.dumps(header).encode()
-        start = _PREFIX.pack(len(text), len(fds), len(payload)) + text
-        self._out.append((memoryview(start), fds))
+        start = memoryview(_PREFIX.pack(len(text), len(fds), len(payload)) + text)
+        if len(fds) > MAX_FDS * _PREFIX.size:
+            raise ValueError(f"{len(fds)} descriptors in one message are too many")
         if close_fds:
             self._to_close.update(fds)
+        # One byte for each full load of descriptors, and the rest of the bytes with the last.
+        while len(fds) > MAX_FDS:
+            self._out.append((start[:1], fds[:MAX_FDS]))
+            start, fds = start[1:], fds[MAX_FDS:]
+        self._out.append((start, fds))
         if payload:
             self._out.append((memoryview(payload), ()))
         self.flush()
@@ -157,7 +164,8 @@ class Channel:
                 Message(
                     json.loads(self._buffer[position + _PREFIX.size : middle]),
                     bytes(self._buffer[middle:end]),
-                    [self._fds.popleft() for _ in range(fds)],
+                    # The kernel drops descriptors for which there is no room in this process.
+                    [self._fds.popleft() for _ in range(min(fds, len(self._fds)))],
                 )
             )
             position = end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -30,7 +32,8 @@ def _fresh_main(name: str, file: str) -> ModuleType:
     """A ``__main__`` that stays: pickling by name and atexit functions need it to the end."""
     module = ModuleType("__main__")
     module.__file__ = file
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
+    vars(module).update(__annotations__={})
     module.__dict__["__cached__"] = None
     sys.modules["__main__"] = module
     sys.argv[0] = name
@@ -149,7 +152,9 @@ def _status(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    print(code, file=sys.stderr)
+    with contextlib.suppress(Exception):
+        # The worker may have closed it.
+        print(code, file=sys.stderr)
     return 1
 
 
@@ -192,16 +197,14 @@ def _record(error: BaseException) -> None:
         print(f"lllaunch: {path}: the error could not be recorded", file=sys.stderr)
 
 
-def _to_the_end(action: Callable[[], None]) -> NoReturn:
+def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
     before = frozenset(sys.modules) - {"__main__"}
     try:
         code = perform(action)
     except Interrupted:
-        # Python ends by the signal itself, so that its parent can see why.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-        code = 130
-    finish(code, before)
+        # Python ends by the signal itself, after all else, so that its parent can see why.
+        finish(130, before, signum=signal.SIGINT, clear=clear)
+    finish(code, before, clear=clear)
 
 
 def run(target: Function | Module | Pickled | Script, base_path: list[str]) -> NoReturn:
@@ -211,7 +214,8 @@ def run(target: Function | Module | Pickled | Script, base_path: list[str]) -> N
 
 def run_call(function: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
     """Call a function of the forking process to the end of this process."""
-    _to_the_end(lambda: _call(function, args, {}))
+    # The modules are those of the forking process.
+    _to_the_end(lambda: _call(function, args, {}), clear=False)
 
 
 def boot(fd: int) -> NoReturn:
