@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 
+from lllaunch.macros import WORKER_NAMES
+
 # Set for every worker by the launcher; a config may not set them.
 CONTRACT_NAMES = frozenset(
     {
@@ -78,24 +80,7 @@ class Place:
 
     def facts(self) -> dict[str, str]:
         """What ``${worker:NAME}`` stands for (`lllaunch.macros.WORKER_NAMES`)."""
-        names = (
-            "role_name",
-            "rank",
-            "local_rank",
-            "world_size",
-            "local_world_size",
-            "group_rank",
-            "group_world_size",
-            "role_rank",
-            "role_world_size",
-            "hostname",
-            "restart_count",
-            "attempt",
-            "run_id",
-            "master_addr",
-            "master_port",
-        )
-        return {name: str(getattr(self, name)) for name in names}
+        return {name: str(getattr(self, name)) for name in WORKER_NAMES}
 
 
 def contract(place: Place, outer: Mapping[str, str]) -> dict[str, str]:

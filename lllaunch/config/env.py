@@ -5,27 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from lllaunch.agent.environ import CONTRACT_NAMES
 from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.ranks import check_within, overlap, parse_ranks, write_range
 from lllaunch.config.secrets import is_secret_name, source_for
 from lllaunch.config.tree import Tree, Withheld
 
-# Set by the launcher for each worker, as torchrun does.
-CONTRACT_NAMES = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    }
-)
+# With what stands in the contract: set by the launcher for each worker.
 CONTRACT_PREFIXES = ("TORCHELASTIC_", "LLLAUNCH_")
 
 
