@@ -92,6 +92,8 @@ def outputs(page: Path, tmp_path: Path) -> dict[int, str]:
 
 def alike(line: str) -> str:
     """A line without what differs from run to run, or from machine to machine."""
+    # whether a worker notices the loss of another before it is told to end is a race
+    line = re.sub(r"(ended by the launcher|failed .* after the root cause).*", "fate", line)
     line = re.sub(r"/[\w./-]+/(?=checkout/|site-packages/|[\w-]+\.py)", "", line)
     line = re.sub(r"outputs/[\d/-]+|multirun/[\d/-]+", "outputs/", line)
     line = re.sub(r"\d+(\.\d+)?( (ms|s|min)\b)?", "0", line)
