@@ -172,7 +172,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=7, help="rounds of each case (default: 7)")
+    parser.add_argument("--runs", type=int, help="rounds of each case (default: 7, quick: 3)")
     parser.add_argument("--quick", action="store_true", help="3 rounds, up to 8 workers")
     parser.add_argument(
         "--budget",
@@ -188,7 +188,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    rounds, counts = (3, (1, 8)) if args.quick else (args.runs, (1, 8, 64))
+    rounds = args.runs or (3 if args.quick else 7)
+    counts = (1, 8) if args.quick else (1, 8, 64)
     facts = machine()
     lines = [["", OURS, THEIRS, "ratio", "aim", "rounds"]]
     values: Values = {}

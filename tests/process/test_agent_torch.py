@@ -140,7 +140,8 @@ code = (
     "import os, torch, torch.distributed as d; d.init_process_group('gloo');"
     "t = torch.ones(1) * (1 + d.get_rank()); d.all_reduce(t);"
     "run = os.environ['TORCHELASTIC_RUN_ID'];"
-    "print(d.get_rank(), d.get_world_size(), int(t), run, flush=True);"
+    # One write, as two workers share this output.
+    "os.write(1, f'{d.get_rank()} {d.get_world_size()} {int(t)} {run}\\n'.encode());"
     "d.destroy_process_group()"
 )
 size = 2 if kind == "lllaunch" else 1
