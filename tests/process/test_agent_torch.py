@@ -141,7 +141,8 @@ code = (
     "t = torch.ones(1) * (1 + d.get_rank()); d.all_reduce(t);"
     "run = os.environ['TORCHELASTIC_RUN_ID'];"
     # One write, as two workers share this output.
-    "os.write(1, f'{d.get_rank()} {d.get_world_size()} {int(t)} {run}\\n'.encode());"
+    "text = f'{d.get_rank()} {d.get_world_size()} {int(t)} {run}' + chr(10);"
+    "os.write(1, text.encode());"
     "d.destroy_process_group()"
 )
 size = 2 if kind == "lllaunch" else 1
