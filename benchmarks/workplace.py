@@ -65,7 +65,9 @@ class Workplace:
             )
         # Launchers are compared with their bytecode in place, as it is after the first use.
         unwanted = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
-        self._environ = {name: value for name, value in os.environ.items() if name not in unwanted}
+        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+        # torchrun leaves a directory of logs behind
+        self._environ = kept | {"TMPDIR": str(root)}
 
     def seconds(self, launcher: str, script: str, nproc: int) -> float:
         """Seconds from the launcher's start to its exit.

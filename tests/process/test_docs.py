@@ -77,7 +77,8 @@ def outputs(page: Path, tmp_path: Path) -> dict[int, str]:
     ended = subprocess.run(
         ["bash", "-c", shell_script(page, scripts)],
         cwd=copy,
-        env=environment() | quiet_environment() | {"PATH": path},
+        # torchrun leaves a directory of logs behind
+        env=environment() | quiet_environment() | {"PATH": path, "TMPDIR": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.project import Project, result
+from support.project import Project, quiet_environment, result
 
 RANKS = (0, 1)
 
@@ -85,9 +84,9 @@ class Both:
     def result(self) -> Any:
         return result(self.root / "run")
 
-    @staticmethod
-    def _outer() -> dict[str, str]:
-        return {name: "" for name in os.environ if name.startswith("COVERAGE_PROCESS")}
+    def _outer(self) -> dict[str, str]:
+        # torchrun leaves a directory of logs behind
+        return quiet_environment() | {"TMPDIR": str(self.root)}
 
 
 @pytest.fixture
