@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,9 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
         return Function(entrypoint.name, entrypoint.qualname, call)
     argv = tuple(str(arg) for arg in args)
     if entrypoint.form == "script":
-        return Script(entrypoint.name, argv)
+        # As it was written, where that means the same file: it is the script's sys.argv[0].
+        same = os.path.join(spec.cwd, entrypoint.text) == entrypoint.name
+        return Script(entrypoint.text if same else entrypoint.name, argv)
     if entrypoint.form == "module":
         return Module(entrypoint.name, argv)
     return Program(entrypoint.name, argv)

@@ -44,10 +44,11 @@ def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     """Run a file as ``python -u path argv...`` would."""
     sys.argv = [path, *argv]
     sys.path[:] = [os.path.dirname(os.path.realpath(path)), *base_path]
-    with io.open_code(os.path.abspath(path)) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    module = _fresh_main(path, path)
-    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    full = os.path.abspath(path)
+    with io.open_code(full) as file:
+        code = compile(file.read(), full, "exec", dont_inherit=True)
+    module = _fresh_main(path, full)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
     exec(code, module.__dict__)  # noqa: S102 - running it is the task
 
 

@@ -23,7 +23,7 @@ del masks["SigQ:"]
 facts = {
     "environment": dict(os.environ),
     "arguments": sys.argv[2:],
-    "script": [os.path.realpath(sys.argv[0]), __file__, __name__, str(__spec__), __package__],
+    "script": [sys.argv[0], __file__, __name__, str(__spec__), __package__],
     "main": [sys.modules["__main__"].__dict__ is globals(), str(__builtins__), sorted(globals())],
     "flags": list(sys.flags),
     "executable": sys.executable,

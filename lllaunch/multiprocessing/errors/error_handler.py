@@ -132,7 +132,12 @@ def describe_exception(error: BaseException, time_ns: int) -> dict[str, Any]:
         summary = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
         summary = f"{type(error).__name__}: <its text cannot be made: {sys.exc_info()[0]}>"
-    callstack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(__package__ or "?"):
+        # Where we called the user's function helps nobody.
+        trace = trace.tb_next
+    shown = trace or error.__traceback__
+    callstack = "".join(traceback.format_exception(type(error), error, shown))
     return {
         "message": {
             "message": summary,
