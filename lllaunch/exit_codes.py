@@ -20,6 +20,9 @@ class ExitCode(IntEnum):
     WORKERS_FAILED = 3
     """Workers failed and no attempt is left."""
 
+    WATCHDOG = 4
+    """The watchdog ended the run: a hang, a time limit or a memory limit."""
+
 
 def for_signal(signum: int) -> int:
     """Returns the exit code of a run that signal ``signum`` ended: 128 + ``signum``."""

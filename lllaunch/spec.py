@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lllaunch.multiprocessing.std import Std
+from lllaunch.policies import RestartPolicy, WatchdogPolicy
 
 StartMethod = Literal["forkserver", "spawn"]
 EntrypointForm = Literal["function", "script", "module", "program"]
@@ -70,7 +71,9 @@ class LaunchSpec:
         log_dir: directory of the run, absolute.
         grace_period: seconds between the polite signal and SIGKILL.
         signals: signals that the launcher handles and forwards.
+        watchdog: what the run is watched for.
         max_restarts: how often a failed worker group is started again.
+        restart: what for, and how soon.
         virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
         run_id: value of TORCHELASTIC_RUN_ID.
         output_dir: Hydra's output directory of the job, absolute.
@@ -103,7 +106,9 @@ class LaunchSpec:
         signal.SIGHUP,
         signal.SIGQUIT,
     )
+    watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     max_restarts: int = 0
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
     virtual_local_rank: bool = False
     run_id: str = ""
     output_dir: str = ""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lllaunch.agent.states import WorkerState
 
-Reason = Literal["failure", "signal", "spawner", "membership"]
+if TYPE_CHECKING:
+    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.stacks.facts import Blame, RankStack
+
+# Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher.
+Reason = Literal["failure", "died", "oom", "hang", "timeout", "signal", "spawner", "membership"]
+Fault = Literal["failure", "died", "oom"]
 
 
 class _Plain:
@@ -52,10 +58,12 @@ class WorkerEnded:
     Attributes:
         rank: local rank.
         ok: whether it ended with exit status 0.
+        fault: if not, in what way it failed.
     """
 
     rank: int
     ok: bool
+    fault: Fault = "failure"
 
 
 class SpawnerLost(_Plain):
@@ -103,6 +111,38 @@ class WorkersStuck(_Plain):
     """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
 
 
+@dataclass(frozen=True)
+class WatchdogFired:
+    """The watchdog found something that the group, or the run, must end for.
+
+    Attributes:
+        finding: what.
+        kind: what that is to the restart policy.
+        whole_run: whether nothing may be started again, whatever the policy says.
+    """
+
+    finding: Finding
+    kind: Literal["hang", "timeout", "oom"]
+    whole_run: bool = False
+
+
+@dataclass(frozen=True)
+class StacksTaken:
+    """Where all workers stand has been written down, as far as it could be found out in time.
+
+    Attributes:
+        stacks: by local rank, in order.
+        blame: who hangs and who waits, as far as that can be told.
+    """
+
+    stacks: tuple[RankStack, ...]
+    blame: Blame
+
+
+class PauseOver(_Plain):
+    """The wait before a restart is over."""
+
+
 class MonitorLost(_Plain):
     """What runs is no longer what was started."""
 
@@ -120,6 +160,9 @@ Fact = (
     | MembershipChanged
     | BarrierPassed
     | WorkersStuck
+    | WatchdogFired
+    | StacksTaken
+    | PauseOver
     | MonitorLost
 )
 
@@ -172,6 +215,43 @@ class KillWorkers:
 
 
 @dataclass(frozen=True)
+class TakeStacks:
+    """Write down where the live workers stand; `StacksTaken` follows, within seconds.
+
+    Attributes:
+        ranks: their local ranks.
+    """
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SignalProcess:
+    """Send the signal that an expired timer asks for to the process that had set it.
+
+    Attributes:
+        rank: local rank of the worker that the process is or descends from.
+        pid: the process.
+        signum: the signal.
+    """
+
+    rank: int
+    pid: int
+    signum: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait before the next attempt; `PauseOver` follows.
+
+    Attributes:
+        seconds: how long.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class AbandonWorkers:
     """Wait no longer for workers that SIGKILL does not end: they hang in the kernel."""
 
@@ -206,6 +286,9 @@ Decision = (
     | SignalWorkers
     | StartGrace
     | KillWorkers
+    | TakeStacks
+    | SignalProcess
+    | Pause
     | AbandonWorkers
     | SweepLeftovers
     | WaitForOthers

@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.lines import Line
-from lllaunch.console.wording import counted, duration, shown_path
+from lllaunch.console.wording import counted, shown_path
+from lllaunch.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

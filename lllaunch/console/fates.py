@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import duration
 from lllaunch.run.causes import Raised, signal_name
 from lllaunch.run.fates import Ended, Failed, Lost, Succeeded, Victim
+from lllaunch.units import duration
 
 if TYPE_CHECKING:
     from lllaunch.run.causes import Cause

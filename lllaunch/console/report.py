@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.fates import cause_text, fate_key, fate_text, victim_text
 from lllaunch.console.lines import Line
-from lllaunch.console.wording import counted, duration, ranks, shown_path
+from lllaunch.console.wording import counted, ranks, shown_path
 from lllaunch.run.causes import Raised, StartFailure, signal_name
 from lllaunch.run.fates import Victim
+from lllaunch.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,21 +27,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def duration(seconds: float) -> str:
-    """Returns a time span as people say it: ``30 ms``, ``0.3 s``, ``42 s``, ``3 min 20 s``."""
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def shown_path(path: str, cwd: str) -> str:
     """Returns a path as the user would type it: relative where it lies below ``cwd``.
 

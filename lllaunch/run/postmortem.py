@@ -12,6 +12,7 @@ from typing import Literal
 
 from lllaunch.linux.oom import UNKNOWN, Memory
 from lllaunch.run.causes import signal_name
+from lllaunch.units import size
 
 Sure = Literal["certain", "likely", "possible"]
 Suspect = Literal["launcher", "oom", "outside", "itself"]
@@ -219,13 +220,3 @@ def _peak(evidence: Evidence) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def size(count: int) -> str:
-    """Returns a number of bytes as people read it: ``512 KiB``, ``1.5 GiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

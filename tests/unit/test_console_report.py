@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from lllaunch.console.report import report_lines
-from lllaunch.console.wording import duration, ranks, shown_path
+from lllaunch.console.wording import ranks, shown_path
 from lllaunch.linux.oom import Memory
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import Excerpt, RunOutcome, summarize
@@ -20,6 +20,7 @@ from lllaunch.run.records import (
     WorkerRecord,
 )
 from lllaunch.spawner.facts import Died, Exited, Leftover, Started, StartFailed
+from lllaunch.units import duration
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from lllaunch.linux.oom import Memory, read_memory
-from lllaunch.run.postmortem import Evidence, explain, size
+from lllaunch.run.postmortem import Evidence, explain
+from lllaunch.units import size
 
 GIB = 1 << 30
 KILLED = -signal.SIGKILL

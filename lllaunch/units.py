@@ -1,0 +1,28 @@
+"""Time spans and sizes as people read them. Pure."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Returns a time span as people say it: ``30 ms``, ``0.3 s``, ``42 s``, ``3 min 20 s``."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes as people read it: ``512 KiB``, ``1.5 GiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

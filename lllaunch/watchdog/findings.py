@@ -1,0 +1,125 @@
+"""What the watchdog finds: one type for each kind, each with its one-line explanation. Pure.
+
+A finding reads as the predicate of a sentence about the workers it names. Ranks are local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from lllaunch.policies import StallScope
+from lllaunch.units import duration, size
+
+Kind = Literal["hang", "timeout", "oom"]
+
+
+@dataclass(frozen=True)
+class TimerExpired:
+    """A timer that a worker, or a process below it, had set for itself ran out.
+
+    Attributes:
+        rank: local rank of the worker.
+        pid: the process that had set it.
+        scope: what it was called.
+        after: how long it ran, seconds.
+        signum: the signal that it asks for, 0 or less for none.
+    """
+
+    rank: int
+    pid: int
+    scope: str
+    after: float
+    signum: int
+
+    def __str__(self) -> str:
+        return f"hung: its timer {self.scope!r} ran out after {duration(self.after)}"
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Workers did nothing that can be seen from outside.
+
+    Attributes:
+        ranks: local ranks of those that did nothing.
+        seconds: for how long, at least.
+        scope: ``group`` if all had to be idle, ``rank`` if one was enough.
+        asleep: those of them in uninterruptible sleep.
+        stopped: those of them that a signal stopped (SIGSTOP).
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+    scope: StallScope = "group"
+    asleep: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"stalled: no output, no CPU use and no heartbeat for {duration(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class HeartbeatLost:
+    """Workers that had sent heartbeats sent none for too long.
+
+    Attributes:
+        ranks: their local ranks.
+        seconds: since when, of the one that is late the longest.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"hung: no heartbeat for {duration(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """An attempt, or the run, took longer than it may.
+
+    Attributes:
+        limit: seconds allowed.
+        what: ``attempt`` or ``run``.
+    """
+
+    limit: float
+    what: Literal["attempt", "run"] = "attempt"
+
+    def __str__(self) -> str:
+        return f"took too long: the {self.what} is limited to {duration(self.limit)}"
+
+
+@dataclass(frozen=True)
+class OverMemory:
+    """A worker and what it started used more memory than they may.
+
+    Attributes:
+        rank: its local rank.
+        used: resident memory, bytes.
+        limit: what is allowed, bytes.
+    """
+
+    rank: int
+    used: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"used too much memory: {size(self.used)}, the limit is {size(self.limit)}"
+
+
+Finding: TypeAlias = TimerExpired | Stalled | HeartbeatLost | TimedOut | OverMemory
+
+
+def kind_of(finding: Finding) -> Kind:
+    """What a finding is to the restart policy."""
+    if isinstance(finding, TimedOut):
+        return "timeout"
+    return "oom" if isinstance(finding, OverMemory) else "hang"
+
+
+def suspects(finding: Finding) -> tuple[int, ...]:
+    """Local ranks that a finding names; none if it is about all."""
+    if isinstance(finding, (TimerExpired, OverMemory)):
+        return (finding.rank,)
+    return () if isinstance(finding, TimedOut) else finding.ranks

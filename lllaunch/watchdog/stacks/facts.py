@@ -1,0 +1,61 @@
+"""What is known of where a worker stands. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["faulthandler", "py-spy", "kernel", ""]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call.
+
+    Attributes:
+        file: path of the source file.
+        line: line in it.
+        function: what is being run.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class RankStack:
+    """Where one worker stands.
+
+    Attributes:
+        rank: its local rank.
+        path: its stacks.txt, or an empty string if there is none.
+        frames: of its main thread, innermost first; at most twelve, none if they are not known.
+        state: its state letter in /proc (``S`` sleeping, ``R`` running, ``D`` uninterruptible
+            sleep, ``T`` stopped), or an empty string.
+        wchan: kernel function that it waits in, or an empty string.
+        source: where the frames are from; empty if nothing is known of it.
+    """
+
+    rank: int
+    path: str = ""
+    frames: tuple[Frame, ...] = ()
+    state: str = ""
+    wchan: str = ""
+    source: Source = ""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who hangs, and who only waits for that. Local ranks; both may be empty.
+
+    Attributes:
+        hung: those that hang by themselves.
+        waiting: those that wait for the others in a collective operation.
+    """
+
+    hung: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
