@@ -14,14 +14,19 @@ from lllaunch.agent import vocabulary as v
 from lllaunch.agent.ladder import Rung
 from lllaunch.agent.machine import TRANSITIONS, Machine
 from lllaunch.agent.states import WorkerState
+from lllaunch.watchdog.findings import TimedOut
+from lllaunch.watchdog.stacks.facts import Blame
 
 PAGE = Path(__file__).parent / "design" / "agent.md"
 BEGIN, END = "<!-- generated: states -->", "<!-- end -->"
+FIRED = v.WatchdogFired(TimedOut(1.0, "run"), "timeout", whole_run=True)
 # Facts that carry something: every variant that can lead elsewhere.
 VARIANTS: dict[type, list[v.Fact]] = {
     v.GroupStarted: [v.GroupStarted(frozenset({0}))],
     v.WorkerEnded: [v.WorkerEnded(0, ok=True), v.WorkerEnded(0, ok=False)],
     v.SignalReceived: [v.SignalReceived(15)],
+    v.WatchdogFired: [FIRED],
+    v.StacksTaken: [v.StacksTaken((), Blame())],
 }
 
 
@@ -45,14 +50,17 @@ def arrows() -> list[tuple[str, str, str]]:
     """Every change of state: from, to, fact."""
     found = set()
     reasons: list[Any] = [None, "failure", "signal", "membership"]
-    for state, alive, restarts, reason, rung, at_barrier in itertools.product(
+    for state, alive, restarts, reason, rung, flag in itertools.product(
         TRANSITIONS, ({0}, {0, 1}), (0, 1), reasons, Rung, (False, True)
     ):
         for kind in TRANSITIONS[state]:
             for fact in VARIANTS.get(kind) or [kind()]:
                 machine = Machine(restarts, spawner_retries=0)
                 machine.state, machine.alive = state, frozenset(alive)
-                machine.reason, machine.rung, machine.at_barrier = reason, rung, at_barrier
+                machine.reason, machine.rung = reason, rung
+                # What only some states know of.
+                machine.at_barrier, machine.pausing = flag, flag and state is WorkerState.STOPPED
+                machine.fired = FIRED if flag and state is WorkerState.HEALTHY else None
                 machine.signum = 15 if reason == "signal" else None
                 if not possible(machine):
                     continue

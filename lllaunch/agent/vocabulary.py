@@ -119,11 +119,13 @@ class WatchdogFired:
         finding: what.
         kind: what that is to the restart policy.
         whole_run: whether nothing may be started again, whatever the policy says.
+        asked: the signal that an expired timer asks for, or None.
     """
 
     finding: Finding
     kind: Literal["hang", "timeout", "oom"]
     whole_run: bool = False
+    asked: SignalProcess | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from lllaunch.agent import machine as machine_module
 from lllaunch.agent import vocabulary as v
-from lllaunch.agent.machine import IMPOSSIBLE, SIGTERM, TRANSITIONS, ImpossibleFact, Machine
+from lllaunch.agent.actions import SIGTERM
+from lllaunch.agent.machine import IMPOSSIBLE, TRANSITIONS, ImpossibleFact, Machine
 from lllaunch.agent.states import WorkerState
+from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
+from lllaunch.watchdog.findings import TimedOut, TimerExpired
+from lllaunch.watchdog.stacks.facts import Blame
 
 FACTS: list[type] = list(v.Fact.__args__)  # type: ignore[attr-defined]
 TERMINAL = {WorkerState.FAILED, WorkerState.UNKNOWN}
@@ -50,12 +54,19 @@ def test_every_pair_of_state_and_fact_is_listed_or_impossible() -> None:
 def test_an_impossible_fact_raises(state: WorkerState, fact: type) -> None:
     machine = Machine(0)
     machine.state = state
-    arguments = {v.GroupStarted: (frozenset({0}),), v.WorkerEnded: (0, True)}.get(fact, ())
+    arguments: dict[type, tuple[object, ...]] = {
+        v.GroupStarted: (frozenset({0}),),
+        v.WorkerEnded: (0, True),
+        v.WatchdogFired: (TimedOut(1.0), "timeout"),
+        v.StacksTaken: ((), Blame()),
+    }
     with pytest.raises(ImpossibleFact, match=fact.__name__):
-        machine.handle(fact(*arguments))
+        machine.handle(fact(*arguments.get(fact, ())))
 
 
-@pytest.mark.parametrize("name", ["machine", "vocabulary", "states"])
+@pytest.mark.parametrize(
+    "name", ["actions", "chances", "ladder", "machine", "states", "vocabulary"]
+)
 def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
     path = Path(machine_module.__file__).with_name(f"{name}.py")
     tree = ast.parse(path.read_text())
@@ -66,7 +77,8 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
         for alias in node.names
     }
     allowed = {"__future__", "collections.abc", "dataclasses", "enum", "typing"}
-    assert {module for module in imported if not module.startswith("lllaunch.agent.")} <= allowed
+    pure = ("lllaunch.agent.", "lllaunch.policies", "lllaunch.watchdog.")
+    assert {module for module in imported if not module.startswith(pure)} <= allowed
 
 
 def test_success_is_swept_and_waits_for_the_other_nodes() -> None:
@@ -183,9 +195,9 @@ def test_a_change_of_membership_starts_anew_without_counting() -> None:
 
 def test_workers_stuck_in_the_kernel_are_not_replaced() -> None:
     machine = running(1, max_restarts=3)
-    assert machine.handle(v.WorkersStuck())[0] == v.SignalWorkers(SIGTERM, "failure")
+    assert machine.handle(v.WorkersStuck())[0] == v.SignalWorkers(SIGTERM, "hang")
     ended(machine, 0)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
 
 
 def test_losing_track_kills_and_ends_unknown() -> None:
@@ -197,6 +209,157 @@ def test_losing_track_kills_and_ends_unknown() -> None:
     assert machine.handle(v.WorkerEnded(0, ok=True)) == (), "late news"
 
 
+TIMER = TimerExpired(rank=1, pid=77, scope="train.py#3", after=10.0, signum=9)
+HANG = v.WatchdogFired(TIMER, "hang", asked=v.SignalProcess(1, 77, 9))
+RUN_OVER = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+STACKS = v.StacksTaken((), Blame())
+TERMINATE = (v.SignalWorkers(SIGTERM, "hang"), v.StartGrace())
+
+
+def test_stacks_are_taken_before_anything_is_signalled() -> None:
+    machine = running(2)
+    assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1})),)
+    assert machine.state is WorkerState.HEALTHY
+    assert machine.handle(STACKS) == (v.SignalProcess(1, 77, 9), *TERMINATE)
+    assert machine.state is WorkerState.UNHEALTHY
+    ended(machine, 0, 1)
+    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
+
+
+def test_a_second_finding_waits_for_the_stacks_of_the_first() -> None:
+    machine = running(2)
+    machine.handle(HANG)
+    assert machine.handle(v.WatchdogFired(TimedOut(1.0), "timeout")) == ()
+    assert machine.handle(STACKS)[-2:] == TERMINATE
+
+
+def test_a_worker_that_fails_while_stacks_are_taken_is_no_other_reason() -> None:
+    machine = running(2, max_restarts=1)
+    machine.handle(HANG)
+    assert ended(machine, 0) == TERMINATE
+    assert machine.handle(STACKS) == ()
+    ended(machine, 1)
+    assert machine.handle(v.LeftoversGone()) == (v.StartWorkers(1, 1, "hang"),)
+
+
+def test_workers_that_finish_while_stacks_are_taken_have_succeeded() -> None:
+    machine = running(2)
+    machine.handle(HANG)
+    assert ended(machine, 0, 1, ok=True) == (v.SweepLeftovers(),)
+    assert machine.handle(STACKS) == ()
+    machine.handle(v.LeftoversGone())
+    assert machine.handle(v.BarrierPassed()) == (v.Finish(WorkerState.SUCCEEDED),)
+
+
+def test_a_signal_does_not_wait_for_the_stacks() -> None:
+    machine = running(2, max_restarts=1)
+    machine.handle(HANG)
+    assert machine.handle(v.SignalReceived(SIGINT))[0] == v.SignalWorkers(SIGINT, "signal")
+    assert machine.handle(STACKS) == ()
+    ended(machine, 0, 1)
+    assert machine.handle(v.LeftoversGone())[0].signum == SIGINT  # type: ignore[union-attr]
+
+
+def test_the_death_of_the_spawner_after_a_finding_is_no_free_retry() -> None:
+    machine = running(2)
+    machine.handle(HANG)
+    assert machine.handle(v.SpawnerLost()) == (v.Finish(WorkerState.FAILED, "hang"),)
+
+
+def failing(fact: v.Fact, policy: RestartPolicy, max_restarts: int = 5) -> v.Decisions:
+    """The decisions when one worker ended by ``fact`` and nothing is left of it."""
+    machine = Machine(max_restarts, policy=policy)
+    machine.handle(v.Begin())
+    machine.handle(v.GroupStarted(frozenset({0})))
+    machine.handle(fact)
+    if isinstance(fact, v.WatchdogFired):
+        machine.handle(STACKS)
+        ended(machine, 0)
+    return machine.handle(v.LeftoversGone())
+
+
+@pytest.mark.parametrize(
+    ("fact", "cause", "reason"),
+    [
+        (v.WorkerEnded(0, ok=False), "failure", "failure"),
+        (v.WorkerEnded(0, ok=False, fault="died"), "signal", "died"),
+        (v.WorkerEnded(0, ok=False, fault="oom"), "oom", "oom"),
+        (v.WatchdogFired(TIMER, "oom"), "oom", "oom"),
+        (v.WatchdogFired(TIMER, "hang"), "hang", "hang"),
+        (v.WatchdogFired(TimedOut(1.0), "timeout"), "timeout", "timeout"),
+    ],
+)
+def test_what_is_started_again_is_the_policys_choice(
+    fact: v.Fact, cause: RestartCause, reason: v.Reason
+) -> None:
+    chosen = RestartPolicy(on=frozenset({cause}))
+    others = RestartPolicy(on=frozenset(RESTART_CAUSES) - {cause})
+    assert failing(fact, chosen) == (v.StartWorkers(1, 1, reason),)
+    assert failing(fact, others) == (v.Finish(WorkerState.FAILED, reason),)
+    assert failing(fact, chosen, max_restarts=0) == (v.Finish(WorkerState.FAILED, reason),)
+
+
+def pausing(delay: float = 2.0, longest: float = 300.0) -> Machine:
+    machine = Machine(5, policy=RestartPolicy(delay=delay, max_delay=longest))
+    machine.handle(v.Begin())
+    fail(machine)
+    return machine
+
+
+def fail(machine: Machine) -> v.Decisions:
+    machine.handle(v.GroupStarted(frozenset({0})))
+    ended(machine, 0)
+    return machine.handle(v.LeftoversGone())
+
+
+def test_the_wait_before_a_restart_grows_up_to_its_limit() -> None:
+    machine = pausing(2.0, longest=7.0)
+    waits = [2.0]
+    for attempt in (1, 2, 3):
+        assert machine.handle(v.PauseOver()) == (v.StartWorkers(attempt, attempt, "failure"),)
+        (pause,) = fail(machine)
+        assert isinstance(pause, v.Pause)
+        waits.append(pause.seconds)
+    assert waits == [2.0, 4.0, 7.0, 7.0]
+
+
+def test_a_signal_ends_the_wait_before_a_restart() -> None:
+    machine = pausing()
+    assert machine.handle(v.SignalReceived(SIGTERM)) == (
+        v.Finish(WorkerState.FAILED, "signal", SIGTERM),
+    )
+
+
+def test_the_spawner_may_die_while_a_restart_is_waited_for() -> None:
+    machine = pausing()
+    assert machine.handle(v.SpawnerLost()) == ()
+    assert machine.handle(v.PauseOver()) == (v.StartWorkers(1, 1, "failure"),)
+
+
+def test_the_end_of_the_runs_time_cancels_the_restart_that_is_waited_for() -> None:
+    machine = pausing()
+    assert machine.handle(RUN_OVER) == (v.Finish(WorkerState.FAILED, "timeout"),)
+
+
+def test_after_the_runs_time_nothing_is_started_again() -> None:
+    machine = running(1, max_restarts=5)
+    machine.handle(RUN_OVER)
+    assert machine.handle(STACKS) == (v.SignalWorkers(SIGTERM, "timeout"), v.StartGrace())
+    ended(machine, 0)
+    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "timeout"),)
+
+
+@pytest.mark.parametrize(("restarts", "reason"), [(1, "timeout"), (0, "failure")])
+def test_the_runs_time_is_the_reason_only_if_it_prevented_a_restart(
+    restarts: int, reason: v.Reason
+) -> None:
+    machine = running(2, max_restarts=restarts)
+    ended(machine, 0)
+    assert machine.handle(RUN_OVER) == ()
+    ended(machine, 1)
+    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, reason),)
+
+
 class World:
     """Plays the agent: performs decisions in an imagined world and offers what may happen next."""
 
@@ -205,6 +368,7 @@ class World:
         self.nprocs = nprocs
         self.alive: set[int] = set()
         self.killed = self.grace = self.sweeping = self.barrier = False
+        self.stacks = self.paused = False
         self.starts: list[v.StartWorkers] = []
         self.end: v.Finish | None = None
 
@@ -219,11 +383,19 @@ class World:
             assert decision.attempt == len(self.starts)
             self.starts.append(decision)
             self.alive = set(range(self.nprocs))
-            self.killed = self.grace = self.sweeping = False
+            self.killed = self.grace = self.sweeping = self.stacks = self.paused = False
             self.tell(v.GroupStarted(frozenset(self.alive)))
         elif isinstance(decision, (v.KillWorkers, v.SignalWorkers)):
             assert self.alive
             self.killed = self.killed or isinstance(decision, v.KillWorkers)
+        elif isinstance(decision, v.TakeStacks):
+            assert self.alive == decision.ranks
+            assert not self.stacks
+            self.stacks = True
+        elif isinstance(decision, v.SignalProcess):
+            assert not self.stacks, "signalled before the stacks were taken"
+        elif isinstance(decision, v.Pause):
+            self.paused, self.sweeping = True, False
         elif isinstance(decision, v.StartGrace):
             self.grace = True
         elif isinstance(decision, v.SweepLeftovers):
@@ -239,14 +411,20 @@ class World:
         if self.alive:
             rank = min(self.alive)
             facts += [v.WorkerEnded(rank, ok=True), v.WorkerEnded(rank, ok=False)]
-            facts += [v.SpawnerLost(), v.MembershipChanged(), v.WorkersStuck()]
+            facts += [v.SpawnerLost(), v.MembershipChanged(), v.WorkersStuck(), HANG]
+            facts += [v.WorkerEnded(rank, ok=False, fault="died")]
         if self.grace:
             facts.append(v.GraceExpired())
         if self.sweeping:
             facts += [v.LeftoversGone(), v.SpawnerLost()]
         if self.barrier:
             facts.append(v.BarrierPassed())
-        return facts
+        if self.stacks:
+            facts.append(STACKS)
+        if self.paused:
+            facts += [v.PauseOver(), v.SpawnerLost()]
+        # The run's time may be over at any moment, last in the list.
+        return [*facts, RUN_OVER]
 
     def happen(self, fact: v.Fact) -> None:
         if isinstance(fact, v.WorkerEnded):
@@ -257,14 +435,21 @@ class World:
             self.grace = False
         elif isinstance(fact, v.LeftoversGone):
             self.sweeping = False
+        elif isinstance(fact, v.StacksTaken):
+            self.stacks = False
         self.tell(fact)
 
 
-@given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(0, 50), max_size=60))
+POLICIES = st.builds(
+    RestartPolicy, st.frozensets(st.sampled_from(RESTART_CAUSES)), st.sampled_from([0.0, 1.0])
+)
+
+
+@given(st.integers(1, 4), st.integers(0, 3), POLICIES, st.lists(st.integers(0, 50), max_size=60))
 def test_any_course_of_events_ends_and_keeps_the_promises(
-    nprocs: int, max_restarts: int, choices: list[int]
+    nprocs: int, max_restarts: int, policy: RestartPolicy, choices: list[int]
 ) -> None:
-    world = World(Machine(max_restarts), nprocs)
+    world = World(Machine(max_restarts, policy=policy), nprocs)
     world.tell(v.Begin())
     for choice in choices:
         if world.end is not None:
@@ -278,8 +463,11 @@ def test_any_course_of_events_ends_and_keeps_the_promises(
         facts = [fact for fact in world.possible() if not isinstance(fact, v.SignalReceived)]
         world.happen(next(f for f in facts if not isinstance(f, v.MembershipChanged)))
     assert world.end is not None
-    counted = [start for start in world.starts if start.reason == "failure"]
+    reasons = [start.reason for start in world.starts]
+    counted = [reason for reason in reasons if reason in ("failure", "died", "oom", "hang")]
     assert len(counted) <= max_restarts
+    if "signal" not in policy.on:
+        assert "died" not in reasons
     assert max(start.restart_count for start in world.starts) <= max_restarts + 1
     if world.end.signum is not None:
         assert world.end.state is WorkerState.FAILED
