@@ -14,7 +14,10 @@ from pathlib import Path
 import yaml
 
 from lllaunch.config import schema
+from lllaunch.config.presets import PRESETS
+from lllaunch.config.watchdog import WATCHDOG_KEYS, written_policy
 from lllaunch.macros import WORKER_NAMES
+from lllaunch.policies import RESTART_CAUSES
 
 PAGE = Path(__file__).parent / "reference" / "config.md"
 
@@ -67,6 +70,45 @@ DURATIONS = """\
 
 A number of seconds, or parts with the units `d`, `h`, `m`, `s` and `ms`, the largest first: `90`,
 `90s`, `10m`, `1h30m`, `1.5h`. Colons are refused, since `1:30` could be two things.
+"""
+
+SIZES = """\
+## Sizes
+
+A number of bytes, or a number with a unit: `kB`, `MB`, `GB`, `TB` and `PB` are powers of 1000,
+`KiB`, `MiB`, `GiB`, `TiB` and `PiB` powers of 1024. `8GiB`, `1.5GB`, `512MiB`.
+"""
+
+PRESETS_HEAD = """\
+## Watchdog presets
+
+What they say for each key of [`watchdog`](#watchdog). None of them limits time or memory, which
+only you can know; null is no limit.
+
+"""
+
+PRESETS_TAIL = """
+`default` finds runs that hang as a whole, and gives them half an hour. `strict` is for runs whose
+workers are never idle for long: five minutes, and one idle worker is enough.
+"""
+
+CAUSES_HEAD = """\
+## Causes of a restart
+
+| cause | what happened |
+|---|---|
+"""
+
+CAUSES = {
+    "failure": "a worker failed: an exception, or an exit code that is not 0",
+    "signal": "a worker died of a signal that the launcher did not send",
+    "oom": "a worker was killed for lack of memory, or used more than `watchdog.memory`",
+    "hang": "a timer ran out, the workers stalled, or heartbeats stopped",
+    "timeout": "the attempt took longer than `watchdog.timeout`",
+}
+
+CAUSES_TAIL = """
+When `watchdog.run_timeout` is over nothing is started again, whatever `on` says.
 """
 
 WORKER_HEAD = """\
@@ -123,12 +165,27 @@ launch:
 
 def page() -> str:
     """The whole page."""
-    defaults = schema.schema_node()
+    defaults = schema.defaults()
     rows = "".join(f"| [`{key}`](#{key}) | `{_yaml(value)}` |\n" for key, value in defaults.items())
     docs = _field_docs()
     sections = [f"## {key}\n\nDefault: `{_yaml(defaults[key])}`.\n\n{docs[key]}\n" for key in docs]
     facts = "".join(f"| `{name}` | {FACTS[name]} |\n" for name in WORKER_NAMES)
-    return "\n".join([HEAD + rows, *sections, MASKS, DURATIONS, WORKER_HEAD + facts, SECRETS])
+    values = [MASKS, DURATIONS, SIZES, _presets(), _causes(), WORKER_HEAD + facts]
+    return "\n".join([HEAD + rows, *sections, *values, SECRETS])
+
+
+def _presets() -> str:
+    said = {name: written_policy(policy) for name, policy in PRESETS.items()}
+    names = "".join(f" `{name}` |" for name in said)
+    rows = [f"| key |{names}", f"|---|{'---|' * len(said)}"]
+    for key in WATCHDOG_KEYS:
+        rows.append(f"| `{key}` |" + "".join(f" {_yaml(each[key])} |" for each in said.values()))
+    return PRESETS_HEAD + "\n".join(rows) + "\n" + PRESETS_TAIL
+
+
+def _causes() -> str:
+    rows = "".join(f"| `{cause}` | {CAUSES[cause]} |\n" for cause in RESTART_CAUSES)
+    return CAUSES_HEAD + rows + CAUSES_TAIL
 
 
 def _field_docs() -> dict[str, str]:

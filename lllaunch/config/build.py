@@ -15,10 +15,12 @@ from lllaunch.config.nproc import count_cpus, parse_nproc
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.quantities import format_duration, parse_duration
 from lllaunch.config.ranks import as_ranges, check_within, parse_ranks, write_range
+from lllaunch.config.restart import read_restart
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
 from lllaunch.config.target import Call, Place, check_preload, read_call_of, why_empty
 from lllaunch.config.tree import BROKEN, Tree, Withheld, reveal
+from lllaunch.config.watchdog import read_watchdog
 from lllaunch.macros import names_in
 from lllaunch.multiprocessing.std import Std
 from lllaunch.spec import LaunchSpec
@@ -214,5 +216,7 @@ def _read_ending(settings: Settings) -> dict[str, Any]:
     return {
         "grace_period": settings.scalar("grace_period", parse_duration, 0.0, format_duration),
         "signals": settings.each("signals", fields.read_signal, lambda signum: signum.name),
+        "watchdog": read_watchdog(settings),
         "max_restarts": settings.scalar("max_restarts", fields.read_count, 0),
+        "restart": read_restart(settings),
     }

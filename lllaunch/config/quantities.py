@@ -28,6 +28,8 @@ _PARTS = re.compile(
 )
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _LONGEST_DAYS = 10_000
+# What is written has to be short enough to be read again.
+_SHORTEST = Decimal("1e-9")
 _LONGEST_TEXT = 60
 
 _BYTES: dict[str, int] = {
@@ -51,13 +53,16 @@ def parse_duration(value: object, *, zero: bool = True) -> float:
         Seconds.
 
     Raises:
-        Unfit: it is no duration, is negative, or is longer than 10,000 days.
+        Unfit: it is no duration, is negative, is shorter than a nanosecond, or is longer than
+            10,000 days.
     """
     seconds = _seconds(value)
     if seconds < 0:
         raise Unfit("is negative: a duration is 0 or more" if zero else "must be more than 0")
     if seconds == 0 and not zero:
         raise Unfit("must be more than 0")
+    if 0 < seconds < _SHORTEST:
+        raise Unfit("is shorter than a nanosecond")
     if seconds > _LONGEST_DAYS * _SECONDS["d"]:
         raise Unfit(f"is longer than {_LONGEST_DAYS} days")
     return float(seconds)

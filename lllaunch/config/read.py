@@ -145,7 +145,7 @@ class Reader:
                     for index in range(len(node))
                 ]
             return {
-                own: self._item(node, own, raw[own], f"{key}.{own}", own, reads, source)
+                own: self._item(node, own, raw[own], f"{key}.{_said(own)}", own, reads, source)
                 for own in raw
             }
         finally:
@@ -183,6 +183,11 @@ class Reader:
             self._findings.add_about(key, expected)
         else:
             self._findings.add(key, shown, expected)
+
+
+def _said(name: Any) -> Any:
+    # restart's ``on``, which YAML reads as true
+    return "on" if name is True else name
 
 
 def _raw(node: DictConfig | ListConfig) -> Any:

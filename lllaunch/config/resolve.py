@@ -12,20 +12,20 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.config.build import build
 from lllaunch.config.findings import Findings
 from lllaunch.config.gpus import Nvml
+from lllaunch.config.keys import known_items
 from lllaunch.config.read import Reader, register_resolvers
-from lllaunch.config.schema import KEYS, SYNONYMS, schema_node
+from lllaunch.config.restart import with_on
+from lllaunch.config.schema import KEYS, defaults
 from lllaunch.config.secrets import literals
 from lllaunch.config.settings import Settings
-from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.surroundings import Surroundings
+from lllaunch.config.synonyms import SYNONYMS
 from lllaunch.config.tree import Tree
+from lllaunch.config.watchdog import check_replaced
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.spec import LaunchSpec
 
 __all__ = ["register_resolvers", "resolve"]
-
-# As many as somebody may read; looking for what was meant takes time.
-_MOST_UNKNOWN = 20
 
 
 def resolve(
@@ -94,25 +94,18 @@ def _plain(cfg: DictConfig) -> tuple[dict[Any, Any], list[tuple[str, str, str]]]
 def _launch_node(cfg: DictConfig, key: str, reader: Reader, findings: Findings) -> dict[str, Tree]:
     """The schema's defaults with what the config says, key by key."""
     node = reader.read(cfg, key)
-    tree = schema_node()
+    tree = defaults()
     if node is None:
         return tree
     if not isinstance(node, dict):
         findings.add(key, node, "is not a mapping of settings (entrypoint, nproc, ...)")
         findings.raise_if_any()
-    unknown = [name for name in node if name not in tree]
-    for name in unknown[:_MOST_UNKNOWN]:
-        findings.add_about(f"{key}.{name}", "is no setting of lllaunch", _meant(str(name)))
-    if len(unknown) > _MOST_UNKNOWN:
-        more = len(unknown) - _MOST_UNKNOWN
-        findings.add_about(key, f"has {more} more keys that are no settings of lllaunch")
-    return {**tree, **{name: item for name, item in node.items() if name in tree}}
-
-
-def _meant(name: str) -> str:
-    word = name.lower().replace("-", "_")
-    known = word if word in KEYS else SYNONYMS.get(word)
-    return f"did you mean {known!r}?" if known else did_you_mean(word, KEYS)
+    items = known_items(node, key, KEYS, SYNONYMS, findings, owner="lllaunch")
+    if items.keys() == tree.keys():
+        # Hydra has composed it over the schema.
+        check_replaced(items["watchdog"], f"{key}.watchdog", findings)
+    tree.update(items)
+    return {**tree, "restart": with_on(tree["restart"])}
 
 
 def _note_literals(secrets: Sequence[tuple[str, str, str]], findings: Findings) -> None:

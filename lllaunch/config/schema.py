@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from omegaconf import OmegaConf
+
 Mask = int | str | bool | Mapping[int | str, Any] | None
 Ranks = int | str
 
@@ -144,8 +146,69 @@ class Launch:
     """Signals that the launcher handles and passes on to the workers: a list of names, or text
     separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own."""
 
+    watchdog: str | Mapping[str, Any] | bool | None = field(
+        default_factory=lambda: {"preset": "none"}
+    )
+    """What the run is watched for: the name of a [preset](#watchdog-presets), or a mapping of what
+    to change of one. When the watchdog finds something it writes the stacks of all workers to
+    `attempt_N/RANK/stacks.txt`, ends the workers as a signal would, and leaves the rest to
+    [`restart`](#restart).
+
+    - `preset`: the preset that the other keys change; `none` if it is left out
+    - `timers`: whether to serve timers, those of `lllaunch.timer` and torch's file timers
+    - `timeout`: how long an attempt may take
+    - `run_timeout`: how long the run may take with all of its attempts
+    - `stall`: how long workers may go without output, CPU use and heartbeat; at least 1 s
+    - `stall_scope`: `group` (all workers must be idle) or `rank` (one idle worker is enough)
+    - `warmup`: how long, from the start of an attempt, idleness does not count
+    - `heartbeat`: how long a worker that has called `lllaunch.heartbeat()` may go without another
+      call, whatever else it does; at least 1 s
+    - `memory`: how much resident memory a worker may use, with all processes below it; a
+      [size](#sizes), at least 1 MiB
+
+    Times are [durations](#durations). For a limit, null or false turns it off, also one of the
+    preset's. `watchdog: null` or false is `none`.
+
+    ```yaml
+    launch:
+      entrypoint: env
+      watchdog: {preset: default, stall: 10m, timeout: 1h, memory: 8GiB}
+    ```
+
+    On a command line `launch.watchdog=strict` takes a preset, and `launch.watchdog.stall=10m`
+    changes what the config says. A preset that a config gives by its name alone is text for Hydra,
+    which has no keys to change: write `watchdog: {preset: default}` there, or all of it at once,
+    `'launch.watchdog={preset: default, stall: 10m}'`.
+
+    ```yaml
+    launch:
+      entrypoint: env
+      watchdog: strict
+    ```
+    """
+
     max_restarts: int = 0
     """How often a failed group of workers is started again."""
+
+    restart: Mapping[Any, Any] | None = field(
+        default_factory=lambda: {"delay": "0s", "max_delay": "5m"}
+    )
+    """What a group is started again for, as long as there are restarts left, and how soon.
+
+    - `on`: [causes](#causes-of-a-restart), a list or text separated by commas; `all`, which is the
+      default, or `none`
+    - `delay`: a [duration](#durations) before the first restart; each later one waits twice as long
+    - `max_delay`: the longest wait, not less than `delay`
+
+    A failure that is not under `on` ends the run at once. Null is the default.
+
+    ```yaml
+    launch:
+      entrypoint: env
+      max_restarts: 5
+      restart: {on: [hang, oom, signal], delay: 10s, max_delay: 2m}
+    ```
+    """
 
     virtual_local_rank: bool = False
     """Every worker sees its own GPU only, as device 0, and has `LOCAL_RANK=0`."""
@@ -157,37 +220,12 @@ class Launch:
 
 KEYS: tuple[str, ...] = tuple(each.name for each in fields(Launch))
 
-# What people who know torchrun would write, and other common guesses.
-SYNONYMS = {
-    "nproc_per_node": "nproc",
-    "num_workers": "nproc",
-    "world_size": "nproc",
-    "script": "entrypoint",
-    "program": "entrypoint",
-    "command": "entrypoint",
-    "cmd": "entrypoint",
-    "module": "entrypoint",
-    "function": "entrypoint",
-    "arguments": "args",
-    "kwargs": "args",
-    "environment": "env",
-    "workdir": "cwd",
-    "working_dir": "cwd",
-    "output_dir": "log_dir",
-    "shutdown_timeout": "grace_period",
-    "signals_to_handle": "signals",
-    "log_line_prefix_template": "log_line_prefix",
-    "rdzv_id": "run_id",
-    "retries": "max_restarts",
-    "restarts": "max_restarts",
-}
-
 # These may be null, which is their default or stands for nothing.
 NULLABLE = frozenset(
     {
         *("entrypoint", "args", "preload", "cwd", "env", "env_per_rank", "redirects", "tee"),
         *("local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters"),
-        *("log_line_prefix", "log_dir", "run_id"),
+        *("log_line_prefix", "log_dir", "watchdog", "restart", "run_id"),
     }
 )
 
@@ -195,7 +233,21 @@ NULLABLE = frozenset(
 PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})
 
 
+# Below these Hydra takes any key, with + or without, and the reader tells what is wrong with it:
+# they do not list all of theirs, since null there means something. `restart` must not list ``on``,
+# which YAML reads as the boolean true, so that a config file would not override it.
+_OPEN = frozenset({"watchdog", "restart"})
+
+
+def defaults() -> dict[str, Any]:
+    """The defaults as plain data, made anew."""
+    launch = Launch()
+    return {key: getattr(launch, key) for key in KEYS}
+
+
 def schema_node() -> dict[str, Any]:
-    """The defaults as plain data, for Hydra's ConfigStore: no leaf has a type."""
-    defaults = Launch()
-    return {key: getattr(defaults, key) for key in KEYS}
+    """The defaults for Hydra's ConfigStore: no leaf has a type."""
+    return {
+        key: OmegaConf.create(value, flags={"struct": False}) if key in _OPEN else value
+        for key, value in defaults().items()
+    }

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from support.project import Project, environment, quiet_environment, result
 
 from lllaunch.testing import live_descendants
@@ -33,6 +34,53 @@ def test_several_mistakes_are_told_together_and_nothing_starts(project: Project)
     assert "launch.max_restarts" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert attempts(project) == []
+
+
+def test_keys_of_the_watchdog_and_of_restarts_are_set_and_checked_from_the_command_line(
+    project: Project,
+) -> None:
+    project.experiment("x", "{entrypoint: 'true', restart: {on: [hang]}}")
+    right = ("launch.watchdog.stall=10m", "launch.restart.delay=5s", "hydra.run.dir=right")
+    ended = project.lllaunch("+exp=x", *right, env=quiet_environment())
+    assert ended.returncode == 0, ended.stderr
+    plan = yaml.safe_load((project.root / "right/plan.yaml").read_text())["launch"]
+    assert plan["watchdog"]["stall"] == "10m"
+    assert plan["restart"] == {"on": ["hang"], "delay": "5s", "max_delay": "5m"}
+
+    wrong = ("launch.watchdog.stal=10m", "launch.restart.delay=6m", "hydra.run.dir=wrong")
+    ended = project.lllaunch("+exp=x", *wrong, env=quiet_environment())
+    assert ended.returncode == 2
+    assert "launch.watchdog.stal: is no setting of the watchdog; did you mean 'stall'?" in (
+        ended.stderr
+    )
+    assert "launch.restart.delay: '6m' is more than launch.restart.max_delay" in ended.stderr
+    assert list((project.root / "wrong").glob("attempt_*")) == []
+
+
+def test_a_users_own_app_has_the_same_keys_and_messages(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import lllaunch
+
+        @lllaunch.main(config_path=None, version_base="1.3")
+        def train(cfg):
+            return 1
+
+        if __name__ == "__main__":
+            train()
+        """,
+    )
+    overrides = ("launch.watchdog.stall=10m", "launch.watchdog.preset=strict")
+    ended = project.python("train.py", *overrides, env=quiet_environment())
+    assert ended.returncode == 0, ended.stderr
+    plan = yaml.safe_load((project.run_dir() / "plan.yaml").read_text())["launch"]
+    assert (plan["watchdog"]["stall"], plan["watchdog"]["stall_scope"]) == ("10m", "rank")
+
+    ended = project.python("train.py", "launch.watchdog=strickt", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "launch.watchdog: 'strickt' is not a preset" in ended.stderr
+    assert "did you mean 'strict'?" in ended.stderr
 
 
 def test_a_missing_conf_directory_is_named(project: Project) -> None:

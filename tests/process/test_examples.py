@@ -76,6 +76,13 @@ def test_resnet_goes_on_from_its_checkpoint_after_a_worker_was_killed(tmp_path: 
 
 
 @pytest.mark.slow
+def test_resnet_is_started_again_for_the_causes_of_its_policy(tmp_path: Path) -> None:
+    found = experiment("resnet_watched", tmp_path)
+    assert found["state"] == "succeeded"
+    assert [attempt["restart_count"] for attempt in found["attempts"]] == [0, 1]
+
+
+@pytest.mark.slow
 def test_resnet_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = ("examples/resnet/train.py", "--epochs", "1")

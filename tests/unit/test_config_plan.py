@@ -13,6 +13,7 @@ from lllaunch.config.plan import default_run_id, plan_hash, plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS
 from lllaunch.config.tree import escape
+from lllaunch.policies import RESTART_CAUSES
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 
@@ -35,6 +36,8 @@ RICH = {
     "log_line_prefix": "[\\${rank}]",
     "duplicate_stdout_filters": "a,b",
     "preload": ["json"],
+    "watchdog": {"preset": "strict", "timeout": 3600, "memory": "1.5GiB", "heartbeat": None},
+    "restart": {"on": "oom,hang", "delay": 90},
 }
 
 
@@ -48,6 +51,17 @@ def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
     assert plan["signals"] == ["SIGTERM"]
     assert plan["log_line_prefix"] == "[${worker:rank}]"
     assert plan["env_per_rank"] == {"1-2": {"X": "a"}, 3: {"X": "b"}}
+    assert plan["watchdog"] == {
+        "timers": True,
+        "timeout": "1h",
+        "run_timeout": None,
+        "stall": "5m",
+        "stall_scope": "rank",
+        "warmup": "5m",
+        "heartbeat": None,
+        "memory": "1536MiB",
+    }
+    assert plan["restart"] == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m"}
     assert list(plan["env"]) == ["A", "B", "C", "D", "E", "F"]
 
 
@@ -83,6 +97,37 @@ def test_any_arguments_come_back_from_the_plan(args: list[Any]) -> None:
     assert again.args == spec.args
 
 
+limits = st.none() | st.just(False) | st.floats(1, 1e8) | st.integers(1, 10**8)
+watchdogs = st.sampled_from(["none", "default", "strict", None, False]) | st.fixed_dictionaries(
+    {},
+    optional={
+        "preset": st.sampled_from(["none", "default", "strict", None]),
+        "timers": st.booleans(),
+        **dict.fromkeys(("timeout", "run_timeout", "stall", "heartbeat"), limits),
+        "stall_scope": st.sampled_from(["group", "rank"]),
+        "warmup": st.floats(1e-9, 1e8) | st.integers(0, 10**8),
+        "memory": st.none() | st.just(False) | st.integers(1024**2, 2**63 - 1),
+    },
+)
+restarts = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "on": st.sampled_from(["all", "none"]) | st.lists(st.sampled_from(RESTART_CAUSES)),
+        "delay": st.just(0) | st.floats(1e-9, 300),
+        "max_delay": st.floats(300, 1e8),
+    },
+)
+
+
+@given(watchdogs, restarts)
+def test_any_watchdog_and_restarts_come_back_from_the_plan(watchdog: Any, restart: Any) -> None:
+    spec = spec_of({"entrypoint": "env", "watchdog": watchdog, "restart": restart})
+    text = plan_text(spec)
+    again = spec_of(OmegaConf.create(text).launch)
+    assert again == spec
+    assert plan_text(again) == text
+
+
 @given(plain_text)
 def test_any_text_survives_being_written(text: str) -> None:
     assert OmegaConf.create({"a": escape(text)}).a == text
@@ -105,7 +150,11 @@ def test_keywords_have_no_order_but_options_have() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"nproc": 3}, {"args": [2]}, {"tee": "all"}, {"env": {"A": "2"}}, {"run_id": "x"}]
+    "change",
+    [
+        *({"nproc": 3}, {"args": [2]}, {"tee": "all"}, {"env": {"A": "2"}}, {"run_id": "x"}),
+        *({"watchdog": "default"}, {"watchdog": {"memory": "1GiB"}}, {"restart": {"on": "oom"}}),
+    ],
 )
 def test_the_hash_tells_plans_apart(change: dict[str, Any]) -> None:
     launch = {"entrypoint": "env", "nproc": 2, "args": [1], "env": {"A": "1"}}

@@ -109,6 +109,12 @@ def test_any_float_of_seconds_reads_back(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
+@pytest.mark.parametrize("written", [1e-10, "1e-300", 5e-324])
+def test_a_duration_too_short_to_be_written_is_refused(written: object) -> None:
+    with pytest.raises(Unfit, match="is shorter than a nanosecond"):
+        parse_duration(written)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0s"), (30, "30s"), (90, "1m30s"), (5400, "1h30m"), (86400, "1d"), (60.5, "1m0.5s")],

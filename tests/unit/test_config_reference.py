@@ -11,8 +11,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS, schema_node
+from lllaunch.config.restart import RESTART_KEYS
+from lllaunch.config.schema import KEYS, defaults, schema_node
+from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.macros import WORKER_NAMES
+from lllaunch.policies import RESTART_CAUSES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "config.md"
@@ -37,6 +40,17 @@ def test_every_setting_and_every_fact_is_described() -> None:
     for key in KEYS:
         assert f"\n## {key}\n\nDefault: " in page
     assert list(generator().FACTS) == list(WORKER_NAMES)
+    assert list(generator().CAUSES) == list(RESTART_CAUSES)
+
+
+def test_every_preset_and_every_key_of_a_mapping_is_described() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for key in ("preset", *WATCHDOG_KEYS, *RESTART_KEYS):
+        assert f"\n- `{key}`: " in page
+    presets = page.partition("## Watchdog presets\n")[2].partition("\n## ")[0]
+    assert "| key | `none` | `default` | `strict` |" in presets
+    assert "| `stall` | null | 30m | 5m |" in presets
+    assert "| `timers` | false | true | true |" in presets
 
 
 def test_every_link_within_the_page_leads_somewhere() -> None:
@@ -53,8 +67,11 @@ def test_the_examples_are_right(block: str) -> None:
     resolve(OmegaConf.create(block), runtime_cwd=str(ROOT), output_dir="/out")
 
 
-def test_the_schema_is_plain_data_made_anew_each_time() -> None:
-    node = schema_node()
-    node["env"]["A"] = 1
-    assert schema_node()["env"] == {}
-    assert OmegaConf.to_container(OmegaConf.create(schema_node())) == schema_node()
+def test_the_schema_is_made_anew_each_time() -> None:
+    for make in (defaults, schema_node):
+        node = make()
+        node["env"]["A"] = 1
+        node["watchdog"]["preset"] = "strict"
+        assert make()["env"] == {}
+        assert make()["watchdog"] == {"preset": "none"}
+    assert OmegaConf.to_container(OmegaConf.create(schema_node())) == defaults()

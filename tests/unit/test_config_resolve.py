@@ -14,9 +14,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS, SYNONYMS, schema_node
+from lllaunch.config.restart import RESTART_KEYS
+from lllaunch.config.schema import KEYS, schema_node
+from lllaunch.config.synonyms import SYNONYMS
+from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.multiprocessing.std import Std
+from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 HERE = str(Path(__file__).parent)
@@ -60,6 +64,7 @@ def test_the_defaults_of_the_schema_hold_whatever_the_config_has() -> None:
 def test_null_is_the_default_where_a_key_may_be_null() -> None:
     names = ("args", "preload", "cwd", "env", "env_per_rank", "local_ranks_filter", "log_dir")
     names += ("log_line_prefix", "run_id", "duplicate_stdout_filters", "duplicate_stderr_filters")
+    names += ("watchdog", "restart")
     spec = spec_of({"entrypoint": "env", **dict.fromkeys(names)})
     assert spec == spec_of({"entrypoint": "env"})
     assert spec_of({"entrypoint": "env", "redirects": None, "tee": None}).redirects == {0: Std.NONE}
@@ -86,7 +91,9 @@ def test_everything_at_once() -> None:
         log_dir: logs
         grace_period: 1m30s
         signals: term,SIGUSR1
+        watchdog: {preset: default, stall: 10m, timeout: 1h}
         max_restarts: 2
+        restart: {on: [hang, oom], delay: 1s}
         virtual_local_rank: true
         run_id: abc
         """
@@ -108,7 +115,9 @@ def test_everything_at_once() -> None:
     assert spec.log_dir == os.path.join(HERE, "logs")
     assert spec.grace_period == 90
     assert spec.signals == (signal.SIGTERM, signal.SIGUSR1)
+    assert spec.watchdog == WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
     assert (spec.max_restarts, spec.virtual_local_rank, spec.run_id) == (2, True, "abc")
+    assert spec.restart == RestartPolicy(frozenset({"hang", "oom"}), 1)
 
 
 def test_values_are_resolved_and_may_come_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +366,15 @@ def test_an_unknown_key_says_what_was_meant(written: str) -> None:
     assert line == f"launch.{written}: is no setting of lllaunch; did you mean {meant!r}?"
 
 
-@pytest.mark.parametrize("later", ["watchdog", "restart", "resources", "nnodes", "rdzv"])
+def test_other_words_stand_for_settings_that_there_are() -> None:
+    below = {f"watchdog.{key}" for key in WATCHDOG_KEYS} | {
+        f"restart.{key}" for key in RESTART_KEYS
+    }
+    assert set(SYNONYMS.values()) <= {*KEYS} | below
+    assert not set(SYNONYMS) & {*KEYS}
+
+
+@pytest.mark.parametrize("later", ["resources", "nnodes", "rdzv"])
 def test_a_setting_that_there_is_not_is_refused(later: str) -> None:
     (line,) = complaints({"entrypoint": "env", later: 1})
     assert line.startswith(f"launch.{later}: is no setting of lllaunch")
@@ -367,6 +384,8 @@ def test_mistakes_are_told_together_in_the_order_of_the_settings() -> None:
     lines = complaints(
         {
             "typo": 1,
+            "restart": {"on": "x", "delay": -1},
+            "watchdog": {"stall": 0, "memory": 16},
             "max_restarts": -1,
             "tee": {0: "al", "x": "out"},
             "env": {"RANK": 1, "B": "${nope}", "C": True},
@@ -386,7 +405,11 @@ def test_mistakes_are_told_together_in_the_order_of_the_settings() -> None:
         "launch.env.C",
         "launch.tee.0",
         "launch.tee.x",
+        "launch.watchdog.stall",
+        "launch.watchdog.memory",
         "launch.max_restarts",
+        "launch.restart.on",
+        "launch.restart.delay",
         "launch.typo",
         "params.api_key",
     ]
@@ -513,6 +536,14 @@ def test_no_value_of_any_key_ends_in_another_error(key: str, value: Any) -> None
     for problem in told_about({"entrypoint": "env", key: value}):
         assert problem.key.startswith("launch")
         assert len(str(problem)) < 1000
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_value_below_a_key_ends_in_another_error(value: Any) -> None:
+    for key, names in (("watchdog", WATCHDOG_KEYS), ("restart", (*RESTART_KEYS, True))):
+        for problem in told_about({"entrypoint": "env", key: dict.fromkeys(names, value)}):
+            assert problem.key.startswith(f"launch.{key}")
+            assert len(str(problem)) < 1000
 
 
 def test_torch_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,121 @@
+"""``restart``: what a failed group of workers is started again for, and how soon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from lllaunch.config import fields
+from lllaunch.config.findings import Findings, Unfit
+from lllaunch.config.keys import known_items
+from lllaunch.config.quantities import format_duration, parse_duration
+from lllaunch.config.settings import Settings
+from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal, show
+from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
+
+RESTART_KEYS = ("on", "delay", "max_delay")
+SYNONYMS = {
+    **dict.fromkeys(("causes", "cause", "reasons", "for", "when", "if", "after"), "on"),
+    **dict.fromkeys(("backoff", "wait", "pause", "min_delay", "interval", "sleep"), "delay"),
+    **dict.fromkeys(("max_backoff", "max_wait", "delay_max", "limit"), "max_delay"),
+    **dict.fromkeys(("max", "count", "times", "retries", "max_restarts"), "launch.max_restarts"),
+}
+
+_CAUSE_HINTS = {
+    **dict.fromkeys(("error", "exception", "crash", "exit", "failed"), "did you mean 'failure'?"),
+    **dict.fromkeys(("killed", "sigkill", "segfault", "sigsegv"), "did you mean 'signal'?"),
+    **dict.fromkeys(("memory", "mem", "out_of_memory"), "did you mean 'oom'?"),
+    **dict.fromkeys(("hung", "stall", "stalled", "deadlock"), "did you mean 'hang'?"),
+    **dict.fromkeys(("timer", "timers", "heartbeat"), "did you mean 'hang'?"),
+    **dict.fromkeys(("time", "walltime", "run_timeout"), "did you mean 'timeout'?"),
+    **dict.fromkeys(("any", "every", "always", "true", "yes"), "did you mean 'all'?"),
+    **dict.fromkeys(("never", "no", "false", "off", "null"), "did you mean 'none'?"),
+}
+_CAUSES = f"is not a list of causes ({', '.join(RESTART_CAUSES)})"
+
+
+def read_restart(settings: Settings) -> RestartPolicy:
+    """Reads ``restart``, and keeps all that it means for the plan.
+
+    Args:
+        settings: of the launch node; what is wrong goes to their findings.
+    """
+    tree, key, findings = settings["restart"], settings.key_of("restart"), settings.findings
+    if tree is not None and not isinstance(tree, dict):
+        findings.attempt(key, tree, _refuse)
+        tree = None
+    items = known_items(tree or {}, key, RESTART_KEYS, SYNONYMS, findings, owner="restarts")
+    values: dict[str, Any] = {}
+    if "on" in items:
+        values["on"] = _read_causes(items["on"], f"{key}.on", findings)
+    for name in ("delay", "max_delay"):
+        if name in items:
+            values[name] = findings.attempt(f"{key}.{name}", items[name], parse_duration)
+    if any(value is None for value in values.values()):
+        # Noted; what is left is not compared with a default that nobody chose.
+        policy = RestartPolicy()
+    else:
+        policy = RestartPolicy(**values)
+        _check_delays(policy, items, key, findings)
+    own = {name: item for name, item in items.items() if has_secrets(item)}
+    settings.decide_parts("restart", {**_written(policy), **own})
+    return policy
+
+
+def with_on(tree: Tree) -> Tree:
+    """A value of ``restart`` with ``on`` under its name: for YAML an unquoted ``on`` is true.
+
+    Where both are there, ``on`` is what the command line said, which comes after all files.
+    """
+    if not isinstance(tree, dict) or not any(name is True for name in tree):
+        return tree
+    return {"on": tree[True], **{name: item for name, item in tree.items() if name is not True}}
+
+
+def _refuse(value: object) -> None:
+    hint = ""
+    if isinstance(value, (str, list)):
+        hint = "causes go under 'on': {on: [hang, oom]}"
+    elif isinstance(value, (bool, int)):
+        hint = "how often is said by max_restarts"
+    raise Unfit(f"is not a mapping of settings ({', '.join(RESTART_KEYS)})", hint)
+
+
+def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartCause] | None:
+    before = findings.count
+    plain = reveal(tree)
+    if plain is False:
+        return frozenset()
+    if plain is None or plain is True or plain == "" or isinstance(plain, dict):
+        findings.add(key, tree, _CAUSES, "write all or none")
+        return None
+    causes = {*fields.read_each(tree, key, findings, _read_cause)}
+    if "none" in causes and len(causes) > 1:
+        findings.add(key, tree, "names 'none' beside others")
+    if findings.count > before or tree is BROKEN:
+        return None
+    if "all" in causes:
+        return frozenset(RESTART_CAUSES)
+    return frozenset(cast("set[RestartCause]", causes - {"none"}))
+
+
+def _read_cause(value: object) -> str:
+    return fields.read_choice(value, (*RESTART_CAUSES, "all", "none"), _CAUSE_HINTS)
+
+
+def _check_delays(
+    policy: RestartPolicy, items: Mapping[str, Tree], key: str, findings: Findings
+) -> None:
+    if policy.delay <= policy.max_delay:
+        return
+    longest = show(items.get("max_delay", format_duration(policy.max_delay)))
+    expected = f"is more than {key}.max_delay, which is {longest}"
+    findings.add(f"{key}.delay", items["delay"], expected, "set max_delay as well")
+
+
+def _written(policy: RestartPolicy) -> dict[str, Tree]:
+    return {
+        "on": [cause for cause in RESTART_CAUSES if cause in policy.on],
+        "delay": format_duration(policy.delay),
+        "max_delay": format_duration(policy.max_delay),
+    }

@@ -1,0 +1,42 @@
+"""Words for settings of ``launch`` that others would use. Data."""
+
+from __future__ import annotations
+
+# What people who know torchrun would write, and other common guesses.
+SYNONYMS = {
+    "nproc_per_node": "nproc",
+    "num_workers": "nproc",
+    "world_size": "nproc",
+    "script": "entrypoint",
+    "program": "entrypoint",
+    "command": "entrypoint",
+    "cmd": "entrypoint",
+    "module": "entrypoint",
+    "function": "entrypoint",
+    "arguments": "args",
+    "kwargs": "args",
+    "environment": "env",
+    "workdir": "cwd",
+    "working_dir": "cwd",
+    "output_dir": "log_dir",
+    "shutdown_timeout": "grace_period",
+    "signals_to_handle": "signals",
+    "log_line_prefix_template": "log_line_prefix",
+    "rdzv_id": "run_id",
+    "retries": "max_restarts",
+    "restarts": "max_restarts",
+    **dict.fromkeys(("timeout", "walltime", "wall_time", "max_time"), "watchdog.timeout"),
+    **dict.fromkeys(("time_limit", "attempt_timeout", "deadline"), "watchdog.timeout"),
+    "run_timeout": "watchdog.run_timeout",
+    **dict.fromkeys(("stall", "stall_timeout", "hang", "hang_timeout"), "watchdog.stall"),
+    **dict.fromkeys(("idle_timeout", "stall_after"), "watchdog.stall"),
+    "stall_scope": "watchdog.stall_scope",
+    "warmup": "watchdog.warmup",
+    **dict.fromkeys(("heartbeat", "heartbeat_timeout"), "watchdog.heartbeat"),
+    **dict.fromkeys(("memory", "memory_limit", "mem_limit", "max_memory"), "watchdog.memory"),
+    **dict.fromkeys(("timers", "enable_timers"), "watchdog.timers"),
+    **dict.fromkeys(("watch", "guard", "preset"), "watchdog"),
+    **dict.fromkeys(("restart_on", "restart_policy", "restart_causes"), "restart.on"),
+    **dict.fromkeys(("restart_delay", "backoff", "restart_backoff"), "restart.delay"),
+    **dict.fromkeys(("max_delay", "max_backoff", "restart_max_delay"), "restart.max_delay"),
+}

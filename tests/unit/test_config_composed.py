@@ -1,0 +1,144 @@
+"""``launch.watchdog`` and ``launch.restart`` as Hydra composes them from files and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+
+from lllaunch.app.schema_store import install
+from lllaunch.config.resolve import resolve
+from lllaunch.errors import ConfigError
+from lllaunch.policies import RESTART_CAUSES, RestartPolicy, WatchdogPolicy
+from lllaunch.spec import LaunchSpec
+
+GIB = 1024**3
+DEFAULT = WatchdogPolicy(timers=True, stall=1800, warmup=300)
+STRICT = WatchdogPolicy(timers=True, stall=300, stall_scope="rank", warmup=300, heartbeat=300)
+
+EXPERIMENTS = {
+    "plain": "{entrypoint: env}",
+    "by_name": "{entrypoint: env, watchdog: default}",
+    "mapping": """
+  entrypoint: env
+  watchdog: {preset: default, timeout: 1h}
+  restart: {on: [hang, oom], delay: 1s}""",
+    "nothing": "{entrypoint: env, watchdog: null, restart: null}",
+}
+
+
+@pytest.fixture(autouse=True)
+def store() -> Iterator[None]:
+    """Puts back what is stored."""
+    store = ConfigStore.instance()
+    root = store.load("hydra/config.yaml")
+    install()
+    yield
+    store.repo["hydra"]["config.yaml"] = root
+    store.repo.pop("_lllaunch_schema.yaml", None)
+    GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "exp").mkdir()
+    for name, launch in EXPERIMENTS.items():
+        text = f"# @package _global_\nlaunch: {launch}\n"
+        (tmp_path / "exp" / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def spec(conf: Path, experiment: str, *overrides: str) -> LaunchSpec:
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        cfg = compose(None, [f"+exp={experiment}", *overrides])
+    return resolve(cfg, runtime_cwd="/", output_dir="/out")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "policy"),
+    [
+        ("plain", "", WatchdogPolicy()),
+        ("plain", "launch.watchdog=strict", STRICT),
+        ("plain", "launch.watchdog.preset=strict", STRICT),
+        ("plain", "launch.watchdog={stall:10m}", WatchdogPolicy(stall=600)),
+        ("plain", "launch.watchdog.stall=10m", WatchdogPolicy(stall=600)),
+        ("plain", "+launch.watchdog.stall=10m", WatchdogPolicy(stall=600)),
+        ("by_name", "", DEFAULT),
+        ("by_name", "launch.watchdog=strict", STRICT),
+        ("by_name", "launch.watchdog=none", WatchdogPolicy()),
+        ("by_name", "launch.watchdog=false", WatchdogPolicy()),
+        (
+            "by_name",
+            "launch.watchdog={preset:default,stall:10m}",
+            WatchdogPolicy(timers=True, stall=600, warmup=300),
+        ),
+        ("mapping", "", WatchdogPolicy(timers=True, timeout=3600, stall=1800, warmup=300)),
+        ("mapping", "launch.watchdog=strict", STRICT),
+        ("mapping", "launch.watchdog.timeout=null", DEFAULT),
+        (
+            "mapping",
+            "launch.watchdog.stall=10m launch.watchdog.memory=8GiB",
+            WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300, memory=8 * GIB),
+        ),
+        ("nothing", "", WatchdogPolicy()),
+        ("nothing", "launch.watchdog=strict", STRICT),
+    ],
+)
+def test_what_a_command_line_makes_of_the_watchdog(
+    conf: Path, experiment: str, overrides: str, policy: WatchdogPolicy
+) -> None:
+    assert spec(conf, experiment, *overrides.split()).watchdog == policy
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "policy"),
+    [
+        ("plain", "", RestartPolicy()),
+        ("plain", "launch.restart.delay=5s", RestartPolicy(delay=5)),
+        ("plain", "launch.restart={delay:5s}", RestartPolicy(delay=5)),
+        ("plain", "launch.restart.on=[oom]", RestartPolicy(frozenset({"oom"}))),
+        ("mapping", "launch.restart={on:[oom],delay:0}", RestartPolicy(frozenset({"oom"}))),
+        ("plain", "launch.restart.on=none", RestartPolicy(frozenset())),
+        ("mapping", "", RestartPolicy(frozenset({"hang", "oom"}), 1)),
+        ("mapping", "launch.restart.on=[oom]", RestartPolicy(frozenset({"oom"}), 1)),
+        ("mapping", "launch.restart.on=all", RestartPolicy(frozenset(RESTART_CAUSES), 1)),
+        ("mapping", "launch.restart.max_delay=9s", RestartPolicy(frozenset({"hang", "oom"}), 1, 9)),
+        ("nothing", "", RestartPolicy()),
+    ],
+)
+def test_what_a_command_line_makes_of_restarts(
+    conf: Path, experiment: str, overrides: str, policy: RestartPolicy
+) -> None:
+    assert spec(conf, experiment, *overrides.split()).restart == policy
+
+
+@pytest.mark.parametrize(
+    "overrides", ["launch.watchdog.stal=3 launch.restart.dealy=3", "launch.watchdog={stal:3}"]
+)
+def test_a_misspelt_key_on_the_command_line_gets_as_far_as_our_own_check(
+    conf: Path, overrides: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.watchdog\.stal: .*did you mean 'stall'\?"):
+        spec(conf, "mapping", *overrides.split())
+
+
+def test_a_preset_is_not_undone_by_a_key_that_replaces_its_name(conf: Path) -> None:
+    with pytest.raises(ConfigError, match="names no preset, and has replaced what"):
+        spec(conf, "by_name", "+launch.watchdog.stall=10m")
+    both = ("+launch.watchdog.stall=10m", "+launch.watchdog.preset=default")
+    assert spec(conf, "by_name", *both).watchdog.timers
+
+
+def test_one_config_may_change_another(conf: Path) -> None:
+    (conf / "exp/changed.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [mapping, _self_]\n"
+        "launch: {watchdog: {stall: 10m}, restart: {on: [signal]}}\n"
+    )
+    found = spec(conf, "changed")
+    assert found.watchdog == WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
+    assert found.restart == RestartPolicy(frozenset({"signal"}), 1)

@@ -1,0 +1,172 @@
+"""``launch.restart``: causes and delays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from lllaunch.config.plan import plan_hash, plan_text
+from lllaunch.config.resolve import resolve
+from lllaunch.config.restart import RESTART_KEYS, SYNONYMS
+from lllaunch.config.schema import schema_node
+from lllaunch.errors import ConfigError
+from lllaunch.policies import RESTART_CAUSES, RestartPolicy
+from lllaunch.spec import LaunchSpec
+
+
+def spec_of(restart: Any, **more: Any) -> LaunchSpec:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "restart": restart, **more}})
+    return resolve(cfg, runtime_cwd="/", output_dir="/out")
+
+
+def policy_of(restart: Any) -> RestartPolicy:
+    return spec_of(restart).restart
+
+
+def complaints(restart: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        spec_of(restart)
+    return str(caught.value).splitlines()
+
+
+def test_by_default_all_is_tried_again_at_once() -> None:
+    assert policy_of(None) == policy_of({}) == policy_of(schema_node()["restart"])
+    assert policy_of(None) == RestartPolicy(frozenset(RESTART_CAUSES), 0, 300)
+
+
+@pytest.mark.parametrize(
+    ("on", "causes"),
+    [
+        (["hang", "oom"], {"hang", "oom"}),
+        (["oom", "hang", "oom"], {"hang", "oom"}),
+        ("oom, hang", {"hang", "oom"}),
+        ("signal", {"signal"}),
+        ("all", {*RESTART_CAUSES}),
+        (["all"], {*RESTART_CAUSES}),
+        (["hang", "all"], {*RESTART_CAUSES}),
+        ("none", set()),
+        (["none"], set()),
+        ([], set()),
+        (False, set()),
+    ],
+)
+def test_causes(on: Any, causes: set[str]) -> None:
+    assert policy_of({"on": on}).on == causes
+
+
+def test_an_unquoted_on_is_true_for_yaml_and_means_the_causes() -> None:
+    written = yaml.safe_load("{on: [hang], delay: 1s}")
+    assert True in written
+    assert policy_of(written) == RestartPolicy(frozenset({"hang"}), 1, 300)
+    # the command line's comes later
+    assert policy_of({**written, "on": "oom"}).on == {"oom"}
+    (line,) = complaints({True: ["hgn"]})
+    assert line.startswith("launch.restart.on[0]: 'hgn' is not one of ")
+    (line,) = complaints({True: ["${nope}"]})
+    assert line.startswith("launch.restart.on[0]: '${nope}' cannot be resolved")
+
+
+def test_delays() -> None:
+    policy = policy_of({"delay": "10s", "max_delay": "1m"})
+    assert (policy.delay, policy.max_delay) == (10, 60)
+    assert [policy.wait(n) for n in (1, 2, 3, 4, 5, 9999)] == [10, 20, 40, 60, 60, 60]
+    assert policy_of({"delay": 300}).max_delay == 300
+    assert policy_of({"max_delay": 0}).max_delay == 0
+
+
+def test_a_plan_says_all_of_it() -> None:
+    plan = yaml.safe_load(plan_text(spec_of({"on": "oom,hang", "delay": 90})))["launch"]["restart"]
+    assert list(plan) == list(RESTART_KEYS)
+    assert plan == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m"}
+    hashes = {plan_hash(spec_of({"on": on})) for on in ("oom,hang", "hang,oom", ["hang", "oom"])}
+    assert len(hashes) == 1
+    assert plan_hash(spec_of(None)) not in hashes
+
+
+def test_what_came_from_the_environment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAUSES", "hang,oom")
+    monkeypatch.setenv("DELAY", "1234s")
+    spec = spec_of({"on": "${oc.env:CAUSES}", "delay": "${oc.env:DELAY}", "max_delay": "1h"})
+    assert spec.restart == RestartPolicy(frozenset({"hang", "oom"}), 1234, 3600)
+    text = plan_text(spec)
+    assert yaml.safe_load(text)["launch"]["restart"] == {
+        "on": "${oc.env:CAUSES}",
+        "delay": "${oc.env:DELAY}",
+        "max_delay": "1h",
+    }
+    again = resolve(OmegaConf.create(text), runtime_cwd="/", output_dir="/out")
+    assert again.restart == spec.restart
+
+
+def test_a_secret_longest_delay_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGEST", "77s")
+    (line,) = complaints({"delay": "2m", "max_delay": "${oc.env:LONGEST}"})
+    assert line == (
+        "launch.restart.delay: '2m' is more than launch.restart.max_delay, which is "
+        "'${oc.env:LONGEST}'; set max_delay as well"
+    )
+
+
+def test_a_policy_without_restarts_is_no_mistake() -> None:
+    assert spec_of({"delay": "1s"}, max_restarts=0).restart.delay == 1
+
+
+_NO_CAUSES = "is not a list of causes (failure, signal, oom, hang, timeout); write all or none"
+_NO_CAUSE = "is not one of failure, signal, oom, hang, timeout, all, none"
+_NO_MAPPING = "is not a mapping of settings (on, delay, max_delay)"
+MISTAKES = [
+    ("all", f": 'all' {_NO_MAPPING}; causes go under 'on': {{on: [hang, oom]}}"),
+    (["hang"], f": ['hang'] {_NO_MAPPING}; causes go under 'on': {{on: [hang, oom]}}"),
+    (3, f": 3 {_NO_MAPPING}; how often is said by max_restarts"),
+    (False, f": false {_NO_MAPPING}; how often is said by max_restarts"),
+    ({"on": "hng"}, f".on: 'hng' {_NO_CAUSE}; did you mean 'hang'?"),
+    ({"on": ["hang", "memory"]}, f".on[1]: 'memory' {_NO_CAUSE}; did you mean 'oom'?"),
+    ({"on": [3]}, f".on[0]: 3 {_NO_CAUSE}"),
+    ({"on": ["hang", "none"]}, ".on: ['hang', 'none'] names 'none' beside others"),
+    ({"on": None}, f".on: null {_NO_CAUSES}"),
+    ({"on": True}, f".on: true {_NO_CAUSES}"),
+    ({"on": ""}, f".on: '' {_NO_CAUSES}"),
+    ({"on": {"hang": 1}}, f".on: {{hang: 1}} {_NO_CAUSES}"),
+    (
+        {"delay": "10m"},
+        ".delay: '10m' is more than launch.restart.max_delay, which is '5m'; set max_delay as well",
+    ),
+    (
+        {"delay": "10s", "max_delay": 5},
+        ".delay: '10s' is more than launch.restart.max_delay, which is 5; set max_delay as well",
+    ),
+    ({"delay": -1}, ".delay: -1 is negative: a duration is 0 or more"),
+    ({"delay": None}, ".delay: null is not a duration (90, 90s, 10m, 1h30m, 1d)"),
+    ({"max_delay": "x"}, ".max_delay: 'x' is not a duration (90, 90s, 10m, 1h30m, 1d)"),
+    ({"dealy": 3}, ".dealy: is no setting of restarts; did you mean 'delay'?"),
+    (
+        {"on": "${worker:rank}"},
+        (
+            ".on: '${worker:rank}' asks for a worker's fact where all workers have one value; "
+            "only args, env, env_per_rank, log_line_prefix may have ${worker:...}"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("restart", "told"), MISTAKES)
+def test_one_mistake_is_one_line(restart: Any, told: str) -> None:
+    assert complaints(restart) == [f"launch.restart{told}"]
+
+
+@pytest.mark.parametrize("written", SYNONYMS)
+def test_another_word_for_a_key_says_which(written: str) -> None:
+    (line,) = complaints({written: 1})
+    told = f"is no setting of restarts; did you mean {SYNONYMS[written]!r}?"
+    assert line == f"launch.restart.{written}: {told}"
+
+
+def test_mistakes_are_told_together() -> None:
+    lines = complaints({"on": ["x", "y"], "delay": -1, "max_delay": "x", "z": 1})
+    assert [line.partition(": ")[0] for line in lines] == [
+        *("launch.restart.z", "launch.restart.on[0]", "launch.restart.on[1]"),
+        *("launch.restart.delay", "launch.restart.max_delay"),
+    ]

@@ -1,0 +1,287 @@
+"""``launch.watchdog``: presets, mappings, and what is said about mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from lllaunch.config.plan import plan_hash, plan_text
+from lllaunch.config.presets import PRESETS
+from lllaunch.config.resolve import resolve
+from lllaunch.config.schema import schema_node
+from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS
+from lllaunch.errors import ConfigError
+from lllaunch.policies import WatchdogPolicy
+from lllaunch.spec import LaunchSpec
+
+GIB = 1024**3
+
+
+def spec_of(launch: Any, **root: Any) -> LaunchSpec:
+    launch = OmegaConf.merge({"entrypoint": "env"}, launch)
+    cfg = OmegaConf.create({"launch": launch, **root})
+    return resolve(cfg, runtime_cwd="/", output_dir="/out")
+
+
+def policy_of(watchdog: Any) -> WatchdogPolicy:
+    return spec_of({"watchdog": watchdog}).watchdog
+
+
+def complaints(watchdog: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        spec_of({"watchdog": watchdog})
+    return str(caught.value).splitlines()
+
+
+def test_nothing_is_watched_unless_asked_for() -> None:
+    assert spec_of({}).watchdog == WatchdogPolicy()
+    for nothing in (None, False, "none", {}, {"preset": None}, {"preset": "none"}):
+        assert policy_of(nothing) == WatchdogPolicy()
+
+
+def test_the_presets() -> None:
+    assert policy_of("default") == WatchdogPolicy(
+        timers=True, stall=1800, stall_scope="group", warmup=300
+    )
+    assert policy_of("strict") == WatchdogPolicy(
+        timers=True, stall=300, stall_scope="rank", warmup=300, heartbeat=300
+    )
+    # only the user can know these
+    assert {(p.timeout, p.run_timeout, p.memory) for p in PRESETS.values()} == {(None, None, None)}
+
+
+def test_no_preset_is_a_boolean_in_yaml() -> None:
+    assert all(yaml.safe_load(name) == name for name in PRESETS)
+
+
+def test_a_mapping_changes_a_preset() -> None:
+    changed = {"preset": "strict", "stall": "10m", "memory": "8GiB", "heartbeat": None}
+    assert policy_of(changed) == WatchdogPolicy(
+        timers=True, stall=600, stall_scope="rank", warmup=300, memory=8 * GIB
+    )
+    assert policy_of({"stall": 90}) == WatchdogPolicy(stall=90)
+
+
+def test_everything_can_be_said() -> None:
+    said = yaml.safe_load(
+        "{timers: true, timeout: 1h, run_timeout: 1d, stall: 1s, stall_scope: rank, warmup: 0,"
+        " heartbeat: 1.5, memory: 1MiB}"
+    )
+    assert policy_of(said) == WatchdogPolicy(
+        timers=True,
+        timeout=3600,
+        run_timeout=86400,
+        stall=1,
+        stall_scope="rank",
+        warmup=0,
+        heartbeat=1.5,
+        memory=1024**2,
+    )
+
+
+@pytest.mark.parametrize("off", [None, False])
+@pytest.mark.parametrize("limit", ["timeout", "run_timeout", "stall", "heartbeat", "memory"])
+def test_a_limit_can_be_turned_off(limit: str, off: Any) -> None:
+    policy = policy_of({"preset": "strict", "timeout": "1h", "memory": "1GB", limit: off})
+    assert getattr(policy, limit) is None
+    assert policy.timers
+
+
+def test_values_may_come_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STALL", "5m")
+    launch = {"watchdog": {"preset": "${params.watch}", "stall": "${oc.env:STALL}"}}
+    spec = spec_of(launch, params={"watch": "strict"})
+    assert spec.watchdog.stall == 300
+    assert spec.watchdog.stall_scope == "rank"
+
+
+def plan_of(spec: LaunchSpec) -> Any:
+    return yaml.safe_load(plan_text(spec))["launch"]["watchdog"]
+
+
+def test_a_plan_says_what_a_preset_means() -> None:
+    plan = plan_of(spec_of({"watchdog": "strict"}))
+    assert list(plan) == list(WATCHDOG_KEYS)
+    assert plan == {
+        "timers": True,
+        "timeout": None,
+        "run_timeout": None,
+        "stall": "5m",
+        "stall_scope": "rank",
+        "warmup": "5m",
+        "heartbeat": "5m",
+        "memory": None,
+    }
+
+
+def test_the_hash_of_a_plan_is_that_of_the_meaning() -> None:
+    def hash_of(watchdog: Any) -> str:
+        return plan_hash(spec_of({"watchdog": watchdog}))
+
+    assert hash_of("default") == hash_of({"preset": "default", "stall": 1800})
+    assert hash_of(None) == hash_of("none") == hash_of({"stall": False})
+    assert hash_of("default") != hash_of("strict")
+    assert hash_of({"memory": "1GiB"}) == hash_of({"memory": "1024MiB"}) != hash_of("none")
+
+
+@pytest.mark.parametrize(
+    "watchdog",
+    [
+        "${oc.env:WATCH}",
+        {"preset": "${oc.env:WATCH}", "memory": "1GiB"},
+        {"preset": "default", "stall": "${oc.env:STALL}"},
+    ],
+)
+def test_what_came_from_the_environment_is_named_and_not_written(
+    watchdog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCH", "strict")
+    monkeypatch.setenv("STALL", "1234s")
+    spec = spec_of({"watchdog": watchdog})
+    text = plan_text(spec)
+    assert "${oc.env:" in text
+    assert not {"strict", "stall: 5m", "1234s", "20m34s"} & {line.strip() for line in text.split()}
+    again = resolve(OmegaConf.create(text), runtime_cwd="/", output_dir="/out")
+    assert again.watchdog == spec.watchdog
+    assert plan_text(again) == text
+
+
+# A value of `watchdog`, and what is told after `launch.watchdog`.
+MISTAKES = [
+    (
+        True,
+        ": true is not a preset (none, default, strict) or a mapping of settings; write default",
+    ),
+    (
+        "yes",
+        ": 'yes' is not a preset (none, default, strict) or a mapping of settings; write default",
+    ),
+    ("off", ": 'off' is not a preset (none, default, strict) or a mapping of settings; write none"),
+    (
+        "strickt",
+        (
+            ": 'strickt' is not a preset (none, default, strict) or a mapping of settings; "
+            "did you mean 'strict'?"
+        ),
+    ),
+    (
+        "30m",
+        (
+            ": '30m' is not a preset (none, default, strict) or a mapping of settings; "
+            "write {stall: 30m} or {timeout: 30m}"
+        ),
+    ),
+    (["default"], ": ['default'] is not a preset (none, default, strict) or a mapping of settings"),
+    (
+        {"preset": "defualt"},
+        ".preset: 'defualt' is not a preset (none, default, strict); did you mean 'default'?",
+    ),
+    ({"preset": True}, ".preset: true is not a preset (none, default, strict); write default"),
+    ({"stal": 3}, ".stal: is no setting of the watchdog; did you mean 'stall'?"),
+    ({"Stall": 3}, ".Stall: is no setting of the watchdog; did you mean 'stall'?"),
+    ({1: 3}, ".1: is no setting of the watchdog"),
+    ({"stall": 0}, ".stall: 0 must be more than 0; write null for no limit"),
+    ({"stall": "0.5"}, ".stall: '0.5' is less than 1s, which is no more than a pause"),
+    ({"stall": True}, ".stall: true is not a duration (90, 90s, 10m, 1h30m, 1d)"),
+    ({"heartbeat": "999ms"}, ".heartbeat: '999ms' is less than 1s, which is no more than a pause"),
+    ({"timeout": -1}, ".timeout: -1 must be more than 0; write null for no limit"),
+    (
+        {"timeout": "none"},
+        ".timeout: 'none' is not a duration (90, 90s, 10m, 1h30m, 1d); write null for no limit",
+    ),
+    (
+        {"run_timeout": "1:30"},
+        (
+            ".run_timeout: '1:30' is not a duration: colons could mean hours or minutes; "
+            "write 1h30m or 1m30s"
+        ),
+    ),
+    ({"warmup": -1}, ".warmup: -1 is negative: a duration is 0 or more"),
+    ({"warmup": None}, ".warmup: null is not a duration (90, 90s, 10m, 1h30m, 1d)"),
+    (
+        {"memory": 16},
+        ".memory: 16 is less than 1MiB; a number without a unit is bytes: write 16GiB or 16MiB",
+    ),
+    ({"memory": "8kB"}, ".memory: '8kB' is less than 1MiB"),
+    ({"memory": 0}, ".memory: 0 is less than 1MiB; write null for no limit"),
+    (
+        {"memory": "16G"},
+        (
+            ".memory: '16G' is not a size (1048576, 512MiB, 16GB); "
+            "write 16GB (powers of 1000) or 16GiB"
+        ),
+    ),
+    (
+        {"memory": "off"},
+        ".memory: 'off' is not a size (1048576, 512MiB, 16GB); write null for no limit",
+    ),
+    (
+        {"stall_scope": "all"},
+        ".stall_scope: 'all' is not one of group, rank; did you mean 'group'?",
+    ),
+    ({"timers": "true"}, ".timers: 'true' is neither true nor false; write it without quotes"),
+    (
+        {"stall": "${worker:rank}"},
+        (
+            ".stall: '${worker:rank}' asks for a worker's fact where all workers have one value; "
+            "only args, env, env_per_rank, log_line_prefix may have ${worker:...}"
+        ),
+    ),
+    (
+        {"stall": "${nope}"},
+        ".stall: '${nope}' cannot be resolved: Interpolation key 'nope' not found",
+    ),
+]
+
+
+@pytest.mark.parametrize(("watchdog", "told"), MISTAKES)
+def test_one_mistake_is_one_line(watchdog: Any, told: str) -> None:
+    assert complaints(watchdog) == [f"launch.watchdog{told}"]
+
+
+@pytest.mark.parametrize("written", [*SYNONYMS, "hang-timeout", "MEM"])
+def test_another_word_for_a_key_says_which(written: str) -> None:
+    meant = SYNONYMS[written.lower().replace("-", "_")]
+    (line,) = complaints({written: 1})
+    told = f"is no setting of the watchdog; did you mean {meant!r}?"
+    assert line == f"launch.watchdog.{written}: {told}"
+
+
+def test_other_words_stand_for_keys_that_there_are() -> None:
+    keys = {"preset", *WATCHDOG_KEYS}
+    meant = {f"launch.{key}" for key in schema_node()} | keys
+    assert set(SYNONYMS.values()) <= meant
+    assert not set(SYNONYMS) & keys
+
+
+def test_mistakes_are_told_together() -> None:
+    lines = complaints({"stal": 1, "preset": "x", "stall": 0, "memory": 1, "timers": 1})
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"launch.watchdog.{name}" for name in ("stal", "preset", "stall", "memory", "timers")
+    ]
+
+
+def test_many_unknown_keys_are_counted() -> None:
+    lines = complaints({f"k{number}": 1 for number in range(1000)})
+    assert len(lines) == 21
+    assert lines[-1] == "launch.watchdog: has 980 more keys that are no settings of the watchdog"
+
+
+def composed(watchdog: Any) -> WatchdogPolicy:
+    """As Hydra would hand it over: with every key of the schema."""
+    return spec_of({**schema_node(), "entrypoint": "env", "watchdog": watchdog}).watchdog
+
+
+def test_a_mapping_that_undid_a_preset_unseen_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed({"stall": "10m"})
+    assert str(caught.value) == (
+        "launch.watchdog: {stall: '10m'} names no preset, and has replaced what another config "
+        "said; add preset: none, default or strict"
+    )
+    assert composed({"preset": "none", "stall": "10m"}) == WatchdogPolicy(stall=600)
+    everything = plan_of(spec_of({"watchdog": "strict"}))
+    assert composed(everything) == PRESETS["strict"]
