@@ -16,11 +16,13 @@ class Frame:
         file: path of the source file.
         line: line in it.
         function: what is being run.
+        code: the text of the line, empty if it is not known.
     """
 
     file: str
     line: int
     function: str
+    code: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"

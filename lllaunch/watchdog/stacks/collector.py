@@ -1,0 +1,213 @@
+"""Takes the stacks of all ranks before anything is signalled, and writes them down.
+
+In a thread of its own, since a file system or a process may be what hangs. First the kernel is
+asked about the workers, whose handlers interrupt what they wait in; then all armed workers are
+signalled at once, so that the picture is of one moment; then the rest, and what runs below them.
+Workers are written down before that: they matter most, and there may be no time for more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from lllaunch.linux import proc
+from lllaunch.watchdog.sampling import tree
+from lllaunch.watchdog.stacks import pyspy, text
+from lllaunch.watchdog.stacks.cases import ProcessCase, RankCase
+from lllaunch.watchdog.stacks.dumps import Dump
+from lllaunch.watchdog.stacks.facts import RankStack
+from lllaunch.watchdog.stacks.source import Sources, started_at, with_code
+from lllaunch.watchdog.stacks.writing import Writer
+
+# How long asked processes may take to answer, seconds.
+_WORKERS_ANSWER = 1.0
+_BELOW_ANSWER = 0.5
+# A handler cannot tell that it is done: its file is looked at so often, seconds.
+_GLANCE = 0.01
+# The thread ends within this when it is told to, seconds.
+_JOIN = 1.0
+
+
+class StackCollector:
+    """Takes the stacks of several workers once.
+
+    Args:
+        workers: process ids of live workers, by local rank. Those that are not below this process,
+            or lead no session, are not ours and left alone.
+        paths: the stacks.txt of each, by local rank; empty or missing for none.
+        heading: what each file begins with: why, and when.
+        seconds: how long all of it may take.
+
+    Attributes:
+        problem: what went wrong, in one line; empty if nothing did.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[int, int],
+        paths: Mapping[int, str],
+        heading: str,
+        *,
+        seconds: float = 5.0,
+    ) -> None:
+        self.problem = ""
+        self._workers = dict(workers)
+        self._paths = dict(paths)
+        self._heading = heading
+        self._seconds = seconds
+        self._deadline = 0.0
+        self._known = {rank: RankStack(rank) for rank in self._workers}
+        self._lock = threading.Lock()
+        self._unwanted = threading.Event()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; `fileno` tells the end."""
+        self._deadline = time.monotonic() + self._seconds
+        self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when all is done."""
+        return self._event
+
+    def result(self) -> tuple[RankStack, ...]:
+        """What is known by now, in order of rank; a rank of which nothing is known has no state."""
+        with self._lock:
+            return tuple(self._known[rank] for rank in sorted(self._known))
+
+    def close(self) -> None:
+        """Give up what is not done, and close the descriptor; idempotent.
+
+        Waits a second at most for the thread; one that hangs in the kernel is left to itself.
+        """
+        self._unwanted.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN)
+            self._thread = None
+        with self._lock:
+            if self._event >= 0:
+                os.close(self._event)
+                self._event = -1
+
+    def _run(self) -> None:
+        try:
+            self._collect()
+        except Exception as error:  # noqa: BLE001 - an attempt must end also without its stacks
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
+        with self._lock:
+            if self._event >= 0:
+                os.eventfd_write(self._event, 1)
+
+    def _collect(self) -> None:
+        cases, writer = survey(self._workers, self._paths), Writer()
+        written: set[int] = set()
+        for case in cases:
+            case.worker.examine()
+        self._publish(cases, written)
+        self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
+        self._publish(cases, written)
+        self._spy([case.worker for case in cases])
+        for case in cases:
+            if writer.append(case.path, text.heading(self._heading) + case.worker_text()):
+                written.add(case.rank)
+        self._publish(cases, written)
+        for case in cases:
+            for process in case.below:
+                if not self._over():
+                    process.examine()
+        self._ask([case.below for case in cases], _BELOW_ANSWER)
+        self._spy([process for case in cases for process in case.below])
+        for case in cases:
+            writer.append(case.path, case.below_text())
+        self.problem = writer.problem
+        self._publish(cases, written)
+        self._quote(cases)
+
+    def _publish(self, cases: Iterable[RankCase], written: set[int]) -> None:
+        found = {case.rank: case.stack(case.path if case.rank in written else "") for case in cases}
+        with self._lock:
+            self._known.update(found)
+
+    def _quote(self, cases: list[RankCase]) -> None:
+        """Read the lines that the workers are at, last: the files may be where a worker hangs."""
+        known = self.result()
+        if not cases or self._over() or any(stack.state == "D" for stack in known):
+            return
+        oldest = min(case.worker.facts.start for case in cases)
+        quoted = with_code(known, Sources(started_at(oldest)))
+        with self._lock:
+            self._known.update({stack.rank: stack for stack in quoted})
+
+    def _over(self) -> bool:
+        return self._unwanted.is_set() or time.monotonic() >= self._deadline
+
+    def _ask(self, lines: list[list[ProcessCase]], seconds: float) -> None:
+        """Ask armed processes for their stacks: the first of each line at once, then the next.
+
+        Those of one line write to the same file: a process and those that it forked.
+
+        Args:
+            lines: the processes of each rank.
+            seconds: how long one may take to answer.
+        """
+        queues = [list(reversed(line)) for line in lines]
+        while any(queues) and not self._over():
+            asked = [queue.pop() for queue in queues if queue]
+            dumps = {process: Dump(process.facts, time.monotonic()) for process in asked}
+            try:
+                self._wait(list(dumps.values()), min(self._deadline, time.monotonic() + seconds))
+            finally:
+                for process, dump in dumps.items():
+                    dump.close()
+                    process.answered(dump)
+
+    def _wait(self, dumps: list[Dump], until: float) -> None:
+        open_ones = [dump for dump in dumps if dump.asked]
+        while open_ones:
+            now = time.monotonic()
+            last = now >= until or self._unwanted.is_set()
+            open_ones = [dump for dump in open_ones if not dump.look(now, last)]
+            if open_ones:
+                self._unwanted.wait(_GLANCE)
+
+    def _spy(self, processes: Iterable[ProcessCase]) -> None:
+        wanted = {process.facts.pid: process for process in processes if process.wants_spy}
+        if not wanted:
+            return
+        program = pyspy.find()
+        if not program:
+            missing = pyspy.Spied("", "it is not installed (pip install 'lllaunch[stacks]')")
+            for process in wanted.values():
+                process.spied(missing)
+            return
+        for pid, spied in pyspy.spy(program, wanted, self._deadline, self._unwanted.is_set).items():
+            wanted[pid].spied(spied)
+
+
+def survey(
+    workers: Mapping[int, int],
+    paths: Mapping[int, str],
+    processes: Callable[[], list[proc.ProcessFacts]] = proc.processes,
+) -> list[RankCase]:
+    """Find the processes of all ranks; those of workers that are gone, or not ours, are left out.
+
+    Args:
+        workers: process ids by local rank.
+        paths: files to write to, by local rank.
+        processes: lists all processes.
+    """
+    everything = processes()
+    known = {process.pid: process for process in everything}
+    ours = {process.pid for process in proc.descendants(os.getpid(), everything)}
+    cases = []
+    for rank, pid in sorted(workers.items()):
+        if pid not in ours or known[pid].session != pid:
+            continue
+        pids = [each for each in tree(pid, everything) if each in known]
+        cases.append(RankCase(rank, paths.get(rank, ""), tuple(known[each] for each in pids)))
+    return cases

@@ -1,0 +1,115 @@
+"""Finds the frames of the main thread in what faulthandler and py-spy write. Pure.
+
+Both are read as far as they can be understood: they are for people, and change from version to
+version. What is not understood is passed over, so the worst is that no frames are found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lllaunch.watchdog.stacks.facts import Frame
+
+MAX_FRAMES = 12
+
+# `Thread 0x00007f... [name] (most recent call first):`; the name since Python 3.13, and cut off
+# where it is long. The current thread's C stack, which Python 3.14 may add, is another matter.
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
+_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?+) in (.*)$')
+_MORE_THREADS = "..."
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+
+# `Thread 5676 (idle): "MainThread"`
+_SPY_THREAD = re.compile(r'Thread (\w+)\b.*?(?::\s*"(.*)")?$')
+_SPY_FRAME = re.compile(r"    (\S.*?) \((.+):(\d{1,9})\)$")
+_SPY_PROCESS = re.compile(r"Process (\d+)\b")
+
+
+# How every worker of ours begins, from the innermost of our own frames on. Functions are recorded.
+_BEGINNING = "/lllaunch/spawner/"
+_RECORDING = "/lllaunch/multiprocessing/errors/"
+
+
+def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Frames without those of ours that every worker begins with, and at most twelve.
+
+    Args:
+        frames: all frames of the main thread, innermost first.
+
+    Returns:
+        All twelve if none but ours are known: then the worker is at its beginning or its end.
+    """
+    end = next((i for i, frame in enumerate(frames) if _BEGINNING in frame.file), len(frames))
+    while end and _RECORDING in frames[end - 1].file:
+        end -= 1
+    return tuple(frames[: end or None][:MAX_FRAMES])
+
+
+def _unescaped(text: str) -> str:
+    """What faulthandler wrote as escapes, since it writes ASCII only."""
+
+    def letter(found: re.Match[str]) -> str:
+        code = int(found[1] or found[2] or found[3], 16)
+        return chr(code) if code <= 0x10FFFF and chr(code).isprintable() else found[0]
+
+    return _ESCAPE.sub(letter, text)
+
+
+def faulthandler_frames(text: str) -> tuple[Frame, ...]:
+    """Frames of the main thread in a dump of all threads, innermost first.
+
+    Threads are listed from the newest to the oldest, so the main thread is the last. Only when
+    there are more than are listed is it taken to be the current one: the kernel has the main thread
+    run a signal's handler if it can.
+    """
+    threads: list[tuple[bool, list[Frame]]] = []
+    cut = False
+    inside = False
+    for line in text.splitlines():
+        header = _THREAD.match(line)
+        if header is not None:
+            inside = True
+            threads.append((header[1] == "Current thread", []))
+            continue
+        cut = cut or line == _MORE_THREADS
+        found = _FRAME.match(line)
+        if found is not None and inside:
+            number = int(found[2]) if found[2].isdecimal() else 0
+            threads[-1][1].append(Frame(_unescaped(found[1]), number, _unescaped(found[3])))
+        elif not line.startswith(" "):
+            inside = False
+    if not threads:
+        return ()
+    chosen = threads[-1][1]
+    if cut:
+        chosen = next((frames for current, frames in threads if current), [])
+    return users_part(chosen)
+
+
+def pyspy_frames(text: str) -> tuple[Frame, ...]:
+    """Frames of the main thread in a dump of py-spy, innermost first.
+
+    The main thread is the one that bears the process's number, or else that name.
+    """
+    pid = ""
+    by_number: list[Frame] = []
+    by_name: list[Frame] = []
+    current: list[list[Frame]] = []
+    for line in text.splitlines():
+        process = _SPY_PROCESS.match(line)
+        if process is not None and not pid:
+            pid = process[1]
+        thread = _SPY_THREAD.match(line)
+        if thread is not None:
+            current = []
+            if thread[1] == pid:
+                current.append(by_number)
+            if thread[2] == "MainThread":
+                current.append(by_name)
+            continue
+        found = _SPY_FRAME.match(line)
+        if found is not None:
+            for frames in current:
+                frames.append(Frame(found[2], int(found[3]), found[1]))
+    return users_part(by_number or by_name)

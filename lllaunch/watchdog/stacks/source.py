@@ -1,0 +1,69 @@
+"""The text of the lines that frames are at, for the report and for telling what they wait for."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from lllaunch.watchdog.stacks.facts import Frame, RankStack
+
+_MAX_BYTES = 4 << 20
+_MAX_WIDTH = 200
+# A script may be written and started in the same clock tick; seconds.
+_SLACK = 1.0
+
+
+def started_at(ticks: int) -> float:
+    """When a process started, in seconds since the epoch.
+
+    Args:
+        ticks: clock ticks since boot, as `lllaunch.linux.proc.ProcessFacts` has it.
+    """
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Sources:
+    """Reads source files, each once.
+
+    Args:
+        before: files that were changed after this time (seconds since the epoch) are not those that
+            the process runs.
+    """
+
+    def __init__(self, before: float) -> None:
+        self._before = before
+        self._files: dict[str, list[str]] = {}
+
+    def line(self, path: str, number: int) -> str:
+        """A line of a file without blanks around it; empty if it cannot be told."""
+        lines = self._files.get(path)
+        if lines is None:
+            lines = self._files[path] = self._read(path)
+        return lines[number - 1].strip()[:_MAX_WIDTH] if 0 < number <= len(lines) else ""
+
+    def _read(self, path: str) -> list[str]:
+        # `<string>`, `<frozen runpy>`, or relative to a directory that is not known here.
+        if not path.endswith(".py") or not os.path.isabs(path):
+            return []
+        try:
+            found = os.stat(path)
+            good = stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES
+            if not good or found.st_mtime > self._before + _SLACK:
+                return []
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read().splitlines()
+        except (OSError, ValueError):
+            return []
+
+
+def with_code(stacks: Iterable[RankStack], sources: Sources) -> tuple[RankStack, ...]:
+    """The same stacks, their frames with the text of their lines."""
+
+    def filled(frame: Frame) -> Frame:
+        return replace(frame, code=sources.line(frame.file, frame.line))
+
+    return tuple(replace(stack, frames=tuple(map(filled, stack.frames))) for stack in stacks)

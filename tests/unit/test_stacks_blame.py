@@ -1,0 +1,208 @@
+"""Who hangs and who only waits, judged by frames."""
+
+from __future__ import annotations
+
+import pytest
+
+from lllaunch.watchdog.findings import (
+    Finding,
+    HeartbeatLost,
+    OverMemory,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+)
+from lllaunch.watchdog.stacks.blame import Waits, blame, waits
+from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
+
+LIB = "/env/lib/python3.11/site-packages"
+C10D = f"{LIB}/torch/distributed/distributed_c10d.py"
+
+MAIN = Frame("/home/u/train.py", 40, "<module>")
+LOGGER = Frame(f"{LIB}/torch/distributed/c10d_logger.py", 83, "wrapper")
+
+
+def user(line: int, code: str = "") -> Frame:
+    return Frame("/home/u/train.py", line, "step", code)
+
+
+# Where workers stand, innermost first; the letter by which the tables below name it.
+PLACES: dict[str, tuple[Frame, ...]] = {
+    "s": (user(7, "time.sleep(1000)"), MAIN),
+    "S": (user(9, "data = queue_of_c.take()"), MAIN),
+    "a": (Frame(C10D, 3252, "all_reduce"), LOGGER, user(12), MAIN),
+    "b": (Frame(C10D, 5356, "barrier"), LOGGER, user(13), MAIN),
+    "B": (Frame(C10D, 5356, "barrier"), LOGGER, user(14), MAIN),
+    "i": (Frame(f"{LIB}/torch/distributed/rendezvous.py", 199, "_create_c10d_store"), MAIN),
+    "f": (
+        Frame(f"{LIB}/torch/_ops.py", 1279, "__call__"),
+        Frame(f"{LIB}/torch/distributed/_functional_collectives.py", 142, "wait_tensor"),
+        user(15),
+        MAIN,
+    ),
+    "d": (
+        Frame(f"{LIB}/torch/autograd/graph.py", 979, "_engine_run_backward"),
+        Frame(f"{LIB}/torch/autograd/__init__.py", 395, "backward"),
+        Frame(f"{LIB}/torch/_tensor.py", 623, "backward"),
+        user(16),
+        MAIN,
+    ),
+    "w": (user(17, "work.wait()"), MAIN),
+    "m": (user(18, "total = loss.item()"), MAIN),
+    # A hook of the user's, called by DDP from within its own frames.
+    "h": (user(19, "time.sleep(1000)"), Frame(f"{LIB}/torch/nn/parallel/distributed.py", 1, "x")),
+    "?": (),
+}
+STALLED = Stalled((0, 1, 2), 600.0)
+ONE = Stalled((1,), 600.0, "rank")
+
+
+def timer(rank: int) -> TimerExpired:
+    return TimerExpired(rank, 100, "step", 60.0, 9)
+
+
+def stacks(places: str, states: str = "") -> tuple[RankStack, ...]:
+    return tuple(
+        RankStack(rank, frames=PLACES[letter], state=(states or "S" * len(places))[rank])
+        for rank, letter in enumerate(places)
+    )
+
+
+@pytest.mark.parametrize(
+    ("letter", "expected"),
+    [
+        ("s", Waits.NO),
+        ("S", Waits.NO),
+        ("a", Waits.SURELY),
+        ("i", Waits.SURELY),
+        ("f", Waits.SURELY),
+        ("d", Waits.PERHAPS),
+        ("w", Waits.PERHAPS),
+        ("m", Waits.PERHAPS),
+        ("h", Waits.NO),
+        ("?", Waits.NO),
+    ],
+)
+def test_what_frames_say(letter: str, expected: Waits) -> None:
+    assert waits(PLACES[letter]) is expected
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (Frame(f"{LIB}/torch/distributed/elastic/agent/server/api.py", 1, "run"), Waits.NO),
+        (Frame(f"{LIB}/horovod/torch/mpi_ops.py", 1, "synchronize"), Waits.SURELY),
+        (Frame(f"{LIB}/jax/experimental/multihost_utils.py", 1, "sync"), Waits.SURELY),
+        (Frame(f"{LIB}/torch/cuda/__init__.py", 1, "synchronize"), Waits.PERHAPS),
+        (Frame(f"{LIB}/torch/cuda/__init__.py", 1, "set_device"), Waits.NO),
+        # As py-spy writes it.
+        (Frame(f"{LIB}/torch/_tensor.py", 1, "Tensor.backward"), Waits.PERHAPS),
+        (Frame("/home/u/mpi.py", 1, "main", "comm.Barrier()"), Waits.PERHAPS),
+        (Frame("/home/u/mpi.py", 1, "main", "comm.allreduce(x)"), Waits.PERHAPS),
+        (Frame("/home/u/mpi.py", 1, "main", "x = await_it()"), Waits.NO),
+        (Frame("/usr/lib/python3.11/threading.py", 1, "wait", "waiter.acquire()"), Waits.NO),
+    ],
+)
+def test_what_one_frame_says(frame: Frame, expected: Waits) -> None:
+    assert waits((frame, MAIN)) is expected
+
+
+@pytest.mark.parametrize(
+    ("places", "finding", "hung", "waiting"),
+    [
+        # One that is in no collective hangs, the others wait for it.
+        ("sa", STALLED, (0,), (1,)),
+        ("asa", STALLED, (1,), (0, 2)),
+        ("aSsa", STALLED, (1, 2), (0, 3)),
+        ("bsa", STALLED, (1,), (0, 2)),
+        ("sii", STALLED, (0,), (1, 2)),
+        ("hdd", STALLED, (0,), (1, 2)),
+        ("sdd", STALLED, (0,), (1, 2)),
+        ("wsw", STALLED, (1,), (0, 2)),
+        ("msa", STALLED, (1,), (0, 2)),
+        # Backward alone may be computing: it hangs where all others surely wait.
+        ("aad", STALLED, (2,), (0, 1)),
+        # Whatever the finding names, frames are stronger.
+        ("asa", Stalled((2,), 9.0, "rank"), (1,), (0, 2)),
+        ("asa", HeartbeatLost((0,), 9.0), (1,), (0, 2)),
+        ("asa", TimedOut(9.0), (1,), (0, 2)),
+        # All are at the same place: nobody, but for those that the finding names.
+        ("aaa", STALLED, (), ()),
+        ("aaa", TimedOut(9.0), (), ()),
+        ("aaa", ONE, (1,), (0, 2)),
+        ("ddd", STALLED, (), ()),
+        # All are in collectives, at different places: the minority.
+        ("aab", STALLED, (2,), (0, 1)),
+        ("bBb", STALLED, (1,), (0, 2)),
+        ("aaabi", STALLED, (3, 4), (0, 1, 2)),
+        ("aab", ONE, (2,), (0, 1)),
+        ("ab", STALLED, (), ()),
+        ("aabb", TimedOut(9.0), (), ()),
+        ("abi", STALLED, (), ()),
+        ("abi", ONE, (1,), (0, 2)),
+        # None is in a collective.
+        ("sss", STALLED, (), ()),
+        ("sSs", STALLED, (), ()),
+        ("sss", ONE, (1,), ()),
+        ("sss", HeartbeatLost((0, 2), 9.0), (0, 2), ()),
+        # Of those without frames only the finding can tell.
+        ("???", STALLED, (), ()),
+        ("???", ONE, (1,), ()),
+        ("???", TimedOut(9.0), (), ()),
+        ("?sa", STALLED, (1,), (2,)),
+        ("a?a", STALLED, (), ()),
+        ("a?a", ONE, (1,), (0, 2)),
+        ("?", Stalled((0,), 9.0), (), ()),
+        ("", STALLED, (), ()),
+    ],
+)
+def test_blame_by_frames(
+    places: str, finding: Finding, hung: tuple[int, ...], waiting: tuple[int, ...]
+) -> None:
+    assert blame(stacks(places), finding) == Blame(hung, waiting)
+
+
+@pytest.mark.parametrize(
+    ("places", "finding", "hung", "waiting"),
+    [
+        ("sss", timer(1), (1,), ()),
+        ("saa", timer(0), (0,), (1, 2)),
+        ("ssa", timer(0), (0,), (2,)),
+        ("???", timer(2), (2,), ()),
+        ("aaa", timer(2), (2,), (0, 1)),
+        # It only waited for another, whose timer is later or missing.
+        ("asa", timer(2), (1,), (0, 2)),
+        ("ada", timer(2), (1,), (0, 2)),
+        # It was perhaps waiting, and its timer ran out for sure.
+        ("wsw", timer(2), (2,), (0,)),
+    ],
+)
+def test_an_expired_timer_names_its_rank_unless_it_waits(
+    places: str, finding: Finding, hung: tuple[int, ...], waiting: tuple[int, ...]
+) -> None:
+    assert blame(stacks(places), finding) == Blame(hung, waiting)
+
+
+@pytest.mark.parametrize(
+    ("places", "states", "finding", "hung", "waiting"),
+    [
+        ("aaa", "STS", STALLED, (1,), (0, 2)),
+        ("aaa", "SDS", STALLED, (1,), (0, 2)),
+        ("a?a", "StS", STALLED, (1,), (0, 2)),
+        ("sas", "STS", STALLED, (1,), ()),
+        ("saa", "SDT", TimedOut(9.0), (1, 2), ()),
+        ("sss", "DDD", STALLED, (0, 1, 2), ()),
+        ("aaa", "SST", timer(0), (2,), (0, 1)),
+        ("aaa", "SST", timer(2), (2,), (0, 1)),
+        ("ssa", "STS", timer(0), (0,), (2,)),
+        ("???", ["", "", ""], STALLED, (), ()),
+    ],
+)
+def test_those_that_cannot_run_hang(
+    places: str, states: str, finding: Finding, hung: tuple[int, ...], waiting: tuple[int, ...]
+) -> None:
+    assert blame(stacks(places, states), finding) == Blame(hung, waiting)
+
+
+def test_memory_names_its_rank_and_nobody_waits() -> None:
+    assert blame(stacks("asa", "SST"), OverMemory(0, 2, 1)) == Blame((0,), ())

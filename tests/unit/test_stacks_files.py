@@ -1,0 +1,160 @@
+"""What is written of processes, when they may be asked, and the lines that they are at."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lllaunch.linux import proc
+from lllaunch.linux.proc import ProcessFacts
+from lllaunch.spawner.dump import SIGNUM
+from lllaunch.watchdog.stacks.cases import MAX_PROCESSES, RankCase
+from lllaunch.watchdog.stacks.collector import survey
+from lllaunch.watchdog.stacks.dumps import objection
+from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.kernel import Look, Status, bit
+from lllaunch.watchdog.stacks.source import Sources, started_at, with_code
+from lllaunch.watchdog.stacks.text import heading, section
+from lllaunch.watchdog.stacks.writing import Writer
+
+
+@pytest.mark.parametrize(
+    ("state", "blocked", "caught", "expected"),
+    [
+        ("S", 0, bit(SIGNUM), ""),
+        ("R", 0, bit(SIGNUM) | 1, ""),
+        ("S", bit(1), bit(SIGNUM), ""),
+        ("S", 0, 0, "it does not catch the signal for that"),
+        ("S", 0, bit(SIGNUM - 1) | bit(SIGNUM + 1), "it does not catch the signal for that"),
+        ("S", bit(SIGNUM), bit(SIGNUM), "it blocks the signal for that"),
+        ("T", 0, bit(SIGNUM), "it is stopped"),
+        ("t", 0, bit(SIGNUM), "it is stopped"),
+        ("D", 0, bit(SIGNUM), "it sleeps uninterruptibly"),
+        ("Z", 0, bit(SIGNUM), "it is gone"),
+    ],
+)
+def test_who_may_be_sent_the_signal(state: str, blocked: int, caught: int, expected: str) -> None:
+    assert objection(Status((), state, 1, 0, blocked, caught)) == expected
+
+
+def test_nobody_signals_what_is_gone() -> None:
+    assert objection(None) == "it is gone"
+
+
+LOOK = Look(
+    pid=7,
+    ppid=6,
+    command="python train.py",
+    state="S",
+    wchan="futex_do_wait",
+    status=("State: S (sleeping)", "Threads: 3"),
+    stack=("futex_do_wait+0x1", "do_syscall_64+0x2"),
+    no_stack="",
+    threads=("2 x S ep_poll (gloo)",),
+    python=True,
+)
+
+
+def test_a_section_tells_all_that_is_known() -> None:
+    assert section(LOOK, "worker", "Current thread\n  File\n", ("by itself:",)) == (
+        "\nworker: process 7 (parent 6): python train.py\n"
+        "  State: S (sleeping)\n"
+        "  Threads: 3\n"
+        "  waits in the kernel in: futex_do_wait\n"
+        "  kernel stack:\n"
+        "    futex_do_wait+0x1\n"
+        "    do_syscall_64+0x2\n"
+        "  its other threads (count, state, kernel function, name):\n"
+        "    2 x S ep_poll (gloo)\n"
+        "  by itself:\n"
+        "\nCurrent thread\n  File\n"
+    )
+
+
+def test_a_section_says_what_is_not_known() -> None:
+    plain = LOOK._replace(wchan="", stack=(), no_stack="only root may read it", threads=())
+    text = section(plain, "worker", "")
+    assert "  waits in the kernel in: -\n  kernel stack: only root may read it\n" in text
+    forked = LOOK._replace(command="python -c 'from lllaunch.spawner.server import main'")
+    assert "process 7 (parent 6): forked by" in section(forked, "worker", "")
+
+
+def test_a_full_disk_is_one_problem_of_its_file_alone(tmp_path: Path) -> None:
+    writer = Writer()
+    good = tmp_path / "stacks.txt"
+    assert not writer.append("/dev/full", "text")
+    assert not writer.append(str(tmp_path / "no" / "directory"), "text")
+    assert writer.append(str(good), heading("why\n") + "one\n")
+    assert writer.append(str(good), "\udcff two\n")
+    assert not writer.append("", "text")
+    assert writer.problem == "/dev/full: No space left on device"
+    assert good.read_text().splitlines()[1::2] == ["why", "one"]
+    assert good.read_text().endswith("? two\n")
+
+
+def facts(pid: int, ppid: int, session: int) -> ProcessFacts:
+    return ProcessFacts(pid, ppid, "S", session, 1)
+
+
+def test_only_processes_below_us_that_lead_a_session_are_workers() -> None:
+    me = os.getpid()
+    everything = [
+        facts(me, 1, me),
+        facts(10, me, 10),
+        facts(11, 10, 10),
+        # Its parent died, and its session tells whose it was.
+        facts(12, 1, 10),
+        facts(20, me, me),
+        facts(30, 1, 30),
+    ]
+    workers = {0: 10, 1: 20, 2: 30, 3: 40, 4: me}
+    (case,) = survey(workers, {0: "a"}, lambda: everything)
+    assert (case.rank, case.path, case.worker.facts.pid) == (0, "a", 10)
+    assert [process.facts.pid for process in case.below] == [11, 12]
+
+
+def test_of_many_processes_some_are_only_counted() -> None:
+    case = RankCase(3, "", tuple(facts(pid, 1, 1) for pid in range(10**7, 10**7 + 100)))
+    assert len(case.below) == MAX_PROCESSES - 1
+    assert case.unseen == 100 - MAX_PROCESSES
+    assert f"and {case.unseen} more processes" in case.below_text()
+    assert case.stack("p") == RankStack(3, "p")
+    assert "worker of local rank 3: process 10000000: it was gone" in case.worker_text()
+
+
+def test_lines_of_code_are_read_once_and_only_from_what_the_worker_runs(tmp_path: Path) -> None:
+    script, later = tmp_path / "a.py", tmp_path / "later.py"
+    script.write_text("first\n  second = 2  \n")
+    later.write_text("changed\n")
+    os.utime(later, (2000, 2000))
+    os.utime(script, (900, 900))
+    os.mkfifo(tmp_path / "fifo.py")
+    os.utime(tmp_path / "fifo.py", (900, 900))
+    sources = Sources(before=1000)
+    assert sources.line(str(script), 2) == "second = 2"
+    script.unlink()
+    assert sources.line(str(script), 1) == "first"
+    assert [sources.line(str(script), number) for number in (0, -1, 3)] == [""] * 3
+    for path in (
+        str(later),
+        str(tmp_path / "fifo.py"),
+        "a.py",
+        "<string>",
+        "/no/such.py",
+        "/\0.py",
+    ):
+        assert sources.line(path, 1) == ""
+    (stack,) = with_code([RankStack(0, frames=(Frame(str(script), 2, "f"),))], sources)
+    assert stack.frames == (Frame(str(script), 2, "f", "second = 2"),)
+
+
+def test_when_a_process_started() -> None:
+    me = proc.facts(os.getpid())
+    assert me is not None
+    assert started_at(me.start) <= time.time()
+    assert started_at(me.start + 100 * os.sysconf("SC_CLK_TCK")) == pytest.approx(
+        started_at(me.start) + 100, abs=1.0
+    )

@@ -1,0 +1,180 @@
+"""Dumps of faulthandler and py-spy, as several versions write them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.watchdog.stacks.facts import Frame
+from lllaunch.watchdog.stacks.kernel import bit, parse_status, parse_task
+from lllaunch.watchdog.stacks.parse import MAX_FRAMES, faulthandler_frames, pyspy_frames
+from lllaunch.watchdog.stacks.pyspy import complaint
+
+# Python 3.10 to 3.12.
+OLDER = """\
+Thread 0x00007f29870a16c0 (most recent call first):
+  File "/t/d.py", line 2 in deep
+  File "/usr/lib/python3.10/threading.py", line 953 in run
+
+Current thread 0x00007f29879b9b80 (most recent call first):
+  File "/t/d.py", line 5 in main
+  File "/t/d.py", line 6 in <module>
+"""
+# Python 3.13 and 3.14 name the threads.
+NEWER = """\
+Thread 0x00007ff8b7fbb6c0 [pin: memory] (most recent call first):
+  Garbage-collecting
+  File "/t/d.py", line 2 in deep
+
+Current thread 0x00007ff8b8a41b80 [python] (most recent call first):
+  File "/t/d.py", line 5 in main
+"""
+
+
+def test_the_main_thread_is_the_last_one() -> None:
+    assert faulthandler_frames(OLDER) == (
+        Frame("/t/d.py", 5, "main"),
+        Frame("/t/d.py", 6, "<module>"),
+    )
+    assert faulthandler_frames(NEWER) == (Frame("/t/d.py", 5, "main"),)
+
+
+def test_the_main_thread_need_not_be_the_current_one() -> None:
+    swapped = OLDER.replace("Current thread", "thread").replace("Thread", "Current thread")
+    swapped = swapped.replace("\nthread", "\nThread")
+    assert swapped.count("Current thread") == 1
+    assert faulthandler_frames(swapped)[0] == Frame("/t/d.py", 5, "main")
+
+
+def test_the_current_thread_counts_where_not_all_are_listed() -> None:
+    other, current = OLDER.split("\n\n")
+    assert faulthandler_frames(f"{current}\n{other}\n\n...\n")[0].function == "main"
+    assert faulthandler_frames(f"{other}\n\n{other}\n\n...\n") == ()
+
+
+def test_more_frames_than_are_listed_do_not_mean_more_threads() -> None:
+    text = OLDER.replace('  File "/usr', '  ...\n  File "/usr')
+    assert faulthandler_frames(text)[0].function == "main"
+
+
+def test_a_thread_without_frames() -> None:
+    text = OLDER.replace('  File "/t/d.py", line 5 in main\n', "  <no Python frame>\n")
+    text = text.replace('  File "/t/d.py", line 6 in <module>\n', "")
+    assert faulthandler_frames(text) == ()
+
+
+def test_the_c_stack_of_newer_versions_is_not_a_thread() -> None:
+    text = NEWER + (
+        "\nCurrent thread's C stack trace (most recent call first):\n"
+        '  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x48 [0x6a1c9e]\n'
+        "  <truncated rest of calls>\n"
+    )
+    assert faulthandler_frames(text) == (Frame("/t/d.py", 5, "main"),)
+
+
+def test_escapes_and_unknown_lines() -> None:
+    text = (
+        "Current thread 0x1f (most recent call first):\n"
+        '  File "/home/jos\\xe9/\\u4f60 "x", line 1 in y.py", line ??? in f\\x0a\n'
+    )
+    assert faulthandler_frames(text) == (Frame('/home/josé/你 "x", line 1 in y.py', 0, "f\\x0a"),)
+
+
+def test_frames_of_ours_that_every_worker_begins_with_are_left_out() -> None:
+    own = ["lllaunch/multiprocessing/errors/recording.py", "lllaunch/spawner/worker.py", "x.py"]
+    lines = [f'  File "/lib/{path}", line 1 in f\n' for path in own]
+    text = OLDER + "".join(lines)
+    assert [frame.line for frame in faulthandler_frames(text)] == [5, 6]
+    # One that is just starting, or ending, stands in ours.
+    only = "Current thread 0x1 (most recent call first):\n" + "".join(lines[1:])
+    assert [frame.file for frame in faulthandler_frames(only)] == [f"/lib/{p}" for p in own[1:]]
+
+
+def test_at_most_twelve_frames() -> None:
+    text = OLDER + '  File "/t/d.py", line 7 in deeper\n' * 90
+    assert len(faulthandler_frames(text)) == MAX_FRAMES == 12
+
+
+SPY = """\
+Process 5676: /usr/bin/python h.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 5679 (idle): "my (odd): thread"
+    deep (/t/h.py:2)
+Thread 5676 (active+gil): "MainThread"
+    main (/t/a (b):c.py:4)
+    <module> (/t/h.py:5)
+Thread 0x7FE3 (idle)
+    other (/t/h.py:9)
+"""
+
+
+def test_pyspy() -> None:
+    assert pyspy_frames(SPY) == (
+        Frame("/t/a (b):c.py", 4, "main"),
+        Frame("/t/h.py", 5, "<module>"),
+    )
+    # In another PID namespace the numbers differ; the name is left.
+    assert pyspy_frames(SPY.replace("Process 5676", "Process 1")) == pyspy_frames(SPY)
+    assert pyspy_frames(SPY.replace("MainThread", "renamed")) == pyspy_frames(SPY)
+    assert pyspy_frames("Error: Permission Denied\n") == ()
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.lists(
+            st.sampled_from(
+                [*OLDER.splitlines(), *NEWER.splitlines(), *SPY.splitlines(), "...", "  ..."]
+            )
+            | st.text(max_size=8)
+        ).map("\n".join),
+        st.tuples(
+            st.sampled_from([OLDER, NEWER, SPY]), st.integers(0, 400), st.text(max_size=5)
+        ).map(lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]),
+    )
+)
+def test_garbage_hurts_nobody(text: str) -> None:
+    for frames in (faulthandler_frames(text), pyspy_frames(text)):
+        assert len(frames) <= MAX_FRAMES
+        assert all(isinstance(frame, Frame) for frame in frames)
+    parse_status(text)
+    parse_task(text)
+
+
+def test_digits_of_any_number_and_script_hurt_nobody() -> None:
+    huge = "9" * 5000
+    assert faulthandler_frames(OLDER.replace("line 5", f"line {huge}"))[0].line == 6
+    assert pyspy_frames(SPY.replace(":4)", f":{huge})"))[0].line == 5
+    assert pyspy_frames(SPY.replace("5676", huge))
+    assert parse_status(f"Threads:\t{huge}").threads == 999999999
+
+
+def test_status() -> None:
+    found = parse_status(
+        "Name:\tpython\nState:\tD (disk sleep)\nThreads:\t7\nVmRSS:\t   123 kB\n"
+        "SigPnd:\t0000000000000001\nShdPnd:\t0001000000000000\n"
+        "SigBlk:\t0000000000000002\nSigCgt:\t0001000000000004\n"
+    )
+    assert (found.state, found.threads) == ("D", 7)
+    assert found.pending == 1 | bit(49)
+    assert found.caught & bit(49)
+    assert not found.blocked & bit(49)
+    assert found.lines[:3] == ("State: D (disk sleep)", "Threads: 7", "VmRSS: 123 kB")
+
+
+def test_the_name_of_a_task_may_hold_anything() -> None:
+    assert parse_task("12 (a) b (c)) S 1 2 3") == ("a) b (c)", "S")
+    assert parse_task("12 a S") == ("", "")
+
+
+def test_what_pyspy_complains_of_fits_a_line() -> None:
+    failed = (
+        "Error: Failed to get stack traces\n\nCaused by:\n    0: no\n\nStack backtrace:\n  0: x"
+    )
+    assert complaint(failed, 1) == "Error: Failed to get stack traces Caused by: 0: no"
+    assert complaint("", 2) == "exit status 2"
+    assert complaint("", -9) == "it ended by SIGKILL"
+    denied = "Permission Denied: Try running again with elevated permissions by going 'sudo !!'"
+    assert complaint(denied, 1).startswith("permission denied")
+    assert "sudo" not in complaint(denied, 1)
