@@ -1,0 +1,163 @@
+"""``expires``: a timer around a block of code, or around a function."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+
+from lllaunch.timer.here import here
+from lllaunch.timer.scopes import Scopes
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    from lllaunch.timer.api import TimerClient
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+
+_scopes = Scopes()
+os.register_at_fork(after_in_child=_scopes.clear)
+# What `configure` was given last; below it, clients by the value of TIMER_FILE.
+_configured: list[TimerClient] = []
+_defaults: dict[str, TimerClient] = {}
+
+
+def configure(timer_client: TimerClient) -> None:
+    """Sets the client that `expires` uses where it is given none."""
+    from lllaunch.timer.log import logger  # noqa: PLC0415 - once in a process
+
+    _configured[:] = [timer_client]
+    logger(__name__).info("Timer client configured to: %s", type(timer_client).__name__)
+
+
+def _client() -> TimerClient:
+    """The client of `configure`, else one for the FIFO that the launcher serves."""
+    if _configured:
+        return _configured[0]
+    path = os.environ.get(TIMER_FILE)
+    if not path:
+        raise RuntimeError(
+            "Configure timer client before using countdown timers. "
+            f"(lllaunch.timer.configure, or {TIMER_FILE} in the environment)"
+        )
+    client = _defaults.get(path)
+    if client is None:
+        from lllaunch.timer.file_client import FileTimerClient  # noqa: PLC0415 - it imports api
+
+        client = _defaults[path] = FileTimerClient(path)
+    return client
+
+
+def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> Countdown:
+    """Sets a timer for as long as a block of code runs; if it expires, this worker is ended.
+
+    For ``with`` and ``async with``, and as a decorator::
+
+        with expires(after=60):
+            torch.distributed.all_reduce(...)
+
+        @expires(after=60)
+        async def fetch(): ...
+
+    A decorated function runs as if its body stood in such a block: a coroutine function from its
+    first step to its end, a generator function likewise, with all the time that it is suspended.
+
+    The same scope may be entered again while it is held, by recursion, threads or tasks; each entry
+    has a timer of its own.
+
+    Setting a timer takes microseconds, also with ``async with``; only while the server is away or
+    does not read, some seconds at most, until the error below.
+
+    What "ended" means is up to the server; in a launch with ``watchdog.timers`` the stacks of all
+    workers are written and the group ends as hung.
+
+    Args:
+        after: seconds from entering the block.
+        scope: name of the timer, shown in reports; by default ``FILE#LINE`` of the caller, for a
+            decorated function those of its definition.
+        client: sends the request; by default that of `configure`, looked up when the block is
+            entered. Beyond torch: where nothing was configured and TORCHELASTIC_TIMER_FILE is set,
+            a `FileTimerClient` for that FIFO.
+
+    Raises:
+        ValueError: ``after`` is infinite or not a number.
+        RuntimeError: on entering: there is no client.
+        OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`. If a
+            timer could not be set, none is taken back.
+    """
+    if not math.isfinite(after):
+        raise ValueError(f"expires: after={after!r} is not a number of seconds")
+    chosen = scope
+    if chosen is None:
+        frame = sys._getframe(1)
+        chosen = f"{frame.f_code.co_filename}#{frame.f_lineno}"
+    return Countdown(after, chosen, client, scope is not None)
+
+
+class Countdown:
+    """What `expires` returns. Can be entered again, but not while it is entered.
+
+    Args:
+        after: seconds.
+        scope: name of the timer.
+        client: sends the request, or None for the configured one.
+        named: whether the user chose the name.
+    """
+
+    __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_pid", "_scope")
+
+    def __init__(self, after: float, scope: str, client: TimerClient | None, named: bool) -> None:
+        self._after = after
+        self._scope = scope
+        self._client = client
+        self._named = named
+        self._name = ""
+        self._entered: TimerClient | None = None
+        self._pid = 0
+
+    def __enter__(self) -> None:
+        if self._entered is not None:
+            raise RuntimeError("this timer is running; call expires() for each block")
+        client = self._client if self._client is not None else _client()
+        name = _scopes.take(self._scope)
+        try:
+            client.acquire(name, time.time() + self._after)
+        except BaseException:
+            _scopes.free(self._scope, name)
+            raise
+        self._entered, self._name, self._pid = client, name, here.pid
+
+    def __exit__(self, *exc_info: object) -> None:
+        client, self._entered = self._entered, None
+        # A fork that leaves the block it began in has no timer: it is its parent's.
+        if client is None or self._pid != here.pid:
+            return
+        try:
+            client.release(self._name)
+        finally:
+            _scopes.free(self._scope, self._name)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__()
+
+    def __call__(self, function: F) -> F:
+        """Decorates a function, so that each call has a timer of its own.
+
+        Raises:
+            TypeError: it is none.
+        """
+        from lllaunch.timer.decorate import decorate, place_of  # noqa: PLC0415 - imports inspect
+
+        scope = self._scope if self._named else place_of(function) or self._scope
+        after, client, named = self._after, self._client, self._named
+        return decorate(function, lambda: Countdown(after, scope, client, named))

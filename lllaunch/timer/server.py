@@ -1,0 +1,189 @@
+"""What every timer server does, whatever its timers are kept in and its workers ended by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from lllaunch.timer.log import logger
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable
+    from typing import Any
+
+    from lllaunch.timer.api import RequestQueue, TimerRequest
+
+# So many requests are handled before timers are looked at again.
+_BATCH = 10_000
+# Seconds until a worker that could not be ended, or a queue that failed, is tried again.
+_RETRY = 1.0
+
+
+class TimerServer(ABC):
+    """Waits for requests and ends workers whose timers have expired.
+
+    It is woken when a request comes and when the next timer expires, and compares nothing with the
+    wall clock: requests are understood when they arrive, and setting the clock later changes no
+    timer.
+
+    Args:
+        request_queue: where requests come from.
+        max_interval: the longest wait, seconds.
+        daemon: whether the thread lets the interpreter exit.
+    """
+
+    def __init__(
+        self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
+    ) -> None:
+        import threading  # noqa: PLC0415 - workers import this module and start no server
+
+        from lllaunch.timer.registry import TimerRegistry  # noqa: PLC0415 - the same
+        from lllaunch.timer.steady import SteadyTime  # noqa: PLC0415 - the same
+
+        super().__init__()
+        self._request_queue = request_queue
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._watchdog_thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._steady = SteadyTime()
+        # Only tells when to look; which timers are over is up to the subclass.
+        self._due: TimerRegistry[TimerRequest] = TimerRegistry()
+        self._retry = False
+
+    @abstractmethod
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Takes note of requests, in order.
+
+        Args:
+            timer_requests: each sets a timer, or takes it back if its ``expiration_time`` is
+                negative. Moments are those of a wall clock that nobody sets.
+        """
+
+    @abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Forgets all timers of these workers."""
+
+    @abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        """Returns the timers that end at ``deadline`` or earlier, by worker.
+
+        Args:
+            deadline: seconds since the epoch, by a wall clock that nobody sets.
+        """
+
+    @abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """Ends a worker.
+
+        Returns:
+            False if it could not be ended; it is tried again later. An exception counts as True.
+        """
+
+    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
+        try:
+            return self._reap_worker(worker_id)
+        except Exception:  # noqa: BLE001 - a subclass may raise anything; torch catches it too
+            logger(__name__).exception("worker %s could not be ended, and is given up", worker_id)
+            return True
+
+    def start(self) -> None:
+        """Begins to serve, in a thread of its own."""
+        import threading  # noqa: PLC0415 - see above
+
+        logger(__name__).info(
+            "Starting %s... max_interval=%s, daemon=%s",
+            type(self).__name__,
+            self._max_interval,
+            self._daemon,
+        )
+        self._watchdog_thread = threading.Thread(
+            target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
+        )
+        self._watchdog_thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for it for ``max_interval`` at most. Idempotent."""
+        logger(__name__).info("Stopping %s", type(self).__name__)
+        self._stopped.set()
+        if self._watchdog_thread is not None:
+            # Not every queue can be woken; then the thread ends by itself after its wait.
+            wake = getattr(self._request_queue, "wake", None)
+            if wake is not None:
+                wake()
+            self._watchdog_thread.join(self._max_interval)
+            self._watchdog_thread = None
+
+    def _watchdog_loop(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._run_watchdog()
+            except Exception:  # noqa: BLE001 - other workers' timers are still to be served
+                logger(__name__).exception("the timers could not be looked at")
+                # A queue that is closed fails at once, for ever.
+                self._stopped.wait(_RETRY)
+
+    def _run_watchdog(self) -> None:
+        waiting = min(max(1, self._request_queue.size()), _BATCH)
+        requests = self._sound(self._request_queue.get(waiting, self._wait()))
+        self._note(requests)
+        self.register_timers(requests)
+        now = self._steady.now()
+        self._due.take_expired(now)
+        self._retry = False
+        ended = set()
+        for worker_id, expired in self.get_expired_timers(now).items():
+            scopes = [request.scope_id for request in expired]
+            logger(__name__).info("Reaping worker_id=[%s]. Expired timers: %s", worker_id, scopes)
+            if self._reap_worker_no_throw(worker_id):
+                ended.add(worker_id)
+            else:
+                self._retry = True
+                logger(__name__).error("worker %s could not be ended; trying again", worker_id)
+        self.clear_timers(ended)
+
+    def _wait(self) -> float:
+        """Seconds to wait for requests."""
+        waits = [self._max_interval]
+        due = self._due.next_deadline()
+        if due is not None:
+            waits.append(due - self._steady.now())
+        if self._retry:
+            waits.append(_RETRY)
+        return max(0.0, min(waits))
+
+    def _note(self, requests: Iterable[TimerRequest]) -> None:
+        """Understands the moments of requests as those of the steady clock, and when to look."""
+        correction = self._steady.correction()
+        now = self._steady.now()
+        for request in requests:
+            if request.expiration_time < 0:
+                self._due.release(request.worker_id, request.scope_id)
+                continue
+            request.expiration_time += correction
+            until = request.expiration_time
+            self._due.acquire(request.worker_id, request.scope_id, until, now, request)
+
+    def _sound(self, requests: Iterable[TimerRequest]) -> list[TimerRequest]:
+        """Drops what is no request: a worker can put anything into its queue."""
+        found = []
+        for request in requests:
+            if _is_request(request):
+                found.append(request)
+            else:
+                logger(__name__).error("no request for a timer: %.200r", request)
+        return found
+
+
+def _is_request(request: object) -> bool:
+    """Whether it is a request that a server can work with; torch's class is as good as ours."""
+    try:
+        hash((request.worker_id, request.scope_id))  # type: ignore[attr-defined]
+        expiration = request.expiration_time  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        return False
+    number = isinstance(expiration, (int, float)) and not isinstance(expiration, bool)
+    # neither NaN nor infinite
+    return number and abs(expiration) < float("inf")

@@ -1,0 +1,266 @@
+"""`FileTimerClient` at a real FIFO: full, absent, replaced, shared by threads, forked."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lllaunch.timer import FileTimerClient, FileTimerRequest, expires
+from lllaunch.timer.fifo import Fifo
+from lllaunch.timer.reading import RequestReader
+
+LATER = 4e9
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Fifo]:
+    """One of ours, that nobody reads."""
+    made = Fifo(str(tmp_path / "timers %s\n"))
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def client(fifo: Fifo) -> Iterator[FileTimerClient]:
+    made = FileTimerClient(fifo.path)
+    yield made
+    made.close()
+
+
+def read(fifo: Fifo) -> list[FileTimerRequest]:
+    requests, rejected = RequestReader().feed(fifo.read())
+    assert rejected == []
+    return requests
+
+
+def is_open(path: str) -> bool:
+    links = (os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
+    return os.path.realpath(path) in links
+
+
+def test_requests_are_written_at_once(fifo: Fifo, client: FileTimerClient) -> None:
+    pid = os.getpid()
+    client.acquire('odd "scope" \\ ä\n', 12.5)
+    assert read(fifo) == [FileTimerRequest(pid, 'odd "scope" \\ ä\n', 12.5, signal.SIGKILL)]
+    client.signal = signal.SIGUSR1
+    client.acquire("a", 13)
+    client.release("a")
+    assert read(fifo) == [
+        FileTimerRequest(pid, "a", 13.0, signal.SIGUSR1),
+        FileTimerRequest(pid, "a", -1.0, 0),
+    ]
+
+
+def test_the_fifo_of_another_server_is_not_kept_open(tmp_path: Path) -> None:
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path, 0o600)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        client = FileTimerClient(path)
+        client.acquire("a", LATER)
+        client.release("a")
+        assert os.read(reader, 10_000).count(b"\n") == 2
+        # The end of the file: nobody has it open for writing.
+        assert os.read(reader, 10_000) == b""
+    finally:
+        os.close(reader)
+
+
+def test_a_full_fifo_that_nobody_reads_is_an_error_and_works_again_when_read(
+    fifo: Fifo, client: FileTimerClient
+) -> None:
+    count = 0
+
+    def burst() -> None:
+        nonlocal count
+        while True:
+            with expires(60, "burst", client):
+                count += 1
+
+    with pytest.raises(BlockingIOError, match="full for 1 s") as raised:
+        burst()
+    assert raised.value.filename == fifo.path
+    # That is more than a second of quick pairs of torch's, which has room for 64 KiB.
+    assert count > 3000
+    client_calls = read(fifo)
+    assert len(client_calls) >= 2 * count - 1
+    with expires(60, "burst", client):
+        pass
+    assert len(read(fifo)) == 2
+
+
+def test_a_timer_that_could_not_be_set_is_not_taken_back(
+    fifo: Fifo, client: FileTimerClient
+) -> None:
+    client.acquire("earlier", LATER)
+    with pytest.raises(RuntimeError, match="larger than"):
+        client.acquire("x" * select.PIPE_BUF, LATER)
+    client.release("x" * select.PIPE_BUF)
+    with pytest.raises(ValueError, match="nan"):
+        client.acquire("earlier", float("nan"))
+    os.write(fifo.fileno(), b"\n" * (1 << 20))
+    with pytest.raises(BlockingIOError):
+        client.acquire("late", LATER)
+    with pytest.raises(BlockingIOError):
+        client.acquire("earlier", LATER)
+    while fifo.read():
+        pass
+    client.release("late")
+    client.release("earlier")
+    assert [request.scope_id for request in read(fifo)] == ["earlier"]
+
+
+def test_the_newline_counts(fifo: Fifo, client: FileTimerClient) -> None:
+    client.acquire("", LATER)
+    room = select.PIPE_BUF - len(fifo.read())
+    client.acquire("x" * room, LATER)
+    assert len(fifo.read()) == select.PIPE_BUF
+    with pytest.raises(RuntimeError, match=f"larger than {select.PIPE_BUF} bytes"):
+        client.acquire("x" * (room + 1), LATER)
+    assert fifo.read() == b""
+
+
+def test_a_slow_reader_loses_nothing(fifo: Fifo, client: FileTimerClient) -> None:
+    done = threading.Event()
+    reader = RequestReader()
+    found: list[FileTimerRequest] = []
+
+    def drain() -> None:
+        while not done.wait(0.01):
+            found.extend(reader.feed(fifo.read())[0])
+        while block := fifo.read():
+            found.extend(reader.feed(block)[0])
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    for _ in range(30_000):
+        with expires(60, "burst", client):
+            pass
+    done.set()
+    thread.join()
+    assert len(found) == 60_000
+
+
+def test_without_a_server_the_error_names_the_fifo(tmp_path: Path) -> None:
+    path = str(tmp_path / "nothing")
+    with pytest.raises(BrokenPipeError, match="no timer server") as raised:
+        FileTimerClient(path).acquire("a", LATER)
+    assert raised.value.filename == path
+
+
+def test_a_plain_file_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "plain"
+    path.write_text("mine")
+    with pytest.raises(BrokenPipeError, match="no FIFO"):
+        FileTimerClient(str(path)).acquire("a", LATER)
+    assert path.read_text() == "mine"
+
+
+def test_the_server_may_come_late(tmp_path: Path) -> None:
+    path = str(tmp_path / "late")
+    made: list[Fifo] = []
+    timer = threading.Timer(0.2, lambda: made.append(Fifo(path)))
+    timer.start()
+    client = FileTimerClient(path)
+    client.acquire("a", LATER)
+    timer.join()
+    client.close()
+    assert [request.scope_id for request in read(made[0])] == ["a"]
+    made[0].remove()
+
+
+def test_a_server_that_comes_after_another_is_found(fifo: Fifo, client: FileTimerClient) -> None:
+    client.acquire("a", LATER)
+    fifo.remove()
+    after = Fifo(fifo.path)
+    client.release("a")
+    assert [request.scope_id for request in read(after)] == ["a"]
+    after.remove()
+
+
+def test_threads_share_a_client(fifo: Fifo, client: FileTimerClient) -> None:
+    def work(number: int) -> None:
+        for _ in range(200):
+            client.acquire(f"scope {number}", LATER)
+            client.release(f"scope {number}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read(fifo)) == 8 * 400
+
+
+def test_a_fork_speaks_for_itself(fifo: Fifo, client: FileTimerClient) -> None:
+    client.acquire("a", LATER)
+    child = os.fork()
+    if child == 0:
+        client.acquire("a", LATER)
+        client.release("a")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    client.release("a")
+    pids = [request.worker_pid for request in read(fifo)]
+    assert pids == [os.getpid(), child, child, os.getpid()]
+
+
+def test_a_copy_has_no_descriptor_of_the_original(fifo: Fifo, client: FileTimerClient) -> None:
+    client.acquire("a", LATER)
+    for other in (pickle.loads(pickle.dumps(client)), copy.copy(client)):
+        assert other._fd == -1
+        other.acquire("b", LATER)
+        del other
+    client.release("a")
+    assert [request.scope_id for request in read(fifo)] == ["a", "b", "b", "a"]
+
+
+def test_a_client_that_is_given_up_closes_the_fifo(tmp_path: Path) -> None:
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path, 0o1600)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    client = FileTimerClient(path)
+    os.chmod(path, 0o1600)
+    client.acquire("a", LATER)
+    os.read(reader, 10_000)
+    # Kept open, as the mark says.
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 10_000)
+    del client
+    assert os.read(reader, 10_000) == b""
+    os.close(reader)
+    assert not is_open(path)
+
+
+def test_many_scopes_do_not_fill_the_memory(fifo: Fifo, client: FileTimerClient) -> None:
+    for number in range(3000):
+        client.acquire(f"scope {number}", LATER)
+        client.release(f"scope {number}")
+    assert len(client._heads) <= 1024
+    assert not client._set
+    assert len(read(fifo)) == 6000
+
+
+def test_the_fifo_of_the_environment_is_used_where_nothing_is_configured(
+    fifo: Fifo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lllaunch.timer import countdown
+
+    monkeypatch.setattr(countdown, "_configured", [])
+    monkeypatch.setattr(countdown, "_defaults", {})
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", fifo.path)
+    with expires(60, "first"):
+        pass
+    with expires(60, "second"):
+        pass
+    scopes = [request.scope_id for request in read(fifo)]
+    assert scopes == ["first", "first", "second", "second"]
+    assert len(countdown._defaults) == 1

@@ -1,0 +1,39 @@
+"""Eight workers that set and take back timers as fast as they can."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lllaunch.timer import FileTimerServer
+
+PAIRS = 100_000
+WORKERS = 8
+WORK = """
+import sys
+from lllaunch.timer import FileTimerClient, expires
+client = FileTimerClient(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    with expires(after=600, client=client):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_and_nobody_fails(tmp_path: Path) -> None:
+    path = str(tmp_path / "timers")
+    events: list[str] = []
+    server = FileTimerServer(path, "run", log_event=lambda name, _request: events.append(name))
+    server.start()
+    command = [sys.executable, "-c", WORK, path, str(PAIRS)]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(WORKERS)]
+    said = [worker.communicate()[1] for worker in workers]
+    server.run_once()
+    assert said == [b""] * WORKERS
+    assert [worker.returncode for worker in workers] == [0] * WORKERS
+    assert server._service.received == 2 * PAIRS * WORKERS
+    assert len(server._service._timers) == 0
+    assert events == ["watchdog started"]

@@ -1,0 +1,367 @@
+"""`TimerService`: a FIFO, real processes, and clocks that the test controls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lllaunch.linux.process import wait_readable
+from lllaunch.testing import FakeClock, open_fds
+from lllaunch.timer import FileTimerClient, FileTimerRequest
+from lllaunch.timer.processes import Process, Processes
+from lllaunch.timer.service import TimerService
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+class Place:
+    """A service with clocks of the test's and the processes that use it."""
+
+    def __init__(self, path: str) -> None:
+        self.clock, self.wall = FakeClock(100.0), FakeClock(5000.0)
+        self.owners: dict[int, int] = {}
+        self.asked: list[int] = []
+        self.service = TimerService(
+            path, owner_of=self.owner_of, clock=self.clock, wall_clock=self.wall
+        )
+        self.path = path
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def owner_of(self, pid: int) -> int | None:
+        self.asked.append(pid)
+        return self.owners.get(pid)
+
+    def worker(self, rank: int | None = 0) -> subprocess.Popen[bytes]:
+        """A process that sleeps; a worker's unless ``rank`` is None."""
+        process = subprocess.Popen(SLEEP)
+        self.processes.append(process)
+        if rank is not None:
+            self.owners[process.pid] = rank
+        return process
+
+    def write(self, *requests: FileTimerRequest | bytes) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+        for request in requests:
+            os.write(
+                fd,
+                request if isinstance(request, bytes) else request.to_json().encode() + b"\n",
+            )
+        os.close(fd)
+
+    def acquire(self, pid: int, scope: str, after: float, signum: int = 9) -> None:
+        """Writes a request of a process, by the wall clock."""
+        self.write(FileTimerRequest(pid, scope, self.wall.now + after, signum))
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.wall.advance(seconds)
+
+    @property
+    def ready(self) -> bool:
+        return wait_readable(self.service, 0)
+
+    def end(self) -> None:
+        self.service.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(str(tmp_path / "timers"))
+    yield made
+    made.end()
+
+
+def test_the_fifo_is_private_marked_and_large(place: Place) -> None:
+    found = os.stat(place.path)
+    assert stat.S_ISFIFO(found.st_mode)
+    assert stat.S_IMODE(found.st_mode) == 0o1600
+    written = 0
+    fd = os.open(place.path, os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            written += os.write(fd, b"\n" * select.PIPE_BUF)
+    os.close(fd)
+    # 64 KiB is what a pipe has unless it is asked for more.
+    assert written > 1 << 16
+
+
+def test_descriptors_are_not_inherited_and_all_closed(place: Place, tmp_path: Path) -> None:
+    before = set(open_fds())
+    service = TimerService(str(tmp_path / "other"), owner_of=lambda _pid: 0)
+    service.register([FileTimerRequest(place.worker().pid, "a", 4e9, 9)])
+    opened = set(open_fds()) - before
+    # the FIFO, epoll's and the pidfd
+    assert len(opened) == 3
+    assert not any(os.get_inheritable(fd) for fd in opened)
+    service.close()
+    service.close()
+    assert set(open_fds()) == before
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "here"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError) as raised:
+        TimerService(str(path), owner_of=lambda _pid: 0)
+    assert raised.value.filename == str(path)
+    assert path.read_text() == "mine"
+    with pytest.raises(FileNotFoundError) as missing:
+        TimerService(str(tmp_path / "no" / "such"), owner_of=lambda _pid: 0)
+    assert missing.value.filename == str(tmp_path / "no" / "such")
+
+
+def test_what_took_its_place_is_not_removed(place: Place) -> None:
+    os.unlink(place.path)
+    Path(place.path).write_text("mine")
+    place.service.close()
+    assert Path(place.path).read_text() == "mine"
+
+
+def test_a_timer_expires_once_at_its_deadline(place: Place) -> None:
+    worker = place.worker(3)
+    assert place.service.next_in() is None
+    assert not place.ready
+    place.acquire(worker.pid, "a", 7.0)
+    assert place.ready
+    assert place.service.dispatch() == []
+    assert not place.ready
+    assert place.service.next_in() == pytest.approx(7.0)
+    place.advance(6.9)
+    assert place.service.expired() == []
+    place.advance(0.2)
+    assert place.service.next_in() == 0.0
+    (expired,) = place.service.expired()
+    assert expired[:3] == (3, worker.pid, "a")
+    assert expired.after == pytest.approx(7.0)
+    assert expired.signum == 9
+    assert expired.scopes == ("a",)
+    assert place.service.expired() == []
+    assert place.service.next_in() is None
+    assert place.service.signal(worker.pid, signal.SIGTERM)
+    assert worker.wait(30) == -signal.SIGTERM
+
+
+def test_a_timer_that_is_taken_back_or_set_anew_does_not_expire(place: Place) -> None:
+    worker = place.worker()
+    place.acquire(worker.pid, "back", 1.0)
+    place.acquire(worker.pid, "anew", 1.0)
+    place.service.dispatch()
+    place.write(FileTimerRequest(worker.pid, "back", -1, 0))
+    place.acquire(worker.pid, "anew", 9.0)
+    place.service.dispatch()
+    place.advance(8.0)
+    assert place.service.expired() == []
+    place.advance(1.0)
+    assert [each.scope for each in place.service.expired()] == ["anew"]
+
+
+def test_the_first_that_asks_for_a_signal_stands_for_its_process(place: Place) -> None:
+    one, other = place.worker(0), place.worker(1)
+    place.acquire(one.pid, "third", 3.0, signal.SIGUSR1)
+    place.acquire(one.pid, "first", 1.0, 0)
+    place.acquire(one.pid, "second", 2.0, signal.SIGTERM)
+    place.acquire(one.pid, "never", 100.0)
+    place.acquire(other.pid, "silent", 1.0, -1)
+    place.service.dispatch()
+    place.advance(5.0)
+    told = {each.owner: each for each in place.service.expired()}
+    assert (told[0].scope, told[0].signum) == ("second", signal.SIGTERM)
+    assert told[0].scopes == ("first", "second", "third")
+    assert [request.scope_id for request in told[0].requests] == ["first", "second", "third"]
+    assert (told[1].scope, told[1].signum) == ("silent", -1)
+    # Nothing is sent, though the process is there.
+    assert place.service.signal(other.pid, -1)
+    place.advance(1000.0)
+    assert place.service.expired() == []
+
+
+@pytest.mark.parametrize("jump", [-4000.0, 4000.0])
+def test_setting_the_wall_clock_changes_no_timer(place: Place, jump: float) -> None:
+    worker = place.worker()
+    place.acquire(worker.pid, "before", 50.0)
+    place.service.dispatch()
+    place.wall.now += jump
+    place.acquire(worker.pid, "after", 70.0)
+    place.service.dispatch()
+    assert place.service.next_in() == pytest.approx(50.0)
+    place.advance(49.0)
+    assert place.service.expired() == []
+    place.write(FileTimerRequest(worker.pid, "before", -1, 0))
+    place.service.dispatch()
+    assert place.service.next_in() == pytest.approx(21.0)
+
+
+def test_timers_of_a_process_that_ended_are_dropped(place: Place) -> None:
+    worker = place.worker()
+    place.acquire(worker.pid, "a", 1.0)
+    place.service.dispatch()
+    worker.send_signal(signal.SIGKILL)
+    assert wait_readable(place.service, 30)
+    # The last thing that it wrote comes to be read when it has ended.
+    place.acquire(worker.pid, "b", 1.0)
+    place.service.dispatch()
+    assert place.service.next_in() is None
+    assert not place.service.signal(worker.pid, signal.SIGTERM)
+    worker.wait()
+    place.acquire(worker.pid, "c", 1.0)
+    assert place.service.dispatch() == []
+    assert place.service.next_in() is None
+    assert not place.ready
+
+
+def with_pid(pid: int) -> subprocess.Popen[bytes] | None:
+    """A process with just this id; None if that cannot be had here."""
+    for _ in range(100):
+        try:
+            NS_LAST_PID.write_text(str(pid - 1))
+        except OSError:
+            return None
+        process = subprocess.Popen(SLEEP)
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    return None
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_a_process_that_got_the_number_of_another_is_not_signalled(
+    place: Place, noticed: bool
+) -> None:
+    worker = place.worker()
+    place.acquire(worker.pid, "a", 1.0)
+    place.service.dispatch()
+    worker.kill()
+    worker.wait()
+    other = with_pid(worker.pid)
+    if other is None:
+        pytest.skip("process ids cannot be chosen here")
+    place.processes.append(other)
+    if noticed:
+        place.service.dispatch()
+    place.advance(2.0)
+    assert [each.pid for each in place.service.expired()] == ([] if noticed else [worker.pid])
+    assert not place.service.signal(worker.pid, signal.SIGKILL)
+    assert other.poll() is None
+    # If it sets timers it is as good as any.
+    place.acquire(other.pid, "b", 1.0)
+    assert place.service.dispatch() == []
+    place.advance(2.0)
+    assert [each.scope for each in place.service.expired()] == ["b"]
+    assert place.service.signal(other.pid, signal.SIGTERM)
+    assert other.wait(30) == -signal.SIGTERM
+
+
+def test_a_process_that_is_no_workers_gets_no_timers(place: Place) -> None:
+    stranger = place.worker(rank=None)
+    for scope in "abc":
+        place.acquire(stranger.pid, scope, 1.0)
+    (rejected,) = place.service.dispatch()
+    assert rejected.pid == stranger.pid
+    assert rejected.reason == f"process {stranger.pid} is no worker's"
+    assert place.asked == [stranger.pid]
+    place.advance(2.0)
+    assert place.service.expired() == []
+    assert not place.service.signal(stranger.pid, signal.SIGKILL)
+    assert stranger.poll() is None
+
+
+def test_whose_a_process_is_is_asked_once(place: Place) -> None:
+    worker = place.worker()
+    for _ in range(3):
+        place.acquire(worker.pid, "a", 1.0)
+        place.service.dispatch()
+    assert place.asked == [worker.pid]
+
+
+def test_a_bad_request_hurts_no_other(place: Place) -> None:
+    worker = place.worker()
+    place.write(b"rubbish\n", b'{"version": 1, "pid": 3}\n', b"x" * 6000 + b"\n", b"no end")
+    place.acquire(worker.pid, "good", 1.0)
+    reasons = [each.reason for each in place.service.dispatch()]
+    assert len(reasons) == 4
+    assert reasons[1].startswith("it has no scope_id")
+    assert place.service.next_in() == pytest.approx(1.0)
+
+
+def test_a_flood_of_bad_requests_is_told_in_few_words(place: Place) -> None:
+    told = []
+    for _ in range(5):
+        place.write(b"rubbish\n" * 500)
+        told += place.service.dispatch()
+    assert len(told) == 21
+    assert "480 more" in told[-1].reason
+
+
+def test_the_timers_of_a_process_are_limited(place: Place) -> None:
+    one, other = place.worker(0), place.worker(1)
+    requests = [FileTimerRequest(one.pid, str(number), 9e9, 9) for number in range(10_010)]
+    place.service.register(requests)
+    (*_, last) = place.service.dispatch()
+    assert last == (one.pid, f"process {one.pid} has 10000 timers already", "")
+    # Those that it has can be set anew, and others are not concerned.
+    place.acquire(one.pid, "0", 1.0)
+    place.acquire(other.pid, "a", 1.0)
+    assert place.service.dispatch() == []
+    place.advance(2.0)
+    assert {each.pid for each in place.service.expired()} == {one.pid, other.pid}
+
+
+def test_a_client_finds_its_timers(place: Place) -> None:
+    place.owners[os.getpid()] = 5
+    client = FileTimerClient(place.path, signal.SIGUSR1)
+    client.acquire("a", place.wall.now + 1)
+    place.service.dispatch()
+    assert place.service.received == 1
+    place.advance(1.0)
+    assert [(each.owner, each.signum) for each in place.service.expired()] == [(5, signal.SIGUSR1)]
+    client.close()
+    # Nobody else has the FIFO open, and yet there is neither an end of file nor a hang-up.
+    assert not place.ready
+
+
+def test_processes_are_limited_and_need_a_number(place: Place) -> None:
+    processes = Processes(lambda _pid: 0, limit=1)
+    one, other = place.worker(), place.worker()
+    assert processes.admit(-3) == "process -3 cannot be watched ([Errno 22] Invalid argument)"
+    assert isinstance(processes.admit(2**40), str)
+    first = processes.admit(one.pid)
+    assert isinstance(first, Process)
+    assert processes.admit(one.pid) is first
+    assert processes.admit(other.pid) == "1 processes have timers already"
+    one.kill()
+    assert wait_readable(processes, 30)
+    assert processes.ended() == [one.pid]
+    assert isinstance(processes.admit(other.pid), Process)
+    processes.close()
+
+
+def in_fork(check: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(not check())
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_fork_does_not_keep_the_fifo(place: Place) -> None:
+    place.acquire(place.worker().pid, "a", 1.0)
+    place.service.dispatch()
+    mine = {"[pidfd]", "anon_inode:[pidfd]", "anon_inode:[eventpoll]", place.path}
+    assert mine & set(open_fds().values())
+    assert in_fork(lambda: not mine & set(open_fds().values()))
+    assert os.path.exists(place.path)
+    assert place.service.next_in() == pytest.approx(1.0)

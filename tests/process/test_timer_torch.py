@@ -1,0 +1,161 @@
+"""Timers beside torch's: their clients with our servers, ours with theirs.
+
+One interpreter imports torch and forks all who take part, which writes down what became of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import inspect, json, multiprocessing, os, signal, sys, threading, time
+from torch.distributed.elastic import timer as theirs
+from lllaunch import timer as ours
+
+found = {}
+fork = multiprocessing.get_context("fork")
+directory = sys.argv[1]
+written = fork.Event()
+
+
+def started(function, *args):
+    process = fork.Process(target=function, args=args)
+    process.start()
+    return process
+
+
+def outcome(process):
+    process.join(60)
+    code = process.exitcode
+    process.kill()
+    return code
+
+
+def hang(package, client):
+    # The inner blocks are over in time; only the outer hangs.
+    with package.expires(after=0.5, scope="hang", client=client):
+        with package.expires(after=60, scope="inner", client=client):
+            pass
+        if package is ours:
+            with package.expires(after=60, scope="hang", client=client):
+                pass
+        time.sleep(1000)
+
+
+def finish(package, client):
+    for _ in range(20):
+        with package.expires(after=0.5, scope="fine", client=client):
+            pass
+    written.set()
+    time.sleep(1.5)
+    os._exit(7)
+
+
+def serve_theirs(path):
+    theirs.FileTimerServer(path, "run", max_interval=0.1).start()
+    time.sleep(1000)
+
+
+# Their file clients, our server.
+events = []
+path = os.path.join(directory, "ours")
+server = ours.FileTimerServer(path, "run", 3600, log_event=lambda name, _: events.append(name))
+server.start()
+processes = [started(role, theirs, theirs.FileTimerClient(path, 15)) for role in (hang, finish)]
+found["their file clients"] = [outcome(process) for process in processes]
+server.stop()
+found["events"] = events
+
+# Our file clients, their server, which ends itself too.
+path = os.path.join(directory, "theirs")
+server = started(serve_theirs, path)
+client = ours.FileTimerClient(path)
+# It ends with the first that it kills, and serves nobody after that.
+written.clear()
+processes = [started(finish, ours, client)]
+written.wait(60)
+processes.append(started(hang, ours, client))
+found["our file clients"] = [outcome(process) for process in processes]
+found["their file server"] = outcome(server)
+
+# Local ones, both ways.
+for name, servers, clients in (
+    ("their local clients", ours, theirs), ("our local clients", theirs, ours)
+):
+    queue = fork.Queue()
+    server = servers.LocalTimerServer(queue, max_interval=0.1)
+    server.start()
+    client = clients.LocalTimerClient(queue)
+    processes = [started(role, clients, client) for role in (hang, finish)]
+    found[name] = [outcome(process) for process in processes]
+    server.stop()
+
+
+def shape(function):
+    parameters = inspect.signature(function).parameters.values()
+    return [(each.name, each.kind, each.default) for each in parameters]
+
+
+def public(cls):
+    return {name for name, value in vars(cls).items() if callable(value) and name[0] != "_"}
+
+
+found["differences"] = []
+modules = ("api", "local_timer", "file_based_local_timer", "debug_info_logging")
+for module in modules:
+    module = __import__(f"torch.distributed.elastic.timer.{module}", fromlist=["x"])
+    name = module.__name__.replace("torch.distributed.elastic", "lllaunch")
+    mine = __import__(name, fromlist=["x"])
+    for name in module.__all__:
+        one, other = getattr(module, name), getattr(mine, name)
+        pairs = [(one, other)]
+        if isinstance(one, type):
+            pairs += [(getattr(one, each), getattr(other, each)) for each in public(one)]
+        for one, other in pairs:
+            if shape(one) != shape(other):
+                found["differences"].append([name, str(shape(one)), str(shape(other))])
+public_names = [name for name in vars(theirs) if name[0].isupper()]
+found["differences"] += [name for name in public_names if not hasattr(ours, name)]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("timers")
+    command = [sys.executable, "-c", SCRIPT, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_torchs_file_client_is_served_by_ours(found: dict[str, Any]) -> None:
+    assert found["their file clients"] == [-15, 7]
+    assert found["events"] == [
+        "watchdog started",
+        "timer expired",
+        "kill worker process",
+        "watchdog stopped",
+    ]
+
+
+def test_our_file_client_is_served_by_torchs(found: dict[str, Any]) -> None:
+    assert found["our file clients"] == [7, -9]
+    assert found["their file server"] == -9
+
+
+def test_local_clients_are_served_both_ways(found: dict[str, Any]) -> None:
+    assert found["their local clients"] == [-9, 7]
+    assert found["our local clients"] == [-9, 7]
+
+
+def test_names_and_signatures_are_torchs(found: dict[str, Any]) -> None:
+    assert found["differences"] == []

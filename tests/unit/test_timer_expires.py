@@ -1,0 +1,361 @@
+"""``expires`` as a block, as a decorator and in asyncio; names of timers that overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.timer import TimerClient, configure, countdown, expires
+from lllaunch.timer.scopes import Scopes
+
+
+class Recorder(TimerClient):
+    """Takes note of what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.expirations: list[float] = []
+        self.error: OSError | None = None
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(("acquire", scope_id))
+        self.expirations.append(expiration_time)
+
+    def release(self, scope_id: str) -> None:
+        self.calls.append(("release", scope_id))
+
+
+def both(scope: str) -> list[tuple[str, str]]:
+    return [("acquire", scope), ("release", scope)]
+
+
+def line() -> int:
+    """The line that this is called from."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A client that is configured for the test."""
+    monkeypatch.setattr(countdown, "_configured", [])
+    monkeypatch.delenv(countdown.TIMER_FILE, raising=False)
+    recorder = Recorder()
+    configure(recorder)
+    return recorder
+
+
+def test_a_block_has_a_timer(client: Recorder) -> None:
+    before = time.time()
+    with expires(after=60, scope="work"):
+        assert client.calls == [("acquire", "work")]
+    assert client.calls == both("work")
+    assert before + 60 <= client.expirations[0] <= time.time() + 60
+
+
+def test_a_client_of_its_own_comes_before_the_configured_one(client: Recorder) -> None:
+    own = Recorder()
+    with expires(5, "work", own):
+        pass
+    assert (own.calls, client.calls) == (both("work"), [])
+
+
+def test_the_timer_is_taken_back_after_an_exception(client: Recorder) -> None:
+    with pytest.raises(KeyError), expires(5, "work"):
+        raise KeyError("x")
+    assert client.calls == both("work")
+
+
+def test_what_was_not_set_is_not_taken_back(client: Recorder) -> None:
+    client.error = OSError("no room")
+    with pytest.raises(OSError, match="no room"), expires(5, "work"):
+        pytest.fail("the block was entered")
+    client.error = None
+    assert client.calls == []
+    # Its name is free again.
+    with expires(5, "work"):
+        pass
+    assert client.calls == both("work")
+
+
+def test_the_default_scope_is_the_place_of_the_call(client: Recorder) -> None:
+    with expires(5):
+        here = line() - 1
+    assert client.calls == both(f"{__file__}#{here}")
+
+
+def test_without_a_client_there_is_an_error_on_entry_only(
+    client: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(countdown, "_configured", [])
+    timer = expires(5)
+    with pytest.raises(RuntimeError, match="Configure timer client"), timer:
+        pytest.fail("the block was entered")
+
+
+@pytest.mark.parametrize("after", [math.nan, math.inf, -math.inf])
+def test_a_time_that_is_no_number_of_seconds_is_refused(client: Recorder, after: float) -> None:
+    with pytest.raises(ValueError, match="expires: after="):
+        expires(after)
+
+
+def test_the_signature_is_the_documented_one() -> None:
+    parameters = inspect.signature(expires).parameters
+    shown = {name: parameter.default for name, parameter in parameters.items()}
+    assert shown == {"after": inspect.Parameter.empty, "scope": None, "client": None}
+
+
+def test_a_timer_can_be_used_again_but_not_twice_at_once(client: Recorder) -> None:
+    timer = expires(5, "work")
+    with timer:
+        pass
+    with timer, pytest.raises(RuntimeError, match="call expires"), timer:
+        pytest.fail("entered twice")
+    assert client.calls == both("work") * 2
+
+
+def test_a_scope_that_is_held_gets_a_name_of_its_own(client: Recorder) -> None:
+    def recurse(depth: int) -> None:
+        with expires(5, "work"):
+            if depth > 1:
+                recurse(depth - 1)
+
+    recurse(3)
+    names = ["work", "work (2)", "work (3)"]
+    assert client.calls == [("acquire", name) for name in names] + [
+        ("release", name) for name in reversed(names)
+    ]
+    with expires(5, "work"):
+        pass
+    assert client.calls[-2:] == both("work")
+
+
+def test_threads_do_not_share_a_timer(client: Recorder) -> None:
+    inside = threading.Barrier(8)
+
+    def work() -> None:
+        with expires(5, "work"):
+            inside.wait(30)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = {"work", *(f"work ({number})" for number in range(2, 9))}
+    for kind in ("acquire", "release"):
+        assert sorted(name for what, name in client.calls if what == kind) == sorted(names)
+
+
+def test_tasks_do_not_share_a_timer_nor_run_up_the_numbers(client: Recorder) -> None:
+    async def work(step: int) -> None:
+        async with expires(5, "work"):
+            await asyncio.sleep(0)
+
+    async def all_of_them() -> None:
+        for _ in range(3):
+            await asyncio.gather(*(work(step) for step in range(50)))
+
+    asyncio.run(all_of_them())
+    acquired = [name for what, name in client.calls if what == "acquire"]
+    assert len(acquired) == 150
+    assert set(acquired) == {"work", *(f"work ({number})" for number in range(2, 51))}
+
+
+def test_a_decorated_function_has_a_timer_for_each_call(client: Recorder) -> None:
+    @expires(after=5)
+    def double(number: int) -> int:
+        """Doubles."""
+        assert client.calls[-1][0] == "acquire"
+        return 2 * number
+
+    start = line() - 6
+    assert (double(2), double(3)) == (4, 6)
+    assert client.calls == both(f"{__file__}#{start}") * 2
+    assert (double.__name__, double.__doc__) == ("double", "Doubles.")
+
+
+def test_a_decorated_function_that_recurses_has_timers_of_its_own(client: Recorder) -> None:
+    @expires(5, "down")
+    def down(depth: int) -> None:
+        if depth:
+            down(depth - 1)
+
+    down(1)
+    assert [name for _, name in client.calls] == ["down", "down (2)", "down (2)", "down"]
+
+
+def test_methods_and_what_is_not_written_in_python_can_be_decorated(client: Recorder) -> None:
+    class Adder:
+        @expires(5, "method")
+        def add(self, one: int, two: int) -> int:
+            return one + two
+
+        @classmethod
+        @expires(5, "classmethod")
+        def make(cls) -> Adder:
+            return cls()
+
+    assert Adder.make().add(1, 2) == 3
+    assert expires(5)(functools.partial(pow, 2))(3) == 8
+    names = [name for what, name in client.calls if what == "acquire"]
+    assert names[:2] == ["classmethod", "method"]
+    assert names[2].startswith(f"{__file__}#")
+
+
+@pytest.mark.parametrize("thing", [int, classmethod(lambda _cls: None), 3])
+def test_what_is_no_function_cannot_be_decorated(thing: Any) -> None:
+    with pytest.raises(TypeError, match="expires decorates functions"):
+        expires(5)(thing)
+
+
+def test_a_coroutine_function_has_a_timer_while_it_runs(client: Recorder) -> None:
+    @expires(5, "fetch")
+    async def fetch() -> int:
+        await asyncio.sleep(0)
+        assert client.calls == [("acquire", "fetch")]
+        return 3
+
+    assert inspect.iscoroutinefunction(fetch)
+    waiting = fetch()
+    assert client.calls == []
+    assert asyncio.run(waiting) == 3
+    assert client.calls == both("fetch")
+
+
+def test_a_generator_has_a_timer_from_its_first_step_to_its_end(client: Recorder) -> None:
+    @expires(5, "count")
+    def count() -> Iterator[int]:
+        got = yield 1
+        try:
+            yield got
+        except KeyError:
+            yield 3
+        return 4
+
+    assert inspect.isgeneratorfunction(count)
+    steps: Any = count()
+    assert client.calls == []
+    assert next(steps) == 1
+    assert client.calls == [("acquire", "count")]
+    assert steps.send(2) == 2
+    assert steps.throw(KeyError()) == 3
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    assert ended.value.value == 4
+    assert client.calls == both("count")
+
+
+def test_a_generator_that_is_given_up_takes_its_timer_back(client: Recorder) -> None:
+    @expires(5, "count")
+    def count() -> Iterator[int]:
+        yield 1
+
+    next(count())
+    assert client.calls == both("count")
+
+
+def test_an_async_generator_is_sent_to_thrown_into_and_closed(client: Recorder) -> None:
+    closed = []
+
+    @expires(5, "count")
+    async def count() -> AsyncIterator[Any]:
+        try:
+            got = yield 1
+            try:
+                yield got
+            except KeyError:
+                yield 3
+            yield 4
+        finally:
+            closed.append(True)
+
+    async def use() -> None:
+        steps: Any = count()
+        assert await steps.__anext__() == 1
+        assert await steps.asend(2) == 2
+        assert await steps.athrow(KeyError()) == 3
+        assert client.calls == [("acquire", "count")]
+        await steps.aclose()
+        assert client.calls == both("count")
+        assert [step async for step in count()] == [1, None, 4]
+
+    assert inspect.isasyncgenfunction(count)
+    asyncio.run(use())
+    assert closed == [True, True]
+    assert client.calls == both("count") * 2
+
+
+def test_an_exception_leaves_an_async_generator_as_it_is(client: Recorder) -> None:
+    @expires(5, "count")
+    async def count() -> AsyncIterator[int]:
+        yield 1
+        raise LookupError("x")
+
+    async def use() -> None:
+        with pytest.raises(LookupError, match="x"):
+            async for _ in count():
+                pass
+
+    asyncio.run(use())
+    assert client.calls == both("count")
+
+
+def test_a_name_that_somebody_chose_is_not_given_to_another() -> None:
+    scopes = Scopes()
+    assert scopes.take("x (2)") == "x (2)"
+    assert [scopes.take("x") for _ in range(3)] == ["x", "x (3)", "x (4)"]
+    scopes.free("x", "x (3)")
+    assert scopes.take("x") == "x (3)"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["x", "x (2)", "y"]), st.integers(0, 9)), max_size=60))
+def test_no_two_holders_have_the_same_name(steps: list[tuple[str, int]]) -> None:
+    scopes = Scopes()
+    held: list[tuple[str, str]] = []
+    for scope, number in steps:
+        if number < 4 and held:
+            scopes.free(*held.pop(number % len(held)))
+        else:
+            held.append((scope, scopes.take(scope)))
+        names = [name for _, name in held]
+        assert len(set(names)) == len(names)
+        assert all(name.startswith(asked) for asked, name in held)
+    for asked, name in held:
+        scopes.free(asked, name)
+    assert scopes.take("x") == "x"
+
+
+def test_a_fork_has_no_timers_of_its_parent(client: Recorder) -> None:
+    read, write = os.pipe()
+    with expires(5, "outer"):
+        child = os.fork()
+        if child == 0:
+            with expires(5, "outer"):
+                pass
+    if child == 0:
+        # Its parent's timer is not taken back, and its name was free.
+        fine = client.calls == [("acquire", "outer"), *both("outer")]
+        os.write(write, b"fine" if fine else repr(client.calls).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(read, 1000)
+    os.close(read)
+    os.close(write)
+    assert said == b"fine"
+    assert client.calls == both("outer")

@@ -1,0 +1,213 @@
+"""Requests as they are read: whatever is written, what is good is found and what is bad is told."""
+
+from __future__ import annotations
+
+import json
+import select
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lllaunch.timer import FileTimerRequest
+from lllaunch.timer.reading import Rejected, RequestReader, parse, shortened
+from lllaunch.timer.rejections import Rejections
+
+GOOD: dict[str, Any] = {
+    "version": 1,
+    "pid": 7,
+    "scope_id": "a",
+    "expiration_time": 2.5,
+    "signal": 9,
+}
+REQUESTS = st.builds(
+    FileTimerRequest,
+    st.integers(1, 2**31 - 1),
+    st.text(st.characters(blacklist_categories=("Cs",)), max_size=30),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-100, 64),
+)
+# Nothing that one could take for the start of a request.
+JUNK = st.binary(max_size=40).filter(lambda data: b"\n" not in data and b"{" not in data)
+
+
+def line(**changed: Any) -> bytes:
+    return json.dumps(GOOD | changed).encode()
+
+
+@given(REQUESTS)
+def test_what_a_client_writes_is_read_back(request: FileTimerRequest) -> None:
+    assert parse(request.to_json().encode()) == request
+
+
+@given(st.lists(REQUESTS, max_size=8), st.data())
+def test_blocks_may_end_anywhere(requests: list[FileTimerRequest], data: st.DataObject) -> None:
+    text = "".join(request.to_json() + "\n" for request in requests).encode()
+    reader = RequestReader()
+    found = []
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        got, rejected = reader.feed(text[:size])
+        assert rejected == []
+        found += got
+        text = text[size:]
+    assert found == requests
+
+
+@settings(max_examples=200)
+@given(st.lists(st.one_of(REQUESTS, JUNK), max_size=12))
+def test_bad_lines_hurt_no_good_ones(lines: list[FileTimerRequest | bytes]) -> None:
+    reader = RequestReader()
+    text = b"".join(
+        (each if isinstance(each, bytes) else each.to_json().encode()) + b"\n" for each in lines
+    )
+    found, rejected = reader.feed(text)
+    assert found == [each for each in lines if not isinstance(each, bytes)]
+    assert len(rejected) == sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
+
+
+@given(JUNK, REQUESTS)
+def test_half_a_line_hurts_not_the_request_that_comes_behind_it(
+    junk: bytes, request: FileTimerRequest
+) -> None:
+    found, _ = RequestReader().feed(junk + request.to_json().encode() + b"\n")
+    assert found == [request]
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
+def test_no_bytes_are_too_strange(data: bytes, cuts: list[int]) -> None:
+    reader = RequestReader()
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+        reader.feed(data[start:end])
+    found, _ = reader.feed(b"\n" + line() + b"\n")
+    assert found[-1].scope_id == "a"
+
+
+@given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
+def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
+    """Small changes to a usual line: it is read as a JSON parser reads it, or rejected."""
+    text = line()[: len(line()) - len(tail) % 40] + tail
+    found = parse(text)
+    if isinstance(found, FileTimerRequest):
+        fields = json.loads(text)
+        assert found.to_json() == json.dumps(
+            {"version": 1} | fields | {"expiration_time": float(fields["expiration_time"])}
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"hello", "it is not JSON"),
+        (b"\xff\xfe", "it is not JSON"),
+        (b"[" * 3000, "it is not JSON (too deeply nested)"),
+        (b"[1]", "it is not a JSON object"),
+        (b"{}", "it has no pid, scope_id, expiration_time, signal"),
+        (line(version=2), "its version is not 1"),
+        (line(version=True), "its version is not 1"),
+        (line(pid=0), "its pid is no process id"),
+        (line(pid=-3), "its pid is no process id"),
+        (line(pid=True), "its pid is no process id"),
+        (line(pid=1.0), "its pid is no process id"),
+        (line(pid=2**31), "its pid is no process id"),
+        (line(scope_id=3), "its scope_id is no string"),
+        (line(scope_id=None), "its scope_id is no string"),
+        (line(expiration_time=float("nan")), "it is not JSON (NaN is no number)"),
+        (line(expiration_time=float("-inf")), "it is not JSON (-Infinity is no number)"),
+        (line().replace(b"2.5", b"1e999"), "its expiration_time is no finite number"),
+        (line(expiration_time=10**400), "its expiration_time is no finite number"),
+        (line(expiration_time=True), "its expiration_time is no finite number"),
+        (line(expiration_time="2.5"), "its expiration_time is no finite number"),
+        (line(signal=9.0), "its signal is no signal"),
+        (line(signal=False), "its signal is no signal"),
+        (line(signal=65), "its signal is no signal"),
+        (line(scope_id="x" * select.PIPE_BUF), f"it is longer than {select.PIPE_BUF} bytes"),
+    ],
+)
+def test_what_is_wrong_is_said(text: bytes, reason: str) -> None:
+    found = parse(text)
+    assert isinstance(found, Rejected)
+    assert found.reason.startswith(reason)
+    assert found.text
+    assert len(found.text) < 200
+    assert found.text.isprintable()
+
+
+def test_a_rejection_names_the_process_if_it_can_be_known() -> None:
+    rejected = parse(line(signal=99))
+    assert isinstance(rejected, Rejected)
+    assert rejected.pid == 7
+
+
+def test_the_version_may_be_left_out_and_more_may_be_there() -> None:
+    fields = {name: value for name, value in GOOD.items() if name != "version"} | {"more": [1]}
+    assert parse(json.dumps(fields).encode()) == FileTimerRequest(7, "a", 2.5, 9)
+
+
+def test_a_scope_that_cannot_be_encoded_is_made_readable() -> None:
+    found = parse(line(scope_id="\udc80"))
+    assert isinstance(found, FileTimerRequest)
+    assert found.scope_id == "\\udc80"
+
+
+def test_a_line_counts_with_its_newline() -> None:
+    room = select.PIPE_BUF - 1 - len(line(scope_id=""))
+    assert isinstance(parse(line(scope_id="x" * room)), FileTimerRequest)
+    assert isinstance(parse(line(scope_id="x" * (room + 1))), Rejected)
+
+
+def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:
+    reader = RequestReader()
+    reports = []
+    for _ in range(50):
+        found, rejected = reader.feed(b"x" * 1000)
+        assert found == []
+        reports += rejected
+        assert len(reader._rest) <= 2 * select.PIPE_BUF
+    found, rejected = reader.feed(b"\n" + line() + b"\n")
+    reports += rejected
+    assert [report.reason for report in reports] == [f"it is longer than {select.PIPE_BUF} bytes"]
+    assert found == [FileTimerRequest(7, "a", 2.5, 9)]
+
+
+def test_a_request_in_the_middle_of_anothers_long_line_is_found() -> None:
+    found, rejected = RequestReader().feed(
+        b'{"version": 1, "scope_id": "' + b"x" * 5000 + line() + b"\n" + b'y"}\n' + line() + b"\n"
+    )
+    assert found == [FileTimerRequest(7, "a", 2.5, 9)] * 2
+    assert len(rejected) == 2
+
+
+def test_texts_are_shortened_and_printable() -> None:
+    assert shortened(b"a\x1b[31m\n\xff") == "a\\x1b[31m\\n\\xff"
+    assert shortened(b"x" * 1000) == "x" * 120 + "..."
+
+
+def rejected(number: int) -> Rejected:
+    return Rejected(None, f"reason {number}", "")
+
+
+def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
+    rejections = Rejections()
+    told: list[Rejected] = []
+    for second in range(100):
+        rejections.begin(float(second))
+        for number in range(1000):
+            rejections.add(rejected(number))
+        told += rejections.take()
+    # 10 periods of 20 reports, and one with the number of the others.
+    assert len(told) == 10 * 21
+    assert told[20].reason == "980 more requests for timers could not be accepted"
+    assert told[41].reason == "9980 more requests for timers could not be accepted"
+
+
+def test_few_rejections_are_all_told() -> None:
+    rejections = Rejections()
+    rejections.begin(0.0)
+    assert rejections.take() == []
+    rejections.add(rejected(1))
+    assert rejections.take() == [rejected(1)]
+    for number in range(20):
+        rejections.add(rejected(number))
+    assert [each.reason for each in rejections.take()][-1].startswith("1 more request ")
