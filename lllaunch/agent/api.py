@@ -199,8 +199,8 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
                 if isinstance(decision, v.Finish):
                     return self._conclude(decision)
                 if isinstance(decision, v.StartWorkers):
-                    # What else was found is about the attempt that is over; a signal is not.
-                    facts = deque(fact for fact in facts if isinstance(fact, v.SignalReceived))
+                    # What else was found is about the attempt that is over, if not about the run.
+                    facts = deque(filter(_outlasts_an_attempt, facts))
                 facts.extendleft(reversed(self._perform(decision)))
             self._worker_group.state = self._machine.state
 
@@ -280,3 +280,9 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
             logger.exception("the other nodes did not come to the exit barrier")
         finally:
             self._in_exit_barrier = False
+
+
+def _outlasts_an_attempt(fact: v.Fact) -> bool:
+    if isinstance(fact, v.WatchdogFired):
+        return fact.whole_run
+    return isinstance(fact, v.SignalReceived)

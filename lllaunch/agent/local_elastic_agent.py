@@ -10,36 +10,41 @@ from typing import Any
 
 from lllaunch.agent import vocabulary as v
 from lllaunch.agent.api import SimpleElasticAgent
+from lllaunch.agent.carry_out import carry_out
 from lllaunch.agent.clock import Deadlines
 from lllaunch.agent.events import EventSource
+from lllaunch.agent.guard import ENABLE_FILE_TIMER, TIMER_FILE, Guard
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
 from lllaunch.agent.kernel_sleep import TIMEOUT_VARIABLE, KernelSleep
+from lllaunch.agent.machine import Machine
 from lllaunch.agent.metrics import prof
 from lllaunch.agent.ports import HeldPort
 from lllaunch.agent.ranks import Share, workers_of
 from lllaunch.agent.recipe import LOOPBACK, Recipe, places_of
-from lllaunch.agent.signals import SignalSource
+from lllaunch.agent.signals import SignalSource, forwards
 from lllaunch.agent.states import WorkerState
 from lllaunch.agent.worker_group import RunResult, WorkerGroup, WorkerSpec
 from lllaunch.linux.process import wait_any_readable
 from lllaunch.multiprocessing.api import LogsSpecs, PContext
+from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
 from lllaunch.spawner.targets import Target
 
 __all__ = [
+    "TORCHELASTIC_ENABLE_FILE_TIMER",
     "TORCHELASTIC_HEALTH_CHECK_PORT",
+    "TORCHELASTIC_TIMER_FILE",
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
     "LocalElasticAgent",
 ]
 
 logger = logging.getLogger(__name__)
 
+TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TORCHELASTIC_TIMER_FILE = TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
-
-# What workers left behind has this long to go, if the grace period is shorter.
-_SWEEP_SECONDS = 10.0
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -71,6 +76,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         cwd: working directory of the workers, with ``targets``.
         run_id: id of the run where there is no rendezvous.
         signals: signals to handle; None for those of TORCHELASTIC_SIGNALS_TO_HANDLE.
+        watchdog: what the workers are watched for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers
+            in any case, at the path in TORCHELASTIC_TIMER_FILE if that is set.
+        restart: what a failed group is started again for, and how soon.
+        fault: tells in what way a worker failed, from the fact of its end; None for what its exit
+            status alone tells.
     """
 
     def __init__(
@@ -92,13 +102,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         cwd: str | None = None,
         run_id: str = "",
         signals: Sequence[signal.Signals] | None = None,
+        watchdog: WatchdogPolicy | None = None,
+        restart: RestartPolicy | None = None,
+        fault: Callable[[Exited | StartFailed], v.Fault] | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._recipe = Recipe(
             logs_specs, start_method, log_line_prefix_template, spawner, targets, env, preload, cwd
         )
+        self._machine = Machine(spec.max_restarts, policy=restart)
+        self._guard = Guard(watchdog, KernelSleep.configured(uninterruptible_state_timeout))
+        self._fault = fault or _plain_fault
         self._health_check_server = health_check_server
-        self._kernel_sleep = KernelSleep.configured(uninterruptible_state_timeout)
         self._observer = observer
         self._run_id = run_id
         self._signals = SignalSource(signals)
@@ -133,8 +148,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         state = self._machine
         places = places_of(worker_group, state.attempt, state.restart_count, self._run_id)
-        self._pcontext = self._recipe.context(worker_group.spec, places)
+        self._guard.prepare(len(places))
+        self._pcontext = self._recipe.context(
+            worker_group.spec, places, more=self._guard.environment
+        )
         self._pcontext.start()
+        self._guard.begin(self._pcontext)
         self._start_health_check()
         # Their ids are known when they have started; nobody waits for that here.
         return {}
@@ -161,20 +180,23 @@ class LocalElasticAgent(SimpleElasticAgent):
             return super()._invoke_run(role)
 
     def _await_facts(self) -> list[v.Fact]:
-        files: list[Any] = [self._signals]
+        healthy = self._machine.state is WorkerState.HEALTHY
+        files: list[Any] = [self._signals, *self._guard.files()]
         if self._pcontext is not None and (self._machine.alive or self._sweeping):
             files.append(self._pcontext)
         if self._worker_group.spec.rdzv_handler is not None and self._machine.alive:
             self._deadlines.start("membership", self._worker_group.spec.monitor_interval)
-        if self._kernel_sleep is not None and self._machine.alive:
-            self._deadlines.start("kernel sleep", self._kernel_sleep.interval)
-        wait_any_readable(files, self._deadlines.next_in())
+        waits = (self._deadlines.next_in(), self._guard.next_in(healthy=healthy))
+        wait_any_readable(files, min((wait for wait in waits if wait is not None), default=None))
         found: list[v.Fact] = [
-            v.SignalReceived(signum, _forward()) for signum in self._signals.received()
+            v.SignalReceived(signum, forwards()) for signum in self._signals.received()
         ]
         found += self._worker_facts()
         # What they lead to may set or take back a deadline: look at those afterwards.
-        return found or self._timed_facts()
+        return found or [
+            *self._timed_facts(),
+            *self._guard.facts(healthy=healthy, observe=self._observe),
+        ]
 
     @property
     def _sweeping(self) -> bool:
@@ -192,7 +214,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._record(self._construct_event("START", EventSource.WORKER, worker))
             elif isinstance(fact, (Exited, StartFailed)):
                 ok = isinstance(fact, Exited) and fact.exitcode == 0
-                found.append(v.WorkerEnded(fact.rank, ok))
+                fault = "failure" if ok else self._fault(fact)
+                found.append(v.WorkerEnded(fact.rank, ok, fault))
             elif isinstance(fact, Swept):
                 found.append(v.LeftoversGone())
             elif isinstance(fact, PreloadBroken):
@@ -206,46 +229,25 @@ class LocalElasticAgent(SimpleElasticAgent):
         for name in self._deadlines.passed():
             if name == "grace":
                 found.append(v.GraceExpired())
+            elif name == "pause":
+                found.append(v.PauseOver())
             elif name == "sweep":
                 logger.error("SIGKILL does not end all that the workers left behind")
                 found.append(v.LeftoversStuck())
             elif name == "membership" and self._nodes_are_waiting():
                 found.append(v.MembershipChanged())
-            elif name == "kernel sleep" and self._stuck_in_kernel():
-                found.append(v.WorkersStuck())
         return found
-
-    def _stuck_in_kernel(self) -> bool:
-        assert self._kernel_sleep is not None and self._pcontext is not None  # noqa: PT018
-        stuck = self._kernel_sleep.stuck(self._pcontext.known_pids())
-        for pid, seconds in stuck.items():
-            logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
-        return bool(stuck)
 
     # Ending
 
     def _perform(self, decision: v.Decision) -> list[v.Fact]:
-        context = self._pcontext
         if isinstance(decision, (v.StartWorkers, v.Finish)):
             self._deadlines.clear()
             return super()._perform(decision)
         if isinstance(decision, v.WaitForOthers):
             with self._signals.raising():
                 return super()._perform(decision)
-        assert context is not None
-        if isinstance(decision, v.SignalWorkers):
-            context.signal(decision.signum)
-        elif isinstance(decision, v.StartGrace):
-            self._deadlines.restart("grace", self._shutdown_timeout)
-        elif isinstance(decision, v.KillWorkers):
-            context.kill()
-        elif isinstance(decision, v.AbandonWorkers):
-            pids = [context.known_pids().get(rank) for rank in sorted(decision.ranks)]
-            logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
-        elif isinstance(decision, v.SweepLeftovers):
-            context.sweep()
-            # They get SIGKILL at once, so this is for what hangs in the kernel.
-            self._deadlines.restart("sweep", max(self._shutdown_timeout, _SWEEP_SECONDS))
+        carry_out(decision, self._pcontext, self._deadlines, self._guard, self._shutdown_timeout)
         return []
 
     def _conclude(self, end: v.Finish) -> RunResult:
@@ -285,11 +287,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._health_check_server is not None:
             self._health_check_server.stop()
             self._health_check_server = None
+        self._guard.close()
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
         self._let_port_go()
 
 
-def _forward() -> bool:
-    """Whether a signal has to be forwarded: Slurm sends it to all processes of a step itself."""
-    return "SLURM_STEP_ID" not in os.environ
+def _plain_fault(fact: Exited | StartFailed) -> v.Fault:
+    return "died" if isinstance(fact, Exited) and fact.exitcode < 0 else "failure"

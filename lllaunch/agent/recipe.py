@@ -75,9 +75,22 @@ class Recipe:
     preload: Sequence[str]
     cwd: str | None
 
-    def context(self, spec: WorkerSpec, places: Mapping[int, Place]) -> PContext:
-        """The processes of one attempt, not started yet."""
-        envs = {rank: self.environment(spec, place) for rank, place in places.items()}
+    def context(
+        self,
+        spec: WorkerSpec,
+        places: Mapping[int, Place],
+        more: Callable[[int], Mapping[str, str]] = lambda _: {},
+    ) -> PContext:
+        """The processes of one attempt, not started yet.
+
+        Args:
+            spec: what they run.
+            places: where they stand, by local rank.
+            more: further variables, from a local rank.
+        """
+        envs = {
+            rank: {**self.environment(spec, place), **more(rank)} for rank, place in places.items()
+        }
         common: dict[str, Any] = {
             "name": spec.role,
             "envs": envs,

@@ -88,3 +88,8 @@ class SignalSource:
             yield
         finally:
             self._raise = False
+
+
+def forwards() -> bool:
+    """Whether a signal has to be forwarded: Slurm sends it to all processes of a step itself."""
+    return "SLURM_STEP_ID" not in os.environ

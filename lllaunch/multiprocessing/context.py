@@ -77,6 +77,19 @@ class PContext(Processes):
         """Process ids by local rank, of those that are known to have started; does not wait."""
         return dict(self._pids)
 
+    def watched_pids(self) -> dict[int, int]:
+        """Process ids by local rank of the processes that live; does not wait.
+
+        For one that is not known to have started, the process that is to start it, if there is one.
+        """
+        pids = {rank: self._pids.get(rank, self.starter_pid) for rank in sorted(self.alive)}
+        return {rank: pid for rank, pid in pids.items() if pid}
+
+    @property
+    def starter_pid(self) -> int:
+        """Id of the process that starts the others; 0 if that is this one, or nothing starts."""
+        return getattr(self._starter, "pid", 0)
+
     def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
         """End all processes and what they left behind; show the rest of their output.
 

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -267,12 +268,27 @@ class Spawner:
             self._facts.append(fact)
 
     def check_function(
-        self, module: str, qualname: str, call: bytes, *, env: Mapping[str, str], cwd: str
+        self,
+        module: str,
+        qualname: str,
+        call: bytes,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        seconds: float | None = None,
     ) -> str:
         """Import a function in a child of the spawner and bind its arguments.
 
+        Args:
+            module: where it is.
+            qualname: its name there.
+            call: the pickled ``(args, kwargs)``.
+            env: variables of the child, as a worker's.
+            cwd: its working directory.
+            seconds: how long an answer is waited for; None for as long as it takes.
+
         Returns:
-            What is wrong, or an empty string.
+            What is wrong; an empty string if nothing is, or if that is not known in time.
 
         Raises:
             SpawnerDied: the spawner ended meanwhile.
@@ -280,8 +296,12 @@ class Spawner:
         named = {"op": "check", "module": module, "qualname": qualname}
         self._send(named | {"env": dict(env), "cwd": cwd}, call)
         kept: list[Fact] = []
+        until = None if seconds is None else time.monotonic() + seconds
         while not self._checked:
-            wait_readable(self)
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            wait_readable(self, left)
             kept += self.dispatch()
             broken = [fact for fact in kept if isinstance(fact, PreloadBroken)]
             if broken or self.dead is not None:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec, local_elastic_agent
 from lllaunch.agent.clock import Deadlines
+from lllaunch.agent.guard import Guard
 from lllaunch.linux.process import HasFileno, wait_any_readable
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.multiprocessing.context import PContext
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.multiprocessing.logs import LogsSpecs
+from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.facts import Exited, Fact
 from lllaunch.testing import FakeClock
 
@@ -154,13 +156,23 @@ class Played(LocalElasticAgent):
     While something is waited for, ``idle`` may let something happen.
     """
 
-    def __init__(self, nprocs: int = 1, max_restarts: int = 0, handler: Any = None) -> None:
+    def __init__(
+        self,
+        nprocs: int = 1,
+        max_restarts: int = 0,
+        handler: Any = None,
+        watchdog: WatchdogPolicy | None = None,
+        restart: RestartPolicy | None = None,
+    ) -> None:
         spec = WorkerSpec(
             "r", nprocs, handler, entrypoint="x", max_restarts=max_restarts, master_port=1
         )
-        super().__init__(spec, DefaultLogsSpecs(), shutdown_timeout=5, observer=self._note)
+        super().__init__(
+            spec, DefaultLogsSpecs(), shutdown_timeout=5, observer=self._note, restart=restart
+        )
         self.clock = FakeClock()
         self._deadlines = Deadlines(self.clock)
+        self._guard = Guard(watchdog, clock=self.clock)
         self.contexts: list[PlayedContext] = []
         self.seen: list[object] = []
         self.react: Callable[[object], None] = lambda item: None
@@ -192,10 +204,12 @@ class Played(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assert not any(context.alive for context in self.contexts), "started while others live"
+        self._guard.prepare(worker_group.spec.local_world_size)
         context = PlayedContext(worker_group.spec.local_world_size)
         self._pcontext = context
         self.contexts.append(context)
         context.start()
+        self._guard.begin(context)
         return {}
 
 

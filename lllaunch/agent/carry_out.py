@@ -1,0 +1,58 @@
+"""What an agent does about decisions on the end of an attempt."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lllaunch.agent import vocabulary as v
+
+if TYPE_CHECKING:
+    from lllaunch.agent.clock import Deadlines
+    from lllaunch.agent.guard import Guard
+    from lllaunch.multiprocessing.api import PContext
+
+logger = logging.getLogger(__name__)
+
+# What workers left behind has this long to go, if the grace period is shorter.
+_SWEEP_SECONDS = 10.0
+
+
+def carry_out(
+    decision: v.Decision,
+    context: PContext | None,
+    deadlines: Deadlines,
+    guard: Guard,
+    grace_period: float,
+) -> None:
+    """Carry out a decision that starts nothing and ends no run; waits for nothing.
+
+    Args:
+        decision: what to do.
+        context: the workers of the attempt.
+        deadlines: the agent's.
+        guard: the agent's.
+        grace_period: seconds between the polite signal and SIGKILL.
+    """
+    if isinstance(decision, v.Pause):
+        deadlines.clear()
+        deadlines.restart("pause", decision.seconds)
+        return
+    assert context is not None
+    if isinstance(decision, v.SignalWorkers):
+        context.signal(decision.signum)
+    elif isinstance(decision, v.StartGrace):
+        deadlines.restart("grace", grace_period)
+    elif isinstance(decision, v.KillWorkers):
+        context.kill()
+    elif isinstance(decision, v.TakeStacks):
+        guard.take_stacks(decision.ranks)
+    elif isinstance(decision, v.SignalProcess):
+        guard.signal(decision)
+    elif isinstance(decision, v.AbandonWorkers):
+        pids = [context.known_pids().get(rank) for rank in sorted(decision.ranks)]
+        logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
+    elif isinstance(decision, v.SweepLeftovers):
+        context.sweep()
+        # They get SIGKILL at once, so this is for what hangs in the kernel.
+        deadlines.restart("sweep", max(grace_period, _SWEEP_SECONDS))

@@ -1,0 +1,239 @@
+"""The watchdog's part in an agent: it makes facts of findings, and carries out what follows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.agent import vocabulary as v
+from lllaunch.policies import WatchdogPolicy
+
+if TYPE_CHECKING:
+    from lllaunch.agent.kernel_sleep import KernelSleep
+    from lllaunch.multiprocessing.api import PContext
+    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.stacks.collector import StackCollector
+    from lllaunch.watchdog.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+
+# Stacks that are not there by then are left out: whoever hangs holds GPUs.
+STACKS_SECONDS = 8.0
+
+_STACKS = "stacks.txt"
+
+
+class Guard:
+    """Watches a run, one attempt after another.
+
+    Args:
+        policy: what for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers as well, at the path in
+            TORCHELASTIC_TIMER_FILE if that is set, as in torch.
+        kernel_sleep: remembers who is in uninterruptible sleep; None if nobody asks.
+        clock: tells the time in seconds; never goes back.
+    """
+
+    def __init__(
+        self,
+        policy: WatchdogPolicy | None,
+        kernel_sleep: KernelSleep | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy or WatchdogPolicy()
+        self._timer_file: str | None = None
+        if os.environ.get(ENABLE_FILE_TIMER) == "1":
+            self._policy = replace(self._policy, timers=True)
+            self._timer_file = os.environ.get(TIMER_FILE) or None
+        self._on = self._policy != WatchdogPolicy()
+        self._clock = clock
+        self._kernel_sleep = kernel_sleep
+        self._next_kernel_look: float | None = None
+        self._run_ends: float | None = None
+        self._watch: Watch | None = None
+        self._context: PContext | None = None
+        self._finding: Finding | None = None
+        self._collector: StackCollector | None = None
+        self._collect_until = 0.0
+
+    # One attempt after another
+
+    def prepare(self, ranks: int) -> None:
+        """Get ready for an attempt; the watch of the one before ends.
+
+        Args:
+            ranks: number of local ranks.
+
+        Raises:
+            OutputError: the FIFO, or the place for it, cannot be made.
+        """
+        if not self._on:
+            return
+        from lllaunch.watchdog.watch import Watch  # noqa: PLC0415 - only for a watched run
+
+        self._end_attempt()
+        if self._run_ends is None and self._policy.run_timeout is not None:
+            self._run_ends = self._clock() + self._policy.run_timeout
+        self._watch = Watch(self._policy, ranks, self._timer_file, self._clock)
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """Variables that a worker of the attempt needs to be watched."""
+        return self._watch.environment(rank) if self._watch is not None else {}
+
+    def begin(self, context: PContext) -> None:
+        """The workers of the attempt have been ordered."""
+        self._context = context
+        if self._kernel_sleep is not None:
+            self._next_kernel_look = self._clock() + self._kernel_sleep.interval
+        if self._watch is not None:
+            files = (context.stdouts, context.stderrs)
+            outputs = {
+                rank: tuple(paths[rank] for paths in files if paths[rank] not in ("", os.devnull))
+                for rank in range(context.nprocs)
+            }
+            self._watch.begin(context.watched_pids, outputs, context.starter_pid)
+
+    def _end_attempt(self) -> None:
+        self._end_collection()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self._context = self._finding = self._next_kernel_look = None
+
+    def _end_collection(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
+
+    def close(self) -> None:
+        """Watch no more; idempotent."""
+        self._end_attempt()
+
+    # For the agent's loop
+
+    def files(self) -> list[Any]:
+        """Descriptors that are readable when `facts` has something to tell."""
+        files: list[Any] = self._watch.files() if self._watch is not None else []
+        return files if self._collector is None else [*files, self._collector]
+
+    def next_in(self, *, healthy: bool) -> float | None:
+        """Seconds until `facts` has something to tell though no file is readable, or None.
+
+        Args:
+            healthy: whether the group runs and nothing ends it.
+        """
+        now = self._clock()
+        moments = [self._run_ends, self._next_kernel_look if healthy else None]
+        waits = [None if moment is None else moment - now for moment in moments]
+        if self._collector is not None:
+            waits.append(self._collect_until - now)
+        elif healthy and self._watch is not None and self._finding is None:
+            waits.append(self._watch.next_in())
+        known = [max(0.0, wait) for wait in waits if wait is not None]
+        return min(known, default=None)
+
+    def facts(
+        self, *, healthy: bool, observe: Callable[[object], None] = lambda _: None
+    ) -> list[v.Fact]:
+        """What happened since the last call, without waiting.
+
+        Args:
+            healthy: whether the group runs and nothing ends it.
+            observe: told of what is no fact, but worth knowing: requests for timers that were
+                refused.
+        """
+        found: list[v.Fact] = []
+        if self._run_ends is not None and self._clock() >= self._run_ends:
+            found.append(self._run_over())
+        if self._collector is not None:
+            found += self._stacks_taken(self._collector)
+        if healthy and self._kernel_sleep is not None:
+            found += self._stuck(self._kernel_sleep)
+        if self._watch is not None:
+            if healthy and self._finding is None:
+                found += self._findings(self._watch, observe)
+            else:
+                self._watch.drain()
+        return found
+
+    def _run_over(self) -> v.Fact:
+        from lllaunch.watchdog.findings import TimedOut  # noqa: PLC0415 - when it happens
+
+        self._run_ends = None
+        assert self._policy.run_timeout is not None
+        finding = TimedOut(self._policy.run_timeout, "run")
+        self._finding = self._finding or finding
+        return v.WatchdogFired(finding, "timeout", whole_run=True)
+
+    def _findings(self, watch: Watch, observe: Callable[[object], None]) -> list[v.Fact]:
+        from lllaunch.watchdog.findings import TimerExpired, kind_of  # noqa: PLC0415 - imported
+
+        found: list[v.Fact] = []
+        for report in watch.reports():
+            if type(report).__name__ == "Rejected":
+                observe(report)
+                continue
+            finding: Any = report
+            self._finding = self._finding or finding
+            asked = None
+            if isinstance(finding, TimerExpired) and finding.signum > 0:
+                asked = v.SignalProcess(finding.rank, finding.pid, finding.signum)
+            found.append(v.WatchdogFired(finding, kind_of(finding), asked=asked))
+        return found
+
+    def _stuck(self, kernel_sleep: KernelSleep) -> list[v.Fact]:
+        if self._next_kernel_look is None or self._clock() < self._next_kernel_look:
+            return []
+        self._next_kernel_look = self._clock() + kernel_sleep.interval
+        assert self._context is not None
+        stuck = kernel_sleep.stuck(self._context.known_pids())
+        for pid, seconds in stuck.items():
+            logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
+        return [v.WorkersStuck()] if stuck else []
+
+    # Carrying out
+
+    def take_stacks(self, ranks: frozenset[int]) -> None:
+        """Begin to write down where workers stand; `facts` tells when that is done."""
+        from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
+
+        assert self._context is not None
+        assert self._finding is not None
+        pids, errors = self._context.known_pids(), self._context.error_files
+        places = {rank: _stacks_file(errors.get(rank, "")) for rank in ranks}
+        chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
+        heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the watchdog found: {self._finding}"
+        self._collector = StackCollector(chosen, places, heading)
+        self._collect_until = self._clock() + STACKS_SECONDS
+        self._collector.start()
+
+    def _stacks_taken(self, collector: StackCollector) -> list[v.Fact]:
+        from lllaunch.linux.process import wait_readable  # noqa: PLC0415 - imported by now
+        from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
+
+        if not wait_readable(collector, 0) and self._clock() < self._collect_until:
+            return []
+        stacks = collector.result()
+        if collector.problem:
+            logger.warning("not all stacks could be written: %s", collector.problem)
+        self._end_collection()
+        assert self._finding is not None
+        return [v.StacksTaken(stacks, blame(stacks, self._finding))]
+
+    def signal(self, decision: v.SignalProcess) -> None:
+        """Send a process the signal that its timer asked for."""
+        if self._watch is not None:
+            self._watch.signal(decision.pid, decision.signum)
+
+
+def _stacks_file(error_file: str) -> str:
+    """Where a worker's stacks go: beside its error.json; nowhere if there is no directory."""
+    if error_file in ("", os.devnull):
+        return ""
+    return os.path.join(os.path.dirname(error_file), _STACKS)

@@ -1,0 +1,207 @@
+"""The watchdog in the agent's loop: without processes and without waiting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import pytest
+from support.played import Make, Order, ended, playing, script
+
+from lllaunch.agent import WorkerState
+from lllaunch.agent import vocabulary as v
+from lllaunch.agent.guard import STACKS_SECONDS, Guard
+from lllaunch.agent.kernel_sleep import KernelSleep
+from lllaunch.policies import RestartPolicy, WatchdogPolicy
+from lllaunch.spawner.facts import Started, Swept
+from lllaunch.testing import FakeClock
+from lllaunch.watchdog.findings import TimedOut
+from lllaunch.watchdog.stacks import collector
+from lllaunch.watchdog.stacks.facts import RankStack
+
+SIGTERM = 15
+
+
+class Collector:
+    """Stands for the thread that takes stacks: done at once, or never."""
+
+    done = True
+    problem = ""
+    made: list[Collector]
+
+    def __init__(self, workers: Mapping[int, int], paths: Mapping[int, str], heading: str) -> None:
+        self.workers, self.paths, self.heading = dict(workers), dict(paths), heading
+        self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        type(self).made.append(self)
+
+    def start(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def result(self) -> tuple[RankStack, ...]:
+        return tuple(RankStack(rank, state="S") for rank in self.workers)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(collector, "StackCollector", Collector)
+    monkeypatch.setattr(Collector, "made", [], raising=False)
+    return playing(monkeypatch)
+
+
+def kinds(items: list[object]) -> list[str]:
+    return [type(item).__name__ for item in items]
+
+
+def test_an_attempt_that_takes_too_long_is_ended_after_its_stacks_were_taken(play: Make) -> None:
+    agent = play(2, watchdog=WatchdogPolicy(timeout=60.0))
+    script(
+        agent,
+        lambda: agent.now.tell(Started(0, 7, 1), Started(1, 8, 1)),
+        lambda: None,
+        lambda: None,
+        lambda: agent.now.tell(ended(0, -15), ended(1, -15)),
+        lambda: agent.now.tell(Swept()),
+    )
+    assert agent.run().state is WorkerState.FAILED
+    assert agent.clock.now == 60.0
+    assert agent.orders() == [Order("signal", (0, 1), SIGTERM), Order("sweep")]
+    assert kinds(agent.seen)[2:7] == [
+        "GroupStarted",
+        "Started",
+        "Started",
+        "WatchdogFired",
+        "TakeStacks",
+    ]
+    (taken,) = [item for item in agent.seen if isinstance(item, v.StacksTaken)]
+    assert [stack.rank for stack in taken.stacks] == [0, 1]
+    assert Collector.made[0].workers == {0: 7, 1: 8}
+    assert "limited to 1 min 00 s" in Collector.made[0].heading
+
+
+def test_stacks_that_do_not_come_are_not_waited_for(
+    play: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Collector, "done", False)
+    agent = play(1, watchdog=WatchdogPolicy(timeout=60.0))
+    script(agent, lambda: agent.now.tell(Started(0, 7, 1)))
+    agent.run()
+    signalled = [item for item in agent.seen if isinstance(item, v.SignalWorkers)]
+    assert signalled == [v.SignalWorkers(SIGTERM, "timeout")]
+    # the limit, the stacks, the grace period, and once more for what cannot be killed
+    assert agent.clock.now == 60.0 + STACKS_SECONDS + 5 + 5
+
+
+def test_each_attempt_has_its_own_time(play: Make) -> None:
+    agent = play(1, max_restarts=1, watchdog=WatchdogPolicy(timeout=60.0))
+
+    def ends_just_in_time(exitcode: int) -> None:
+        agent.clock.advance(59.0)
+        agent.now.tell(ended(0, exitcode))
+
+    script(
+        agent,
+        lambda: ends_just_in_time(1),
+        lambda: agent.now.tell(Swept()),
+        lambda: ends_just_in_time(0),
+        lambda: agent.now.tell(Swept()),
+    )
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert "WatchdogFired" not in kinds(agent.seen)
+
+
+def test_the_runs_time_is_over_in_the_wait_before_a_restart(play: Make) -> None:
+    policy = RestartPolicy(delay=100.0)
+    agent = play(1, max_restarts=9, watchdog=WatchdogPolicy(run_timeout=60.0), restart=policy)
+    script(agent, lambda: agent.now.tell(ended(0, 1)), lambda: agent.now.tell(Swept()))
+    assert agent.run().state is WorkerState.FAILED
+    assert agent.clock.now == 60.0
+    assert agent.seen[-1] == v.Finish(WorkerState.FAILED, "timeout")
+    assert len(agent.contexts) == 1
+
+
+def test_the_wait_before_a_restart_passes(play: Make) -> None:
+    agent = play(1, max_restarts=9, restart=RestartPolicy(delay=100.0))
+    script(
+        agent,
+        lambda: agent.now.tell(ended(0, 1)),
+        lambda: agent.now.tell(Swept()),
+        lambda: None,
+        lambda: agent.now.tell(ended(0)),
+        lambda: agent.now.tell(Swept()),
+    )
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert agent.clock.now == 100.0
+    assert v.Pause(100.0) in agent.seen
+
+
+@pytest.mark.parametrize(("exitcode", "fault"), [(1, "failure"), (-11, "died")])
+def test_an_end_by_a_signal_is_another_cause_than_a_status(
+    play: Make, exitcode: int, fault: v.Fault
+) -> None:
+    agent = play(1)
+    script(
+        agent,
+        lambda: agent.now.tell(ended(0, exitcode)),
+        lambda: agent.now.tell(Swept()),
+    )
+    agent.run()
+    assert v.WorkerEnded(0, False, fault) in agent.seen
+
+
+def test_torchs_variable_asks_for_timers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
+) -> None:
+    path = os.path.join(tmp_path, "timers")
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", path)
+    guard = Guard(None)
+    guard.prepare(1)
+    assert guard.environment(0) == {}, "not asked for: nothing is served"
+    guard.close()
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    guard = Guard(None)
+    guard.prepare(1)
+    assert guard.environment(0) == {"TORCHELASTIC_TIMER_FILE": path}
+    assert os.path.exists(path)
+    guard.prepare(1)
+    assert os.path.exists(path), "the next attempt is served as well"
+    guard.close()
+    assert not os.path.exists(path)
+
+
+def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Make) -> None:
+    agent = play(1, max_restarts=5)
+    clock = agent.clock
+    agent._guard = Guard(None, KernelSleep(8.0, clock, lambda pid: "D"), clock)
+    script(agent, lambda: agent.now.tell(Started(0, 7, 1)))
+    assert agent.run().state is WorkerState.FAILED
+    assert v.WorkersStuck() in agent.seen
+    assert len(agent.contexts) == 1
+    assert agent.seen[-1] == v.Finish(WorkerState.FAILED, "hang")
+
+
+def test_a_guard_without_a_policy_waits_for_nothing() -> None:
+    guard = Guard(None, clock=FakeClock())
+    guard.prepare(2)
+    assert guard.files() == []
+    assert guard.next_in(healthy=True) is None
+    assert guard.facts(healthy=True) == []
+    guard.close()
+
+
+def test_a_finding_is_told_once() -> None:
+    clock = FakeClock()
+    guard = Guard(WatchdogPolicy(run_timeout=5.0), clock=clock)
+    guard.prepare(1)
+    assert guard.next_in(healthy=False) == 5.0
+    clock.advance(5.0)
+    fired = v.WatchdogFired(TimedOut(5.0, "run"), "timeout", whole_run=True)
+    assert guard.facts(healthy=False) == [fired]
+    assert guard.facts(healthy=False) == []
+    assert guard.next_in(healthy=False) is None
+    guard.close()

@@ -1,0 +1,215 @@
+"""What an attempt is watched for, with a clock and processes that the test moves."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lllaunch.errors import OutputError
+from lllaunch.heartbeats import HEARTBEAT
+from lllaunch.policies import WatchdogPolicy
+from lllaunch.testing import FakeClock
+from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut
+from lllaunch.watchdog.sampling import Sampler, Usage
+from lllaunch.watchdog.watch import TIMER_FILE, Watch
+
+MIB = 1 << 20
+
+
+@dataclass
+class PlayedSampler(Sampler):
+    """Says what the test says."""
+
+    usages: dict[int, Usage] = field(default_factory=dict)
+    shared: int = 0
+    asked: int = 0
+
+    def usage(self, workers: Mapping[int, int]) -> dict[int, Usage]:
+        self.asked += 1
+        return {
+            rank: self.usages.get(rank, Usage(0.0, 0, "S", (pid,))) for rank, pid in workers.items()
+        }
+
+    def shared_out(self, usage: Usage) -> int:
+        return self.shared or usage.rss
+
+
+class Played:
+    """A watch with its surroundings."""
+
+    def __init__(self, policy: WatchdogPolicy, ranks: int = 2) -> None:
+        self.clock = FakeClock(1000.0)
+        self.sampler = PlayedSampler()
+        self.watch = Watch(policy, ranks, clock=self.clock, sampler=self.sampler)
+        self.pids = {rank: 100 + rank for rank in range(ranks)}
+
+    def begin(self, outputs: dict[int, tuple[str, ...]] | None = None) -> Played:
+        self.watch.begin(lambda: self.pids, outputs or {})
+        return self
+
+    def after(self, seconds: float) -> list[object]:
+        """What is reported after so long, if the loop wakes up as it is asked to."""
+        until, found = self.clock() + seconds, []
+        while True:
+            wait = self.watch.next_in()
+            if wait is None or self.clock() + wait > until:
+                break
+            self.clock.advance(max(wait, 0.001))
+            found += self.watch.reports()
+            if found:
+                return found
+        self.clock.advance(max(0.0, until - self.clock()))
+        return found + list(self.watch.reports())
+
+    def beat(self, rank: int) -> None:
+        offset, _, path = self.watch.environment(rank)[HEARTBEAT].partition(":")
+        with open(path, "r+b") as file:
+            file.seek(int(offset))
+            file.write(struct.pack("<q", int(self.clock() * 1e9)))
+
+
+@pytest.fixture
+def played() -> Iterator[list[Played]]:
+    """Watches that are closed in the end."""
+    watches: list[Played] = []
+    yield watches
+    for each in watches:
+        each.watch.close()
+
+
+def test_nothing_is_watched_by_default(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy())
+    played.append(watch)
+    watch.begin()
+    assert watch.watch.environment(0) == {}
+    assert watch.watch.files() == []
+    assert watch.watch.next_in() is None
+    assert watch.after(10**6) == []
+    assert watch.sampler.asked == 0
+
+
+def test_an_attempt_has_its_time_and_no_look_is_taken_for_that(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(timeout=3600.0))
+    played.append(watch)
+    watch.begin()
+    assert watch.watch.next_in() == 3600.0
+    assert watch.after(3599.0) == []
+    assert watch.after(1.0) == [TimedOut(3600.0)]
+    assert watch.sampler.asked == 0
+
+
+def test_time_begins_with_the_workers(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(timeout=10.0, stall=10.0))
+    played.append(watch)
+    assert watch.watch.next_in() is None
+    assert watch.after(100.0) == []
+    watch.begin()
+    assert watch.after(9.0) == []
+
+
+def test_a_stall_is_found_one_look_after_the_limit_at_the_latest(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(stall=600.0, warmup=60.0))
+    played.append(watch)
+    watch.begin()
+    assert watch.after(659.0) == []
+    (found,) = watch.after(31.0)
+    assert isinstance(found, Stalled)
+    assert found.ranks == (0, 1)
+    assert 600.0 <= found.seconds <= 630.0
+    # every 30 s, a twentieth of the limit
+    assert watch.sampler.asked <= 24
+
+
+def test_output_and_heartbeats_count_as_life(played: list[Played], tmp_path: Path) -> None:
+    log = tmp_path / "stdout.log"
+    watch = Played(WatchdogPolicy(stall=60.0))
+    played.append(watch)
+    watch.begin({0: (str(log),)})
+    assert watch.after(50.0) == []
+    log.write_text("step 1\n")
+    assert watch.after(50.0) == []
+    watch.beat(1)
+    assert watch.after(50.0) == []
+    assert watch.after(30.0) != []
+
+
+def test_a_heartbeat_must_go_on_once_it_has_begun(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(heartbeat=300.0))
+    played.append(watch)
+    watch.begin()
+    watch.sampler.usages = {0: Usage(10**6, 0, "R", (100,))}
+    assert watch.after(10**4) == []
+    for _ in range(5):
+        watch.beat(1)
+        assert watch.after(299.0) == []
+    watch.beat(1)
+    (found,) = watch.after(301.0)
+    assert isinstance(found, HeartbeatLost)
+    assert found.ranks == (1,)
+    # it is woken by the moment at which it is lost, not by the next look
+    assert found.seconds == pytest.approx(300.0, abs=0.01)
+
+
+def test_a_worker_that_ended_owes_no_heartbeat(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(heartbeat=300.0))
+    played.append(watch)
+    watch.begin()
+    watch.beat(1)
+    del watch.pids[1]
+    assert watch.after(1000.0) == []
+
+
+def test_memory_is_measured_exactly_before_anybody_is_accused(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(memory=100 * MIB))
+    played.append(watch)
+    watch.begin()
+    watch.sampler.usages = {1: Usage(0.0, 200 * MIB, "S", (101,))}
+    watch.sampler.shared = 90 * MIB
+    assert watch.after(100.0) == []
+    watch.sampler.shared = 150 * MIB
+    assert watch.after(5.0) == [OverMemory(1, 150 * MIB, 100 * MIB)]
+
+
+def test_the_private_place_goes_with_the_watch() -> None:
+    watch = Watch(WatchdogPolicy(timers=True, stall=60.0), 3)
+    paths = {watch.environment(rank)[HEARTBEAT].partition(":")[2] for rank in range(3)}
+    fifos = {watch.environment(rank)[TIMER_FILE] for rank in range(3)}
+    assert len(paths) == len(fifos) == 1
+    directory = os.path.dirname(paths.pop())
+    assert os.path.dirname(fifos.pop()) == directory
+    assert os.stat(directory).st_mode & 0o777 == 0o700
+    offsets = [watch.environment(rank)[HEARTBEAT].partition(":")[0] for rank in range(3)]
+    assert offsets == ["0", "8", "16"]
+    watch.close()
+    watch.close()
+    assert not os.path.exists(directory)
+
+
+def test_the_timer_file_may_be_chosen_and_what_an_agent_left_there_is_replaced(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "timers")
+    os.mkfifo(path)
+    watch = Watch(WatchdogPolicy(timers=True), 1, path)
+    assert watch.environment(0) == {TIMER_FILE: path}
+    watch.close()
+    assert not os.path.exists(path)
+
+
+def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "timers"
+    path.write_text("precious")
+    with pytest.raises(OutputError, match="timers"):
+        Watch(WatchdogPolicy(timers=True), 1, str(path))
+    assert path.read_text() == "precious"
+
+
+def test_where_no_fifo_can_be_made_the_error_names_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "missing" / "timers")
+    with pytest.raises(OutputError, match="missing/timers"):
+        Watch(WatchdogPolicy(timers=True), 1, path)
