@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Returns a time span as people say it: ``30 ms``, ``0.3 s``, ``42 s``, ``3 min 20 s``."""
+    """Returns a time span as people say it: ``30 ms``, ``0.3 s``, ``3 min 20 s``, ``1 h``."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
@@ -14,8 +14,8 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{minutes} min" + (f" {rest:02d} s" if rest else "")
+    return f"{minutes // 60} h" + (f" {minutes % 60:02d} min" if minutes % 60 else "")
 
 
 def size(count: int) -> str:

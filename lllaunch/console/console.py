@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lllaunch.errors import LaunchError
+    from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, RunOutcome
 
 # what rich calls them
@@ -61,7 +62,7 @@ class Console:
         self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
 
     def restarting(
-        self, attempt: int, root: RootCause | None, restart: int, of: int | None
+        self, attempt: int, root: RootCause | None, restart: int, of: int | None, wait: float = 0.0
     ) -> None:
         """Says that a failed attempt is followed by another one.
 
@@ -70,11 +71,13 @@ class Console:
             root: its first failure.
             restart: which restart this is, from 1.
             of: how many there may be; None if this one does not count.
+            wait: seconds until then.
         """
         from lllaunch.console.report import failure_text  # noqa: PLC0415 - see `finished`
 
         count = "" if of is None else f" ({restart} of {of})"
-        self._say(f"attempt {attempt}: {failure_text(root)}; restarting{count}")
+        when = f" in {duration(wait)}" if wait else ""
+        self._say(f"attempt {attempt}: {failure_text(root, self._cwd)}; restarting{when}{count}")
 
     def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
         """Says that a signal came and what follows.
@@ -101,6 +104,43 @@ class Console:
         """
         why = "the grace period is over" if signum is None else f"{_signal_name(signum)} again"
         self._say(f"{why}, killing {counted(workers, 'worker')}")
+
+    def fired(self, hang: Hang) -> None:
+        """Says what the watchdog found."""
+        from lllaunch.console.hang import fired_text  # noqa: PLC0415 - only where it is needed
+
+        self._say(f"watchdog: {fired_text(hang, self._cwd)}; taking stacks")
+
+    def stacks_taken(self, hang: Hang) -> None:
+        """Says who hangs, as far as that can be told, and where all stacks are."""
+        from lllaunch.console.hang import located_text  # noqa: PLC0415 - as above
+
+        text = located_text(hang, self._cwd)
+        if text:
+            self._say(f"watchdog: {text}")
+
+    def process_signalled(self, rank: int, pid: int, signum: int) -> None:
+        """Says that a process gets the signal that its timer asks for.
+
+        Args:
+            rank: the worker that it is or descends from.
+            pid: its process id.
+            signum: the signal.
+        """
+        name = _signal_name(signum)
+        self._say(f"watchdog: {name} to process {pid} of rank {rank}, as its timer asks")
+
+    def ending(self, signum: int, workers: int, grace: float) -> None:
+        """Says that the workers are asked to end for what the watchdog found.
+
+        Args:
+            signum: the signal that they get.
+            workers: how many live workers get it.
+            grace: seconds that they have until SIGKILL.
+        """
+        whom = counted(workers, "worker")
+        name, after = _signal_name(signum), duration(grace)
+        self._say(f"watchdog: {name} to {whom}; SIGKILL follows in {after}")
 
     def warning(self, text: str) -> None:
         """Says what went wrong and does not end the run."""

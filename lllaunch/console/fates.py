@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lllaunch.console.wording import ranks
 from lllaunch.run.causes import Raised, signal_name
 from lllaunch.run.fates import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.units import duration
@@ -47,7 +48,7 @@ def fate_text(fate: Fate, *, after_root: bool) -> str:
         after = duration(fate.after_ns / 1e9)
         return victim_text(fate.cause, after)
     if isinstance(fate, Ended):
-        return f"{_ended(fate)}{later}"
+        return _ended(fate) if fate.waited_for else f"{_ended(fate)}{later}"
     if isinstance(fate, Lost):
         return _LOST[fate.why]
     return "was not started"
@@ -69,6 +70,8 @@ def victim_text(cause: Cause, after: str) -> str:
 def _ended(fate: Ended) -> str:
     names = " then ".join(dict.fromkeys(signal_name(signum) for signum in fate.sent))
     text = f"ended by the launcher ({names or signal_name(fate.signum)})"
+    if fate.waited_for:
+        text = f"only waited for {ranks(fate.waited_for)}; {text}"
     if fate.exitcode == 0:
         return f"{text}, cleanly"
     return f"{text}, status {fate.exitcode}" if fate.exitcode > 0 else text

@@ -6,12 +6,11 @@ terminal and plainly elsewhere.
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from lllaunch.console.fates import cause_text, fate_key, fate_text, victim_text
 from lllaunch.console.lines import Line
-from lllaunch.console.wording import counted, ranks, shown_path
+from lllaunch.console.wording import counted, ranks, shown_path, wrapped
 from lllaunch.run.causes import Raised, StartFailure, signal_name
 from lllaunch.run.fates import Victim
 from lllaunch.units import duration
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause, RunOutcome, WorkerOutcome
+    from lllaunch.watchdog.findings import Finding
 
-_WIDTH = 76
 _TRACEBACK_LINES = 60
 _GROUPS = 12
 _LEFTOVERS = 5
@@ -65,40 +64,78 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
     root = outcome.root_cause
     if root is not None:
         yield Line("")
-        yield from _root(root, outcome.excerpt, cwd)
+        workers = outcome.attempts[-1].workers if outcome.attempts else ()
+        yield from _root(root, outcome.excerpt, workers, cwd)
     if outcome.attempts:
         last = outcome.attempts[-1]
+        known = root is not None and bool(root.ranks)
         others = [worker for worker in last.workers if not _is_root(worker, root)]
         if others:
             yield Line("")
-            yield Line("  The other workers:" if root and root.rank is not None else "  Workers:")
-            yield from _groups(others, after_root=root is not None and root.rank is not None)
+            yield Line("  The other workers:" if known else "  Workers:")
+            yield from _groups(others, after_root=known)
         yield Line("")
-        yield from _history(outcome.attempts[:-1])
+        if outcome.limit is not None:
+            yield Line(f"  {_limit(outcome.limit)}")
+        yield from _history(outcome.attempts[:-1], cwd)
         yield from _leftovers(outcome)
         yield Line(f"  Logs: {shown_path(last.path, cwd)}")
 
 
+def _limit(limit: Finding) -> str:
+    from lllaunch.watchdog.findings import TimedOut  # noqa: PLC0415 - imported by now
+
+    assert isinstance(limit, TimedOut)
+    allowed = duration(limit.limit)
+    return f"The run's time limit ({allowed}) was over before the next attempt."
+
+
 def _is_root(worker: WorkerOutcome, root: RootCause | None) -> bool:
-    return root is not None and root.local_rank == worker.local_rank
+    return root is not None and worker.rank in root.ranks
 
 
-def _root(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Line]:
-    who = "all workers" if root.rank is None else ranks([root.rank])
-    verb = cause_text(root.cause)
-    if root.rank is None:
-        verb = verb.replace("was lost", "were lost", 1)
+def _root(
+    root: RootCause, excerpt: Excerpt | None, workers: Sequence[WorkerOutcome], cwd: str
+) -> Iterator[Line]:
+    who, verb = _who(root), _verb(root, cwd, when=True)
     yield Line(f"  Root cause: {who} (attempt {root.attempt}) {verb}", "cause")
     if root.explanation is not None:
         text = f"{root.explanation.text[:1].upper()}{root.explanation.text[1:]}"
-        yield from _wrapped(f"Why ({root.explanation.sure}): {text}")
+        yield from wrapped(f"Why ({root.explanation.sure}): {text}")
     if root.traceback:
         yield Line("")
         yield from _traceback(root.traceback)
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
         yield from (Line(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
-    elif root.rank is not None and not isinstance(root.cause, StartFailure):
+    if root.hang is not None:
+        from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - only where there is one
+
+        yield from hang_lines(root, workers, cwd)
+    if not _says_all(root):
         yield from _excerpt(root, excerpt, cwd)
+
+
+def _who(root: RootCause) -> str:
+    return ranks(root.ranks) if root.ranks else "all workers"
+
+
+def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
+    """Returns how the one that is meant, or all, failed."""
+    if root.hang is not None and root.of_watchdog:
+        from lllaunch.console.hang import hang_text  # noqa: PLC0415 - only where there is one
+
+        return hang_text(root.hang, cwd, when=when)
+    text = cause_text(root.cause)
+    return text if root.rank is not None else text.replace("was lost", "were lost", 1)
+
+
+def _says_all(root: RootCause) -> bool:
+    """Whether the end of its stderr is not worth showing, or nobody's."""
+    if root.rank is None or root.traceback or isinstance(root.cause, StartFailure):
+        return True
+    if root.of_watchdog:
+        return not root.files.stderr
+    return isinstance(root.cause, Raised) and "\n" in root.cause.message
 
 
 def _traceback(text: str) -> Iterator[Line]:
@@ -112,7 +149,7 @@ def _traceback(text: str) -> Iterator[Line]:
 
 def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Line]:
     if not root.files.stderr:
-        yield from _wrapped(
+        yield from wrapped(
             "Its stderr went to the console, see above. With launch.redirects set to 'err' or "
             "'all' its last lines would stand here."
         )
@@ -128,11 +165,6 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Lin
         yield Line("")
         yield Line(f"    {what} of its stderr, {path}:", "faint")
         yield from (Line(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
-
-
-def _wrapped(text: str) -> Iterator[Line]:
-    for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
-        yield Line(f"    {part}")
 
 
 def _groups(workers: Sequence[WorkerOutcome], *, after_root: bool) -> Iterator[Line]:
@@ -159,11 +191,11 @@ def _group_fate(group: Sequence[WorkerOutcome], *, after_root: bool) -> str:
     return victim_text(first.cause, span)
 
 
-def _history(attempts: Sequence[AttemptOutcome]) -> Iterator[Line]:
+def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[Line]:
     """Tells in one line each how the attempts before the last one failed."""
     told: list[tuple[str, list[int]]] = []
     for attempt in attempts:
-        text = failure_text(attempt.root_cause)
+        text = failure_text(attempt.root_cause, cwd)
         if told and told[-1][0] == text:
             told[-1][1].append(attempt.number)
         else:
@@ -173,13 +205,16 @@ def _history(attempts: Sequence[AttemptOutcome]) -> Iterator[Line]:
         yield Line(f"  Attempt{'' if len(numbers) == 1 else 's'} {span} failed: {text}")
 
 
-def failure_text(root: RootCause | None) -> str:
-    """Returns in one line how an attempt failed: ``rank 1 raised ValueError: ...``."""
+def failure_text(root: RootCause | None, cwd: str) -> str:
+    """Returns in one line how an attempt failed: ``rank 1 raised ValueError: ...``.
+
+    Args:
+        root: its root cause, if it has one.
+        cwd: directory that paths below it are shown relative to.
+    """
     if root is None:
         return "failed"
-    if root.rank is None:
-        return f"all workers: {cause_text(root.cause)}"
-    return f"{ranks([root.rank])} {cause_text(root.cause)}"
+    return f"{_who(root)} {_verb(root, cwd)}"
 
 
 def _leftovers(outcome: RunOutcome) -> Iterator[Line]:

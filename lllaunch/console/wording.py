@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from typing import TYPE_CHECKING
 
+from lllaunch.console.lines import Line
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+_WIDTH = 76
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -35,3 +40,9 @@ def shown_path(path: str, cwd: str) -> str:
     below = path == cwd or path.startswith(cwd.rstrip("/") + "/")
     shown = os.path.relpath(path, cwd) if below else path
     return shown if shown.isprintable() else repr(shown)
+
+
+def wrapped(text: str) -> Iterator[Line]:
+    """Yields a text as lines of the report, indented and of bounded width; none if it is empty."""
+    for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
+        yield Line(f"    {part}")

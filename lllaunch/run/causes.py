@@ -1,10 +1,16 @@
-"""Why a worker failed: one type for each way, each with its one-line explanation."""
+"""Why a worker failed: one type for each way, each with its one-line explanation.
+
+What the watchdog finds (`lllaunch.watchdog.findings`) is a cause as it is.
+"""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from lllaunch.watchdog.findings import Finding
 
 
 def signal_name(signum: int) -> str:
@@ -145,14 +151,8 @@ class HungInKernel:
         return "hung in the kernel (uninterruptible sleep)"
 
 
+# As text, since findings are imported only when there is one.
 Cause: TypeAlias = (
-    Raised
-    | ExitedNonZero
-    | KilledBySignal
-    | OutOfMemory
-    | StartFailure
-    | SpawnerLost
-    | PreloadFailure
-    | NotPicklableReturn
-    | HungInKernel
+    "Raised | ExitedNonZero | KilledBySignal | OutOfMemory | StartFailure | SpawnerLost"
+    " | PreloadFailure | NotPicklableReturn | HungInKernel | Finding"
 )

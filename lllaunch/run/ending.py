@@ -6,7 +6,7 @@ All that only the end needs is imported by this module, and this module while th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,14 @@ from lllaunch.run.returns import find_return_value
 
 if TYPE_CHECKING:
     from lllaunch.run.outcome import AttemptOutcome, ReturnValue
-    from lllaunch.run.records import AttemptRecord
+    from lllaunch.run.recorder import Recorder
     from lllaunch.spec import LaunchSpec
 
 __all__ = ["complete", "judge_attempt", "outcome_of", "render_result"]
 
 
 def outcome_of(
-    records: Sequence[AttemptRecord],
+    recorder: Recorder | None,
     spec: LaunchSpec,
     plan_hash: str,
     started_ns: int,
@@ -34,12 +34,13 @@ def outcome_of(
     """What became of a run that ends now.
 
     Args:
-        records: what was seen of its attempts.
+        recorder: what was seen of it, or None if nothing was.
         spec: the run.
         plan_hash: identifies its plan.
         started_ns: when it began, nanoseconds since the epoch.
         signum: the signal to the launcher that ended it, or None.
     """
+    records = recorder.records() if recorder else []
     last = len(records) - 1
     return summarize(
         [
@@ -52,6 +53,8 @@ def outcome_of(
         started_ns=started_ns,
         ended_ns=time.time_ns(),
         signum=signum,
+        reason=recorder.reason if recorder else None,
+        limit=recorder.limit if recorder else None,
     )
 
 

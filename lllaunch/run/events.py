@@ -38,7 +38,7 @@ def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> b
     """Returns an event as one line of JSON, newline included.
 
     Args:
-        event: a fact or decision, a dataclass.
+        event: a fact or decision, a dataclass or a named tuple.
         time_ns: when it was seen; a ``time_ns`` of the event's own is stronger.
         redact: applied to every text in it.
     """
@@ -74,6 +74,8 @@ def _plain_container(value: Any, redact: Callable[[str], str], depth: int) -> An
         }
         # within an event the kind of a nested decision or target would be lost otherwise
         return fields if depth == 1 else {"type": type(value).__name__, **fields}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {
             str(_plain(key, redact, depth)): _field(str(key), item, redact, depth)

@@ -114,8 +114,8 @@ class _Run:
         """What became of the run so far."""
         from lllaunch.run.ending import outcome_of  # noqa: PLC0415 - see `Watcher.observe`
 
-        records = self._watcher.recorder.records() if self._watcher else []
-        return outcome_of(records, self._spec, self._plan_hash, self._started_ns, signum)
+        recorder = self._watcher.recorder if self._watcher else None
+        return outcome_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
 
     def _end(
         self, directory: RunDirectory, signum: int | None, failure: tuple[str, int] | None

@@ -19,6 +19,8 @@ class Succeeded:
 class Failed:
     """The worker failed: it is the root cause of its attempt, or failed at the same moment.
 
+    One that hung until the launcher ended it failed, too, with what the watchdog found as cause.
+
     Attributes:
         cause: why.
         time_ns: when, nanoseconds since the epoch.
@@ -55,11 +57,13 @@ class Ended:
         signum: the signal that did it.
         exitcode: exit status, or the negative number of the signal.
         sent: all signals that the launcher had sent it, in order.
+        waited_for: ranks that hung while this worker only waited for them; empty if it did not.
     """
 
     signum: int
     exitcode: int
     sent: tuple[int, ...] = ()
+    waited_for: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

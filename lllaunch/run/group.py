@@ -110,6 +110,9 @@ def _agent(
         cwd=spec.cwd,
         run_id=spec.run_id,
         signals=spec.signals,
+        watchdog=spec.watchdog,
+        restart=spec.restart,
+        fault=watcher.fault,
     )
 
 
@@ -152,7 +155,13 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
     with signals, signals.raising():
         spawner.configure(divided.base, spec.cwd, spec.preload)
         problem = spawner.check_function(
-            target.module, target.qualname, target.call, env=divided.own[0], cwd=spec.cwd
+            target.module,
+            target.qualname,
+            target.call,
+            env=divided.own[0],
+            cwd=spec.cwd,
+            # An import that hangs is the attempt's to show.
+            seconds=spec.watchdog.stall or spec.watchdog.timeout,
         )
     for fact in spawner.dispatch():
         watcher.observe(fact)

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from lllaunch.run.causes import (
-    Cause,
-    ExitedNonZero,
-    HungInKernel,
-    KilledBySignal,
-    NotPicklableReturn,
-    OutOfMemory,
-    PreloadFailure,
-    Raised,
-    SpawnerLost,
-    StartFailure,
-)
+from lllaunch.run.causes import Cause, HungInKernel, PreloadFailure, SpawnerLost
+from lllaunch.run.failures import failure_of, first_of, was_asked
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.outcome import AttemptOutcome, AttemptState, RootCause, WorkerOutcome
-from lllaunch.run.postmortem import Evidence, Explanation, explain
+from lllaunch.run.postmortem import Evidence, explain
+from lllaunch.run.records import NOWHERE
 
 if TYPE_CHECKING:
+    from lllaunch.run.hang import Hang
     from lllaunch.run.records import AttemptRecord, WorkerRecord
-
-_SIGKILL = 9
-
-# What a worker says whose peer is gone (gloo, NCCL, TCPStore, plain sockets). Such a failure can
-# be written down before the spawner reaps the peer: the kernel closes a dying process's sockets
-# first and lets its parent know last.
-_LOST_PEER = re.compile(
-    r"connection (was )?(reset|closed|aborted|refused)|broken pipe|socket (was )?closed"
-    r"|remote (process|peer) (has )?(exited|closed)"
-    r"|DistNetworkError|ncclRemoteError|recvValue failed",
-    re.IGNORECASE,
-)
-_LOST_PEER_WINDOW_NS = 5_000_000_000
 
 
 def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptOutcome:
@@ -48,12 +26,10 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     failures = {
         worker.local_rank: failure
         for worker in record.workers
-        if (failure := _failure_of(worker, record)) is not None
+        if (failure := failure_of(worker, record)) is not None
     }
-    root = _root_of_group(record) if not failures else None
-    first = _first(failures)
-    if first is not None:
-        root = _root_of_worker(record, record.workers[_index(record, first)], failures[first])
+    hang = _hang(record)
+    root = _root(record, failures, hang)
     workers = tuple(
         _outcome(worker, _fate(worker, record, failures.get(worker.local_rank), root))
         for worker in record.workers
@@ -81,105 +57,41 @@ def _state(
     return "stopped" if interrupted else "failed"
 
 
-def _index(record: AttemptRecord, local_rank: int) -> int:
-    return next(i for i, worker in enumerate(record.workers) if worker.local_rank == local_rank)
-
-
-def _first(failures: dict[int, Failed]) -> int | None:
-    """Returns the local rank of the first failure in time, None if there is none.
-
-    One exception: a worker that says it lost its peer is not first if a peer failed for a reason
-    of its own at about the same time.
-    """
-    if not failures:
+def _hang(record: AttemptRecord) -> Hang | None:
+    """Returns what the watchdog found, None if the attempt did not end for it."""
+    if record.finding is None or all(_succeeded(worker) for worker in record.workers):
         return None
+    from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
 
-    def by_time(rank: int) -> tuple[int, int]:
-        return failures[rank].time_ns, rank
+    return hang_of(record)
 
-    first = min(failures, key=by_time)
-    if not _lost_peer(failures[first].cause):
-        return first
-    latest = failures[first].time_ns + _LOST_PEER_WINDOW_NS
-    own = [
-        rank
+
+def _succeeded(worker: WorkerRecord) -> bool:
+    return worker.exited is not None and worker.exited.exitcode == 0 and not was_asked(worker)
+
+
+def _root(
+    record: AttemptRecord, failures: dict[int, Failed], hang: Hang | None
+) -> RootCause | None:
+    """Returns what came first: a failure, a finding of the watchdog, or the end of all at once."""
+    own = {
+        rank: failure
         for rank, failure in failures.items()
-        if not _lost_peer(failure.cause) and failure.time_ns <= latest
-    ]
-    return min(own, key=by_time, default=first)
+        if hang is None or failure.time_ns < hang.time_ns
+    }
+    first = first_of(own)
+    if first is not None:
+        return _root_of_worker(record, _worker(record, first), own[first], hang)
+    return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
-def _lost_peer(cause: Cause) -> bool:
-    return isinstance(cause, Raised) and _LOST_PEER.search(cause.message) is not None
+def _worker(record: AttemptRecord, local_rank: int) -> WorkerRecord:
+    return next(worker for worker in record.workers if worker.local_rank == local_rank)
 
 
-def _failed_at(worker: WorkerRecord) -> int | None:
-    """Returns when a worker failed by itself, None if it did not."""
-    if worker.start_failed is not None:
-        return worker.start_failed.time_ns
-    if worker.exited is None or worker.exited.exitcode == 0:
-        return None
-    at = worker.exited.time_ns
-    said = worker.error.time_ns if worker.error else None
-    # a clock that was set, a file that was copied: nobody fails before they start
-    if said is not None and (worker.started is None or said >= worker.started.time_ns):
-        at = min(at, said)
-    if worker.sent and at >= worker.sent[0].time_ns:
-        return None
-    return at
-
-
-def _failure_of(worker: WorkerRecord, record: AttemptRecord) -> Failed | None:
-    at = _failed_at(worker)
-    if at is None:
-        return None
-    explanation = explain(_evidence(worker, record))
-    return Failed(_cause(worker, explanation), at, explanation)
-
-
-def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
-    exited = worker.exited
-    unexplained = sum(
-        1
-        for each in record.workers
-        if each.exited is not None
-        and each.exited.exitcode == -_SIGKILL
-        and _failed_at(each) is not None
-    )
-    return Evidence(
-        exitcode=exited.exitcode if exited else 0,
-        # a worker that failed by itself did so before anything was sent to it
-        sent=(),
-        max_rss=exited.max_rss if exited else 0,
-        before=record.memory,
-        after=worker.memory,
-        unexplained=max(1, unexplained),
-    )
-
-
-def _cause(worker: WorkerRecord, explanation: Explanation | None) -> Cause:
-    if worker.start_failed is not None:
-        fact = worker.start_failed
-        return StartFailure(fact.path, fact.reason, fact.errno)
-    assert worker.exited is not None
-    exited = worker.exited
-    if worker.error is not None:
-        return _cause_of_error(worker.error.message, exited.exitcode)
-    if exited.exitcode > 0:
-        return ExitedNonZero(exited.exitcode)
-    if explanation and explanation.suspect == "oom" and explanation.sure != "possible":
-        return OutOfMemory(exited.max_rss, worker.memory.limit)
-    return KilledBySignal(-exited.exitcode, exited.core_dumped)
-
-
-def _cause_of_error(message: str, exitcode: int) -> Cause:
-    kind, _, rest = message.partition(": ")
-    if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
-        return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
-    return Raised(message, exitcode)
-
-
-def _root_of_worker(record: AttemptRecord, worker: WorkerRecord, failure: Failed) -> RootCause:
+def _root_of_worker(
+    record: AttemptRecord, worker: WorkerRecord, failure: Failed, hang: Hang | None
+) -> RootCause:
     return RootCause(
         attempt=record.number,
         rank=worker.rank,
@@ -189,6 +101,23 @@ def _root_of_worker(record: AttemptRecord, worker: WorkerRecord, failure: Failed
         explanation=failure.explanation,
         traceback=worker.error.traceback if worker.error else "",
         files=worker.files,
+        hang=hang,
+    )
+
+
+def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
+    """Returns what the watchdog found as the failure of the one that hangs, or of all."""
+    worker = None
+    if len(hang.blamed) == 1:
+        worker = next((each for each in record.workers if each.rank == hang.blamed[0]), None)
+    return RootCause(
+        attempt=record.number,
+        rank=worker.rank if worker else None,
+        local_rank=worker.local_rank if worker else None,
+        cause=hang.finding,
+        time_ns=hang.time_ns,
+        files=worker.files if worker else NOWHERE,
+        hang=hang,
     )
 
 
@@ -213,6 +142,9 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
 def _fate(
     worker: WorkerRecord, record: AttemptRecord, failure: Failed | None, root: RootCause | None
 ) -> Fate:
+    hang = root.hang if root is not None and root.of_watchdog else None
+    if hang is not None and worker.rank in hang.blamed and _was_seen_failing(worker):
+        return Failed(hang.finding, hang.time_ns)
     if failure is not None:
         if root is None or root.local_rank == worker.local_rank:
             return failure
@@ -220,12 +152,17 @@ def _fate(
         return Victim(failure.cause, failure.time_ns, after, failure.explanation)
     if worker.exited is None:
         return _unseen(worker, record)
-    exited = worker.exited
-    if worker.sent and exited.time_ns >= worker.sent[0].time_ns:
-        sent = tuple(each.signum for each in worker.sent)
-        signum = -exited.exitcode if -exited.exitcode in sent else sent[-1]
-        return Ended(signum, exited.exitcode, sent)
-    return Succeeded()
+    if not was_asked(worker):
+        return Succeeded()
+    exited, sent = worker.exited, tuple(each.signum for each in worker.sent)
+    signum = -exited.exitcode if -exited.exitcode in sent else sent[-1]
+    waited = hang is not None and worker.rank in hang.waiting
+    return Ended(signum, exited.exitcode, sent, hang.blamed if hang and waited else ())
+
+
+def _was_seen_failing(worker: WorkerRecord) -> bool:
+    """Whether it is known how a worker ended, and that it was not a success."""
+    return worker.exited is not None and not _succeeded(worker)
 
 
 def _unseen(worker: WorkerRecord, record: AttemptRecord) -> Fate:

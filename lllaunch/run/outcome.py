@@ -16,10 +16,13 @@ from lllaunch.run.records import NOWHERE, WorkerFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lllaunch.agent.vocabulary import Reason
     from lllaunch.run.causes import Cause
     from lllaunch.run.fates import Fate
+    from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
     from lllaunch.spawner.facts import Leftover
+    from lllaunch.watchdog.findings import Finding
 
 RunState = Literal["succeeded", "failed", "signalled", "error"]
 AttemptState = Literal["succeeded", "failed", "stopped"]
@@ -62,13 +65,16 @@ class RootCause:
 
     Attributes:
         attempt: number of the attempt.
-        rank: the worker, among all; None if all failed at once (the spawner died).
+        rank: the worker, among all; None if all failed at once (the spawner died), or if the
+            watchdog found something that is not one worker's.
         local_rank: the same on this node.
         cause: why.
         time_ns: when, nanoseconds since the epoch.
         explanation: what can be said beyond that, or None.
         traceback: the traceback where there is one, or an empty string.
         files: where the worker wrote.
+        hang: what the watchdog found, if the attempt ended for that; it is the cause unless a
+            worker had failed before.
     """
 
     attempt: int
@@ -79,6 +85,19 @@ class RootCause:
     explanation: Explanation | None = None
     traceback: str = ""
     files: WorkerFiles = NOWHERE
+    hang: Hang | None = None
+
+    @property
+    def of_watchdog(self) -> bool:
+        """Whether the watchdog found it."""
+        return self.hang is not None and self.hang.finding == self.cause
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The workers that it is about; none if it is about all, or if nobody can tell."""
+        if self.rank is not None:
+            return (self.rank,)
+        return self.hang.blamed if self.hang is not None and self.of_watchdog else ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +176,7 @@ class RunOutcome:
         excerpt: the end of the root cause's stderr where that is redirected and there is no
             traceback, else None.
         signum: the signal that ended the run, or None.
+        limit: the limit of the run's time, if that was over before the next attempt; else None.
         error: what went wrong in lllaunch itself, or an empty string.
         return_values: by rank; those of the last attempt, if it succeeded.
         plan_hash: identifies the plan (plan.yaml).
@@ -172,6 +192,7 @@ class RunOutcome:
     root_cause: RootCause | None = None
     excerpt: Excerpt | None = None
     signum: int | None = None
+    limit: Finding | None = None
     error: str = ""
     return_values: Mapping[int, ReturnValue] = field(default_factory=dict)
     plan_hash: str = ""
@@ -200,6 +221,8 @@ def summarize(
     started_ns: int,
     ended_ns: int,
     signum: int | None = None,
+    reason: Reason | None = None,
+    limit: Finding | None = None,
 ) -> RunOutcome:
     """Makes the outcome of a run from its attempts; the last one decides.
 
@@ -211,10 +234,13 @@ def summarize(
         started_ns: when the run began, nanoseconds since the epoch.
         ended_ns: when it was over.
         signum: the signal that ended it, or None.
+        reason: why it did not succeed, as the agent decided; or None.
+        limit: the limit of the run's time that was found to be over, or None.
     """
     last = attempts[-1] if attempts else None
+    root = last.root_cause if last else None
     state: RunState = "failed"
-    exit_code: int = ExitCode.WORKERS_FAILED
+    exit_code: int = ExitCode.WATCHDOG if _by_watchdog(reason, root) else ExitCode.WORKERS_FAILED
     if signum is not None:
         state, exit_code = "signalled", for_signal(signum)
     elif last is not None and last.state == "succeeded":
@@ -227,7 +253,19 @@ def summarize(
         started_ns=started_ns,
         ended_ns=ended_ns,
         attempts=tuple(attempts),
-        root_cause=last.root_cause if last else None,
+        root_cause=root,
         signum=signum,
+        limit=limit if reason == "timeout" and not _ended_for(limit, root) else None,
         plan_hash=plan_hash,
     )
+
+
+def _by_watchdog(reason: Reason | None, root: RootCause | None) -> bool:
+    """Whether the watchdog ended the run, and not the kernel for want of memory."""
+    if reason == "oom":
+        return root is not None and root.hang is not None
+    return reason in ("hang", "timeout")
+
+
+def _ended_for(limit: Finding | None, root: RootCause | None) -> bool:
+    return root is not None and root.hang is not None and root.hang.finding == limit

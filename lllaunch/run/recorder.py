@@ -9,98 +9,31 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lllaunch.linux.oom import UNKNOWN, Memory, read_memory
-from lllaunch.run.excerpts import read_error
-from lllaunch.run.records import AttemptRecord, SentSignal, WorkerFiles, WorkerRecord
+from lllaunch.linux.oom import Memory, read_memory
+from lllaunch.run.notes import NotedAttempt, NotedWorker
+from lllaunch.run.records import SentSignal, WorkerFiles
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from lllaunch.agent.vocabulary import (
+        Fault,
+        Finish,
+        Reason,
+        SignalProcess,
+        StacksTaken,
+        WatchdogFired,
+    )
     from lllaunch.run.logs import Attempt
-    from lllaunch.run.records import WorkerError
-    from lllaunch.spawner.facts import Leftover
+    from lllaunch.run.records import AttemptRecord
+    from lllaunch.watchdog.findings import Finding
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
 _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
-
-
-@dataclass
-class _Worker:
-    """One worker of the current attempt, as far as it is known."""
-
-    local_rank: int
-    rank: int
-    files: WorkerFiles
-    started: Started | None = None
-    start_failed: StartFailed | None = None
-    exited: Exited | None = None
-    sent: list[SentSignal] = field(default_factory=list)
-    abandoned: bool = False
-    memory: Memory = UNKNOWN
-
-    @property
-    def live(self) -> bool:
-        """Whether it is not known to have ended; its start may not be known yet either."""
-        return self.exited is None and self.start_failed is None
-
-    def record(self, hide: Callable[[str], str]) -> WorkerRecord:
-        return WorkerRecord(
-            local_rank=self.local_rank,
-            rank=self.rank,
-            files=self.files,
-            started=self.started,
-            start_failed=self.start_failed,
-            exited=self.exited,
-            sent=tuple(self.sent),
-            abandoned=self.abandoned,
-            error=self._error(hide),
-            memory=self.memory,
-        )
-
-    def _error(self, hide: Callable[[str], str]) -> WorkerError | None:
-        if self.exited is None or self.exited.exitcode == 0 or not self.files.error:
-            return None
-        return read_error(self.files.error, hide)
-
-
-@dataclass
-class _Attempt:
-    """One attempt, as far as it is known."""
-
-    number: int
-    restart_count: int
-    path: str
-    started_ns: int
-    workers: dict[int, _Worker]
-    memory: Memory
-    ended_ns: int = 0
-    died: Died | None = None
-    died_ns: int = 0
-    died_memory: Memory = UNKNOWN
-    broken: PreloadBroken | None = None
-    leftovers: tuple[Leftover, ...] = ()
-    stuck: bool = False
-
-    def record(self, hide: Callable[[str], str]) -> AttemptRecord:
-        return AttemptRecord(
-            number=self.number,
-            restart_count=self.restart_count,
-            path=self.path,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
-            workers=tuple(worker.record(hide) for worker in self.workers.values()),
-            memory=self.memory,
-            died=self.died,
-            died_ns=self.died_ns,
-            died_memory=self.died_memory,
-            broken=self.broken,
-            leftovers=self.leftovers,
-            stuck=self.stuck,
-        )
 
 
 class Recorder:
@@ -109,6 +42,10 @@ class Recorder:
     Args:
         hide: applied to what workers wrote before it is kept.
         read: reads the machine's memory counters.
+
+    Attributes:
+        reason: why the run did not succeed, once it is over; or None.
+        limit: the limit of the run that was found to be over, or None.
     """
 
     def __init__(
@@ -118,12 +55,14 @@ class Recorder:
     ) -> None:
         self._hide = hide
         self._read = read
-        self._attempts: list[_Attempt] = []
+        self._attempts: list[NotedAttempt] = []
+        self.reason: Reason | None = None
+        self.limit: Finding | None = None
 
     def begin(self, attempt: Attempt) -> None:
         """Notes that an attempt's directories were made; its workers are about to start."""
         workers = {
-            local_rank: _Worker(
+            local_rank: NotedWorker(
                 local_rank,
                 _number(env, "RANK", local_rank),
                 WorkerFiles(
@@ -136,7 +75,7 @@ class Recorder:
             for local_rank, env in sorted(attempt.envs.items())
         }
         self._attempts.append(
-            _Attempt(
+            NotedAttempt(
                 number=attempt.number,
                 restart_count=_number(attempt.envs.get(0, {}), "TORCHELASTIC_RESTART_COUNT", 0),
                 path=attempt.path,
@@ -165,7 +104,7 @@ class Recorder:
         elif isinstance(fact, Swept):
             attempt.leftovers += fact.leftovers
 
-    def _worker_fact(self, worker: _Worker, fact: Started | StartFailed | Exited) -> None:
+    def _worker_fact(self, worker: NotedWorker, fact: Started | StartFailed | Exited) -> None:
         if isinstance(fact, Started):
             worker.started = fact
         elif isinstance(fact, StartFailed):
@@ -200,13 +139,74 @@ class Recorder:
         """Notes that workers of the current attempt hang in the kernel."""
         self._attempts[-1].stuck = True
 
+    def ending(self) -> None:
+        """Notes that the current attempt is being ended: what is found from now on is too late."""
+        if self._attempts:
+            self._attempts[-1].ending = True
+
+    def fired(self, fact: WatchdogFired) -> bool:
+        """Notes what the watchdog found.
+
+        Returns:
+            Whether that is what the current attempt ends for: it was still well, and nothing had
+            been found before.
+        """
+        if fact.whole_run:
+            self.limit = fact.finding
+        if not self._attempts:
+            return False
+        attempt = self._attempts[-1]
+        gone = attempt.died is not None or attempt.broken is not None or not attempt.alive
+        if attempt.ending or attempt.finding is not None or gone:
+            return False
+        attempt.finding, attempt.fired_ns = fact.finding, time.time_ns()
+        return True
+
+    def stacks_taken(self, fact: StacksTaken) -> None:
+        """Notes where the workers of the current attempt stand."""
+        attempt = self._attempts[-1]
+        attempt.stacks, attempt.blame = fact.stacks, fact.blame
+        for stack in fact.stacks:
+            worker = attempt.workers.get(stack.rank)
+            if worker is not None:
+                worker.files = replace(worker.files, stacks=stack.path)
+
+    def process_signalled(self, decision: SignalProcess) -> None:
+        """Notes that a process of a worker is about to get a signal.
+
+        If that is below the worker, what the worker makes of its loss is no failure of its own.
+        """
+        self.sent(decision.signum, [decision.rank])
+
+    def finished(self, end: Finish) -> None:
+        """Notes why the run ends."""
+        self.reason = end.reason
+
+    def fault(self, fact: Exited | StartFailed) -> Fault:
+        """Tells in what way a worker failed, right after the fact of its end was noted."""
+        if isinstance(fact, StartFailed) or fact.exitcode >= 0:
+            return "failure"
+        if fact.exitcode != -signal.SIGKILL or not self._attempts:
+            return "died"
+        from lllaunch.run.failures import was_out_of_memory  # noqa: PLC0415 - imported by now
+
+        record = self._attempts[-1].record(self._hide)
+        worker = next((each for each in record.workers if each.local_rank == fact.rank), None)
+        return "oom" if worker is not None and was_out_of_memory(worker, record) else "died"
+
+    def number(self, local_rank: int) -> int:
+        """Returns the rank of a worker of the current attempt among all workers."""
+        worker = self._attempts[-1].workers.get(local_rank) if self._attempts else None
+        return local_rank if worker is None else worker.rank
+
     @property
     def alive(self) -> int:
         """How many workers of the current attempt were ordered and are not known to have ended."""
-        if not self._attempts:
-            return 0
-        workers = self._attempts[-1].workers.values()
-        return sum(1 for each in workers if each.live)
+        return self._attempts[-1].alive if self._attempts else 0
+
+    def latest(self) -> AttemptRecord | None:
+        """Returns what is known of the current attempt; reads as `records` does."""
+        return self._attempts[-1].record(self._hide) if self._attempts else None
 
     def records(self) -> list[AttemptRecord]:
         """Returns what is known of every attempt; reads the error files of workers that failed."""

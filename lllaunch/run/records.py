@@ -9,11 +9,13 @@ from lllaunch.linux.oom import UNKNOWN, Memory
 
 if TYPE_CHECKING:
     from lllaunch.spawner.facts import Died, Exited, Leftover, PreloadBroken, Started, StartFailed
+    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.stacks.facts import Blame, RankStack
 
 
 @dataclass(frozen=True)
 class SentSignal:
-    """A signal that the launcher sent to a worker.
+    """A signal that the launcher sent to a worker, or to a process below it.
 
     Attributes:
         signum: its number.
@@ -48,12 +50,14 @@ class WorkerFiles:
         stdout: file of its standard output.
         stderr: file of its standard error.
         error: its error.json.
+        stacks: its stacks.txt, if that was written.
     """
 
     directory: str = ""
     stdout: str = ""
     stderr: str = ""
     error: str = ""
+    stacks: str = ""
 
 
 NOWHERE = WorkerFiles()
@@ -106,6 +110,10 @@ class AttemptRecord:
         broken: the fact that a preload failed, or None.
         leftovers: processes that its workers left behind.
         stuck: whether workers were found to hang in the kernel.
+        finding: what the watchdog found first while the attempt ran, or None.
+        fired_ns: when that was, nanoseconds since the epoch.
+        stacks: where the workers stood then, as far as that could be found out.
+        blame: who hung then and who waited, or None if nobody could look.
     """
 
     number: int
@@ -121,3 +129,7 @@ class AttemptRecord:
     broken: PreloadBroken | None = None
     leftovers: tuple[Leftover, ...] = ()
     stuck: bool = False
+    finding: Finding | None = None
+    fired_ns: int = 0
+    stacks: tuple[RankStack, ...] = ()
+    blame: Blame | None = None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lllaunch.run.causes import Cause
+    from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import (
         AttemptOutcome,
         ReturnValue,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         WorkerOutcome,
     )
     from lllaunch.run.postmortem import Explanation
+    from lllaunch.watchdog.stacks.facts import RankStack
 
 VERSION = 1
 """Version of result.json's schema; grows when a field changes its meaning."""
@@ -53,6 +55,7 @@ def render_result(
         "state": outcome.state,
         "exit_code": outcome.exit_code,
         "signal": signal_name(outcome.signum) if outcome.signum is not None else None,
+        "limit": None if outcome.limit is None else _cause(outcome.limit),
         "error": outcome.error or None,
         "run_id": outcome.run_id,
         "plan_hash": outcome.plan_hash,
@@ -115,6 +118,29 @@ def _root(root: RootCause | None, directory: str) -> dict[str, Any] | None:
         "explanation": _explanation(root.explanation),
         "traceback": root.traceback or None,
         "stderr": _path(root.files.stderr, directory),
+        "hang": None if root.hang is None else _hang(root.hang, directory),
+    }
+
+
+def _hang(hang: Hang, directory: str) -> dict[str, Any]:
+    return {
+        "finding": _cause(hang.finding),
+        "time": _time(hang.time_ns),
+        "since": _time(hang.since_ns),
+        "hung": list(hang.hung),
+        "waiting": list(hang.waiting),
+        "stacks": [_stack(rank, stack, directory) for rank, stack in hang.stacks.items()],
+    }
+
+
+def _stack(rank: int, stack: RankStack, directory: str) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "path": _path(stack.path, directory),
+        "source": stack.source or None,
+        "state": stack.state or None,
+        "wchan": stack.wchan or None,
+        "frames": [dataclasses.asdict(frame) for frame in stack.frames],
     }
 
 
@@ -151,13 +177,17 @@ def _worker(worker: WorkerOutcome, directory: str) -> dict[str, Any]:
         "stdout": _path(files.stdout, directory),
         "stderr": _path(files.stderr, directory),
         "error_file": _path(files.error, directory) if worker.traceback else None,
+        "stacks": _path(files.stacks, directory),
     }
 
 
 def _fate(fate: Fate) -> dict[str, Any]:
     """Returns the fields that only some fates have."""
     if isinstance(fate, Ended):
-        return {"signals_sent": [signal_name(signum) for signum in fate.sent]}
+        return {
+            "signals_sent": [signal_name(signum) for signum in fate.sent],
+            "waited_for": list(fate.waited_for),
+        }
     if isinstance(fate, Lost):
         return {"why": fate.why}
     if isinstance(fate, Failed):

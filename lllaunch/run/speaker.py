@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, RunOutcome
 
 
@@ -20,15 +21,27 @@ class Speaker(Protocol):
         """An attempt begins."""
 
     def restarting(
-        self, attempt: int, root: RootCause | None, restart: int, of: int | None
+        self, attempt: int, root: RootCause | None, restart: int, of: int | None, wait: float = 0.0
     ) -> None:
-        """A failed attempt is followed by another one."""
+        """A failed attempt is followed by another one, after ``wait`` seconds."""
 
     def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
         """A signal came; the workers get it, and SIGKILL after ``grace`` seconds."""
 
     def killing(self, signum: int | None, workers: int) -> None:
         """Workers are killed: a second signal came, or the grace period is over."""
+
+    def fired(self, hang: Hang) -> None:
+        """The watchdog found something; now it is looked where the workers stand."""
+
+    def stacks_taken(self, hang: Hang) -> None:
+        """It was written down where the workers stand."""
+
+    def process_signalled(self, rank: int, pid: int, signum: int) -> None:
+        """A process gets the signal that its timer asks for."""
+
+    def ending(self, signum: int, workers: int, grace: float) -> None:
+        """The workers are asked to end for what the watchdog found, and killed after ``grace``."""
 
     def warning(self, text: str) -> None:
         """Something went wrong that does not end the run."""

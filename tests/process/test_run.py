@@ -239,7 +239,7 @@ def test_signal_to_the_launcher_is_forwarded_and_decides_the_exit_code(run: Run)
     assert run.fates() == ["ended"]
     assert run.result["signal"] == "SIGTERM"
     assert run.result["attempts"][0]["state"] == "stopped"
-    assert "SIGTERM received, forwarded to 1 worker; SIGKILL follows in 1 min 00 s" in run.text
+    assert "SIGTERM received, forwarded to 1 worker; SIGKILL follows in 1 min" in run.text
     assert "lllaunch: ended by SIGTERM after " in run.text
     assert "    rank 0  ended by the launcher (SIGTERM)\n" in run.text
 

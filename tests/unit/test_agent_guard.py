@@ -81,7 +81,7 @@ def test_an_attempt_that_takes_too_long_is_ended_after_its_stacks_were_taken(pla
     (taken,) = [item for item in agent.seen if isinstance(item, v.StacksTaken)]
     assert [stack.rank for stack in taken.stacks] == [0, 1]
     assert Collector.made[0].workers == {0: 7, 1: 8}
-    assert "limited to 1 min 00 s" in Collector.made[0].heading
+    assert "limited to 1 min" in Collector.made[0].heading
 
 
 def test_stacks_that_do_not_come_are_not_waited_for(

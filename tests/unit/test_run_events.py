@@ -7,16 +7,21 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lllaunch.agent.vocabulary import SignalProcess, StacksTaken, WatchdogFired
 from lllaunch.multiprocessing.std import Std
 from lllaunch.run.events import EventLog, encode, isoformat
 from lllaunch.run.redact import Redactor
 from lllaunch.spawner.facts import Exited, Leftover, Swept
 from lllaunch.spawner.targets import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.timer.reading import Rejected
+from lllaunch.watchdog.findings import TimerExpired
+from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
 
 if TYPE_CHECKING:
     from lllaunch.errors import OutputError
@@ -44,6 +49,44 @@ def test_a_fact_is_one_line_with_its_own_time_first():
         ("pid", 42),
         ("exitcode", -9),
     ]
+
+
+def test_a_finding_is_told_with_its_type():
+    fired = WatchdogFired(
+        TimerExpired(1, 77, "sync", 10.0, 9), "hang", asked=SignalProcess(1, 77, 9)
+    )
+    line = json.loads(encode(fired, AT))
+    assert line["type"] == "WatchdogFired"
+    assert line["finding"] == {
+        "type": "TimerExpired",
+        "rank": 1,
+        "pid": 77,
+        "scope": "sync",
+        "after": 10.0,
+        "signum": 9,
+    }
+    assert (line["kind"], line["asked"]["pid"]) == ("hang", 77)
+
+
+def test_example_in_the_docs_is_what_is_written():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
+    (example,) = [line for line in page.read_text().splitlines() if line.startswith('{"time"')]
+    finding = TimerExpired(1, 4711, "train.py#40", 10.0, 9)
+    fired = WatchdogFired(finding, "hang", asked=SignalProcess(1, 4711, 9))
+    assert encode(fired, json.loads(example)["time_ns"]).decode() == f"{example}\n"
+
+
+def test_stacks_are_told_down_to_their_frames():
+    stack = RankStack(0, "/run/s", (Frame("/a/x.py", 3, "f"),), "S", "", "py-spy")
+    line = json.loads(encode(StacksTaken((stack,), Blame((0,))), AT))
+    assert line["stacks"][0]["frames"][0]["function"] == "f"
+    assert line["blame"]["hung"] == [0]
+
+
+def test_a_named_tuple_is_told_by_its_fields():
+    line = json.loads(encode(Rejected(7, "it has no pid", "{}"), AT))
+    assert line["type"] == "Rejected"
+    assert (line["pid"], line["reason"], line["text"]) == (7, "it has no pid", "{}")
 
 
 def test_an_event_without_time_gets_the_time_it_was_seen():

@@ -25,6 +25,7 @@ from lllaunch.run.causes import (
 )
 from lllaunch.run.excerpts import clean, clean_lines, read_error, tail
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
+from lllaunch.run.hang import Hang
 from lllaunch.run.host import host_facts
 from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
@@ -32,6 +33,8 @@ from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
 from lllaunch.run.returns import INLINE_LIMIT, find_return_value
 from lllaunch.spawner.facts import Leftover
+from lllaunch.watchdog.findings import TimedOut, TimerExpired
+from lllaunch.watchdog.stacks.facts import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 
@@ -49,7 +52,7 @@ def test_failed_run():
             0, 0, Victim(ExitedNonZero(1), T0 + 5, 500_000_000), exitcode=1, traceback="T"
         ),
         WorkerOutcome(1, 1, Failed(cause, T0, why), files, 7, -11, T0, T0 + 10**9, 4096, 0.5),
-        WorkerOutcome(2, 2, Ended(9, -9, (15, 9)), exitcode=-9),
+        WorkerOutcome(2, 2, Ended(9, -9, (15, 9), waited_for=(1,)), exitcode=-9),
         WorkerOutcome(3, 3, Lost()),
         WorkerOutcome(4, 4, NotStarted()),
         WorkerOutcome(5, 5, Succeeded(), exitcode=0),
@@ -81,6 +84,7 @@ def test_failed_run():
         "explanation": {"suspect": "itself", "sure": "likely", "text": "A bug."},
         "traceback": None,
         "stderr": "attempt_0/1/stderr.log",
+        "hang": None,
     }
     (told,) = found["attempts"]
     assert (told["directory"], told["state"]) == ("attempt_0", "failed")
@@ -95,6 +99,62 @@ def test_failed_run():
     assert (failed["stdout"], failed["stderr"]) == (None, "attempt_0/1/stderr.log")
     assert (failed["max_rss"], failed["cpu_seconds"]) == (4096, 0.5)
     assert (ended["signals_sent"], ended["signal"]) == (["SIGTERM", "SIGKILL"], "SIGKILL")
+    assert ended["waited_for"] == [1]
+
+
+def test_hang_is_told_with_where_the_workers_stood():
+    frames = (Frame("/a/train.py", 40, "sync", "all_reduce(x)"),)
+    path = "/run/attempt_0/0/stacks.txt"
+    finding = TimerExpired(0, 77, "sync", 10.0, 9)
+    hang = Hang(
+        finding,
+        T0,
+        T0 - 10**10,
+        named=(4,),
+        hung=(5,),
+        waiting=(4,),
+        stacks={4: RankStack(0, path, frames, "S", "futex", "faulthandler"), 5: RankStack(1)},
+    )
+    files = WorkerFiles("/run/attempt_0/0", stacks=path)
+    root = RootCause(0, 5, 1, finding, T0, hang=hang)
+    attempt = AttemptOutcome(
+        0, 0, "/run/attempt_0", "failed", T0, T0, (WorkerOutcome(0, 4, Lost(), files),), root
+    )
+    found = document(
+        RunOutcome("failed", 4, "/run", attempts=(attempt,), root_cause=root, limit=TimedOut(60.0))
+    )
+    cause = {
+        "type": "TimerExpired",
+        "text": "hung: its timer 'sync' ran out after 10 s",
+        "rank": 0,
+        "pid": 77,
+        "scope": "sync",
+        "after": 10.0,
+        "signum": 9,
+    }
+    assert found["root_cause"]["cause"] == cause
+    frame = {"file": "/a/train.py", "line": 40, "function": "sync", "code": "all_reduce(x)"}
+    nothing = {"rank": 5, "path": None, "source": None, "state": None, "wchan": None, "frames": []}
+    assert found["root_cause"]["hang"] == {
+        "finding": cause,
+        "time": "2023-11-14T22:13:20.000000Z",
+        "since": "2023-11-14T22:13:10.000000Z",
+        "hung": [5],
+        "waiting": [4],
+        "stacks": [
+            {
+                "rank": 4,
+                "path": "attempt_0/0/stacks.txt",
+                "source": "faulthandler",
+                "state": "S",
+                "wchan": "futex",
+                "frames": [frame],
+            },
+            nothing,
+        ],
+    }
+    assert found["attempts"][0]["workers"][0]["stacks"] == "attempt_0/0/stacks.txt"
+    assert found["limit"]["text"] == "took too long: the attempt is limited to 1 min"
 
 
 def test_signal_and_own_error_are_told():

@@ -1,0 +1,264 @@
+"""How a finding of the watchdog reads: during the run in one line, in the report with the stacks.
+
+Pure. Imported only when something was found.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lllaunch.console.lines import Line
+from lllaunch.console.places import frame_text, place_text, printable, shortened
+from lllaunch.console.wording import ranks, shown_path, wrapped
+from lllaunch.run.fates import Lost
+from lllaunch.units import duration
+from lllaunch.watchdog.findings import (
+    Finding,
+    HeartbeatLost,
+    OverMemory,
+    TimedOut,
+    TimerExpired,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from lllaunch.run.hang import Hang
+    from lllaunch.run.outcome import RootCause, WorkerOutcome
+    from lllaunch.watchdog.stacks.facts import RankStack
+
+_SCOPE = 60
+_GROUPS = 8
+_UNKNOWN = "at an unknown place"
+
+
+def _finding_text(finding: Finding, cwd: str) -> str:
+    """Returns a finding as the predicate of a sentence about the workers that it names."""
+    if isinstance(finding, TimerExpired):
+        finding = replace(finding, scope=_scope(finding, cwd))
+    return str(finding)
+
+
+def _scope(finding: TimerExpired, cwd: str) -> str:
+    """Returns the name of a timer, which by default is the place that set it."""
+    return shortened(finding.scope.removeprefix(cwd.rstrip("/") + "/"), _SCOPE)
+
+
+def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
+    """Returns what was found as the predicate of a sentence about those who hang, or about all.
+
+    Args:
+        hang: what was found.
+        cwd: directory that paths below it are shown relative to.
+        when: whether to say since when, in local time.
+    """
+    since = f" ({_moment(hang)})" if when and hang.since_ns is not None else ""
+    return f"{_predicate(hang, cwd)}{since}"
+
+
+def _predicate(hang: Hang, cwd: str) -> str:
+    finding = hang.finding
+    if not hang.blamed or set(hang.blamed) <= set(hang.named):
+        return _finding_text(finding, cwd)
+    # Who hangs is not who was noticed: that one only waited.
+    noticed = ranks(hang.named)
+    if isinstance(finding, TimerExpired):
+        scope = _scope(finding, cwd)
+        return f"hung: the timer {scope!r} of {noticed} ran out after {duration(finding.after)}"
+    if isinstance(finding, HeartbeatLost):
+        return f"hung: no heartbeat of {noticed} for {duration(finding.seconds)}"
+    return f"hung: {noticed} {_finding_text(finding, cwd)}"
+
+
+def _moment(hang: Hang) -> str:
+    since = time.localtime((hang.since_ns or 0) / 1e9)
+    same_day = since[:3] == time.localtime(hang.time_ns / 1e9)[:3]
+    text = time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", since)
+    return f"set at {text}" if isinstance(hang.finding, TimerExpired) else f"since {text}"
+
+
+def whose(numbers: Iterable[int]) -> str:
+    """Returns ``rank 1``, ``ranks 0-2``, or for none ``all workers``."""
+    numbers = tuple(numbers)
+    return ranks(numbers) if numbers else "all workers"
+
+
+# During the run
+
+
+def fired_text(hang: Hang, cwd: str) -> str:
+    """Returns in one line what the watchdog found; arguments as for `hang_text`."""
+    return f"{whose(hang.blamed)} {hang_text(hang, cwd)}"
+
+
+def located_text(hang: Hang, cwd: str) -> str:
+    """Returns in one line who hangs and where; an empty string if nothing is known.
+
+    Args:
+        hang: what was found, with stacks.
+        cwd: directory that paths below it are shown relative to.
+    """
+    parts: list[str] = []
+    groups = _by_place(hang, hang.hung or hang.stacks, cwd)
+    if len(groups) == 1 and (hang.hung or len(hang.stacks) > 1):
+        (place, members), *_ = groups.items()
+        if place:
+            verb = "is" if len(members) == 1 else "are"
+            parts.append(f"{whose(members if hang.hung else ())} {verb} {place}")
+    elif len(hang.hung) > 1:
+        parts.append(f"{ranks(hang.hung)} hang")
+    if hang.waiting and hang.hung:
+        verb, whom = ("waits" if len(hang.waiting) == 1 else "wait"), _them(hang.hung)
+        parts.append(f"{ranks(hang.waiting)} {verb} for {whom if parts else ranks(hang.hung)}")
+    files = _files(hang, cwd)
+    if files:
+        parts.append(f"stacks in {files}")
+    return "; ".join(parts)
+
+
+def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
+    """Returns the ranks by the place where they stand, in order; an empty text for not known."""
+    groups: dict[str, list[int]] = {}
+    for rank in members:
+        stack = hang.stacks.get(rank)
+        groups.setdefault(place_text(stack, cwd) if stack else "", []).append(rank)
+    return groups
+
+
+def _them(members: Sequence[int]) -> str:
+    return "it" if len(members) == 1 else "them"
+
+
+def _files(hang: Hang, cwd: str) -> str:
+    paths = [stack.path for stack in hang.stacks.values() if stack.path]
+    if len(paths) < 2:
+        return shown_path(paths[0], cwd) if paths else ""
+    directory, name = os.path.split(paths[0])
+    return shown_path(os.path.join(os.path.dirname(directory), "*", name), cwd)
+
+
+# In the report
+
+
+def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> Iterator[Line]:
+    """Yields what is known beyond the line of the root cause.
+
+    Args:
+        root: the root cause, with a hang.
+        workers: those of its attempt.
+        cwd: directory that paths below it are shown relative to.
+    """
+    hang = root.hang
+    assert hang is not None
+    if not root.of_watchdog:
+        after = duration(max(0, hang.time_ns - root.time_ns) / 1e9)
+        yield Line("")
+        yield from wrapped(f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}")
+    yield from wrapped(_hint(hang.finding))
+    yield from _conditions(hang, workers)
+    if hang.stacks:
+        yield Line("")
+        yield from _places(hang, cwd)
+        files = _files(hang, cwd)
+        if files:
+            yield Line(f"    All stacks: {files}")
+
+
+def _hint(finding: Finding) -> str:
+    """Returns which limit was reached, where the finding does not say enough."""
+    if isinstance(finding, TimedOut):
+        name = "timeout" if finding.what == "attempt" else "run_timeout"
+        return f"The limit is launch.watchdog.{name}."
+    if isinstance(finding, OverMemory):
+        return (
+            "The limit is launch.watchdog.memory, for a worker and all processes below it together."
+        )
+    return ""
+
+
+def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Line]:
+    """Yields what the kernel said of those that could not run."""
+
+    def subject(members: Sequence[int], one: str, several: str) -> str:
+        if tuple(members) == hang.blamed and len(members) == 1:
+            return f"It {one}"
+        name = ranks(members)
+        return f"{name[:1].upper()}{name[1:]} {one if len(members) == 1 else several}"
+
+    if hang.asleep:
+        stacks = [hang.stacks[rank] for rank in hang.asleep if rank in hang.stacks]
+        names = sorted({printable(stack.wchan, _SCOPE) for stack in stacks if stack.wchan})
+        where = f" ({', '.join(names)})" if names else ""
+        yield from wrapped(
+            f"{subject(hang.asleep, 'was', 'were')} in uninterruptible sleep in the kernel{where}: "
+            "a file system or a device did not answer."
+        )
+    if hang.stopped:
+        yield from wrapped(
+            f"{subject(hang.stopped, 'was', 'were')} stopped by a signal (SIGSTOP, Ctrl-Z, a "
+            "debugger), and nobody let it go on (kill -CONT)."
+        )
+    for worker in workers:
+        if worker.rank in hang.blamed and worker.fate == Lost("kernel"):
+            who = subject((worker.rank,), "still hangs", "")
+            yield from wrapped(f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
+
+
+def _places(hang: Hang, cwd: str) -> Iterator[Line]:
+    if not hang.hung:
+        yield from _all_places(hang, cwd)
+        return
+    yield from _frames_of(hang, hang.hung, cwd)
+    whom = _them(hang.hung)
+    for place, members in _cut(_by_place(hang, hang.waiting, cwd)):
+        yield Line(f"    {_capital(members)} waited for {whom} {place}".rstrip())
+    others = [rank for rank in hang.stacks if rank not in hang.hung + hang.waiting]
+    for place, members in _cut(_by_place(hang, others, cwd)):
+        yield Line(f"    {_capital(members)} {_was(members)} {place or _UNKNOWN}")
+
+
+def _all_places(hang: Hang, cwd: str) -> Iterator[Line]:
+    groups = _by_place(hang, hang.stacks, cwd)
+    if len(groups) == 1:
+        yield from _frames_of(hang, tuple(hang.stacks), cwd)
+        return
+    nobody = "" if isinstance(hang.finding, TimedOut) else "Nobody stands out. "
+    yield Line(f"    {nobody}Where the workers were:")
+    shown = list(_cut(groups))
+    width = max(len(ranks(members)) for _, members in shown)
+    for place, members in shown:
+        yield Line(f"      {ranks(members):<{width}}  {place or _UNKNOWN}")
+    if len(groups) > len(shown):
+        yield Line("      and others elsewhere, see their stacks")
+
+
+def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[Line]:
+    """Yields the calls of some ranks, those in the same place together."""
+    for place, together in _cut(_by_place(hang, members, cwd)):
+        stack: RankStack | None = hang.stacks.get(together[0])
+        name = _capital(together)
+        if stack is None or not stack.frames:
+            # That they could not run has been said.
+            if not set(together) <= {*hang.asleep, *hang.stopped}:
+                yield Line(f"    {name} {_was(together)} {place or _UNKNOWN}")
+            continue
+        verb = _was(together)
+        yield Line(f"    {name} {verb} here (innermost call first):")
+        yield from (Line(f"      {frame_text(frame, cwd)}", "quote") for frame in stack.frames)
+
+
+def _cut(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
+    largest = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return largest[:_GROUPS]
+
+
+def _capital(members: Sequence[int]) -> str:
+    name = ranks(members)
+    return f"{name[:1].upper()}{name[1:]}"
+
+
+def _was(members: Sequence[int]) -> str:
+    return "was" if len(members) == 1 else "were"

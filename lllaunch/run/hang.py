@@ -1,0 +1,110 @@
+"""What the watchdog found in an attempt, in terms of ranks among all workers. Pure.
+
+Imported only when something was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lllaunch.watchdog.findings import (
+    Finding,
+    HeartbeatLost,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+    suspects,
+)
+
+if TYPE_CHECKING:
+    from lllaunch.run.records import AttemptRecord
+    from lllaunch.watchdog.stacks.facts import RankStack
+
+_STOPPED = "Tt"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What the watchdog found, and where the workers stood then.
+
+    All ranks but those within ``finding`` and the stacks are ranks among all workers.
+
+    Attributes:
+        finding: what it found; its ranks are local.
+        time_ns: when, nanoseconds since the epoch.
+        since_ns: when that had begun, where the finding tells; nanoseconds since the epoch.
+        named: ranks that the finding names; none if it is about all.
+        hung: those that hang by themselves, as far as can be told.
+        waiting: those that only wait for them.
+        asleep: those in uninterruptible sleep.
+        stopped: those that a signal stopped.
+        stacks: where they stood, by rank; empty if that is not known.
+    """
+
+    finding: Finding
+    time_ns: int
+    since_ns: int | None = None
+    named: tuple[int, ...] = ()
+    hung: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    asleep: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    stacks: Mapping[int, RankStack] = field(default_factory=dict)
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """Ranks that the attempt failed because of; none if all did, or nobody can tell.
+
+        When time is over, all have taken it: who happens not to wait at that moment need not hang.
+        """
+        return () if isinstance(self.finding, TimedOut) else self.hung
+
+
+def hang_of(record: AttemptRecord) -> Hang | None:
+    """Returns what the watchdog found in an attempt, None if it found nothing."""
+    finding = record.finding
+    if finding is None:
+        return None
+    numbers = {worker.local_rank: worker.rank for worker in record.workers}
+
+    def among_all(local_ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(numbers.get(rank, rank) for rank in local_ranks))
+
+    stacks = {numbers.get(stack.rank, stack.rank): stack for stack in record.stacks}
+    asleep = {rank for rank, stack in stacks.items() if stack.state == "D"}
+    stopped = {rank for rank, stack in stacks.items() if stack.state and stack.state in _STOPPED}
+    if isinstance(finding, Stalled):
+        asleep.update(among_all(finding.asleep))
+        stopped.update(among_all(finding.stopped))
+    seconds = _seconds(finding)
+    blame = record.blame
+    hung = blame.hung if blame is not None and blame.hung else _without_stacks(finding)
+    return Hang(
+        finding=finding,
+        time_ns=record.fired_ns,
+        since_ns=None if seconds is None else record.fired_ns - int(seconds * 1e9),
+        named=among_all(suspects(finding)),
+        hung=among_all(hung),
+        waiting=among_all(blame.waiting) if blame is not None else (),
+        asleep=tuple(sorted(asleep)),
+        stopped=tuple(sorted(stopped)),
+        stacks=dict(sorted(stacks.items())),
+    )
+
+
+def _seconds(finding: Finding) -> float | None:
+    """Returns for how long it had been so, where the finding tells."""
+    if isinstance(finding, (Stalled, HeartbeatLost)):
+        return finding.seconds
+    return finding.after if isinstance(finding, TimerExpired) else None
+
+
+def _without_stacks(finding: Finding) -> tuple[int, ...]:
+    """Returns who hangs as far as the finding alone tells: local ranks."""
+    found = suspects(finding)
+    if isinstance(finding, Stalled) and finding.scope == "group" and len(found) > 1:
+        # All had to do nothing: one may hang and the others wait for it.
+        return ()
+    return found

@@ -1,0 +1,482 @@
+"""What the user reads of a hang, a time limit or a memory limit: expected texts, from records."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from textwrap import dedent
+
+import pytest
+
+from lllaunch.console.hang import fired_text, located_text
+from lllaunch.console.places import frame_text, place_text, printable
+from lllaunch.console.report import failure_text, report_lines
+from lllaunch.run.hang import Hang, hang_of
+from lllaunch.run.judge import judge_attempt
+from lllaunch.run.outcome import Excerpt, RootCause, summarize
+from lllaunch.run.records import (
+    AttemptRecord,
+    SentSignal,
+    WorkerError,
+    WorkerFiles,
+    WorkerRecord,
+)
+from lllaunch.spawner.facts import Exited, Started
+from lllaunch.watchdog.findings import (
+    Finding,
+    HeartbeatLost,
+    OverMemory,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+)
+from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S  # 22:13:20 in UTC
+HOME = "/home/ada/net"
+RUN = f"{HOME}/run"
+TORCH = "/home/ada/net/.venv/lib/python3.11/site-packages/torch/distributed"
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+REDUCES = (
+    Frame(f"{TORCH}/distributed_c10d.py", 2806, "all_reduce", "work.wait()"),
+    Frame(f"{TORCH}/c10d_logger.py", 83, "wrapper"),
+    Frame(f"{HOME}/train.py", 41, "sync", "dist.all_reduce(grad)"),
+    Frame(f"{HOME}/train.py", 77, "main"),
+)
+SLEEPS = (
+    Frame(f"{HOME}/train.py", 40, "sync", "time.sleep(1000)"),
+    Frame(f"{HOME}/train.py", 77, "main"),
+)
+
+
+def stack(rank: int, frames=REDUCES, state="S", wchan="", path=True) -> RankStack:
+    return RankStack(
+        rank, f"{RUN}/attempt_0/{rank}/stacks.txt" if path else "", frames, state, wchan
+    )
+
+
+def worker(rank: int, exitcode: int | None = -15, **more) -> WorkerRecord:
+    path = f"{RUN}/attempt_0/{rank}"
+    more.setdefault("files", WorkerFiles(path, stderr=f"{path}/stderr.log"))
+    more.setdefault("sent", (SentSignal(15, T0 + 601 * S),))
+    exited = None if exitcode is None else Exited(rank, 100 + rank, exitcode, T0 + 602 * S)
+    return WorkerRecord(rank, rank, started=Started(rank, 100 + rank, T0), exited=exited, **more)
+
+
+def hung(finding: Finding, stacks=(), blame: Blame | None = None, *workers: WorkerRecord):
+    workers = workers or tuple(worker(rank) for rank in range(4))
+    return AttemptRecord(
+        number=0,
+        restart_count=0,
+        path=f"{RUN}/attempt_0",
+        started_ns=T0,
+        ended_ns=T0 + 603 * S,
+        workers=workers,
+        finding=finding,
+        fired_ns=T0 + 600 * S,
+        stacks=tuple(stacks),
+        blame=blame,
+    )
+
+
+def shown(record: AttemptRecord, reason="hang", excerpt: Excerpt | None = None, **more) -> str:
+    outcome = summarize(
+        [judge_attempt(record)],
+        directory=RUN,
+        run_id="",
+        plan_hash="",
+        started_ns=T0,
+        ended_ns=T0 + 612 * S,
+        reason=reason,
+        **more,
+    )
+    outcome = replace(outcome, excerpt=excerpt)
+    return "".join(f"{line.text}\n" for line in report_lines(outcome, HOME))
+
+
+def expected(text: str) -> str:
+    return dedent(text).lstrip("\n")
+
+
+def hang(record: AttemptRecord) -> Hang:
+    found = hang_of(record)
+    assert found is not None
+    return found
+
+
+STALL = Stalled((0, 1, 2, 3), 600.0)
+FOUR = (stack(0), stack(1, SLEEPS), stack(2), stack(3))
+ONE = Blame((1,), (0, 2, 3))
+
+
+# The report
+
+
+def test_one_of_four_stalled():
+    excerpt = Excerpt(f"{RUN}/attempt_0/1/stderr.log", ("epoch 3", "syncing"))
+    assert shown(hung(STALL, FOUR, ONE), excerpt=excerpt) == expected(
+        """
+        lllaunch: FAILED after 10 min 12 s (exit code 4)
+
+          Root cause: rank 1 (attempt 0) stalled: no output, no CPU use and no heartbeat for 10 min (since 22:13:20)
+
+            Rank 1 was here (innermost call first):
+              train.py:40 in sync: time.sleep(1000)
+              train.py:77 in main
+            Ranks 0, 2-3 waited for it in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
+            All stacks: run/attempt_0/*/stacks.txt
+
+            All of its stderr, run/attempt_0/1/stderr.log:
+            | epoch 3
+            | syncing
+
+          The other workers:
+            ranks 0, 2-3  only waited for rank 1; ended by the launcher (SIGTERM)
+
+          Logs: run/attempt_0
+        """  # noqa: E501 - as it is shown
+    )
+
+
+def test_nobody_stands_out():
+    stacks = (stack(0), stack(1), stack(2, SLEEPS), stack(3, (), "", ""))
+    assert shown(hung(STALL, stacks, Blame())) == expected(
+        """
+        lllaunch: FAILED after 10 min 12 s (exit code 4)
+
+          Root cause: all workers (attempt 0) stalled: no output, no CPU use and no heartbeat for 10 min (since 22:13:20)
+
+            Nobody stands out. Where the workers were:
+              ranks 0-1  in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
+              rank 2     in sync (train.py:40)
+              rank 3     at an unknown place
+            All stacks: run/attempt_0/*/stacks.txt
+
+          Workers:
+            ranks 0-3  ended by the launcher (SIGTERM)
+
+          Logs: run/attempt_0
+        """  # noqa: E501 - as it is shown
+    )
+
+
+def lines_of(record: AttemptRecord, **more) -> list[str]:
+    """The lines between the root cause and what became of the workers."""
+    text = shown(record, **more)
+    found = text.partition("Root cause: ")[2]
+    return re.split("\n\n  (?! )", found)[0].splitlines()
+
+
+def test_all_in_the_same_place():
+    found = lines_of(hung(STALL, (stack(0), stack(1)), Blame(), worker(0), worker(1)))
+    assert found[2:] == [
+        "    Ranks 0-1 were here (innermost call first):",
+        "      torch/distributed/distributed_c10d.py:2806 in all_reduce",
+        "      torch/distributed/c10d_logger.py:83 in wrapper",
+        "      train.py:41 in sync: dist.all_reduce(grad)",
+        "      train.py:77 in main",
+        "    All stacks: run/attempt_0/*/stacks.txt",
+    ]
+
+
+def test_at_most_eight_places_are_listed():
+    places = [(Frame(f"{HOME}/train.py", line, "work"),) for line in range(20)]
+    stacks = [stack(rank, frames) for rank, frames in enumerate([*places, places[19]])]
+    found = lines_of(hung(STALL, stacks, Blame()))
+    # The largest group first.
+    assert found[3] == "      ranks 19-20  in work (train.py:19)"
+    assert found[10] == "      rank 6       in work (train.py:6)"
+    assert found[11] == "      and others elsewhere, see their stacks"
+
+
+def test_two_in_two_places_hang():
+    other = (Frame(f"{HOME}/load.py", 7, "load"),)
+    stacks = (stack(0), stack(1, SLEEPS), stack(2, other), stack(3))
+    found = lines_of(hung(STALL, stacks, Blame((1, 2), (0, 3))))
+    assert found[0].startswith("ranks 1-2 (attempt 0) stalled: ")
+    assert [line for line in found if "Rank" in line] == [
+        "    Rank 1 was here (innermost call first):",
+        "    Rank 2 was here (innermost call first):",
+        (
+            "    Ranks 0, 3 waited for them in all_reduce "
+            "(torch/distributed/distributed_c10d.py:2806), called at train.py:41"
+        ),
+    ]
+
+
+def test_one_in_uninterruptible_sleep_that_does_not_end():
+    stacks = (stack(0), stack(1, (), "D", "nfs_wait_bit_killable"))
+    stuck = worker(1, None, abandoned=True)
+    found = lines_of(hung(Stalled((0, 1), 600.0), stacks, Blame((1,), (0,)), worker(0), stuck))
+    assert found[1:5] == [
+        "    It was in uninterruptible sleep in the kernel (nfs_wait_bit_killable): a",
+        "    file system or a device did not answer.",
+        "    It still hangs in the kernel (pid 101): SIGKILL does not end it.",
+        "",
+    ]
+    assert found[5].startswith("    Rank 0 waited for it in all_reduce")
+
+
+def test_all_in_uninterruptible_sleep():
+    stacks = [stack(rank, (), "D", "nfs_wait") for rank in range(4)]
+    text = "\n".join(lines_of(hung(replace(STALL, asleep=(0, 1, 2, 3)), stacks)))
+    assert "    Ranks 0-3 were in uninterruptible sleep in the kernel (nfs_wait): a" in text
+
+
+def test_one_that_was_stopped():
+    stacks = (stack(0), stack(1, (), "T", "do_signal_stop"))
+    found = lines_of(hung(Stalled((0, 1), 600.0), stacks, Blame((1,), (0,)), worker(0), worker(1)))
+    assert found[1:3] == [
+        "    It was stopped by a signal (SIGSTOP, Ctrl-Z, a debugger), and nobody let it",
+        "    go on (kill -CONT).",
+    ]
+
+
+def test_timer_of_one_that_hung():
+    finding = TimerExpired(1, 101, f"{HOME}/train.py#40", 10.0, 9)
+    assert lines_of(hung(finding, FOUR, ONE))[0] == (
+        "rank 1 (attempt 0) hung: its timer 'train.py#40' ran out after 10 s (set at 22:23:10)"
+    )
+
+
+def test_timer_of_one_that_only_waited():
+    finding = TimerExpired(0, 100, f"{HOME}/train.py#41", 10.0, 9)
+    assert lines_of(hung(finding, FOUR, ONE))[0] == (
+        "rank 1 (attempt 0) hung: the timer 'train.py#41' of rank 0 ran out after 10 s"
+        " (set at 22:23:10)"
+    )
+
+
+def test_heartbeats_of_those_that_only_waited():
+    found = lines_of(hung(HeartbeatLost((0, 2, 3), 30.0), FOUR, ONE))
+    assert found[0] == (
+        "rank 1 (attempt 0) hung: no heartbeat of ranks 0, 2-3 for 30 s (since 22:22:50)"
+    )
+
+
+def test_stall_of_one_that_only_waited():
+    found = lines_of(hung(Stalled((0,), 60.0, "rank"), FOUR, ONE))
+    assert found[0] == (
+        "rank 1 (attempt 0) hung: rank 0 stalled: no output, no CPU use and no heartbeat for "
+        "1 min (since 22:22:20)"
+    )
+
+
+def test_stall_that_began_on_another_day():
+    assert "(since 2023-11-13 22:23:20)" in lines_of(hung(Stalled((0, 1), 86400.0)))[0]
+
+
+@pytest.mark.parametrize(("what", "name"), [("attempt", "timeout"), ("run", "run_timeout")])
+def test_time_is_over(what, name):
+    found = shown(hung(TimedOut(3600.0, what), FOUR, ONE), reason="timeout")
+    assert found == expected(
+        f"""
+        lllaunch: FAILED after 10 min 12 s (exit code 4)
+
+          Root cause: all workers (attempt 0) took too long: the {what} is limited to 1 h
+            The limit is launch.watchdog.{name}.
+
+            Rank 1 was here (innermost call first):
+              train.py:40 in sync: time.sleep(1000)
+              train.py:77 in main
+            Ranks 0, 2-3 waited for it in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
+            All stacks: run/attempt_0/*/stacks.txt
+
+          Workers:
+            ranks 0-3  ended by the launcher (SIGTERM)
+
+          Logs: run/attempt_0
+        """  # noqa: E501 - as it is shown
+    )
+
+
+def test_time_is_over_and_nobody_waits_for_anybody():
+    found = lines_of(hung(TimedOut(60.0), FOUR, Blame()), reason="timeout")
+    assert found[3] == "    Where the workers were:"
+
+
+def test_too_much_memory():
+    found = lines_of(hung(OverMemory(1, 9 << 30, 8 << 30), FOUR[:2], Blame((1,))), reason="oom")
+    assert found[:7] == [
+        "rank 1 (attempt 0) used too much memory: 9.0 GiB, the limit is 8.0 GiB",
+        "    The limit is launch.watchdog.memory, for a worker and all processes below it",
+        "    together.",
+        "",
+        "    Rank 1 was here (innermost call first):",
+        "      train.py:40 in sync: time.sleep(1000)",
+        "      train.py:77 in main",
+    ]
+    assert found[7].startswith("    Rank 0 was in all_reduce (")
+
+
+def test_one_that_failed_and_then_hung():
+    error = WorkerError("ValueError: bad", "Traceback\nValueError: bad", T0 + 5 * S)
+    found = shown(hung(STALL, FOUR[:2], Blame((1,), (0,)), worker(0), worker(1, error=error)))
+    text = """
+  Root cause: rank 1 (attempt 0) raised ValueError: bad
+
+    Traceback
+    ValueError: bad
+
+    The watchdog ended the attempt 9 min 55 s later: rank 1 stalled: no output,
+    no CPU use and no heartbeat for 10 min
+
+    Rank 1 was here (innermost call first):
+"""
+    assert text in found
+    assert "rank 0  ended by the launcher (SIGTERM) after the root cause" in found
+
+
+def test_run_s_time_was_over_between_two_attempts():
+    failed = replace(hung(STALL, (), None, worker(0, 1, sent=())), finding=None)
+    found = shown(failed, reason="timeout", limit=TimedOut(3600.0, "run"))
+    assert "lllaunch: FAILED after 10 min 12 s (exit code 4)\n" in found
+    assert "  Root cause: rank 0 (attempt 0) exited with status 1\n" in found
+    assert (
+        "\n  The run's time limit (1 h) was over before the next attempt.\n  Logs: run/attempt_0\n"
+    ) in found
+
+
+def test_without_stacks_the_finding_is_all():
+    assert lines_of(hung(STALL)) == [
+        (
+            "all workers (attempt 0) stalled: no output, no CPU use and no heartbeat for "
+            "10 min (since 22:13:20)"
+        )
+    ]
+
+
+def test_own_stderr_on_the_console_is_not_mentioned():
+    found = shown(hung(STALL, FOUR, ONE, *(worker(rank, files=WorkerFiles()) for rank in range(4))))
+    assert "stderr" not in found
+
+
+@pytest.mark.parametrize(
+    ("finding", "blame", "text"),
+    [
+        (HeartbeatLost((1,), 30.0), None, "rank 1 hung: no heartbeat for 30 s"),
+        (
+            STALL,
+            None,
+            "all workers stalled: no output, no CPU use and no heartbeat for 10 min",
+        ),
+        (TimedOut(9.0), ONE, "all workers took too long: the attempt is limited to 9.0 s"),
+    ],
+)
+def test_failure_in_one_line(finding, blame, text):
+    root = judge_attempt(hung(finding, (), blame)).root_cause
+    assert isinstance(root, RootCause)
+    assert failure_text(root, HOME) == text
+
+
+# During the run
+
+
+@pytest.mark.parametrize(
+    ("stacks", "blame", "text"),
+    [
+        (
+            FOUR,
+            ONE,
+            (
+                "rank 1 is in sync (train.py:40); ranks 0, 2-3 wait for it; "
+                "stacks in run/attempt_0/*/stacks.txt"
+            ),
+        ),
+        (
+            (stack(0), stack(1, SLEEPS), stack(2, SLEEPS)),
+            Blame((1, 2), (0,)),
+            (
+                "ranks 1-2 are in sync (train.py:40); rank 0 waits for them; "
+                "stacks in run/attempt_0/*/stacks.txt"
+            ),
+        ),
+        (
+            (stack(0), stack(1, SLEEPS), stack(2, SLEEPS[1:])),
+            Blame((1, 2), (0,)),
+            "ranks 1-2 hang; rank 0 waits for them; stacks in run/attempt_0/*/stacks.txt",
+        ),
+        (
+            (stack(0, SLEEPS), stack(1, SLEEPS)),
+            Blame(),
+            "all workers are in sync (train.py:40); stacks in run/attempt_0/*/stacks.txt",
+        ),
+        (
+            (stack(0), stack(1, (), "D", "nfs_wait")),
+            Blame((1,), (0,)),
+            (
+                "rank 1 is in uninterruptible sleep (nfs_wait); rank 0 waits for it; "
+                "stacks in run/attempt_0/*/stacks.txt"
+            ),
+        ),
+        (
+            (stack(0), stack(1, (), "")),
+            Blame((1,), (0,)),
+            "rank 0 waits for rank 1; stacks in run/attempt_0/*/stacks.txt",
+        ),
+        ((stack(0), stack(1, SLEEPS)), Blame(), "stacks in run/attempt_0/*/stacks.txt"),
+        ((stack(3, (), ""),), Blame(), "stacks in run/attempt_0/3/stacks.txt"),
+        ((stack(0, (), "", path=False),), Blame(), ""),
+        ((), Blame(), ""),
+    ],
+)
+def test_where_to_look(stacks, blame, text):
+    assert located_text(hang(hung(STALL, stacks, blame)), HOME) == text
+
+
+def test_what_was_found_does_not_steer_the_terminal():
+    finding = TimerExpired(0, 1, "\x1b[2J" + "x" * 4000 + "\n", 10.0, 9)
+    found = fired_text(hang(hung(finding)), HOME)
+    assert found.isprintable()
+    assert found.endswith("ran out after 10 s")
+    assert len(found) < 150
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (Frame(f"{HOME}/a/b.py", 3, "f", "  x = 1"), "a/b.py:3 in f: x = 1"),
+        (Frame("/opt/b.py", 3, "f"), "/opt/b.py:3 in f"),
+        (Frame("/usr/lib/python3.11/threading.py", 320, "wait", "x"), "threading.py:320 in wait"),
+        (Frame("/usr/lib/python3/dist-packages/n/a.py", 1, "g"), "n/a.py:1 in g"),
+        (Frame("/x/lib/python3.11/site-packages/n/a.py", 1, "g"), "n/a.py:1 in g"),
+        (Frame("<frozen runpy>", 88, "_run_code", "x"), "<frozen runpy>:88 in _run_code"),
+        (Frame("/opt/\x1b[2Jb.py", 3, "f\n"), "'/opt/\\x1b[2Jb.py':3 in f\\n"),
+        (Frame("/opt/b.py", 3, "f", "a\tb\x07"), "/opt/b.py:3 in f: a b\\x07"),
+    ],
+)
+def test_frames(frame, text):
+    assert frame_text(frame, HOME) == text
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (stack(0, REDUCES[:2]), "in all_reduce (torch/distributed/distributed_c10d.py:2806)"),
+        (stack(0, (), "T"), "stopped by a signal"),
+        (stack(0, (), "t"), "stopped by a debugger"),
+        (stack(0, (), "R"), "running"),
+        (stack(0, (), "S", "do_wait"), "in the kernel (do_wait)"),
+        (stack(0, (), "S"), ""),
+        (stack(0, (), "D"), "in uninterruptible sleep"),
+    ],
+)
+def test_places(found, text):
+    assert place_text(found, HOME) == text
+
+
+def test_long_names_lose_their_middle():
+    found = printable("a" * 50 + "b" * 50, 21)
+    assert found == "aaaaaaaaa...bbbbbbbbb"
