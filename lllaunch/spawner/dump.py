@@ -18,6 +18,9 @@ import os
 import resource
 import signal
 
+# Set for workers that are watched. The others have no descriptor and no handler more than they
+# would have without lllaunch.
+WATCHED = "LLLAUNCH_WATCHED"
 # Python's names end at SIGRTMIN; the C library keeps the numbers below it to itself, and debuggers
 # and profilers take the first ones above.
 SIGNUM = int(signal.SIGRTMIN) + 15

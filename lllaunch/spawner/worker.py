@@ -18,7 +18,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lllaunch.errors import LaunchError
-from lllaunch.spawner.dump import arm
+from lllaunch.spawner.dump import WATCHED, arm
 from lllaunch.spawner.finish import finish
 from lllaunch.spawner.targets import Function, Module, Pickled, Script
 
@@ -200,7 +200,8 @@ def _record(error: BaseException) -> None:
 
 
 def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
-    arm()
+    if os.environ.get(WATCHED):
+        arm()
     before = frozenset(sys.modules) - {"__main__"}
     try:
         code = perform(action)

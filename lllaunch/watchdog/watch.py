@@ -17,6 +17,7 @@ from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
 from lllaunch.linux import proc
 from lllaunch.policies import WatchdogPolicy
+from lllaunch.spawner.dump import WATCHED
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
 from lllaunch.watchdog.scratch import Scratch
@@ -70,7 +71,9 @@ class Watch:
         self._scratch: Scratch | None = None
         self._timers: TimerService | None = None
         self._beats: mmap | None = None
-        self._environment: dict[int, dict[str, str]] = {rank: {} for rank in range(ranks)}
+        self._environment: dict[int, dict[str, str]] = {
+            rank: {WATCHED: "1"} for rank in range(ranks)
+        }
         self._pids: Callable[[], Mapping[int, int]] = dict
         self._outputs: Mapping[int, tuple[str, ...]] = {}
         self._starter = 0

@@ -16,7 +16,7 @@ from support.launching import until
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.dump import SIGNUM
+from lllaunch.spawner.dump import SIGNUM, WATCHED
 from lllaunch.spawner.facts import Exited, Fact, Started
 from lllaunch.spawner.forker import Forker
 from lllaunch.spawner.targets import Function, Program, Script, Target
@@ -44,7 +44,11 @@ class Group:
         for rank, target in enumerate(targets):
             chosen = self._script(rank, target) if isinstance(target, str) else target
             self.spawner.spawn(
-                rank, chosen, cwd=str(self.directory), env={"READY": f"ready.{rank}"}, fresh=fresh
+                rank,
+                chosen,
+                cwd=str(self.directory),
+                env={"READY": f"ready.{rank}", WATCHED: "1"},
+                fresh=fresh,
             )
         self.wait_until(lambda: len(self.pids) == len(targets))
         for rank, target in enumerate(targets):
@@ -324,7 +328,7 @@ def test_workers_of_start_method_fork(tmp_path: Path, no_pyspy: None) -> None:
 
     forker = Forker()
     try:
-        pid = forker.spawn(0, (stuck, ()), env={})
+        pid = forker.spawn(0, (stuck, ()), env={WATCHED: "1"})
         until(ready.exists, "the worker", WAIT)
         (stack,) = stacks_of({0: pid}, {})
         assert functions(stack) == ["stuck"]

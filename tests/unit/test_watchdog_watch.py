@@ -13,6 +13,7 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT
 from lllaunch.policies import WatchdogPolicy
+from lllaunch.spawner.dump import WATCHED
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage
@@ -86,7 +87,7 @@ def test_nothing_is_watched_by_default(played: list[Played]) -> None:
     watch = Played(WatchdogPolicy())
     played.append(watch)
     watch.begin()
-    assert watch.watch.environment(0) == {}
+    assert watch.watch.environment(0) == {WATCHED: "1"}
     assert watch.watch.files() == []
     assert watch.watch.next_in() is None
     assert watch.after(10**6) == []
@@ -196,7 +197,7 @@ def test_the_timer_file_may_be_chosen_and_what_an_agent_left_there_is_replaced(
     path = str(tmp_path / "timers")
     os.mkfifo(path)
     watch = Watch(WatchdogPolicy(timers=True), 1, path)
-    assert watch.environment(0) == {TIMER_FILE: path}
+    assert watch.environment(0) == {WATCHED: "1", TIMER_FILE: path}
     watch.close()
     assert not os.path.exists(path)
 
