@@ -7,6 +7,7 @@ exits with is read there when Hydra has had its way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -43,6 +44,11 @@ class Ledger:
     def __init__(self) -> None:
         self._first: JobEnded | None = None
         self._full_error = os.environ.get(_FULL_ERROR) == "1"
+        self._stderr = contextlib.ExitStack()
+
+    def begin(self) -> None:
+        """A job begins: standard error is the real one again, which the tee waits for."""
+        self._stderr.close()
 
     def note(self, ended: JobEnded, *, last: bool) -> JobEnded:
         """Notes what a failed job is about to raise; the first one decides the exit code.
@@ -51,7 +57,12 @@ class Ledger:
             ended: the exception.
             last: whether the app ends with this job, as it does without ``--multirun``.
         """
+        from lllaunch.console.stand_in import patient_stderr  # noqa: PLC0415 - after a failure only
+
         self._first = self._first or ended
+        # Hydra is about to write of the failed job, to a standard error that may be closed or full
+        self._stderr.close()
+        self._stderr.enter_context(patient_stderr())
         if last:
             # Hydra then hands the exception to its caller instead of printing it with advice on
             # stack traces, which would stand below the failure report.
@@ -67,7 +78,8 @@ class Ledger:
             What the process shall exit with; None if the app returned.
         """
         try:
-            app()
+            with self._stderr:
+                app()
         except JobEnded as ended:
             self._show(ended)
             return ended.exit_code

@@ -47,6 +47,7 @@ class Jobs:
             JobEnded: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
+        self.ledger.begin()
         with self.reporting():
             outcome = self._execute(cfg, call)
         if outcome.state == "signalled":

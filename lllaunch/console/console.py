@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.lines import Line
+from lllaunch.console.outlet import Outlet
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.units import duration
 
@@ -29,20 +30,39 @@ _STYLES = {
 }
 
 
+# Workers wait for the launcher while it talks during a run, seconds.
+_PATIENCE_S = 0.2
+# As long as the tee waits in the end, seconds.
+_LAST_PATIENCE_S = 10.0
+
+
 class Console:
     """The launcher's voice.
 
     Every message is one write of whole lines, so that it does not mix with teed output. A stream
     that was closed (``| head``) is forgotten: a training run must not end for want of a reader.
+    Nor may it stand still for one: what a stream does not take in time is left out.
 
     Args:
         stream: where messages go; standard error of the moment of writing if None.
         cwd: directory that paths are shown relative to; the working directory of now if None.
+        patience: a message waits at most so many seconds to be taken.
+        last_patience: the same for a message after which nothing else is to be done.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, cwd: str | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        cwd: str | None = None,
+        patience: float = _PATIENCE_S,
+        last_patience: float = _LAST_PATIENCE_S,
+    ) -> None:
         self._stream = stream
         self._cwd = os.getcwd() if cwd is None else cwd
+        self._patience = patience
+        self._last_patience = last_patience
+        self._outlet: Outlet | None = None
         self._hide: Callable[[str], str] = str
 
     def hide(self, redact: Callable[[str], str]) -> None:
@@ -149,31 +169,31 @@ class Console:
     def error(self, error: LaunchError) -> None:
         """Says why nothing was started."""
         first, *rest = str(error).split("\n")
-        self._write([Line(f"lllaunch: {first}", "title"), *(Line(f"  {text}") for text in rest)])
+        lines = [Line(f"lllaunch: {first}", "title"), *(Line(f"  {text}") for text in rest)]
+        self._write(lines, last=True)
 
     def finished(self, outcome: RunOutcome) -> None:
         """Shows the report of a run that is over."""
         # What only the end needs is imported then: it would delay every start.
         from lllaunch.console.report import report_lines  # noqa: PLC0415
 
-        self._write(report_lines(outcome, self._cwd))
+        self._write(report_lines(outcome, self._cwd), last=True)
 
     def _say(self, text: str) -> None:
         self._write([Line(f"lllaunch: {text}")])
 
-    def _write(self, lines: Sequence[Line]) -> None:
+    def _write(self, lines: Sequence[Line], *, last: bool = False) -> None:
         stream = sys.stderr if self._stream is None else self._stream
         if stream is None:  # started without one (pythonw, a closed descriptor 2)
             return
+        if self._outlet is None or self._outlet.stream is not stream:
+            self._outlet = Outlet(stream)
         lines = [Line(self._hide(line.text), line.style) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
         with contextlib.suppress(OSError, ValueError):
-            if any(line.style for line in lines) and stream.isatty():
-                _write_styled(stream, lines)
-            else:
-                text = "".join(f"{line.text}\n" for line in lines)
-                stream.write(_encodable(text, stream))
-            stream.flush()
+            text = _rendered(stream, lines)
+            patience = self._last_patience if last else self._patience
+            self._outlet.write(text, patience, last=last)
 
 
 def _signal_name(signum: int) -> str:
@@ -188,7 +208,13 @@ def _encodable(text: str, stream: TextIO) -> str:
     return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
-def _write_styled(stream: TextIO, lines: Sequence[Line]) -> None:
+def _rendered(stream: TextIO, lines: Sequence[Line]) -> str:
+    if any(line.style for line in lines) and stream.isatty():
+        return _styled(stream, lines)
+    return _encodable("".join(f"{line.text}\n" for line in lines), stream)
+
+
+def _styled(stream: TextIO, lines: Sequence[Line]) -> str:
     # 50 ms to import, and needed only where there is a terminal to colour
     from rich.console import Console as RichConsole  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -200,4 +226,4 @@ def _write_styled(stream: TextIO, lines: Sequence[Line]) -> None:
         text.append("\n")
     with rich.capture() as capture:
         rich.print(text, end="")
-    stream.write(capture.get())
+    return capture.get()

@@ -126,8 +126,7 @@ def test_closed_pipe_is_forgotten():
     console = Console(stream, cwd="/")
     console.warning("x")
     console.finished(FAILED)
-    with pytest.raises(BrokenPipeError):
-        stream.close()  # what could not be written is still in Python's buffer
+    stream.close()  # nothing is left in Python's buffer that would fail here
 
 
 def test_closed_stream_is_forgotten():

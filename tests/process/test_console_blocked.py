@@ -1,0 +1,101 @@
+"""A console that takes nothing or is not there: the run goes on, and ends as it should."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launching import Launcher, until
+
+FAILED, WATCHDOG = 3, 4
+SLEEPER = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe that takes nothing until it is read."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"." * 4096)
+    os.set_blocking(write, True)
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+def start(directory: Path, stderr: int, **node: object) -> Launcher:
+    (directory / "work.py").write_text(SLEEPER)
+    settings = {"entrypoint": "work.py", "nproc": 2, "tee": "none", "grace_period": "2s"}
+    return Launcher(directory, {**settings, **node}, stdout=subprocess.DEVNULL, stderr=stderr)
+
+
+def read_all(descriptor: int) -> str:
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while block := os.read(descriptor, 65536):
+            found += block
+    return found.decode().lstrip(".")
+
+
+@pytest.mark.slow
+def test_a_hang_ends_the_run_though_nobody_reads(
+    tmp_path: Path, full_pipe: tuple[int, int]
+) -> None:
+    ended = start(tmp_path, full_pipe[1], watchdog={"stall": "1s"}).finish()
+    assert ended.code == ended.result["exit_code"] == WATCHDOG
+    for rank in (0, 1):
+        stacks = (ended.run_dir / "attempt_0" / str(rank) / "stacks.txt").read_text()
+        assert "time.sleep(1000)" in stacks or "<module>" in stacks
+    events = [event["type"] for event in ended.events()]
+    assert "SignalWorkers" in events
+    assert "KillWorkers" not in events
+    assert read_all(full_pipe[0]) == ""
+
+
+def test_ctrl_c_ends_the_run_though_nobody_reads(
+    tmp_path: Path, full_pipe: tuple[int, int]
+) -> None:
+    launcher = start(tmp_path, full_pipe[1])
+    logs = [launcher.run_dir / "attempt_0" / str(rank) / "stdout.log" for rank in (0, 1)]
+    until(lambda: all(log.exists() and log.read_text() for log in logs), "the workers")
+    launcher.signal(signal.SIGINT)
+    until((launcher.run_dir / "result.json").exists, "the end of the run")
+    # all is over; the report waits for a reader for a while
+    shown = ""
+
+    def report() -> bool:
+        nonlocal shown
+        shown += read_all(full_pipe[0])
+        return "exit code 130" in shown
+
+    until(report, "the report")
+    ended = launcher.finish()
+    assert ended.code == ended.result["exit_code"] == 130
+    assert shown.startswith("lllaunch: 2 messages were not shown: the console took nothing")
+
+
+@pytest.mark.parametrize("flags", [[], ["--multirun", "hydra.sweep.dir=sweep"]])
+def test_a_closed_standard_error_does_not_change_the_exit_code(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    (tmp_path / "work.py").write_text("raise SystemExit(5)")
+    shell = 'exec "$@" 2>&-'
+    command = [sys.executable, "-m", "lllaunch", *flags, "launch.entrypoint=work.py"]
+    ended = subprocess.run(
+        ["/bin/sh", "-c", shell, "sh", *command],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == FAILED
