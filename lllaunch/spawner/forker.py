@@ -94,9 +94,13 @@ class Forker:
         # The signal comes when the forking thread ends, and other threads do that all the time.
         main_thread = threading.current_thread() is threading.main_thread()
         parent = os.getpid() if main_thread else 0
+        # A signal that came before the child has dispositions of its own would run the handlers of
+        # this process in it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             _become(call, {**env, MARK: self.mark}, streams, parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in streams:
             if fd is not None:
                 os.close(fd)
@@ -222,16 +226,16 @@ def _become(
         streams: descriptors for standard output and error; None keeps the parent's.
         parent: process whose end shall be this one's; 0 for none.
     """
-    from lllaunch.spawner.worker import run_call  # noqa: PLC0415 - in the child only
-
     try:
+        from lllaunch.spawner.worker import run_call  # noqa: PLC0415 - in the child only
+
         os.setsid()
         if parent:
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(127)
         _disown()
-        signals.reset(frozenset(), python=True)
+        signals.reset(frozenset(), python=True)  # lifts the mask, too
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
