@@ -76,7 +76,8 @@ def make_places(path: str, ranks: int) -> mmap.mmap:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, ranks * _SIZE)
+        # Not a hole: a store into one would end the process if the disk is full by then.
+        os.posix_fallocate(fd, 0, ranks * _SIZE)
         return mmap.mmap(fd, 0)
     finally:
         os.close(fd)

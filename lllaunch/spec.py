@@ -61,6 +61,7 @@ class LaunchSpec:
         env_per_rank: the same per local rank, stronger than ``env``.
         secrets: names of variables in ``env`` and ``env_per_rank`` whose values are never
             written, each with the text that stands for it (``${oc.env:NAME}``).
+        hidden: values of arguments that are never written, each with the text that stands for it.
         redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
         tee: streams that are shown as well, by local rank, every rank listed.
         local_ranks_filter: ranks whose output reaches the console; None for all.
@@ -93,6 +94,7 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     env_per_rank: Mapping[int, Mapping[str, str]] = field(default_factory=dict, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict, repr=False)
     redirects: Mapping[int, Std] = field(default_factory=dict)
     tee: Mapping[int, Std] = field(default_factory=dict)
     local_ranks_filter: frozenset[int] | None = None

@@ -160,7 +160,10 @@ class SimpleElasticAgent(Reporting, ElasticAgent):
 
         Raises:
             SignalException: a death signal arrived; the workers have been ended.
+            RuntimeError: it has run already.
         """
+        if self._machine.finished:
+            raise RuntimeError("an agent runs once: make another one")
         started = time.monotonic()
         signum = signal.SIGTERM
         try:

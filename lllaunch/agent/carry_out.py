@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from lllaunch.agent import vocabulary as v
+from lllaunch.spawner.facts import Exited, StartFailed
 
 if TYPE_CHECKING:
     from lllaunch.agent.clock import Deadlines
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What workers left behind has this long to go, if the grace period is shorter.
-_SWEEP_SECONDS = 10.0
+# How long SIGKILL may take to end processes, at least: freeing gigabytes, or what a GPU driver
+# holds, takes longer than a short grace period.
+_UNKILLABLE_SECONDS = 10.0
 
 
 def carry_out(
@@ -42,9 +44,11 @@ def carry_out(
     if isinstance(decision, v.SignalWorkers):
         context.signal(decision.signum)
     elif isinstance(decision, v.StartGrace):
-        deadlines.restart("grace", grace_period)
+        deadlines.start("grace", grace_period)
     elif isinstance(decision, v.KillWorkers):
         context.kill()
+        # The bound on the wait for what cannot be killed; `StartGrace` follows and leaves it.
+        deadlines.restart("grace", max(grace_period, _UNKILLABLE_SECONDS))
     elif isinstance(decision, v.TakeStacks):
         guard.take_stacks(decision.ranks)
     elif isinstance(decision, v.SignalProcess):
@@ -55,4 +59,9 @@ def carry_out(
     elif isinstance(decision, v.SweepLeftovers):
         context.sweep()
         # They get SIGKILL at once, so this is for what hangs in the kernel.
-        deadlines.restart("sweep", max(grace_period, _SWEEP_SECONDS))
+        deadlines.restart("sweep", max(grace_period, _UNKILLABLE_SECONDS))
+
+
+def plain_fault(fact: Exited | StartFailed) -> v.Fault:
+    """In what way a worker failed, as far as its exit status alone tells."""
+    return "died" if isinstance(fact, Exited) and fact.exitcode < 0 else "failure"

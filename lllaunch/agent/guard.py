@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.agent import vocabulary as v
 from lllaunch.policies import WatchdogPolicy
+from lllaunch.spawner.dump import WATCHED
 
 if TYPE_CHECKING:
     from lllaunch.agent.kernel_sleep import KernelSleep
@@ -37,6 +38,9 @@ class Guard:
         policy: what for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers as well, at the path in
             TORCHELASTIC_TIMER_FILE if that is set, as in torch.
         kernel_sleep: remembers who is in uninterruptible sleep; None if nobody asks.
+        run_began: moment of the clock at which the run began; None for the start of its first
+            attempt.
+        hide: applied to stacks before they are written.
         clock: tells the time in seconds; never goes back.
     """
 
@@ -45,20 +49,29 @@ class Guard:
         policy: WatchdogPolicy | None,
         kernel_sleep: KernelSleep | None = None,
         clock: Callable[[], float] = time.monotonic,
+        run_began: float | None = None,
+        hide: Callable[[str], str] = str,
     ) -> None:
         self._policy = policy or WatchdogPolicy()
         self._timer_file: str | None = None
         if os.environ.get(ENABLE_FILE_TIMER) == "1":
             self._policy = replace(self._policy, timers=True)
-            self._timer_file = os.environ.get(TIMER_FILE) or None
+            # In a worker of another launcher it names that one's FIFO.
+            theirs = os.environ.get(WATCHED)
+            named = None if theirs else os.environ.get(TIMER_FILE)
+            self._timer_file = os.path.abspath(named) if named else None
         self._on = self._policy != WatchdogPolicy()
         self._clock = clock
         self._kernel_sleep = kernel_sleep
         self._next_kernel_look: float | None = None
+        self._run_began = run_began
+        self._hide = hide
         self._run_ends: float | None = None
+        self._run_over_told = False
         self._watch: Watch | None = None
         self._context: PContext | None = None
         self._finding: Finding | None = None
+        self._hung: tuple[int, ...] = ()
         self._collector: StackCollector | None = None
         self._collect_until = 0.0
 
@@ -78,8 +91,10 @@ class Guard:
         from lllaunch.watchdog.watch import Watch  # noqa: PLC0415 - only for a watched run
 
         self._end_attempt()
-        if self._run_ends is None and self._policy.run_timeout is not None:
-            self._run_ends = self._clock() + self._policy.run_timeout
+        if self._run_began is None:
+            self._run_began = self._clock()
+        if self._policy.run_timeout is not None and not self._run_over_told:
+            self._run_ends = self._run_began + self._policy.run_timeout
         self._watch = Watch(self._policy, ranks, self._timer_file, self._clock)
 
     def environment(self, rank: int) -> Mapping[str, str]:
@@ -97,7 +112,8 @@ class Guard:
                 rank: tuple(paths[rank] for paths in files if paths[rank] not in ("", os.devnull))
                 for rank in range(context.nprocs)
             }
-            self._watch.begin(context.watched_pids, outputs, context.starter_pid)
+            unseen = frozenset(rank for rank, paths in outputs.items() if len(paths) < len(files))
+            self._watch.begin(context.watched_pids, outputs, unseen, context.starter_pid)
 
     def _end_attempt(self) -> None:
         self._end_collection()
@@ -105,6 +121,7 @@ class Guard:
             self._watch.close()
             self._watch = None
         self._context = self._finding = self._next_kernel_look = None
+        self._hung = ()
 
     def _end_collection(self) -> None:
         if self._collector is not None:
@@ -165,7 +182,7 @@ class Guard:
     def _run_over(self) -> v.Fact:
         from lllaunch.watchdog.findings import TimedOut  # noqa: PLC0415 - when it happens
 
-        self._run_ends = None
+        self._run_ends, self._run_over_told = None, True
         assert self._policy.run_timeout is not None
         finding = TimedOut(self._policy.run_timeout, "run")
         self._finding = self._finding or finding
@@ -197,6 +214,19 @@ class Guard:
             logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
         return [v.WorkersStuck()] if stuck else []
 
+    def at_fault(self) -> dict[int, str] | None:
+        """Who of the present attempt hangs, or did what is not allowed, by local rank, and why.
+
+        Returns:
+            None if nothing was found.
+        """
+        if self._finding is None or self._context is None:
+            return None
+        from lllaunch.watchdog.findings import suspects  # noqa: PLC0415 - imported by now
+
+        ranks = self._hung or suspects(self._finding) or range(self._context.nprocs)
+        return {rank: f"worker {rank} {self._finding}" for rank in ranks}
+
     # Carrying out
 
     def take_stacks(self, ranks: frozenset[int]) -> None:
@@ -209,7 +239,7 @@ class Guard:
         places = {rank: _stacks_file(errors.get(rank, "")) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the watchdog found: {self._finding}"
-        self._collector = StackCollector(chosen, places, heading)
+        self._collector = StackCollector(chosen, places, heading, hide=self._hide)
         self._collect_until = self._clock() + STACKS_SECONDS
         self._collector.start()
 
@@ -224,7 +254,9 @@ class Guard:
             logger.warning("not all stacks could be written: %s", collector.problem)
         self._end_collection()
         assert self._finding is not None
-        return [v.StacksTaken(stacks, blame(stacks, self._finding))]
+        judged = blame(stacks, self._finding)
+        self._hung = judged.hung
+        return [v.StacksTaken(stacks, judged)]
 
     def signal(self, decision: v.SignalProcess) -> None:
         """Send a process the signal that its timer asked for."""

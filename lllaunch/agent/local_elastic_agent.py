@@ -10,7 +10,7 @@ from typing import Any
 
 from lllaunch.agent import vocabulary as v
 from lllaunch.agent.api import SimpleElasticAgent
-from lllaunch.agent.carry_out import carry_out
+from lllaunch.agent.carry_out import carry_out, plain_fault
 from lllaunch.agent.clock import Deadlines
 from lllaunch.agent.events import EventSource
 from lllaunch.agent.guard import ENABLE_FILE_TIMER, TIMER_FILE, Guard
@@ -81,6 +81,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         restart: what a failed group is started again for, and how soon.
         fault: tells in what way a worker failed, from the fact of its end; None for what its exit
             status alone tells.
+        run_began: moment of the monotonic clock from which the run's own time limit counts; None
+            for the start of the first attempt.
+        hide: applied to stacks before they are written.
     """
 
     def __init__(
@@ -105,14 +108,17 @@ class LocalElasticAgent(SimpleElasticAgent):
         watchdog: WatchdogPolicy | None = None,
         restart: RestartPolicy | None = None,
         fault: Callable[[Exited | StartFailed], v.Fault] | None = None,
+        run_began: float | None = None,
+        hide: Callable[[str], str] = str,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._recipe = Recipe(
             logs_specs, start_method, log_line_prefix_template, spawner, targets, env, preload, cwd
         )
         self._machine = Machine(spec.max_restarts, policy=restart)
-        self._guard = Guard(watchdog, KernelSleep.configured(uninterruptible_state_timeout))
-        self._fault = fault or _plain_fault
+        kernel_sleep = KernelSleep.configured(uninterruptible_state_timeout)
+        self._guard = Guard(watchdog, kernel_sleep, run_began=run_began, hide=hide)
+        self._fault = fault or plain_fault
         self._health_check_server = health_check_server
         self._observer = observer
         self._run_id = run_id
@@ -256,11 +262,14 @@ class LocalElasticAgent(SimpleElasticAgent):
             with self._signals.raising():
                 self._pcontext.release()
         if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
-            self._last_result = self._global_result(self._pcontext, end.state)
+            found = self._guard.at_fault() if end.reason in ("hang", "timeout", "oom") else None
+            self._last_result = self._global_result(self._pcontext, end.state, found)
         return super()._conclude(end)
 
-    def _global_result(self, context: PContext, state: WorkerState) -> RunResult:
-        result = context.result()
+    def _global_result(
+        self, context: PContext, state: WorkerState, at_fault: dict[int, str] | None = None
+    ) -> RunResult:
+        result = context.result(at_fault)
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         return RunResult(
             state,
@@ -291,7 +300,3 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
         self._let_port_go()
-
-
-def _plain_fault(fact: Exited | StartFailed) -> v.Fault:
-    return "died" if isinstance(fact, Exited) and fact.exitcode < 0 else "failure"

@@ -19,7 +19,7 @@ from lllaunch.config.restart import read_restart
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
 from lllaunch.config.target import Call, Place, check_preload, read_call_of, why_empty
-from lllaunch.config.tree import BROKEN, Tree, Withheld, reveal
+from lllaunch.config.tree import BROKEN, Tree, Withheld, leaves, reveal
 from lllaunch.config.watchdog import read_watchdog
 from lllaunch.macros import names_in
 from lllaunch.multiprocessing.std import Std
@@ -73,6 +73,7 @@ def build(settings: Settings, around: Surroundings) -> LaunchSpec:
             rank: reveal(own) for ranks, own in variables.per_rank.items() for rank in ranks
         },
         secrets=_sources(env, *variables.per_rank.values()),
+        hidden=_hidden([*call.args, *call.kwargs.values()]),
         output_dir=around.output_dir,
         runtime_cwd=around.runtime_cwd,
         redacted=settings.plan(),
@@ -107,6 +108,14 @@ def _sources(*envs: Mapping[str, Tree]) -> dict[str, str]:
         for env in envs
         for name, value in env.items()
         if isinstance(value, Withheld)
+    }
+
+
+def _hidden(arguments: list[Tree]) -> dict[str, str]:
+    return {
+        str(leaf.value): leaf.source
+        for _, leaf in leaves(arguments, "")
+        if isinstance(leaf, Withheld)
     }
 
 

@@ -20,6 +20,8 @@ _PR_GET_CHILD_SUBREAPER = 37
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _CLOCK_MONOTONIC = 1
 
+_LONGEST_WAIT = 3600.0
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -124,25 +126,44 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
+def process_ended(pidfd: int) -> bool:
+    """Whether the process behind a pidfd has ended."""
+    return wait_pidfd(pidfd, 0)
+
+
 def wait_pidfd(pidfd: int, seconds: float) -> bool:
     """Wait until the process behind a pidfd ends; False if it has not within ``seconds``."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0, int(seconds * 1000))))
+    return bool(poll.poll(_milliseconds(seconds)))
 
 
 def wait_readable(file: HasFileno, seconds: float | None = None) -> bool:
-    """Wait until a descriptor is readable; False if it is not within ``seconds`` (None: any)."""
+    """As `wait_any_readable`, for one."""
     return wait_any_readable((file,), seconds)
 
 
 def wait_any_readable(files: Iterable[HasFileno], seconds: float | None = None) -> bool:
-    """Wait until one of several descriptors is readable; False if none is within ``seconds``."""
+    """Wait until one of several descriptors is readable.
+
+    Args:
+        files: the descriptors.
+        seconds: how long; None for ever. After an hour this returns in any case: callers look at
+            their clock again.
+
+    Returns:
+        False if none is.
+    """
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)
-    # Rounded up: waking early would make the caller spin through the last millisecond.
-    return bool(poll.poll(None if seconds is None else max(0, math.ceil(seconds * 1000))))
+    return bool(poll.poll(None if seconds is None else _milliseconds(seconds)))
+
+
+def _milliseconds(seconds: float) -> int:
+    # Rounded up: waking early would make the caller spin through the last millisecond. The kernel
+    # takes no more than 24 days.
+    return max(0, math.ceil(min(seconds, _LONGEST_WAIT) * 1000))
 
 
 def signal_group(leader: int, signum: int) -> bool:

@@ -188,8 +188,12 @@ class Processes(abc.ABC):
         if self._starter is not None:
             self._starter.sweep()
 
-    def result(self) -> RunProcsResult:
+    def result(self, at_fault: Mapping[int, str] | None = None) -> RunProcsResult:
         """What became of the processes, once none is alive.
+
+        Args:
+            at_fault: local ranks that this process ended because they hung, and so failed, with
+                a message for each; None if nothing like that was.
 
         Raises:
             SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
@@ -199,8 +203,9 @@ class Processes(abc.ABC):
             raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
         if self._died is not None and len(self.exits) < self.nprocs:
             raise SpawnerDied(self._died.pid, self._died.status, self._died.detail)
-        failures = judge(self.exits, self.error_files, self._terminated_by)
-        values = {} if failures or len(self.exits) < self.nprocs else self._return_values()
+        failures = judge(self.exits, self.error_files, self._terminated_by, at_fault)
+        complete = at_fault is None and len(self.exits) == self.nprocs
+        values = self._return_values() if complete and not failures else {}
         return RunProcsResult(values, failures, self.stdouts, self.stderrs)
 
     def _return_values(self) -> dict[int, Any]:

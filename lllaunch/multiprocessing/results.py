@@ -42,6 +42,7 @@ def judge(
     exits: Mapping[int, Exited | StartFailed],
     error_files: Mapping[int, str],
     terminated_by: Mapping[int, int],
+    at_fault: Mapping[int, str] | None = None,
 ) -> dict[int, ProcessFailure]:
     """The failures among the ends of workers, the root cause first.
 
@@ -49,8 +50,9 @@ def judge(
         exits: how each ended.
         error_files: where each would have left its error.
         terminated_by: the last signal that each was sent by us. One that ended by it is no failure.
+        at_fault: those that failed all the same, and why: they hung, for instance.
     """
-    found = {}
+    found, blamed = {}, at_fault or {}
     for rank, end in exits.items():
         error_file = error_files.get(rank, "")
         if isinstance(end, StartFailed):
@@ -58,11 +60,12 @@ def judge(
             failure = ProcessFailure(rank, -1, exitcode, error_file, exit_time_ns=end.time_ns)
             where = f"{end.path!r}: " if end.path else ""
             failure.message = f"worker {rank} could not be started: {where}{end.reason}"
-        elif end.exitcode in (0, -terminated_by.get(rank, 0)):
+        elif rank not in blamed and end.exitcode in (0, -terminated_by.get(rank, 0)):
             continue
         else:
             failure = ProcessFailure(
                 rank, end.pid, end.exitcode, error_file, exit_time_ns=end.time_ns
             )
+            failure.message = blamed.get(rank, failure.message)
         found[rank] = failure
     return dict(sorted(found.items(), key=lambda item: item[1].timestamp_ns))

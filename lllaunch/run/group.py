@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from lllaunch.agent.environ import Place, contract
@@ -15,6 +16,7 @@ from lllaunch.agent.worker_group import WorkerSpec
 from lllaunch.errors import ConfigError, PreloadFailed, Problem, SpawnerDied
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.multiprocessing.signals import SignalException
+from lllaunch.policies import WatchdogPolicy
 from lllaunch.run.logs import RunLogs
 from lllaunch.run.targets import env_of, target_of
 from lllaunch.spawner.client import Spawner
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
     Targets = Callable[[Mapping[str, str]], Target]
+
+# Of a watched run, seconds.
+_LONGEST_CHECK = 60.0
 
 _WORKER = re.compile(rf"\$\{{worker:({'|'.join(WORKER_NAMES)})\}}")
 
@@ -59,13 +64,14 @@ def run_group(
         PreloadFailed: a preload failed before anything was started.
         OutputError: a directory or file cannot be made.
     """
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         if spawner is None:
             spawner = stack.enter_context(Spawner())
         try:
             if targets is None:
                 _check(spec, spawner, watcher)
-            _agent(spec, directory, watcher, spawner, targets).run(spec.role)
+            _agent(spec, directory, watcher, spawner, targets, began).run(spec.role)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
@@ -82,6 +88,7 @@ def _agent(
     watcher: Watcher,
     spawner: Spawner,
     targets: Targets | None,
+    began: float,
 ) -> LocalElasticAgent:
     logs = RunLogs(
         directory,
@@ -113,6 +120,8 @@ def _agent(
         watchdog=spec.watchdog,
         restart=spec.restart,
         fault=watcher.fault,
+        run_began=began,
+        hide=watcher.recorder.hide,
     )
 
 
@@ -160,8 +169,7 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
             target.call,
             env=divided.own[0],
             cwd=spec.cwd,
-            # An import that hangs is the attempt's to show.
-            seconds=spec.watchdog.stall or spec.watchdog.timeout,
+            seconds=_patience(spec.watchdog),
         )
     for fact in spawner.dispatch():
         watcher.observe(fact)
@@ -174,6 +182,14 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
             "launch.entrypoint", repr(spec.entrypoint.text), f"cannot be run: {problem}"
         )
         raise ConfigError((found,))
+
+
+def _patience(policy: WatchdogPolicy) -> float | None:
+    """How long the check is waited for: an import that hangs is the attempt's to show."""
+    if policy == WatchdogPolicy():
+        return None
+    limits = (policy.stall, policy.timeout, policy.run_timeout)
+    return min([_LONGEST_CHECK, *(limit for limit in limits if limit is not None)])
 
 
 def _place(spec: LaunchSpec, rank: int) -> Place:

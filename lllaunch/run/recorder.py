@@ -46,6 +46,7 @@ class Recorder:
     Attributes:
         reason: why the run did not succeed, once it is over; or None.
         limit: the limit of the run that was found to be over, or None.
+        hide: applied to what workers wrote.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Recorder:
         hide: Callable[[str], str] = str,
         read: Callable[[], Memory] = read_memory,
     ) -> None:
-        self._hide = hide
+        self.hide = hide
         self._read = read
         self._attempts: list[NotedAttempt] = []
         self.reason: Reason | None = None
@@ -190,7 +191,7 @@ class Recorder:
             return "died"
         from lllaunch.run.failures import was_out_of_memory  # noqa: PLC0415 - imported by now
 
-        record = self._attempts[-1].record(self._hide)
+        record = self._attempts[-1].record(self.hide)
         worker = next((each for each in record.workers if each.local_rank == fact.rank), None)
         return "oom" if worker is not None and was_out_of_memory(worker, record) else "died"
 
@@ -206,11 +207,11 @@ class Recorder:
 
     def latest(self) -> AttemptRecord | None:
         """Returns what is known of the current attempt; reads as `records` does."""
-        return self._attempts[-1].record(self._hide) if self._attempts else None
+        return self._attempts[-1].record(self.hide) if self._attempts else None
 
     def records(self) -> list[AttemptRecord]:
         """Returns what is known of every attempt; reads the error files of workers that failed."""
-        return [attempt.record(self._hide) for attempt in self._attempts]
+        return [attempt.record(self.hide) for attempt in self._attempts]
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -42,6 +42,7 @@ class Redactor:
 
 
 def _values(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
+    yield from spec.hidden.items()
     for env in (spec.env, *spec.env_per_rank.values()):
         for name, stands_for in spec.secrets.items():
             if name in env:

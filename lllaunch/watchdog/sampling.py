@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lllaunch.linux import proc
@@ -32,12 +32,16 @@ class Usage(NamedTuple):
         rss: resident memory, bytes; what processes share is counted for each.
         state: the worker's state letter.
         pids: the processes.
+        written: bytes that they have written, to whatever file; 0 where nobody asked.
+        asleep: whether one of them is in uninterruptible sleep.
     """
 
     cpu: float
     rss: int
     state: str
     pids: tuple[int, ...]
+    written: int = 0
+    asleep: bool = False
 
 
 class PsutilReader:
@@ -65,12 +69,25 @@ class PsutilReader:
         cpu = times.user + times.system + times.children_user + times.children_system
         return Reading(cpu, memory.rss, started)
 
-    def share(self, pid: int) -> int:
-        """Resident memory of a process, bytes, of what it shares only its part (PSS)."""
+    def written(self, pid: int) -> int:
+        """Bytes that a process has written, to whatever file; 0 if that cannot be read."""
         try:
-            return int(self._psutil.Process(pid).memory_full_info().pss)
-        except (self._psutil.Error, AttributeError):
+            return int(self._known[pid].io_counters().write_chars)
+        except (self._psutil.Error, KeyError, OSError):
             return 0
+
+    def share(self, pid: int) -> int | None:
+        """Memory that only swapping or killing would free, bytes; None if it cannot be read.
+
+        That is anonymous and shared memory, of what several processes share only this one's part
+        (proc(5), smaps_rollup); pages of files are not among it, since the kernel drops them.
+        """
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                fields = dict(line.split(":", 1) for line in file if line.startswith("Pss_"))
+            return 1024 * sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem"))
+        except (OSError, KeyError, ValueError):
+            return None
 
     def forget(self, others_than: Iterable[int]) -> None:
         """Remember only these processes."""
@@ -101,11 +118,12 @@ class Sampler:
             self._reader = PsutilReader()
         return self._reader
 
-    def usage(self, workers: Mapping[int, int]) -> dict[int, Usage]:
+    def usage(self, workers: Mapping[int, int], writing: Collection[int] = ()) -> dict[int, Usage]:
         """What workers and all below them have used.
 
         Args:
             workers: process ids, by local rank.
+            writing: local ranks of which it matters what they write.
 
         Returns:
             By local rank; those that are gone are left out.
@@ -114,26 +132,36 @@ class Sampler:
         states = {process.pid: process.state for process in everything}
         trees = {rank: tree(pid, everything) for rank, pid in workers.items() if pid in states}
         self.reader.forget({pid for pids in trees.values() for pid in pids})
-        return {rank: self._sum(pids, states[workers[rank]]) for rank, pids in trees.items()}
+        return {rank: self._sum(pids, states, rank in writing) for rank, pids in trees.items()}
 
-    def _sum(self, pids: tuple[int, ...], state: str) -> Usage:
+    def _sum(self, pids: tuple[int, ...], states: Mapping[int, str], writing: bool) -> Usage:
         readings = [found for pid in pids if (found := self.reader.read(pid)) is not None]
         return Usage(
             cpu=sum(reading.cpu for reading in readings),
             rss=sum(reading.rss for reading in readings),
-            state=state,
+            state=states[pids[0]],
             pids=pids,
+            written=sum(map(self.reader.written, pids)) if writing else 0,
+            asleep=any(states.get(pid) == "D" for pid in pids),
         )
 
     def shared_out(self, usage: Usage) -> int:
         """Memory of a worker and all below it, bytes; what they share is counted once.
 
-        That takes a while, so it is asked for only when the plain sum is over a limit. A worker
-        that sleeps in the kernel is not asked: reading its maps could hang as well.
+        That takes a while, so it is asked for only when the plain sum is over a limit. Where a
+        process cannot be asked, or sleeps in the kernel, so that asking could hang as well, the
+        plain sum counts.
         """
-        if usage.state == "D":
+        if usage.asleep:
             return usage.rss
-        return min(usage.rss, sum(self.reader.share(pid) for pid in usage.pids))
+        total = 0
+        for pid in usage.pids:
+            part = self.reader.share(pid)
+            if part is not None:
+                total += part
+            elif self.reader.read(pid) is not None:
+                return usage.rss
+        return min(usage.rss, total)
 
 
 def tree(worker: int, everything: Iterable[ProcessFacts]) -> tuple[int, ...]:

@@ -45,6 +45,10 @@ class StallDetector:
         self._last: dict[int, tuple[float, Look]] = {}
         self._active: dict[int, float] = {}
 
+    def forgive(self, until: float) -> None:
+        """Count no idleness before a moment: nobody ran, the launcher neither."""
+        self._starts = max(self._starts, until)
+
     def look(self, now: float, looks: Mapping[int, Look]) -> Stalled | None:
         """Take note of a look at all live workers.
 

@@ -6,19 +6,15 @@ for the findings then.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
-from lllaunch.linux import proc
 from lllaunch.policies import WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
-from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
+from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
 from lllaunch.watchdog.scratch import Scratch
 from lllaunch.watchdog.stall import (
@@ -32,10 +28,13 @@ from lllaunch.watchdog.stall import (
 if TYPE_CHECKING:
     from mmap import mmap
 
-    from lllaunch.timer.service import Rejected, TimerService
+    from lllaunch.timer.service import Rejected
+    from lllaunch.watchdog.timers import WorkerTimers
 
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
+# Later than this, seconds, and the launcher was stopped meanwhile.
+_LATE = 1.0
 # Memory is looked at this often, seconds, if nothing else asks for more.
 _MEMORY_INTERVAL = 5.0
 
@@ -69,14 +68,16 @@ class Watch:
         self._clock = clock
         self._sampler = sampler or Sampler()
         self._scratch: Scratch | None = None
-        self._timers: TimerService | None = None
+        self._timers: WorkerTimers | None = None
         self._beats: mmap | None = None
         self._environment: dict[int, dict[str, str]] = {
             rank: {WATCHED: "1"} for rank in range(ranks)
         }
         self._pids: Callable[[], Mapping[int, int]] = dict
         self._outputs: Mapping[int, tuple[str, ...]] = {}
-        self._starter = 0
+        self._unseen: frozenset[int] = frozenset()
+        self._due: float | None = None
+        self._thawed = 0.0
         self._started: float | None = None
         self._stall: StallDetector | None = None
         self._next_look: float | None = None
@@ -88,7 +89,12 @@ class Watch:
 
     def _prepare(self, timer_file: str | None) -> None:
         if self._policy.timers:
-            self._serve_timers(timer_file or self._private("timers"))
+            from lllaunch.watchdog.timers import WorkerTimers  # noqa: PLC0415 - where it is used
+
+            path = timer_file or self._private("timers")
+            self._timers = WorkerTimers(path, self._clock)
+            for variables in self._environment.values():
+                variables[TIMER_FILE] = path
         if self._policy.stall or self._policy.heartbeat:
             path = self._private("heartbeats")
             try:
@@ -103,45 +109,6 @@ class Watch:
             self._scratch = Scratch()
         return self._scratch.file(name)
 
-    def _serve_timers(self, path: str) -> None:
-        from lllaunch.timer.service import TimerService  # noqa: PLC0415 - only where it is used
-
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                # What an attempt before this one, or an agent before this one, left there.
-                if stat.S_ISFIFO(os.lstat(path).st_mode):
-                    os.unlink(path)
-            self._timers = TimerService(path, owner_of=self._owner_of, clock=self._clock)
-        except OSError as error:
-            raise OutputError(path, error.strerror or str(error)) from error
-        for variables in self._environment.values():
-            variables[TIMER_FILE] = path
-
-    def _owner_of(self, pid: int) -> int | None:
-        """The process id of the worker that a process is or descends from.
-
-        Not the rank: a worker may ask for a timer before it is known here to have started.
-        """
-        workers = set(self._pids().values()) - {self._starter}
-        known = proc.facts(pid)
-        while known is not None and known.pid > 1:
-            if known.pid in workers or known.session in workers:
-                return known.pid if known.pid in workers else known.session
-            if self._starter and known.ppid == self._starter:
-                # A worker leads a session, and what it orphaned is still in it.
-                return known.session
-            known = proc.facts(known.ppid)
-        return None
-
-    def _expired_timers(self, timers: TimerService) -> list[TimerExpired]:
-        ranks = {pid: rank for rank, pid in self._pids().items()}
-        return [
-            TimerExpired(ranks[each.owner], each.pid, each.scope, each.after, each.signum)
-            for each in timers.expired()
-            # The others are leftovers of an attempt before.
-            if each.owner in ranks
-        ]
-
     def environment(self, rank: int) -> Mapping[str, str]:
         """Variables that a worker needs to be watched."""
         return self._environment[rank]
@@ -150,6 +117,7 @@ class Watch:
         self,
         pids: Callable[[], Mapping[int, int]],
         outputs: Mapping[int, tuple[str, ...]],
+        unseen: frozenset[int] = frozenset(),
         starter: int = 0,
     ) -> None:
         """The workers have been ordered: the clocks run.
@@ -158,11 +126,14 @@ class Watch:
             pids: tells the process ids of live workers by local rank; for those that have not
                 started yet, the process that starts them.
             outputs: files of their output, by local rank.
+            unseen: local ranks with output that goes to no file. Of them whatever they write,
+                anywhere, counts as output.
             starter: process id of the process that starts them; 0 if that is this one.
         """
         now = self._clock()
-        self._starter = starter
-        self._pids, self._outputs, self._started = pids, outputs, now
+        self._pids, self._outputs, self._unseen, self._started = pids, outputs, unseen, now
+        if self._timers is not None:
+            self._timers.begin(pids, starter)
         policy = self._policy
         if policy.stall is not None:
             self._stall = StallDetector(policy.stall, policy.stall_scope, now + policy.warmup)
@@ -178,13 +149,14 @@ class Watch:
             intervals.append(_MEMORY_INTERVAL)
         return min(intervals, default=None)
 
-    def files(self) -> list[TimerService]:
+    def files(self) -> list[WorkerTimers]:
         """Descriptors that are readable when `reports` has something to do."""
         return [] if self._timers is None else [self._timers]
 
     def next_in(self) -> float | None:
         """Seconds until `reports` has something to do though no file is readable, or None."""
         now, policy = self._clock(), self._policy
+        self._notice_freeze(now)
         waits = [None if self._timers is None else self._timers.next_in()]
         if self._started is not None and policy.timeout is not None:
             waits.append(self._started + policy.timeout - now)
@@ -193,21 +165,32 @@ class Watch:
         if policy.heartbeat is not None and self._started is not None:
             waits.append(next_silence(policy.heartbeat, now, self._live_beats(), self._counts_from))
         known = [max(0.0, wait) for wait in waits if wait is not None]
-        return min(known, default=None)
+        wait = min(known, default=None)
+        self._due = None if wait is None else now + wait
+        return wait
 
     @property
     def _counts_from(self) -> float:
-        return (self._started or 0.0) + self._policy.warmup
+        return max((self._started or 0.0) + self._policy.warmup, self._thawed)
+
+    def _notice_freeze(self, now: float) -> None:
+        """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
+        limits = [limit for limit in (self._policy.stall, self._policy.heartbeat) if limit]
+        tolerance = max(_LATE, min(limits, default=0.0) / 4)
+        if self._due is not None and now > self._due + tolerance:
+            self._thawed = now
+            if self._stall is not None:
+                self._stall.forgive(now)
 
     def reports(self) -> list[Report]:
         """What is wrong now, and what was wrong with requests; waits for nothing."""
         found: list[Report] = []
         if self._timers is not None:
-            found += self._timers.dispatch()
-            found += self._expired_timers(self._timers)
+            found += self._timers.reports()
         if self._started is None:
             return found
         now, policy = self._clock(), self._policy
+        self._notice_freeze(now)
         if policy.timeout is not None and now >= self._started + policy.timeout:
             found.append(TimedOut(policy.timeout))
         if policy.heartbeat is not None:
@@ -222,8 +205,7 @@ class Watch:
     def drain(self) -> None:
         """Let no worker wait for room in the FIFO, whatever it wants to say."""
         if self._timers is not None:
-            self._timers.dispatch()
-            self._timers.expired()
+            self._timers.drain()
 
     def _live_beats(self) -> dict[int, int]:
         if self._beats is None:
@@ -233,14 +215,17 @@ class Watch:
 
     def _look(self, now: float) -> list[Finding]:
         found: list[Finding] = []
-        usage = self._sampler.usage(self._pids())
+        usage = self._sampler.usage(self._pids(), self._unseen)
         if self._policy.memory is not None:
             found += self._over_memory(usage, self._policy.memory)
         if self._stall is not None:
             beats = self._live_beats()
             looks = {
                 rank: Look(
-                    used.cpu, size_of(self._outputs.get(rank, ())), beats.get(rank, 0), used.state
+                    used.cpu,
+                    size_of(self._outputs.get(rank, ())) + used.written,
+                    beats.get(rank, 0),
+                    used.state,
                 )
                 for rank, used in usage.items()
             }
@@ -262,11 +247,7 @@ class Watch:
         Returns:
             False if it is gone, or is not ours to signal.
         """
-        try:
-            return self._timers is not None and self._timers.signal(pid, signum)
-        except OSError:
-            # It changed its user. The group ends all the same.
-            return False
+        return self._timers is not None and self._timers.signal(pid, signum)
 
     def close(self) -> None:
         """End the watch; idempotent."""

@@ -40,7 +40,7 @@ def test_the_ladder_climbs_by_the_clock(play: Make) -> None:
     script(agent, lambda: agent.now.tell(ended(1, 3)))
     result = agent.run()
     assert agent.orders() == [Order("signal", (0,), SIGTERM), Order("kill", (0,))]
-    assert agent.clock.now == 10, "the grace period, and once more for what cannot be killed"
+    assert agent.clock.now == 5 + 10, "the grace period, and ten seconds for what SIGKILL ends"
     assert v.AbandonWorkers(frozenset({0})) in agent.seen
     assert result.state is WorkerState.FAILED
     assert [failure.exitcode for failure in result.failures.values()] == [3]

@@ -38,8 +38,11 @@ class Reader(PsutilReader):
     def read(self, pid: int) -> Reading | None:
         return self.readings.get(pid)
 
-    def share(self, pid: int) -> int:
-        return self.shares[pid]
+    def share(self, pid: int) -> int | None:
+        return self.shares.get(pid)
+
+    def written(self, pid: int) -> int:
+        return 10 * pid
 
     def forget(self, others_than: Iterable[int]) -> None:
         self.kept = set(others_than)
@@ -75,7 +78,8 @@ def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> Non
             CHILD: Reading(0.0, 100, 0.0),
             OTHER: Reading(0.0, 70, 0.0),
         },
-        {WORKER: 60, CHILD: 60, GRANDCHILD: 0, ORPHAN: 0},
+        # the others are gone by then
+        {WORKER: 60, CHILD: 60},
     )
     sampler = Sampler(reader, lambda: EVERYTHING)
     usage = sampler.usage({0: WORKER, 1: OTHER})
@@ -83,18 +87,32 @@ def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> Non
     assert sampler.shared_out(usage[1]) == 70
 
 
+def test_where_a_process_cannot_be_asked_the_plain_sum_counts() -> None:
+    reader = Reader({WORKER: Reading(0.0, 100, 0.0), CHILD: Reading(0.0, 100, 0.0)}, {WORKER: 60})
+    sampler = Sampler(reader, lambda: EVERYTHING)
+    assert sampler.shared_out(sampler.usage({0: WORKER})[0]) == 200
+
+
+def test_what_is_written_counts_where_it_is_asked_for() -> None:
+    sampler = Sampler(Reader({WORKER: Reading(0.0, 1, 0.0)}, {}), lambda: EVERYTHING)
+    usage = sampler.usage({0: WORKER, 1: OTHER}, writing={1})
+    assert (usage[0].written, usage[1].written) == (0, 10 * OTHER)
+
+
 def test_psutil_reads_this_process_and_not_one_that_is_gone() -> None:
     reader = PsutilReader()
     first = reader.read(os.getpid())
     assert first is not None
     assert first.rss > 0
-    assert 0 < reader.share(os.getpid()) <= first.rss
+    assert 0 < (reader.share(os.getpid()) or 0) <= first.rss
+    assert reader.written(os.getpid()) > 0
     second = reader.read(os.getpid())
     assert second is not None
     assert second.cpu >= first.cpu
     assert second.start == first.start
     assert reader.read(2**22 + 1) is None
-    assert reader.share(2**22 + 1) == 0
+    assert reader.share(2**22 + 1) is None
+    assert reader.written(2**22 + 1) == 0
     reader.forget([])
     assert reader.read(os.getpid()) is not None
 

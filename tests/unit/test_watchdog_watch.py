@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class PlayedSampler(Sampler):
     shared: int = 0
     asked: int = 0
 
-    def usage(self, workers: Mapping[int, int]) -> dict[int, Usage]:
+    def usage(self, workers: Mapping[int, int], writing: Collection[int] = ()) -> dict[int, Usage]:
         self.asked += 1
         return {
             rank: self.usages.get(rank, Usage(0.0, 0, "S", (pid,))) for rank, pid in workers.items()
@@ -137,6 +137,36 @@ def test_output_and_heartbeats_count_as_life(played: list[Played], tmp_path: Pat
     watch.beat(1)
     assert watch.after(50.0) == []
     assert watch.after(30.0) != []
+
+
+def test_output_that_goes_to_no_file_counts_too(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(stall=60.0))
+    played.append(watch)
+    watch.watch.begin(lambda: watch.pids, {}, unseen=frozenset({0}))
+    for written in range(1, 8):
+        watch.sampler.usages = {0: Usage(0.0, 0, "S", (100,), written)}
+        assert watch.after(50.0) == []
+    assert watch.after(70.0) != []
+
+
+@pytest.mark.parametrize("policy", [WatchdogPolicy(stall=60.0), WatchdogPolicy(heartbeat=60.0)])
+@pytest.mark.parametrize("waiting", [True, False])
+def test_time_in_which_the_launcher_itself_stood_still_is_forgiven(
+    played: list[Played], policy: WatchdogPolicy, waiting: bool
+) -> None:
+    watch = Played(policy)
+    played.append(watch)
+    watch.begin()
+    watch.beat(0)
+    assert watch.after(30.0) == []
+    if waiting:
+        watch.watch.next_in()
+    watch.clock.advance(10_000.0)
+    watch.watch.next_in()
+    assert list(watch.watch.reports()) == []
+    watch.beat(1)
+    assert watch.after(59.0) == []
+    assert watch.after(80.0) != []
 
 
 def test_a_heartbeat_must_go_on_once_it_has_begun(played: list[Played]) -> None:

@@ -40,6 +40,7 @@ class StackCollector:
         paths: the stacks.txt of each, by local rank; empty or missing for none.
         heading: what each file begins with: why, and when.
         seconds: how long all of it may take.
+        hide: applied to what is written.
 
     Attributes:
         problem: what went wrong, in one line; empty if nothing did.
@@ -52,12 +53,14 @@ class StackCollector:
         heading: str,
         *,
         seconds: float = 5.0,
+        hide: Callable[[str], str] = str,
     ) -> None:
         self.problem = ""
         self._workers = dict(workers)
         self._paths = dict(paths)
         self._heading = heading
         self._seconds = seconds
+        self._hide = hide
         self._deadline = 0.0
         self._known = {rank: RankStack(rank) for rank in self._workers}
         self._lock = threading.Lock()
@@ -104,7 +107,7 @@ class StackCollector:
                 os.eventfd_write(self._event, 1)
 
     def _collect(self) -> None:
-        cases, writer = survey(self._workers, self._paths), Writer()
+        cases, writer = survey(self._workers, self._paths), Writer(self._hide)
         written: set[int] = set()
         for case in cases:
             case.worker.examine()

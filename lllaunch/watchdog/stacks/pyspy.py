@@ -7,8 +7,10 @@ change while it is read, and one that a signal has stopped cannot be stopped aga
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -58,7 +60,15 @@ class _Spy:
         self.pidfd = -1
         try:
             self._process = subprocess.Popen(
-                [program, "dump", "--pid", str(pid), "--nonblocking", "--full-filenames"],
+                [
+                    *_dying_with_us(),
+                    program,
+                    "dump",
+                    "--pid",
+                    str(pid),
+                    "--nonblocking",
+                    "--full-filenames",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._files[0],
                 stderr=self._files[1],
@@ -92,6 +102,16 @@ class _Spy:
         if status is None:
             return Spied("", f"it did not end within {time.monotonic() - self.started:.1f} s")
         return Spied(out) if status == 0 and out.strip() else Spied("", complaint(err, status))
+
+
+@functools.cache
+def _dying_with_us() -> tuple[str, ...]:
+    """What to put before a command so that it ends with the thread that started it.
+
+    A function to be called in the child could deadlock here, since other threads run.
+    """
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
 
 
 def complaint(text: str, status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -12,19 +13,23 @@ class Writer:
 
     What an earlier finding of the same attempt left there stays.
 
+    Args:
+        hide: applied to all that is written; command lines may hold secrets.
+
     Attributes:
         problem: the first error, as ``path: reason``; empty if there was none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hide: Callable[[str], str] = str) -> None:
         self.problem = ""
+        self._hide = hide
         self._bad: set[str] = set()
 
     def append(self, path: str, text: str) -> bool:
         """Append to a file at once; False if not all of it could be written."""
         if not path or not text or path in self._bad:
             return False
-        data = memoryview(text.encode(errors="replace"))
+        data = memoryview(self._hide(text).encode(errors="replace"))
         try:
             fd = os.open(path, _FLAGS, 0o666)
             try:
