@@ -22,6 +22,7 @@ from lllaunch.linux.process import (
     wait_readable,
 )
 from lllaunch.spawner.adoption import end_adopted
+from lllaunch.spawner.branching import Branching
 from lllaunch.spawner.environment import exec_part
 from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, translate
 from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
@@ -39,11 +40,11 @@ MARK = "LLLAUNCH_RUN"
 _CLOSE_SECONDS = 10.0
 
 
-class Spawner:
+class Spawner(Branching):
     """A spawner process, seen from the launcher.
 
-    It is started by `prestart`, or by `configure` when that has not been called. Not thread-safe:
-    one thread uses it at a time.
+    It is started by `prestart`, or by `configure` when that has not been called; or it is a branch
+    of another one (`new_branch`, `adopt`). Not thread-safe: one thread uses it at a time.
     """
 
     def __init__(self) -> None:
@@ -61,6 +62,7 @@ class Spawner:
         self._commands = Commands()
         self._facts: list[Fact] = []
         self._checked: list[str] = []
+        self._checking = False
         self._adopts = False
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
@@ -87,10 +89,13 @@ class Spawner:
         assert pidfd is not None  # our own child, not waited for
         self._pidfd = pidfd
         self._exec_env = exec_part(environ)
-        self._cgroup = Cgroup.create(f"lllaunch-{self.mark}")
-        self._channel = Channel(ours)
+        self._connect(ours)
+
+    def _connect(self, sock: socket.socket) -> None:
+        self._cgroup = Cgroup.create(f"lllaunch-{self.mark}-{os.getpid()}")
+        self._channel = Channel(sock)
         self._epoll = select.epoll()
-        for fd in (ours.fileno(), self._commands.fileno()):
+        for fd in (sock.fileno(), self._commands.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
 
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
@@ -166,9 +171,11 @@ class Spawner:
         """Send a signal to the process groups of workers, through the spawner.
 
         If it does not confirm within a second, the launcher signals the workers itself. A spawner
-        that is still preloading is killed: there is no worker yet, and nobody wants to wait.
+        that is still preloading, or checking a function, is killed: there is no worker yet, and
+        nobody wants to wait.
         """
-        if not self._ready and self._preloads and self.dead is None:
+        busy = self._checking or (self._preloads and not self._ready)
+        if busy and self.dead is None:
             send_signal(self._pidfd, signal.SIGKILL)
             return
         self._command("signal", list(keys), signum)
@@ -257,8 +264,11 @@ class Spawner:
         header = message.header
         if header["fact"] == "done":
             self._commands.confirm(header["op"])
+        elif header["fact"] == "branched":
+            self.pid, self._pidfd = header["pid"], message.fds[0]
         elif header["fact"] == "checked":
             self._checked.append(header["problem"])
+            self._checking = False
         elif "key" in header:
             self._facts.append(self._roster.note(message))
         else:
@@ -295,6 +305,7 @@ class Spawner:
         """
         named = {"op": "check", "module": module, "qualname": qualname}
         self._send(named | {"env": dict(env), "cwd": cwd}, call)
+        self._checking = True
         kept: list[Fact] = []
         until = None if seconds is None else time.monotonic() + seconds
         while not self._checked:
