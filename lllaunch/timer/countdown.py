@@ -79,7 +79,7 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     workers are written and the group ends as hung.
 
     Args:
-        after: seconds from entering the block.
+        after: seconds from entering the block; 0 or less expires at once.
         scope: name of the timer, shown in reports; by default ``FILE#LINE`` of the caller, for a
             decorated function those of its definition.
         client: sends the request; by default that of `configure`, looked up when the block is
@@ -128,7 +128,8 @@ class Countdown:
         client = self._client if self._client is not None else _client()
         name = _scopes.take(self._scope)
         try:
-            client.acquire(name, time.time() + self._after)
+            # Before the epoch would mean to take it back; at the epoch, it expires at once.
+            client.acquire(name, max(0.0, time.time() + self._after))
         except BaseException:
             _scopes.free(self._scope, name)
             raise

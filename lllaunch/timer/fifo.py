@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
+import termios
 
 from lllaunch.timer.file_client import SERVED_BY_US
 
 # As much as a user may have without privileges, by default: 9000 requests.
 _PIPE_BYTES = 1 << 20
+# A few milliseconds of work, whatever is in it: who reads has other things to do as well.
+_READ_BYTES = 1 << 16
 
 
 class Fifo:
@@ -48,11 +52,16 @@ class Fifo:
         return self._fd
 
     def read(self) -> bytes:
-        """All that is in it; at most 1 MiB."""
+        """Reads what is in it, 64 KiB at most; nothing if it is empty."""
         try:
-            return os.read(self._fd, _PIPE_BYTES)
+            return os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return b""
+
+    def waiting(self) -> int:
+        """Returns how many bytes are in it."""
+        size: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]
+        return size
 
     def close(self) -> None:
         """Close it; idempotent."""

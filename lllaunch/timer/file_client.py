@@ -136,7 +136,8 @@ class FileTimerClient(TimerClient):
                     self._write(data)
             except BlockingIOError:
                 until = until or time.monotonic() + _CROWDED
-                self._wait_for_room(until)
+                if self._write_when_there_is_room(data, until):
+                    return
             except OSError as error:
                 tries += 1
                 if tries >= _TRIES:
@@ -175,21 +176,31 @@ class FileTimerClient(TimerClient):
             else:
                 os.close(fd)
 
-    def _wait_for_room(self, until: float) -> None:
-        """Waits until the full FIFO has room, as far as can be told; others may take it.
+    def _write_when_there_is_room(self, data: bytes, until: float) -> bool:
+        """Waits until the full FIFO has room, and writes at once, as others wait for it too.
 
         Args:
+            data: the request.
             until: when to give up, seconds of the monotonic clock.
+
+        Returns:
+            False if it could not be written yet: others were faster, or the server has gone.
         """
         try:
             fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             # The next try tells.
-            return
+            return False
         try:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             stuck = not poll.poll(_STUCK * 1000)
+            if not stuck and stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.write(fd, data)
+                return True
+        except OSError:
+            # Others were faster, or the server has gone just now.
+            stuck = False
         finally:
             os.close(fd)
         if stuck or time.monotonic() > until:
@@ -199,6 +210,7 @@ class FileTimerClient(TimerClient):
                 f"the timer server's FIFO was full for {seconds:g} s, the request was not sent",
                 self._file_path,
             )
+        return False
 
     def __getstate__(self) -> dict[str, object]:
         # A descriptor means nothing, or something else, in another process.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 1.0
 # What `log_event` does is not known; nobody waits for it longer than this.
 _JOIN_SECONDS = 10.0
+# poll counts milliseconds in an int, enough for 24 days; a longer wait is several of these.
+_LONGEST_WAIT = 3600.0
 
 
 class FileTimerServer:
@@ -71,7 +73,7 @@ class FileTimerServer:
         # Guards the service, which knows no threads.
         self._lock = threading.RLock()
         self._stopping = False
-        self._once = False
+        self._once: float | None = None
         self._progress = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.remove(file_path)
@@ -114,14 +116,14 @@ class FileTimerServer:
 
     def run_once(self) -> None:
         """Handles what has been requested, and stops: for tests."""
-        self._once = True
+        self._once = time.monotonic()
         self._end()
 
     def _end(self) -> None:
         thread, self._watchdog_thread = self._watchdog_thread, None
         if thread is not None:
             self._rouse()
-            thread.join(max(self._max_interval, _JOIN_SECONDS))
+            thread.join(min(max(self._max_interval, _JOIN_SECONDS), _LONGEST_WAIT))
         with self._lock:
             self._service.close()
             if self._wake >= 0:
@@ -184,11 +186,13 @@ class FileTimerServer:
             try:
                 self._run_watchdog()
                 wait = self._next_wait()
+                done = once is not None and self._service.read_until >= once
             except Exception:  # noqa: BLE001 - other workers' timers are still to be served
                 logger(__name__).exception("the timers could not be looked at")
                 time.sleep(_RETRY_SECONDS)
                 wait = 0.0
-            if once:
+                done = once is not None
+            if done:
                 break
             self._progress = time.monotonic()
             # Rounded up: to wake early would be to spin through the last millisecond.
@@ -199,8 +203,9 @@ class FileTimerServer:
     def _next_wait(self) -> float:
         with self._lock:
             wait = self._service.next_in()
-        # An infinite interval is too much for poll.
-        return min(self._max_interval, 86400.0 if wait is None else wait)
+        longest = min(self._max_interval, _LONGEST_WAIT)
+        # poll takes less than 0 for ever.
+        return max(0.0, longest if wait is None else min(longest, wait))
 
     def _run_watchdog(self) -> None:
         with self._lock:

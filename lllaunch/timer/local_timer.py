@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
 
 _SIGKILL = 9  # the module `signal` imports enum
+# poll counts milliseconds in an int, enough for 24 days; locks cannot wait for ever either.
+_LONGEST_WAIT = 3600.0
 
 
 class LocalTimerClient(TimerClient):
@@ -63,10 +65,10 @@ class MultiprocessingRequestQueue(RequestQueue):
         return size
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Takes requests out of the queue; see `RequestQueue`."""
+        """Takes requests out of the queue; see `RequestQueue`. It waits for an hour at most."""
         from queue import Empty  # noqa: PLC0415 - imports threading; workers never get
 
-        until = time.monotonic() + timeout
+        until = time.monotonic() + min(timeout, _LONGEST_WAIT)
         found: list[TimerRequest] = []
         while len(found) < size:
             left = max(0.0, until - time.monotonic())

@@ -27,6 +27,8 @@ _USUAL = re.compile(
     rb'"signal": (0|[1-9]|[1-5][0-9]|6[0-4])\}'
 ).fullmatch
 _START = b'{"version"'
+# No request has fewer bytes: spaces and the version may be left out, nothing else.
+_SHORTEST = len('{"pid":1,"scope_id":"","expiration_time":0,"signal":0}')
 
 
 class Rejected(NamedTuple):
@@ -43,6 +45,31 @@ class Rejected(NamedTuple):
     text: str
 
 
+class Fault(NamedTuple):
+    """What is wrong with a line; the attributes are those of `Rejected`."""
+
+    pid: int | None
+    reason: str
+
+
+_TOO_LONG = Fault(None, f"it is longer than {select.PIPE_BUF} bytes")
+_NO_OBJECT = Fault(None, "it is not a JSON object")
+
+
+class Read(NamedTuple):
+    """What was in a block of bytes.
+
+    Attributes:
+        requests: in order.
+        rejected: what was wrong with other lines.
+        others: how many more lines were wrong.
+    """
+
+    requests: list[FileTimerRequest]
+    rejected: list[Rejected]
+    others: int
+
+
 class RequestReader:
     """Splits what is read into lines and understands them."""
 
@@ -50,36 +77,47 @@ class RequestReader:
         self._rest = b""
         self._overlong = False
 
-    def feed(self, block: bytes) -> tuple[list[FileTimerRequest], list[Rejected]]:
+    def feed(self, block: bytes, tell: int) -> Read:
         """Takes the next bytes.
+
+        Lines that are no requests cost little, most of all when no more of them are to be told.
 
         Args:
             block: they; any length. The end of the last line may come with a later block.
+            tell: how many rejections are wanted, at most; others are counted.
 
         Returns:
-            The requests of the lines that are complete, in order, and what was wrong with others.
+            What was in the lines that are complete.
         """
         lines = (self._rest + block).split(b"\n")
         self._rest = lines.pop()
         requests: list[FileTimerRequest] = []
         rejected: list[Rejected] = []
+        wrong = 0
         if self._overlong and lines:
             # It was reported when it grew too long. Its end may be another's request.
             self._overlong = False
             requests += _rescued(lines.pop(0))
-        for line in lines:
+        for line in filter(None, lines):
+            if wrong >= tell and len(line) < _SHORTEST:
+                wrong += not line.isspace()
+                continue
             found = parse(line)
             if isinstance(found, FileTimerRequest):
                 requests.append(found)
             elif found is not None:
-                rejected.append(found)
+                wrong += 1
                 requests += _rescued(line)
+                if wrong <= tell:
+                    rejected.append(Rejected(*found, shortened(line)))
         if len(self._rest) >= select.PIPE_BUF:
             if not self._overlong:
-                rejected.append(_too_long(self._rest))
+                wrong += 1
+                if wrong <= tell:
+                    rejected.append(Rejected(*_TOO_LONG, shortened(self._rest)))
             self._overlong = True
             self._rest = self._rest[-select.PIPE_BUF :]
-        return requests, rejected
+        return Read(requests, rejected, wrong - len(rejected))
 
 
 def _rescued(line: bytes) -> list[FileTimerRequest]:
@@ -89,11 +127,12 @@ def _rescued(line: bytes) -> list[FileTimerRequest]:
     another process came to stand right behind. ``{"version"`` cannot stand inside of a JSON string.
     """
     start = line.rfind(_START)
-    found = parse(line[start:]) if start >= 0 else None
+    # The whole line has been tried, unless it is too long.
+    found = parse(line[start:]) if start > 0 else None
     return [found] if isinstance(found, FileTimerRequest) else []
 
 
-def parse(line: bytes) -> FileTimerRequest | Rejected | None:
+def parse(line: bytes) -> FileTimerRequest | Fault | None:
     """Understands a line.
 
     Args:
@@ -106,23 +145,29 @@ def parse(line: bytes) -> FileTimerRequest | Rejected | None:
     if usual is not None and len(line) < select.PIPE_BUF:
         pid, scope, expiration, signum = usual.groups()
         return FileTimerRequest(int(pid), scope.decode(), float(expiration), int(signum))
-    if not line.strip():
+    text = line.strip()
+    if not text:
         return None
-    return _too_long(line) if len(line) >= select.PIPE_BUF else _parse_json(line)
+    if len(line) >= select.PIPE_BUF:
+        return _TOO_LONG
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        # Told without a parser, which takes its time.
+        return _NO_OBJECT
+    return _parse_json(line)
 
 
-def _parse_json(line: bytes) -> FileTimerRequest | Rejected:
+def _parse_json(line: bytes) -> FileTimerRequest | Fault:
     try:
         fields = json.loads(line.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        return Rejected(None, f"it is not JSON ({reason})", shortened(line))
+        return Fault(None, f"it is not JSON ({reason})")
     if not isinstance(fields, dict):
-        return Rejected(None, "it is not a JSON object", shortened(line))
+        return _NO_OBJECT
     reason = _wrong_with(fields)
     if reason:
         pid = fields.get("pid")
-        return Rejected(pid if _is_pid(pid) else None, reason, shortened(line))
+        return Fault(pid if _is_pid(pid) else None, reason)
     # A lone surrogate can neither be written nor shown.
     scope = fields["scope_id"].encode(errors="backslashreplace").decode()
     return FileTimerRequest(
@@ -169,10 +214,6 @@ def _wrong_with(fields: dict[str, Any]) -> str:
         if not fine(fields[name]):
             return f"its {name} {what}"
     return ""
-
-
-def _too_long(line: bytes) -> Rejected:
-    return Rejected(None, f"it is longer than {select.PIPE_BUF} bytes", shortened(line))
 
 
 def shortened(line: bytes) -> str:

@@ -18,6 +18,11 @@ class Rejections:
         self._period_ends = 0.0
         self._counted = False
 
+    @property
+    def left(self) -> int:
+        """How many would be told one by one now."""
+        return self._left
+
     def add(self, rejected: Rejected) -> None:
         """Takes note of one."""
         if self._left:
@@ -25,6 +30,10 @@ class Rejections:
             self._told.append(rejected)
         else:
             self._others += 1
+
+    def count(self, number: int) -> None:
+        """Takes note of so many that need not be told one by one."""
+        self._others += number
 
     def begin(self, now: float) -> None:
         """Notes that time has passed; to be called before what is found at ``now`` is added.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _BATCH = 10_000
 # Seconds until a worker that could not be ended, or a queue that failed, is tried again.
 _RETRY = 1.0
+# Queues and threads cannot wait for ever; a longer wait is several of these.
+_LONGEST_WAIT = 3600.0
+_LARGEST = 1.7976931348623157e308
 
 
 class TimerServer(ABC):
@@ -113,7 +116,7 @@ class TimerServer(ABC):
             wake = getattr(self._request_queue, "wake", None)
             if wake is not None:
                 wake()
-            self._watchdog_thread.join(self._max_interval)
+            self._watchdog_thread.join(min(self._max_interval, _LONGEST_WAIT))
             self._watchdog_thread = None
 
     def _watchdog_loop(self) -> None:
@@ -146,7 +149,7 @@ class TimerServer(ABC):
 
     def _wait(self) -> float:
         """Seconds to wait for requests."""
-        waits = [self._max_interval]
+        waits = [self._max_interval, _LONGEST_WAIT]
         due = self._due.next_deadline()
         if due is not None:
             waits.append(due - self._steady.now())
@@ -162,8 +165,8 @@ class TimerServer(ABC):
             if request.expiration_time < 0:
                 self._due.release(request.worker_id, request.scope_id)
                 continue
-            request.expiration_time += correction
-            until = request.expiration_time
+            # Never negative, which would take it back.
+            until = request.expiration_time = max(0.0, request.expiration_time + correction)
             self._due.acquire(request.worker_id, request.scope_id, until, now, request)
 
     def _sound(self, requests: Iterable[TimerRequest]) -> list[TimerRequest]:
@@ -185,5 +188,5 @@ def _is_request(request: object) -> bool:
     except (AttributeError, TypeError):
         return False
     number = isinstance(expiration, (int, float)) and not isinstance(expiration, bool)
-    # neither NaN nor infinite
-    return number and abs(expiration) < float("inf")
+    # neither NaN nor infinite, nor an int that no float can hold
+    return number and abs(expiration) <= _LARGEST

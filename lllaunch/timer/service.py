@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from lllaunch.timer.backlog import Backlog
 from lllaunch.timer.fifo import Fifo
 from lllaunch.timer.processes import Processes
 from lllaunch.timer.reading import Rejected, RequestReader
@@ -25,6 +26,8 @@ from lllaunch.timer.request import FileTimerRequest
 __all__ = ["Expired", "Rejected", "TimerService"]
 
 _TIMERS_PER_PROCESS = 10_000
+# So many refused processes are remembered, to be told once each.
+_REFUSED = 1024
 
 
 class Expired(NamedTuple):
@@ -75,9 +78,11 @@ class TimerService:
     ) -> None:
         self._clock, self._wall_clock = clock, wall_clock
         self._reader = RequestReader()
+        self._backlog = Backlog()
         self._rejections = Rejections()
         self._timers: TimerRegistry[FileTimerRequest] = TimerRegistry()
         self._received = 0
+        self._refused: set[tuple[int, str]] = set()
         self._processes = Processes(owner_of)
         try:
             self._fifo = Fifo(path)
@@ -92,26 +97,41 @@ class TimerService:
         """How many requests were understood so far."""
         return self._received
 
+    @property
+    def read_until(self) -> float:
+        """The moment until which all requests have been read, by the clock; minus infinity first.
+
+        A later one may have been read, too.
+        """
+        return self._backlog.until
+
     def fileno(self) -> int:
         """The descriptor that is readable when `dispatch` has something to do."""
         return self._processes.fileno()
 
     def dispatch(self) -> list[Rejected]:
-        """Reads what is in the FIFO, 1 MiB at most, and forgets the timers of ended processes.
+        """Reads what is in the FIFO, and forgets the timers of ended processes.
+
+        It reads 64 KiB at most, so that it takes milliseconds whatever is written there. If there
+        is more, `fileno` is still readable.
 
         Returns:
             What was wrong with requests. Of those that come at a high rate only some are told, and
             the number of the others.
         """
-        self._rejections.begin(self._clock())
-        requests, rejected = self._reader.feed(self._fifo.read())
-        for each in rejected:
+        now = self._clock()
+        block = self._fifo.read()
+        self._backlog.note(now, len(block), self._fifo.waiting())
+        self._rejections.begin(now)
+        read = self._reader.feed(block, self._rejections.left)
+        for each in read.rejected:
             self._rejections.add(each)
+        self._rejections.count(read.others)
         # Between reading and registering: what was read may come from a process that has got the
         # number of one that has ended.
         for pid in self._processes.ended():
             self._timers.drop(pid)
-        self.register(requests)
+        self.register(read.requests)
         return self._rejections.take()
 
     def register(self, requests: Iterable[FileTimerRequest]) -> None:
@@ -143,7 +163,7 @@ class TimerService:
             # It has ended, and its timers with it.
             return False
         if isinstance(process, str):
-            self._rejections.add(Rejected(pid, process, ""))
+            self._refuse(pid, process)
             return False
         if self._timers.count(pid) < _TIMERS_PER_PROCESS or (pid, scope) in self._timers:
             self._timers.acquire(pid, scope, request.expiration_time + offset, now, request)
@@ -152,17 +172,36 @@ class TimerService:
             self._rejections.add(Rejected(pid, reason, ""))
         return True
 
+    def _refuse(self, pid: int, reason: str) -> None:
+        """Adds to the rejections, once for a process: it may go on asking for as long as it lives.
+
+        Another that gets its number later may go untold.
+        """
+        if (pid, reason) in self._refused:
+            return
+        if self._rejections.left:
+            if len(self._refused) >= _REFUSED:
+                self._refused.clear()
+            self._refused.add((pid, reason))
+        self._rejections.add(Rejected(pid, reason, ""))
+
     def next_in(self) -> float | None:
-        """Seconds until the next timer expires, 0 if one has, None if none is set."""
+        """Seconds until the next timer expires, 0 if one has, None if none is set.
+
+        It may be longer than a clock goes, or than system calls can wait.
+        """
         deadline = self._timers.next_deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     def expired(self) -> list[Expired]:
         """The processes of which timers have expired; each is told once.
 
-        All timers of these processes are forgotten.
+        All timers of these processes are forgotten. While there is more in the FIFO than was read,
+        a timer is told when all has been read that was there when it expired: its process may have
+        taken it back in time.
         """
-        found = self._timers.take_expired(self._clock())
+        now = self._backlog.until if self._backlog.behind else self._clock()
+        found = self._timers.take_expired(now)
         return [self._expired(pid, timers) for pid, timers in found.items()]
 
     def _expired(self, pid: int, timers: list[Timer]) -> Expired:

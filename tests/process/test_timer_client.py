@@ -36,9 +36,13 @@ def client(fifo: Fifo) -> Iterator[FileTimerClient]:
 
 
 def read(fifo: Fifo) -> list[FileTimerRequest]:
-    requests, rejected = RequestReader().feed(fifo.read())
-    assert rejected == []
-    return requests
+    reader = RequestReader()
+    found = []
+    while block := fifo.read():
+        requests, *wrong = reader.feed(block, 0)
+        assert wrong == [[], 0]
+        found += requests
+    return found
 
 
 def is_open(path: str) -> bool:
@@ -135,9 +139,9 @@ def test_a_slow_reader_loses_nothing(fifo: Fifo, client: FileTimerClient) -> Non
 
     def drain() -> None:
         while not done.wait(0.01):
-            found.extend(reader.feed(fifo.read())[0])
+            found.extend(reader.feed(fifo.read(), 0).requests)
         while block := fifo.read():
-            found.extend(reader.feed(block)[0])
+            found.extend(reader.feed(block, 0).requests)
 
     thread = threading.Thread(target=drain)
     thread.start()

@@ -1,4 +1,4 @@
-"""Eight workers that set and take back timers as fast as they can."""
+"""Workers that set and take back timers as fast as they can, or write garbage."""
 
 from __future__ import annotations
 
@@ -20,6 +20,34 @@ for _ in range(int(sys.argv[2])):
     with expires(after=600, client=client):
         pass
 """
+
+
+FLOOD = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY)
+while True:
+    os.write(fd, eval(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("garbage", ["b'x\\n' * 2048", "b'\\n' * 4096"])
+def test_who_writes_garbage_without_end_hurts_no_other(tmp_path: Path, garbage: str) -> None:
+    path = str(tmp_path / "timers")
+    server = FileTimerServer(path, "run")
+    server.start()
+    flood = subprocess.Popen([sys.executable, "-c", FLOOD, path, garbage])
+    try:
+        command = [sys.executable, "-c", WORK, path, "3000"]
+        workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+        said = [worker.communicate()[1] for worker in workers]
+        # It still writes, and that does not keep a server from its end.
+        assert flood.poll() is None
+        server.run_once()
+    finally:
+        flood.kill()
+        flood.wait()
+    assert said == [b"", b""]
+    assert server._service.received == 12_000
 
 
 @pytest.mark.slow

@@ -23,8 +23,10 @@ from lllaunch.timer import (
     FileTimerServer,
     LocalTimerClient,
     LocalTimerServer,
+    TimerRequest,
     expires,
 )
+from lllaunch.timer.local_timer import MultiprocessingRequestQueue
 
 # Far more than any of this takes; a server that waits for its interval takes longer still.
 _BOUND = 60
@@ -114,8 +116,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def timers_of(server: FileTimerServer) -> dict[int, list[str]]:
-    found = server.get_expired_timers(9e9)
+def timers_of(server: FileTimerServer, before: float = 9e9) -> dict[int, list[str]]:
+    found = server.get_expired_timers(before)
     return {pid: [request.scope_id for request in requests] for pid, requests in found.items()}
 
 
@@ -190,14 +192,36 @@ def test_rubbish_of_one_worker_hurts_no_other(
         worker = workers.start(HANG, str(tmp_path / "timers"), "9")
         fifo.write(b"more rubbish")
         assert worker.wait(_BOUND) == -signal.SIGKILL
-    assert "it is not JSON" in caplog.text
+    assert "it is not a JSON object" in caplog.text
+
+
+@pytest.mark.parametrize("after", [30 * 86400.0, 1e308])
+def test_a_far_timer_is_no_obstacle(
+    tmp_path: Path, workers: Workers, caplog: pytest.LogCaptureFixture, after: float
+) -> None:
+    path = str(tmp_path / "timers")
+    server = FileTimerServer(path, "run", float("inf"))
+    server.start()
+    idle = workers.start(IDLE.replace("600", repr(after)), path)
+    until(lambda: timers_of(server, 1.7e308) == {idle.pid: ["long"]})
+    assert workers.start(HANG, path, "9").wait(_BOUND) == -signal.SIGKILL
+    assert idle.poll() is None
+    server.stop()
+    assert "could not be looked at" not in caplog.text
 
 
 def test_a_server_does_not_end_its_own_process(
     server: FileTimerServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with expires(after=60, client=FileTimerClient(str(tmp_path / "timers"))):
-        until(lambda: f"process {os.getpid()} is no worker's" in caplog.text)
+    refusal = f"process {os.getpid()} is no worker's"
+    client = FileTimerClient(str(tmp_path / "timers"))
+    for received in (1, 2, 3):
+        client.acquire("a", time.time() + 60)
+        until(lambda: server._service.received == received)  # noqa: B023 - called at once
+        until(lambda: refusal in caplog.text)
+    client.close()
+    server.stop()
+    assert caplog.text.count(refusal) == 1
 
 
 def test_stopping_waits_for_no_interval_and_leaves_no_fifo(
@@ -346,3 +370,28 @@ def test_a_queue_that_cannot_wake_the_server_is_served_too(workers: Workers) -> 
     requests.put(FileTimerRequest(worker.pid, "a", time.time(), 9))
     assert worker.wait(_BOUND) == -signal.SIGKILL
     server.stop()
+
+
+@pytest.mark.parametrize("kind", ["wakeable", "plain"])
+def test_a_queue_can_be_asked_to_wait_for_ever(
+    local: tuple[LocalTimerServer, Any], kind: str
+) -> None:
+    requests = local[1] if kind == "wakeable" else queue.Queue()
+    asked = MultiprocessingRequestQueue(requests)
+    threading.Timer(0.1, lambda: requests.put(TimerRequest(1, "a", 1.0))).start()
+    assert asked.get(1, float("inf")) == [TimerRequest(1, "a", 1.0)]
+    asked.close()
+
+
+def test_a_local_server_bears_far_timers_and_long_intervals(workers: Workers) -> None:
+    requests = multiprocessing.get_context("fork").Queue()
+    server = LocalTimerServer(requests, max_interval=1e300)
+    server.start()
+    worker = workers.start("import time; print(flush=True); time.sleep(1000)")
+    for scope, when in (("never", 1e308), ("far", time.time() + 30 * 86400), ("a", time.time())):
+        requests.put(TimerRequest(worker.pid, scope, when))
+    assert worker.wait(_BOUND) == -signal.SIGKILL
+    server.stop()
+    requests.close()
+    requests.join_thread()
+    requests._reader.close()

@@ -280,6 +280,81 @@ def test_a_process_that_is_no_workers_gets_no_timers(place: Place) -> None:
     assert stranger.poll() is None
 
 
+def test_a_process_that_is_refused_is_told_once(place: Place) -> None:
+    strangers = [place.worker(rank=None) for _ in range(2)]
+    told = []
+    for _ in range(50):
+        for stranger in strangers:
+            place.acquire(stranger.pid, "a", 1.0)
+        place.advance(1.0)
+        told += [each.pid for each in place.service.dispatch()]
+    assert told == [stranger.pid for stranger in strangers]
+    # Nor is the refusal forever: it may be seen to be a worker's later.
+    place.owners[strangers[0].pid] = 3
+    place.acquire(strangers[0].pid, "a", 1.0)
+    assert place.service.dispatch() == []
+    assert place.service.next_in() == pytest.approx(1.0)
+
+
+def test_a_process_that_was_only_counted_is_told_later(place: Place) -> None:
+    stranger = place.worker(rank=None)
+    place.write(b"rubbish\n" * 25)
+    place.acquire(stranger.pid, "a", 1.0)
+    assert len(place.service.dispatch()) == 21
+    place.advance(10.0)
+    place.acquire(stranger.pid, "a", 1.0)
+    assert [each.pid for each in place.service.dispatch()] == [stranger.pid]
+
+
+def test_a_timer_that_is_never_over_is_waited_for_and_hurts_no_other(place: Place) -> None:
+    worker = place.worker()
+    place.acquire(worker.pid, "never", 1e308)
+    assert place.service.dispatch() == []
+    assert place.service.next_in() == pytest.approx(1e308)
+    place.acquire(worker.pid, "far", 30 * 86400.0)
+    place.service.dispatch()
+    assert place.service.next_in() == pytest.approx(30 * 86400.0)
+    place.advance(30 * 86400.0)
+    assert [each.scopes for each in place.service.expired()] == [("far",)]
+
+
+def test_a_turn_takes_a_part_of_a_flood_and_is_called_again(place: Place) -> None:
+    worker = place.worker()
+    fd = os.open(place.path, os.O_WRONLY | os.O_NONBLOCK)
+    written = 0
+    with contextlib.suppress(BlockingIOError):
+        while written < 1 << 18:
+            written += os.write(fd, b"\n" * select.PIPE_BUF)
+    os.close(fd)
+    place.service.dispatch()
+    place.acquire(worker.pid, "a", 1.0)
+    turns = 1
+    while place.ready:
+        assert place.service.next_in() is None
+        assert place.service.dispatch() == []
+        turns += 1
+    assert place.service.next_in() == pytest.approx(1.0)
+    assert turns == written // (1 << 16) + 1
+
+
+def test_a_timer_taken_back_in_time_does_not_expire_while_much_is_to_be_read(place: Place) -> None:
+    """The launcher stood still for long; what it reads first does not tell it all."""
+    innocent, hung = place.worker(0), place.worker(1)
+    place.acquire(innocent.pid, "a", 5.0)
+    place.acquire(hung.pid, "b", 5.0)
+    place.write(*[b"\n" * select.PIPE_BUF] * 20)
+    place.write(FileTimerRequest(innocent.pid, "a", -1, 0))
+    place.advance(100.0)
+    turns, told = 0, []
+    while place.ready:
+        place.service.dispatch()
+        told += place.service.expired()
+        turns += 1
+    assert turns > 1
+    assert [each.pid for each in told] == [hung.pid]
+    assert place.service.read_until == place.clock.now
+
+
 def test_whose_a_process_is_is_asked_once(place: Place) -> None:
     worker = place.worker()
     for _ in range(3):

@@ -68,6 +68,13 @@ def test_a_block_has_a_timer(client: Recorder) -> None:
     assert before + 60 <= client.expirations[0] <= time.time() + 60
 
 
+def test_a_time_before_the_epoch_is_over_and_not_taken_back(client: Recorder) -> None:
+    for after in (-5e9, -1e308):
+        with expires(after, "work"):
+            pass
+    assert client.expirations == [0.0, 0.0]
+
+
 def test_a_client_of_its_own_comes_before_the_configured_one(client: Recorder) -> None:
     own = Recorder()
     with expires(5, "work", own):

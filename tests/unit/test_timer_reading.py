@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.timer import FileTimerRequest
-from lllaunch.timer.reading import Rejected, RequestReader, parse, shortened
+from lllaunch.timer.reading import Fault, Read, Rejected, RequestReader, parse, shortened
 from lllaunch.timer.rejections import Rejections
 
 GOOD: dict[str, Any] = {
@@ -32,6 +32,10 @@ REQUESTS = st.builds(
 JUNK = st.binary(max_size=40).filter(lambda data: b"\n" not in data and b"{" not in data)
 
 
+def read(block: bytes, tell: int = 99) -> Read:
+    return RequestReader().feed(block, tell)
+
+
 def line(**changed: Any) -> bytes:
     return json.dumps(GOOD | changed).encode()
 
@@ -48,40 +52,40 @@ def test_blocks_may_end_anywhere(requests: list[FileTimerRequest], data: st.Data
     found = []
     while text:
         size = data.draw(st.integers(1, len(text)))
-        got, rejected = reader.feed(text[:size])
-        assert rejected == []
-        found += got
+        got = reader.feed(text[:size], 0)
+        assert got.others == 0
+        found += got.requests
         text = text[size:]
     assert found == requests
 
 
 @settings(max_examples=200)
-@given(st.lists(st.one_of(REQUESTS, JUNK), max_size=12))
-def test_bad_lines_hurt_no_good_ones(lines: list[FileTimerRequest | bytes]) -> None:
-    reader = RequestReader()
+@given(st.lists(st.one_of(REQUESTS, JUNK), max_size=12), st.integers(0, 5))
+def test_bad_lines_hurt_no_good_ones(lines: list[FileTimerRequest | bytes], tell: int) -> None:
     text = b"".join(
         (each if isinstance(each, bytes) else each.to_json().encode()) + b"\n" for each in lines
     )
-    found, rejected = reader.feed(text)
-    assert found == [each for each in lines if not isinstance(each, bytes)]
-    assert len(rejected) == sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
+    found = read(text, tell)
+    assert found.requests == [each for each in lines if not isinstance(each, bytes)]
+    bad = sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
+    assert len(found.rejected) == min(bad, tell)
+    assert len(found.rejected) + found.others == bad
 
 
 @given(JUNK, REQUESTS)
 def test_half_a_line_hurts_not_the_request_that_comes_behind_it(
     junk: bytes, request: FileTimerRequest
 ) -> None:
-    found, _ = RequestReader().feed(junk + request.to_json().encode() + b"\n")
-    assert found == [request]
+    assert read(junk + request.to_json().encode() + b"\n", 0).requests == [request]
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
 def test_no_bytes_are_too_strange(data: bytes, cuts: list[int]) -> None:
     reader = RequestReader()
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
-        reader.feed(data[start:end])
-    found, _ = reader.feed(b"\n" + line() + b"\n")
-    assert found[-1].scope_id == "a"
+        reader.feed(data[start:end], 9)
+    found = reader.feed(b"\n" + line() + b"\n", 9)
+    assert found.requests[-1].scope_id == "a"
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
@@ -99,10 +103,13 @@ def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"hello", "it is not JSON"),
-        (b"\xff\xfe", "it is not JSON"),
-        (b"[" * 3000, "it is not JSON (too deeply nested)"),
+        (b"hello", "it is not a JSON object"),
+        (b"\xff\xfe", "it is not a JSON object"),
         (b"[1]", "it is not a JSON object"),
+        (b"{\xff}", "it is not JSON"),
+        (b"{hello}", "it is not JSON"),
+        (b'{"a":' + b"[" * 3000 + b"}", "it is not JSON (too deeply nested)"),
+        (line()[:-1], "it is not a JSON object"),
         (b"{}", "it has no pid, scope_id, expiration_time, signal"),
         (line(version=2), "its version is not 1"),
         (line(version=True), "its version is not 1"),
@@ -126,17 +133,18 @@ def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
     ],
 )
 def test_what_is_wrong_is_said(text: bytes, reason: str) -> None:
-    found = parse(text)
-    assert isinstance(found, Rejected)
+    requests, (found,), others = read(text + b"\n")
+    assert (requests, others) == ([], 0)
     assert found.reason.startswith(reason)
     assert found.text
     assert len(found.text) < 200
     assert found.text.isprintable()
+    # It is as wrong when nobody wants to know.
+    assert read(text + b"\n", 0) == ([], [], 1)
 
 
 def test_a_rejection_names_the_process_if_it_can_be_known() -> None:
-    rejected = parse(line(signal=99))
-    assert isinstance(rejected, Rejected)
+    (rejected,) = read(line(signal=99) + b"\n").rejected
     assert rejected.pid == 7
 
 
@@ -154,29 +162,46 @@ def test_a_scope_that_cannot_be_encoded_is_made_readable() -> None:
 def test_a_line_counts_with_its_newline() -> None:
     room = select.PIPE_BUF - 1 - len(line(scope_id=""))
     assert isinstance(parse(line(scope_id="x" * room)), FileTimerRequest)
-    assert isinstance(parse(line(scope_id="x" * (room + 1))), Rejected)
+    assert isinstance(parse(line(scope_id="x" * (room + 1))), Fault)
 
 
 def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:
     reader = RequestReader()
     reports = []
     for _ in range(50):
-        found, rejected = reader.feed(b"x" * 1000)
-        assert found == []
-        reports += rejected
+        found = reader.feed(b"x" * 1000, 9)
+        assert found.requests == []
+        reports += found.rejected
         assert len(reader._rest) <= 2 * select.PIPE_BUF
-    found, rejected = reader.feed(b"\n" + line() + b"\n")
-    reports += rejected
+    found = reader.feed(b"\n" + line() + b"\n", 9)
+    reports += found.rejected
     assert [report.reason for report in reports] == [f"it is longer than {select.PIPE_BUF} bytes"]
-    assert found == [FileTimerRequest(7, "a", 2.5, 9)]
+    assert found.requests == [FileTimerRequest(7, "a", 2.5, 9)]
 
 
 def test_a_request_in_the_middle_of_anothers_long_line_is_found() -> None:
-    found, rejected = RequestReader().feed(
+    found = read(
         b'{"version": 1, "scope_id": "' + b"x" * 5000 + line() + b"\n" + b'y"}\n' + line() + b"\n"
     )
-    assert found == [FileTimerRequest(7, "a", 2.5, 9)] * 2
-    assert len(rejected) == 2
+    assert found.requests == [FileTimerRequest(7, "a", 2.5, 9)] * 2
+    assert len(found.rejected) == 2
+
+
+def test_the_shortest_request_is_one_also_among_garbage() -> None:
+    shortest = b'{"pid":1,"scope_id":"","expiration_time":0,"signal":0}'
+    found = read(b"x\n" * 1000 + b"\n \n{}\n" + shortest + b"\n", tell=3)
+    assert found.requests == [FileTimerRequest(1, "", 0.0, 0)]
+    assert [report.text for report in found.rejected] == ["x"] * 3
+    assert found.others == 998
+
+
+def test_what_cannot_be_a_request_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(json, "loads", lambda text, **_options: parsed.append(text) or {})
+    found = read(b"x\n" * 100 + b"[" * 3000 + b"\n" + b"{\n" * 100 + b"{}\n" * 100, tell=20)
+    assert (parsed, len(found.rejected), found.others) == ([], 20, 281)
+    read(b"{}\n" * 100, tell=20)
+    assert parsed == ["{}"] * 20
 
 
 def test_texts_are_shortened_and_printable() -> None:
@@ -200,6 +225,17 @@ def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
     assert len(told) == 10 * 21
     assert told[20].reason == "980 more requests for timers could not be accepted"
     assert told[41].reason == "9980 more requests for timers could not be accepted"
+
+
+def test_rejections_that_were_only_counted_are_told_as_a_number() -> None:
+    rejections = Rejections()
+    rejections.begin(0.0)
+    assert rejections.left == 20
+    rejections.add(rejected(1))
+    rejections.count(4)
+    assert rejections.left == 19
+    (_, last) = rejections.take()
+    assert last.reason == "4 more requests for timers could not be accepted"
 
 
 def test_few_rejections_are_all_told() -> None:

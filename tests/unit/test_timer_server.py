@@ -121,6 +121,23 @@ def test_setting_the_wall_clock_changes_no_timer(jump: float) -> None:
     assert server.reaped == [("early", 150.0), ("late", 170.0)]
 
 
+def test_setting_the_wall_clock_does_not_make_a_timer_one_taken_back() -> None:
+    server = Server()
+    server.wall.now += 3600.0
+    server.queue.waiting = [TimerRequest("w", "a", 0.0)]
+    server.runs(1)
+    assert server.reaped == [("w", 100.0)]
+
+
+def test_no_wait_is_longer_than_a_queue_can_wait() -> None:
+    server = Server()
+    server._max_interval = float("inf")
+    server.queue.waiting = [TimerRequest("w", "never", 1.7e308), TimerRequest("w", "a", 15000.0)]
+    server.runs(5)
+    assert server.queue.waits == [3600.0, 3600.0, 3600.0, 2800.0, 3600.0]
+    assert server.reaped == [("w", 10100.0)]
+
+
 def test_a_worker_that_cannot_be_ended_is_tried_again_soon() -> None:
     server = Server()
     server.answers = [False, False, True]
@@ -146,6 +163,7 @@ def test_a_worker_whose_end_raises_is_given_up() -> None:
         "text",
         TimerRequest("w", "a", float("nan")),
         TimerRequest("w", "a", float("inf")),
+        TimerRequest("w", "a", 10**400),
         TimerRequest("w", "a", True),
         TimerRequest("w", "a", "5007"),  # type: ignore[arg-type]
         TimerRequest([], "a", 5007.0),

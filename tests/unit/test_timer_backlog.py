@@ -1,0 +1,58 @@
+"""How far a FIFO has been read, while others write into it."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.timer.backlog import Backlog
+
+MOST = 10
+
+
+def test_all_is_read_when_nothing_waits() -> None:
+    backlog = Backlog()
+    assert (backlog.until, backlog.behind) == (-math.inf, False)
+    backlog.note(5.0, 3, 0)
+    assert (backlog.until, backlog.behind) == (5.0, False)
+
+
+def test_what_waits_is_to_be_read_first() -> None:
+    backlog = Backlog()
+    backlog.note(5.0, 0, 0)
+    told = []
+    for now in range(6, 11):
+        # More than is read comes all the time.
+        backlog.note(float(now), 10, 20)
+        assert backlog.behind
+        told.append(backlog.until)
+    assert told == [5.0, 5.0, 6.0, 6.0, 8.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)), max_size=60))
+def test_nothing_that_was_written_until_then_is_left(steps: list[tuple[int, int]]) -> None:
+    """Each step: so much is written before a reading, and so much during it."""
+    backlog = Backlog()
+    fifo: list[float] = []
+    for number, (before, during) in enumerate(steps):
+        fifo += [number - 0.5] * before
+        taken, fifo = fifo[:MOST], fifo[MOST:]
+        fifo += [number + 0.5] * during
+        backlog.note(float(number), len(taken), len(fifo))
+        assert backlog.behind == bool(fifo)
+        assert all(written > backlog.until for written in fifo)
+        assert backlog.until <= number
+
+
+@given(st.lists(st.integers(0, 10), min_size=40, max_size=40))
+def test_it_comes_after_however_much_is_written(writes: list[int]) -> None:
+    backlog = Backlog()
+    waiting = 100
+    for number, written in enumerate(writes):
+        got = min(MOST, waiting)
+        waiting += written - got
+        backlog.note(float(number), got, waiting)
+    # It may lag behind by two rounds of 100 bytes.
+    assert backlog.until >= len(writes) - 1 - 2 * 11
