@@ -10,16 +10,14 @@ Only the launcher makes directories; an attempt's directory is never deleted or 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
-import socket
 from typing import TYPE_CHECKING
 
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import Problem
 from lllaunch.multiprocessing.layout import make_attempt_dir
-from lllaunch.run.files import link_atomic, naming, write_all
+from lllaunch.run.files import link_atomic, naming
+from lllaunch.run.lock import lock_directory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 LOCK_NAME = ".lllaunch.lock"
 _ATTEMPT = re.compile(r"attempt_(\d+)")
-_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 class RunDirectory:
@@ -58,23 +55,7 @@ class RunDirectory:
             OutputError: it cannot be made or written to.
         """
         path = os.path.abspath(path)
-        with naming(path):
-            os.makedirs(path, exist_ok=True)
-        lock = os.path.join(path, LOCK_NAME)
-        # named by the directory: that is what the user chose and can change
-        with naming(path):
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            try:
-                if error.errno in _UNSUPPORTED:  # a file system without locks: go on without
-                    return cls(path, None)
-                raise _refusal(path, fd, error) from None
-            finally:
-                os.close(fd)
-        _sign(path, fd)
-        return cls(path, fd)
+        return cls(path, lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, holder)))
 
     def file(self, name: str) -> str:
         """Returns the absolute path of a file of the run."""
@@ -127,22 +108,10 @@ class RunDirectory:
         self.release()
 
 
-def _sign(path: str, fd: int) -> None:
-    """Writes who holds the lock, for the message that another launcher shows."""
-    with naming(path):
-        os.ftruncate(fd, 0)
-        write_all(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
-
-
-def _refusal(path: str, fd: int, error: OSError) -> ConfigError | OutputError:
-    if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-        return OutputError(path, error.strerror or str(error))
-    holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-    who = f" ({holder})" if holder else ""
-    problem = Problem(
+def _in_use(path: str, holder: str) -> Problem:
+    return Problem(
         key="launch.log_dir",
         value=repr(path),
-        expected=f"is in use by another run{who}",
+        expected=f"is in use by another run{holder}",
         hint="wait for it, or choose another directory with hydra.run.dir=...",
     )
-    return ConfigError((problem,))

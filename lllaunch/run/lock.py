@@ -1,0 +1,75 @@
+"""A directory that one launcher holds at a time: a lock on a file in it.
+
+The lock is ``flock``'s: the kernel drops it however its holder ends. Processes that the holder
+forks share it: it is free when the last of them has ended or closed it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from lllaunch.errors import ConfigError, OutputError
+from lllaunch.run.files import naming, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lllaunch.errors import Problem
+
+_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def lock_directory(path: str, name: str, refusal: Callable[[str], Problem]) -> int | None:
+    """Takes a directory for this process, making it if need be.
+
+    Args:
+        path: the directory, absolute.
+        name: the lock's file in it.
+        refusal: makes the message from who holds it: an empty string, or ``" (pid 1 on host)"``.
+
+    Returns:
+        a descriptor whose closing gives the lock back, or None on a file system without locks,
+        where everybody is let in.
+
+    Raises:
+        ConfigError: another process holds it.
+        OutputError: it cannot be made or written to.
+    """
+    # named by the directory: that is what the user chose and can change
+    with naming(path):
+        os.makedirs(path, exist_ok=True)
+        fd = os.open(os.path.join(path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if not _lock(path, fd, refusal):
+            os.close(fd)
+            return None
+        _sign(path, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lock(path: str, fd: int, refusal: Callable[[str], Problem]) -> bool:
+    """Takes the lock; False if there are none here."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise OutputError(path, error.strerror or str(error)) from None
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+        raise ConfigError((refusal(f" ({holder})" if holder else ""),)) from None
+    return True
+
+
+def _sign(path: str, fd: int) -> None:
+    """Writes who holds the lock, for the message that another launcher shows."""
+    with naming(path):
+        os.ftruncate(fd, 0)
+        write_all(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())

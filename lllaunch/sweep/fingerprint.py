@@ -1,0 +1,196 @@
+"""What identifies a job: by its overrides, to find it again, and by its config, to see a change.
+
+Pure. A job's fingerprint holds what its outcome may depend on: of the plan, what the workers run,
+their number and environment; of the rest of the config, everything, since only the user's code
+knows what it reads. It leaves out of the plan how the run is watched, ended, shown and stored
+(`NEUTRAL`), and from all texts where the sweep and the user's directory are. A key that is not
+known here is in: a job that runs again is cheaper than one that wrongly does not.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NEUTRAL: frozenset[str] = frozenset(
+    {
+        # where output goes, and what is shown of it
+        *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix"),
+        *("duplicate_stdout_filters", "duplicate_stderr_filters"),
+        # what is noticed, how workers are ended, and how often all is tried again
+        *("watchdog", "signals", "grace_period", "max_restarts", "restart"),
+        # what it runs on; the number of nodes is in, as the number of workers is
+        *("resources", "pin_cpus", "node_rank", "rdzv", "cluster"),
+        # a name made from the place and the moment
+        "run_id",
+    }
+)
+"""Keys of the launch node that do not change a job's outcome."""
+
+CONFIG_LIMIT = 256 * 1024
+"""Longest canonical config that is worth keeping to show a difference, characters of JSON."""
+
+_OTHERS = ("launch", "hydra")
+
+
+def job_config(
+    plan: Mapping[str, Any],
+    config: Mapping[str, Any],
+    places: Iterable[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """Returns what a job's outcome depends on as canonical JSON: the config without the rest.
+
+    Args:
+        plan: the decided and redacted ``launch`` node, plain data.
+        config: the job's config, resolved and redacted, plain data; its ``launch`` and ``hydra``
+            are left out.
+        places: directories that do not matter and what stands for them in texts, such as
+            ``("/home/u/sweep/3", "<output_dir>")``. Where one is within another it goes first.
+
+    Raises:
+        TypeError: something in it is not plain data; names its key.
+    """
+    known = _Places(places)
+    launch = {key: value for key, value in plan.items() if key not in NEUTRAL}
+    rest = {key: value for key, value in config.items() if key not in _OTHERS}
+    canonical: dict[str, Any] = _canonical({**rest, "launch": launch}, known, "")
+    return canonical
+
+
+def job_key(canonical: Mapping[str, Any]) -> str:
+    """Returns the fingerprint of what `job_config` made: SHA-256 in hexadecimal."""
+    return _digest(canonical)
+
+
+def worth_keeping(canonical: Mapping[str, Any]) -> bool:
+    """Tells whether a config is short enough for the journal."""
+    return len(json.dumps(canonical)) <= CONFIG_LIMIT
+
+
+def _digest(value: Any) -> str:
+    # ASCII: the same for lone surrogates, which UTF-8 does not know
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+class _Places:
+    """Replaces directories in text, the longest first."""
+
+    def __init__(self, places: Iterable[tuple[str, str]]) -> None:
+        named = {path.rstrip("/"): name for path, name in places}
+        named.pop("", None)  # everything is within the root
+        longest = sorted(named, key=len, reverse=True)
+        paths = "|".join(re.escape(path) for path in longest)
+        # whole directories only, neither /a/bc nor /x/a/b for /a/b
+        self._pattern = re.compile(rf"(?<![\w.-])(?:{paths})(?![\w.-])") if longest else None
+        self._named = named
+
+    def __call__(self, text: str) -> str:
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda found: self._named[found[0]], text)
+
+
+def _canonical(value: Any, places: _Places, where: str) -> Any:
+    """Returns plain data as JSON that differs wherever the data does."""
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
+        return places(value)
+    if value is None or type(value) in {bool, int}:
+        return value
+    if isinstance(value, Mapping):
+        return {
+            _key(key, where): _canonical(item, places, f"{where}.{key}" if where else str(key))
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item, places, f"{where}[{i}]") for i, item in enumerate(value)]
+    return _canonical_rare(value, places, where)
+
+
+def _canonical_rare(value: Any, places: _Places, where: str) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": value.hex()}
+    if isinstance(value, os.PathLike):
+        return places(os.fsdecode(value))
+    raise TypeError(f"{where}: a {type(value).__qualname__} is not plain data")
+
+
+def _key(key: Any, where: str) -> str:
+    """Returns a key as text, other texts for the keys ``3`` and ``"3"``."""
+    if isinstance(key, enum.Enum):
+        return key.name
+    if isinstance(key, str):
+        return json.dumps(key) if _reads_as_json(key) else key
+    if key is None or isinstance(key, (bool, int, float)):
+        return json.dumps(key)
+    if isinstance(key, bytes):
+        return f"$bytes:{key.hex()}"
+    raise TypeError(f"{where or 'the root'}: a {type(key).__qualname__} is no key of plain data")
+
+
+def _reads_as_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def overrides_key(overrides: Sequence[str], neutral: bool = True) -> str:
+    """Returns the fingerprint of a job's overrides.
+
+    Their order does not matter, except between overrides of the same key, or of a key and one
+    below it, of which Hydra lets the last win.
+
+    Args:
+        overrides: as Hydra lists them for the job, such as ``["+exp=resnet", "params.lr=0.1"]``.
+        neutral: whether those of keys in `NEUTRAL` count.
+    """
+    texts = [text.strip() for text in overrides]
+    if not neutral:
+        texts = [text for text in texts if not _is_neutral(_path(text))]
+    return _digest(_ordered(texts))
+
+
+def _is_neutral(path: tuple[str, ...]) -> bool:
+    return path[0] == "launch" and len(path) > 1 and path[1] in NEUTRAL
+
+
+def _path(override: str) -> tuple[str, ...]:
+    """Returns the parts of an override's key: ``++a.b=1`` gives ``("a", "b")``."""
+    key = override.lstrip("+~").partition("=")[0]
+    return tuple(re.split(r"[./@:]", key.strip()))
+
+
+def _ordered(texts: Sequence[str]) -> list[str]:
+    """Returns the smallest of all orders that keep each key's own overrides in theirs."""
+    left = [(text, _path(text)) for text in texts]
+    known = {path for _, path in left}
+    above = (path[:length] for path in known for length in range(1, len(path)))
+    if len(known) == len(left) and known.isdisjoint(above):
+        return sorted(texts)  # the usual case: no two are related
+    ordered = []
+    while left:
+        free = [
+            index
+            for index, (_, path) in enumerate(left)
+            if not any(_related(path, earlier) for _, earlier in left[:index])
+        ]
+        first = min(free, key=lambda index: left[index][0])
+        ordered.append(left.pop(first)[0])
+    return ordered
+
+
+def _related(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]

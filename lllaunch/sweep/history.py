@@ -1,0 +1,124 @@
+"""What a journal tells of each job, all of its records taken together. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.sweep.records import (
+    Composed,
+    Ended,
+    Header,
+    Over,
+    Record,
+    Result,
+    Resumed,
+    Skipped,
+    Started,
+)
+from lllaunch.sweep.resources import Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lllaunch.sweep.records import Entry
+
+
+class JobHistory(NamedTuple):
+    """What is known of a job; its config is left out, which may be long.
+
+    Attributes:
+        job: its number.
+        overrides: its task overrides.
+        directory: where its result.json is; relative to the sweep's if it is in it.
+        fingerprint: of its config, None if that could not be composed.
+        state: ``composed``, ``started``, ``skipped``, or how it ended (`Result.state`).
+        retry: that of its last start.
+        tries: how often it was started.
+        lease: what it held last.
+        started_ns: when it was started last, nanoseconds since the epoch, 0 if never.
+        ended_ns: when it ended, 0 if it has not since.
+        result: what became of it, None if it has not ended since.
+        reason: why it was skipped, or not tried again, or an empty string.
+    """
+
+    job: int
+    overrides: tuple[str, ...] = ()
+    directory: str = ""
+    fingerprint: str | None = None
+    state: str = "composed"
+    retry: int = 0
+    tries: int = 0
+    lease: Lease = Lease()
+    started_ns: int = 0
+    ended_ns: int = 0
+    result: Result | None = None
+    reason: str = ""
+
+
+class SweepHistory:
+    """What is known of a sweep; give it the journal's entries, in order.
+
+    Attributes:
+        header: how the sweep was begun, or None.
+        started_ns: when, nanoseconds since the epoch.
+        resumes: how often it was resumed.
+        exit_code: of the last launcher, None if that did not come to its end.
+        jobs: what is known of each job, by number.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.header: Header | None = None
+        self.started_ns = 0
+        self.resumes = 0
+        self.exit_code: int | None = None
+        self.jobs: dict[int, JobHistory] = {}
+        for entry in entries:
+            self.add(entry.time_ns, entry.record)
+
+    def add(self, time_ns: int, record: Record) -> None:
+        """Takes note of a record.
+
+        Args:
+            time_ns: when it was made, nanoseconds since the epoch.
+            record: the record.
+        """
+        if isinstance(record, Header):
+            self.header, self.started_ns = record, time_ns
+        elif isinstance(record, Over):
+            self.exit_code = record.exit_code
+        else:
+            # something goes on: whatever was over is so no longer
+            self.exit_code = None
+            if isinstance(record, Resumed):
+                self.resumes += 1
+            else:
+                known = self.jobs.get(record.job) or JobHistory(record.job)
+                self.jobs[record.job] = _with(known, record, time_ns)
+
+
+def _with(
+    known: JobHistory, record: Composed | Started | Ended | Skipped, time_ns: int
+) -> JobHistory:
+    if isinstance(record, Composed):
+        return JobHistory(
+            known.job, record.overrides, record.directory, record.fingerprint, tries=known.tries
+        )
+    if isinstance(record, Started):
+        return known._replace(
+            state="started",
+            retry=record.retry,
+            tries=known.tries + 1,
+            lease=record.lease,
+            started_ns=time_ns,
+            ended_ns=0,
+            result=None,
+            reason="",
+        )
+    if isinstance(record, Ended):
+        result = record.result
+        return known._replace(
+            state=result.state, retry=record.retry, ended_ns=time_ns, result=result, reason=""
+        )
+    if known.result is not None:  # it has failed and is not tried again
+        return known._replace(reason=record.reason)
+    return known._replace(state="skipped", reason=record.reason)

@@ -1,0 +1,292 @@
+"""sweep.jsonl: the journal of a sweep, which survives any end of the launcher.
+
+One record a line, each on the disk before `Journal.append` returns. A launcher or a machine that
+dies in the middle of an append leaves a torn last line: readers pass over it, and whoever appends
+next cuts it off first, so that a torn line is never followed by a good one. Anything else that
+cannot be read is damage from outside, and an error.
+
+Only the launcher that holds the sweep's directory appends; anybody may read at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.run.files import naming, write_all, write_atomic
+from lllaunch.sweep.records import (
+    VERSION,
+    Composed,
+    Entry,
+    Header,
+    Record,
+    UnknownVersion,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from typing_extensions import Self
+
+_RESUME = "hydra.launcher.resume"
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+
+class Journal:
+    """The journal of a sweep, open for appending; made by `create` or `open`.
+
+    Attributes:
+        path: the file.
+        header: its first record.
+    """
+
+    def __init__(self, path: str, header: Header, end: int, now: Callable[[], int]) -> None:
+        self.path = path
+        self.header = header
+        self._now = now
+        self._end = end  # bytes of whole records
+        self._composed: dict[int, tuple[int, int]] | None = None
+        with naming(path):
+            self._fd = os.open(path, _FLAGS)
+            self._torn = os.fstat(self._fd).st_size != end
+
+    @classmethod
+    def create(cls, path: str, header: Header, now: Callable[[], int] = time.time_ns) -> Self:
+        """Begins a journal; its header is there whole or not at all.
+
+        Args:
+            path: the file, in a sweep's directory that this launcher holds.
+            header: its first record.
+            now: the time, nanoseconds since the epoch.
+
+        Raises:
+            ConfigError: there is a journal already.
+            OutputError: it cannot be written.
+        """
+        if os.path.lexists(path):
+            directory = os.path.dirname(path)
+            expected = "has a sweep in it already"
+            hint = f"choose another directory, or go on with that one: {_RESUME}={directory}"
+            raise ConfigError((Problem("hydra.sweep.dir", repr(directory), expected, hint),))
+        line = encode(header, now())
+        write_atomic(path, line)
+        journal = cls(path, header, len(line), now)
+        _sync_directory(path)
+        return journal
+
+    @classmethod
+    def open(cls, path: str, now: Callable[[], int] = time.time_ns) -> Self:
+        """Opens a journal to go on with it; the file is changed by the first `append` only.
+
+        Args:
+            path: the file, in a sweep's directory that this launcher holds.
+            now: the time, nanoseconds since the epoch.
+
+        Raises:
+            ConfigError: it is not there, damaged, or of another version.
+            OutputError: it cannot be read or written.
+        """
+        header, end = None, 0
+        for end, entry in _entries(path):  # noqa: B007 - the last one is what counts
+            header = header or _header(path, entry)
+        if header is None:
+            raise _problem(path, "holds no record of a sweep", "start the sweep anew")
+        return cls(path, header, end, now)
+
+    def append(self, record: Record) -> None:
+        """Adds a record; it is on the disk when this returns.
+
+        After an error the record is not in the journal, and others can be tried.
+
+        Raises:
+            OutputError: the disk is full, ...; names the file.
+        """
+        line = encode(record, self._now())
+        with naming(self.path):
+            self._repair()
+            # until all of it is on the disk, whatever has been written is to be cut off again
+            self._torn = True
+            try:
+                write_all(self._fd, line)
+                os.fsync(self._fd)
+            except OSError:
+                with contextlib.suppress(OSError):  # the next append tries again
+                    self._repair()
+                raise
+            self._torn = False
+            self._end += len(line)
+        self._composed = None
+
+    def _repair(self) -> None:
+        """Cuts off what is no whole record."""
+        if self._torn:
+            os.ftruncate(self._fd, self._end)
+            self._torn = False
+
+    def records(self) -> Iterator[Entry]:
+        """Reads the journal, from the header on; raises as `read_journal` does."""
+        return read_journal(self.path)
+
+    def config_of(self, job: int) -> Mapping[str, Any] | None:
+        """Returns the config that a job was last composed with, None if it was not kept.
+
+        Configs may be long and are asked for rarely, so none is held in memory.
+
+        Args:
+            job: its number.
+
+        Raises:
+            ConfigError, OutputError: as `read_journal` does.
+        """
+        if self._composed is None:
+            self._composed = _find_composed(self.path)
+        where = self._composed.get(job)
+        if where is None:
+            return None
+        start, end = where
+        with naming(self.path), open(self.path, "rb") as file:
+            file.seek(start)
+            entry = decode(file.read(end - start))
+        return entry.record.config if entry and isinstance(entry.record, Composed) else None
+
+    def close(self) -> None:
+        """Closes the file; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_journal(path: str) -> Iterator[Entry]:
+    """Reads a journal, also while a launcher appends to it; one record at a time is in memory.
+
+    Raises:
+        ConfigError: it is not there, damaged (names the line), or of another version.
+        OutputError: it cannot be read.
+    """
+    for _, entry in _entries(path):
+        if entry is not None:
+            yield entry
+
+
+def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
+    """Reads a file as `parse` does; errors name it."""
+    # not within `naming`: an error of whoever consumes the records is not the file's
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        raise _problem(path, "is not there", "give the directory of a sweep") from None
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    with file:
+        records = parse(file)
+        while True:
+            try:
+                found = next(records, None)
+            except Damaged as damage:
+                expected = f"is damaged in line {damage.line}: {damage.reason}"
+                raise _problem(path, expected, "mend that line, or start the sweep anew") from None
+            except UnknownVersion as unknown:
+                raise _unknown(path, unknown) from None
+            except OSError as error:
+                raise OutputError(path, error.strerror or str(error)) from error
+            if found is None:
+                return
+            yield found
+
+
+class Damaged(ValueError):
+    """A line of a journal cannot be read, and it is not a torn last one.
+
+    Attributes:
+        line: its number, from 1.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(line, reason)
+        self.line = line
+        self.reason = reason
+
+
+def parse(lines: Iterable[bytes]) -> Iterator[tuple[int, Entry | None]]:
+    """Reads the lines of a journal; pure.
+
+    A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
+    system leaves, after a power failure, of data that had not reached the disk.
+
+    Args:
+        lines: in order, each with its newline if it has one.
+
+    Yields:
+        for each line the bytes up to and with it, and its record; None if its type is not known.
+
+    Raises:
+        Damaged: a line cannot be read.
+        UnknownVersion: the journal is of another version.
+    """
+    end = 0
+    torn = 0
+    for number, line in enumerate(lines, 1):
+        if torn:
+            raise Damaged(torn, "it holds NUL bytes")
+        if b"\0" in line or not line.endswith(b"\n"):
+            torn = number
+            continue
+        try:
+            entry = decode(line)
+        except UnknownVersion:
+            raise
+        except ValueError as error:
+            raise Damaged(number, _reason(error)) from None
+        if (number == 1) != (entry is not None and isinstance(entry.record, Header)):
+            raise Damaged(number, "a sweep begins with its header, and only there")
+        end += len(line)
+        yield end, entry
+
+
+def _reason(error: ValueError) -> str:
+    # those of the decoders say at length where in the line they stopped
+    return "it is not JSON" if type(error) is not ValueError else str(error)
+
+
+def _find_composed(path: str) -> dict[int, tuple[int, int]]:
+    """Returns for each job where in the file its last `Composed` begins and ends."""
+    found: dict[int, tuple[int, int]] = {}
+    start = 0
+    for end, entry in _entries(path):
+        if entry is not None and isinstance(entry.record, Composed):
+            found[entry.record.job] = (start, end)
+        start = end
+    return found
+
+
+def _header(path: str, entry: Entry | None) -> Header:
+    assert entry is not None, path
+    assert isinstance(entry.record, Header), path
+    return entry.record
+
+
+def _sync_directory(path: str) -> None:
+    """Makes the name of a new file survive a power failure."""
+    directory = os.path.dirname(path) or "."
+    with naming(directory):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _unknown(path: str, unknown: UnknownVersion) -> ConfigError:
+    author = f" (lllaunch {unknown.lllaunch})" if unknown.lllaunch else ""
+    expected = f"is a journal of version {unknown.version}{author}; this one reads {VERSION}"
+    return _problem(path, expected, "resume it with the lllaunch that began it")
+
+
+def _problem(path: str, expected: str, hint: str) -> ConfigError:
+    return ConfigError((Problem(_RESUME, repr(path), expected, hint),))

@@ -1,0 +1,70 @@
+"""sweep.json: what became of a sweep and of its jobs, for programs. Pure but for writing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.run.events import isoformat
+from lllaunch.run.files import write_atomic
+from lllaunch.sweep.records import plain_result
+
+if TYPE_CHECKING:
+    from lllaunch.sweep.history import JobHistory, SweepHistory
+
+VERSION = 1
+"""Version of sweep.json's schema; grows when a field changes its meaning."""
+
+
+def render_summary(sweep: SweepHistory, ended_ns: int) -> bytes:
+    """Returns the text of sweep.json.
+
+    Args:
+        sweep: all that the journal tells.
+        ended_ns: when the sweep ended, nanoseconds since the epoch.
+    """
+    header = sweep.header
+    jobs = [sweep.jobs[number] for number in sorted(sweep.jobs)]
+    document = {
+        "version": VERSION,
+        "sweep": header.sweep if header else None,
+        "lllaunch": header.lllaunch if header else None,
+        "command": list(header.command) if header else [],
+        "exit_code": sweep.exit_code,
+        "started": isoformat(sweep.started_ns) if sweep.started_ns else None,
+        "ended": isoformat(ended_ns),
+        "seconds": (ended_ns - sweep.started_ns) / 1e9 if sweep.started_ns else None,
+        "resumes": sweep.resumes,
+        "counts": dict(sorted(Counter(job.state for job in jobs).items())),
+        "jobs": [_job(job) for job in jobs],
+    }
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def write_summary(path: str, sweep: SweepHistory, ended_ns: int) -> None:
+    """Writes sweep.json; arguments as `render_summary` has them.
+
+    Raises:
+        OutputError: it cannot be written; an older one is still there then.
+    """
+    write_atomic(path, render_summary(sweep, ended_ns))
+
+
+def _job(job: JobHistory) -> dict[str, Any]:
+    found = {"state": job.state} if job.result is None else plain_result(job.result)
+    return {
+        "job": job.job,
+        "overrides": list(job.overrides),
+        "directory": job.directory,
+        "fingerprint": job.fingerprint,
+        "tries": job.tries,
+        "started": isoformat(job.started_ns) if job.started_ns else None,
+        "ended": isoformat(job.ended_ns) if job.ended_ns else None,
+        "exit_code": None,
+        "root_cause": "",
+        "seconds": None,
+        "reason": job.reason or None,
+        **found,
+    }

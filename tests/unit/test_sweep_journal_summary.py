@@ -1,0 +1,245 @@
+"""What the journal and the results of jobs amount to: histories, results, sweep.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.errors import OutputError
+from lllaunch.run.events import isoformat
+from lllaunch.sweep.history import JobHistory, SweepHistory
+from lllaunch.sweep.records import (
+    Composed,
+    Ended,
+    Entry,
+    Header,
+    Over,
+    Record,
+    Result,
+    Resumed,
+    Skipped,
+    Started,
+)
+from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results
+from lllaunch.sweep.summary import render_summary, write_summary
+
+SECOND = 1_000_000_000
+T0 = 1_700_000_000 * SECOND
+HEADER = Header("day-time", "0.1.0", ("lr=1,2",))
+LEASE = Lease(("0",), (1, 2))
+GOOD = Result("succeeded", 0, "", 2.5, "0.25")
+BAD = Result("failed", 3, "rank 1: ValueError: no", 1.0)
+
+
+def composed(job: int) -> Composed:
+    return Composed(job, (f"lr={job}",), str(job), "f" * 64, {"lr": job})
+
+
+def history(*records: Record) -> SweepHistory:
+    return SweepHistory(Entry(T0 + i * SECOND, record) for i, record in enumerate(records))
+
+
+def test_a_job_goes_from_composed_to_its_end() -> None:
+    known = history(HEADER)
+    seen = []
+    for record in (composed(0), Started(0, 0, LEASE), Ended(0, 0, BAD), Started(0, 1, LEASE)):
+        known.add(T0 + SECOND, record)
+        seen.append((known.jobs[0].state, known.jobs[0].tries, known.jobs[0].result))
+    assert seen == [
+        ("composed", 0, None),
+        ("started", 1, None),
+        ("failed", 1, BAD),
+        ("started", 2, None),
+    ]
+    known.add(T0 + 9 * SECOND, Ended(0, 1, GOOD))
+    assert known.jobs[0] == JobHistory(
+        job=0,
+        overrides=("lr=0",),
+        directory="0",
+        fingerprint="f" * 64,
+        state="succeeded",
+        retry=1,
+        tries=2,
+        lease=LEASE,
+        started_ns=T0 + SECOND,
+        ended_ns=T0 + 9 * SECOND,
+        result=GOOD,
+    )
+
+
+def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
+    known = history(HEADER, composed(0), Started(0), Ended(0, 0, BAD), Resumed("0.1.0"))
+    again = composed(0)._replace(fingerprint="e" * 64)
+    known.add(T0, again)
+    job = known.jobs[0]
+    assert (job.state, job.tries, job.result, job.fingerprint) == ("composed", 1, None, "e" * 64)
+    assert known.resumes == 1
+
+
+def test_skipping_tells_why_and_does_not_hide_a_failure() -> None:
+    known = history(
+        HEADER, composed(0), Started(0), Ended(0, 0, BAD), Skipped(0, "stop"), composed(1)
+    )
+    known.add(T0, Skipped(1, "stop"))
+    assert [(job.state, job.reason) for job in known.jobs.values()] == [
+        ("failed", "stop"),
+        ("skipped", "stop"),
+    ]
+
+
+def test_a_sweep_is_over_until_it_goes_on() -> None:
+    known = history(HEADER, composed(0), Over(6))
+    assert known.exit_code == 6
+    known.add(T0, Resumed("0.1.0"))
+    assert known.exit_code is None
+
+
+def test_sweep_json_counts_and_lists_every_job() -> None:
+    known = history(
+        HEADER,
+        *(composed(1), Started(1), Ended(1, 0, BAD), Skipped(1, "stop")),
+        *(composed(0), Started(0), Ended(0, 0, BAD), Started(0, 1), Ended(0, 1, GOOD)),
+        *(composed(2), Started(2)),
+        *(composed(3), Skipped(3, "stop")),
+        Over(6),
+    )
+    found = json.loads(render_summary(known, T0 + 20 * SECOND))
+    jobs = found.pop("jobs")
+    assert found == {
+        "version": 1,
+        "sweep": "day-time",
+        "lllaunch": "0.1.0",
+        "command": ["lr=1,2"],
+        "exit_code": 6,
+        "started": isoformat(T0),
+        "ended": isoformat(T0 + 20 * SECOND),
+        "seconds": 20.0,
+        "resumes": 0,
+        "counts": {"failed": 1, "skipped": 1, "started": 1, "succeeded": 1},
+    }
+    assert [job["job"] for job in jobs] == [0, 1, 2, 3]
+    assert jobs[0] == {
+        "job": 0,
+        "overrides": ["lr=0"],
+        "directory": "0",
+        "fingerprint": "f" * 64,
+        "state": "succeeded",
+        "tries": 2,
+        "started": isoformat(T0 + 8 * SECOND),
+        "ended": isoformat(T0 + 9 * SECOND),
+        "exit_code": 0,
+        "root_cause": "",
+        "seconds": 2.5,
+        "reason": None,
+        "return_value": 0.25,
+    }
+    states = [(job["state"], job["exit_code"], job["reason"]) for job in jobs[1:]]
+    assert states == [("failed", 3, "stop"), ("started", None, None), ("skipped", None, "stop")]
+    assert jobs[1]["root_cause"] == "rank 1: ValueError: no"
+    assert all("return_value" not in job for job in jobs[1:])
+
+
+def test_sweep_json_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    path.write_text("old")
+    write_summary(str(path), history(HEADER), T0)
+    assert json.loads(path.read_text())["jobs"] == []
+    with pytest.raises(OutputError) as caught:
+        write_summary(str(tmp_path / "no" / "sweep.json"), history(HEADER), T0)
+    assert caught.value.path == str(tmp_path / "no" / "sweep.json")
+
+
+def result_json(directory: Path, **fields: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    whole = {
+        "version": 1,
+        "state": "succeeded",
+        "exit_code": 0,
+        "signal": None,
+        "limit": None,
+        "error": None,
+        "ended": isoformat(T0),
+        "seconds": 2.5,
+        "root_cause": None,
+        "return_values": {},
+    }
+    (directory / "result.json").write_text(json.dumps(whole | fields))
+    return directory
+
+
+def test_a_result_is_read_in_short(tmp_path: Path) -> None:
+    value = {"path": "attempt_0/0/return.json", "size": 9, "type": "json", "value": {"a": [1.0]}}
+    directory = result_json(tmp_path / "0", return_values={"0": value, "1": {"value": 7}})
+    assert read_result(str(directory)) == Result("succeeded", 0, "", 2.5, '{"a": [1.0]}')
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"root_cause": {"rank": 1, "cause": {"text": "ValueError: a\nb"}}},
+            "rank 1: ValueError: a",
+        ),
+        ({"root_cause": {"rank": None, "cause": {"text": "the spawner died"}}}, "the spawner died"),
+        ({"limit": {"text": "took longer than 1 h"}}, "took longer than 1 h"),
+        ({"error": "\n'/x': No space left\nmore"}, "'/x': No space left"),
+        ({"signal": "SIGTERM"}, "SIGTERM"),
+        ({"error": "x" * 1000}, "x" * 297 + "..."),
+    ],
+)
+def test_the_root_cause_is_one_line(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    directory = result_json(tmp_path / "0", state="failed", exit_code=3, **fields)
+    result = read_result(str(directory))
+    assert result is not None
+    assert (result.state, result.exit_code, result.root_cause) == ("failed", 3, text)
+
+
+def test_a_long_return_value_stays_in_result_json(tmp_path: Path) -> None:
+    value = {"value": "x" * RETURN_LIMIT}
+    result = read_result(str(result_json(tmp_path / "0", return_values={"0": value})))
+    assert result is not None
+    assert result.return_value is None
+
+
+def test_a_result_of_an_earlier_try_is_none(tmp_path: Path) -> None:
+    directory = str(result_json(tmp_path / "0"))
+    assert read_result(directory, T0) is not None
+    assert read_result(directory, T0 + SECOND) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"state": 3}', '{"state": "succeeded"}', "[" * 9999]
+)
+def test_what_is_no_result_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    assert read_result(str(tmp_path)) is None
+
+
+def test_results_are_read_where_they_are(tmp_path: Path) -> None:
+    result_json(tmp_path / "0")
+    (tmp_path / "far").mkdir()
+    result_json(tmp_path / "far" / "away", state="failed", exit_code=3)
+    (tmp_path / "2").mkdir()
+    jobs = [
+        JobHistory(0, directory="0"),
+        JobHistory(1, directory=str(tmp_path / "far" / "away")),
+        JobHistory(2, directory="2"),
+        JobHistory(3, directory="3"),
+        JobHistory(4, directory="0/result.json"),
+    ]
+    found = read_results(str(tmp_path), jobs)
+    assert {number: result.state for number, result in found.items()} == {
+        0: "succeeded",
+        1: "failed",
+    }
+
+
+def test_a_result_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(OutputError) as caught:
+        read_result(str(tmp_path))
+    assert caught.value.path == str(tmp_path / "result.json")
