@@ -1,4 +1,3 @@
-# ruff: noqa: N802 - the functions of the fakes have NVML's names
 from __future__ import annotations
 
 import os
@@ -6,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+from support.nvml import FakeNvml, FakeNvmlError
 
 from lllaunch.config.findings import Unfit
 from lllaunch.config.gpus import count_gpus
@@ -77,50 +77,6 @@ def test_cpus_are_those_that_this_process_may_use() -> None:
     assert count_cpus() == len(os.sched_getaffinity(0))
 
 
-class FakeNvmlError(Exception):
-    pass
-
-
-class FakeNvml:
-    """A machine with GPUs, each a list of its slices' names (None: cannot be sliced)."""
-
-    NVMLError: type[Exception] = FakeNvmlError
-
-    def __init__(self, *gpus: list[str | None] | None, broken: bool = False) -> None:
-        self.gpus = gpus
-        self.broken = broken
-        self.open = 0
-
-    def nvmlInit(self) -> None:
-        if self.broken:
-            raise FakeNvmlError("Driver Not Loaded")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: Any) -> Any:
-        return handle if isinstance(handle, str) else f"GPU-{handle}{handle}aa-bb"
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
-        slices = self.gpus[handle]
-        if slices is None:
-            raise FakeNvmlError("Not Supported")
-        return len(slices)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: int, index: int) -> Any:
-        name = (self.gpus[device] or [])[index]
-        if name is None:
-            raise FakeNvmlError("Not Found")
-        return name
-
-
 @pytest.mark.parametrize(
     ("visible", "number"),
     [
@@ -164,7 +120,7 @@ def test_no_driver_is_told() -> None:
 
 def test_a_driver_that_fails_is_told_and_let_go() -> None:
     class Failing(FakeNvml):
-        def nvmlDeviceGetCount(self) -> int:
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's name
             raise FakeNvmlError("GPU is lost")
 
     nvml = Failing()
@@ -175,7 +131,7 @@ def test_a_driver_that_fails_is_told_and_let_go() -> None:
 
 def test_names_as_bytes_are_understood() -> None:
     class Old(FakeNvml):
-        def nvmlDeviceGetUUID(self, handle: Any) -> bytes:
+        def nvmlDeviceGetUUID(self, handle: Any) -> bytes:  # noqa: N802 - NVML's name
             return b"GPU-abc"
 
     assert count_gpus("GPU-a", Old(None)) == 1

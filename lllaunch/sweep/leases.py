@@ -1,0 +1,289 @@
+"""Locks between launchers on one machine: who leases a GPU, or a core, holds a socket.
+
+A slot's lock is a listening unix socket with an abstract name (unix(7)), ``@lllaunch/gpu/UUID`` or
+``@lllaunch/cpu/USER/CORE``. The kernel gives a name to one socket at a time, whoever asks, and
+takes it back when the last process that has the socket open ends, however it ends: no file is left
+over, nothing needs rights, nothing grows stale. A connection to the socket tells who listens, and
+ends when the name is free: so one waits for a slot without asking again and again.
+
+**What forked processes hold.** A job is a fork of the launcher and calls `Leases.keep` first: it
+closes all locks but those of its own lease, and keeps these until it ends. So if the launcher is
+killed, a GPU becomes free when the job on it has ended, not while its workers still do, and all
+others at once. Programs that are executed hold nothing: the sockets are close-on-exec.
+
+**No deadlock.** A lease is taken whole or not at all, always in the same order, and the first slot
+that somebody else has ends the attempt: of several launchers that want each other's slots, the one
+that got furthest goes on. Nobody queues, so a job that needs many GPUs may wait long beside a
+launcher whose jobs need one.
+
+Names hold within a network namespace: containers with networks of their own do not see each other's
+locks. docs/design/leases.md says why it is so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lllaunch.errors import LaunchError
+from lllaunch.linux.process import Alarm
+from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.resources import Lease
+
+# How many launchers may wait for one slot; the system allows 4096 usually (net.core.somaxconn).
+_BACKLOG = 4096
+# Seconds after which a slot is tried again whose holder cannot be connected to.
+RETRY_AFTER = 1.0
+# struct ucred (unix(7), SO_PEERCRED): pid, uid, gid.
+_UCRED = struct.Struct("iII")
+
+
+@dataclass(eq=False)
+class LeaseFailed(LaunchError):
+    """Whether a slot is free cannot be found out.
+
+    Attributes:
+        slot: which one, such as ``GPU 3``.
+        reason: what the system said.
+    """
+
+    slot: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.slot} cannot be leased: {self.reason}"
+
+
+class Slot(NamedTuple):
+    """One thing that only one launcher leases at a time.
+
+    Attributes:
+        kind: what it is.
+        name: of a GPU, as in `Lease`; of a core, its number.
+    """
+
+    kind: Literal["gpu", "cpu"]
+    name: str
+
+    @property
+    def lease(self) -> Lease:
+        """This slot alone, as a lease."""
+        return Lease((self.name,)) if self.kind == "gpu" else Lease((), (int(self.name),))
+
+    def __str__(self) -> str:
+        return f"GPU {self.name}" if self.kind == "gpu" else f"core {self.name}"
+
+
+class Holder(NamedTuple):
+    """Who holds a slot.
+
+    Attributes:
+        pid: of the launcher that leased it; 0 if it is in a PID namespace that cannot be seen. It
+            may have ended since, while its job goes on.
+        uid: its user.
+    """
+
+    pid: int
+    uid: int
+
+
+class Watch:
+    """Waits until a slot may be free: a descriptor that is readable then; try `Leases.acquire`.
+
+    It may be readable although somebody holds the slot, never the other way round. Close it then.
+
+    Attributes:
+        holder: who holds the slot, None if that could not be found out.
+    """
+
+    def __init__(self, source: socket.socket | Alarm, holder: Holder | None = None) -> None:
+        self._source = source
+        self.holder = holder
+
+    def fileno(self) -> int:
+        """The descriptor, for select and its kin; -1 if it was closed."""
+        return self._source.fileno()
+
+    def close(self) -> None:
+        """Waits no more; idempotent."""
+        self._source.close()
+
+
+class Leases:
+    """The slots that this launcher holds. Not shared between threads.
+
+    Args:
+        machine: whose slots they are.
+        lock_cpus: whether cores are locked between the launchers of one user, too. Needed where
+            jobs are pinned to them; else the kernel shares the cores out, and two sweeps side by
+            side are slow, not wrong.
+    """
+
+    def __init__(self, machine: Machine, lock_cpus: bool = False) -> None:
+        self._addresses = {Slot("gpu", gpu.name): _address("gpu", gpu.uuid) for gpu in machine.gpus}
+        if lock_cpus:
+            user = os.getuid()
+            for core in machine.cpus:
+                self._addresses[Slot("cpu", str(core))] = _address("cpu", f"{user}/{core}")
+        self._lock_cpus = lock_cpus
+        self._locks: dict[Slot, socket.socket] = {}
+        self._watches: dict[Slot, Watch] = {}
+
+    def acquire(self, lease: Lease) -> tuple[Slot, ...]:
+        """Takes all slots of a lease, or none.
+
+        Returns:
+            Nothing if they were taken; else those that others were found to hold. There may be
+            more: the search ends with the first.
+
+        Raises:
+            ValueError: a slot is not of this machine, is named twice, or is held by this object.
+            LeaseFailed: the system refused for another reason.
+        """
+        slots = self._slots(lease)
+        if self._locks.keys() & slots:
+            raise ValueError(f"some of {lease} is held already")
+        taken: dict[Slot, socket.socket] = {}
+        try:
+            for slot in slots:
+                lock = self._lock(slot)
+                if lock is None:
+                    return (slot,)
+                taken[slot] = lock
+            self._locks.update(taken)
+            taken = {}
+            return ()
+        finally:
+            _close_all(taken)
+
+    def release(self, lease: Lease) -> None:
+        """Gives the slots of a lease back, at once unless a forked job keeps them; idempotent."""
+        for slot in self._slots(lease):
+            lock = self._locks.pop(slot, None)
+            if lock is not None:
+                lock.close()
+
+    def held(self) -> tuple[Slot, ...]:
+        """The slots that this object holds."""
+        return tuple(self._locks)
+
+    def keep(self, lease: Lease) -> None:
+        """In a forked job: holds the slots of its own lease from now on, and no others."""
+        slots = self._slots(lease)
+        own = {slot: self._locks.pop(slot) for slot in slots if slot in self._locks}
+        self.close()
+        self._locks = own
+
+    def watch(self, slot: Slot) -> Watch:
+        """Waits for a slot that another launcher holds.
+
+        Returns:
+            A watch; the same one until it is closed.
+
+        Raises:
+            ValueError: the slot is not of this machine, or is held by this object.
+            LeaseFailed: no descriptor can be had.
+        """
+        if slot not in self._addresses or slot in self._locks:
+            raise ValueError(f"{slot} is not held by another launcher")
+        watch = self._watches.get(slot)
+        if watch is None or watch.fileno() < 0:
+            watch = self._watches[slot] = self._connect(slot)
+        return watch
+
+    def holder(self, slot: Slot) -> Holder | None:
+        """Tells who holds a slot, for messages; None if nobody does or it cannot be found out.
+
+        Raises:
+            ValueError: the slot is not of this machine.
+            LeaseFailed: no descriptor can be had.
+        """
+        if slot in self._locks:
+            return Holder(os.getpid(), os.getuid())
+        if slot not in self._addresses:
+            raise ValueError(f"{slot} is not of this machine")
+        watch = self._watches.get(slot)
+        if watch is None or watch.fileno() < 0:
+            watch = self._connect(slot)
+            watch.close()
+        return watch.holder
+
+    def close(self) -> None:
+        """Gives all slots back and ends all watches; idempotent."""
+        _close_all(self._locks)
+        _close_all(self._watches)
+        self._locks, self._watches = {}, {}
+
+    def _slots(self, lease: Lease) -> list[Slot]:
+        slots = [Slot("gpu", name) for name in lease.gpus]
+        if self._lock_cpus:
+            slots += [Slot("cpu", str(core)) for core in lease.cpus]
+        if len(set(slots)) < len(slots) or not self._addresses.keys() >= set(slots):
+            raise ValueError(f"{lease} is not a lease of this machine")
+        # In the same order in every launcher, whatever CUDA_VISIBLE_DEVICES calls them there.
+        return sorted(slots, key=self._addresses.__getitem__)
+
+    def _lock(self, slot: Slot) -> socket.socket | None:
+        lock = _open_socket(slot)
+        try:
+            lock.bind(self._addresses[slot])
+            lock.listen(_BACKLOG)
+        except OSError as error:
+            lock.close()
+            if error.errno == errno.EADDRINUSE:
+                return None
+            raise _failed(slot, error) from error
+        return lock
+
+    def _connect(self, slot: Slot) -> Watch:
+        connection = _open_socket(slot)
+        try:
+            # Where too many wait already, this fails instead of waiting.
+            connection.setblocking(False)
+            connection.connect(self._addresses[slot])
+        except OSError:
+            connection.close()
+            return self._look_again(slot)
+        # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
+        text = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, uid, _ = _UCRED.unpack(text)
+        return Watch(connection, Holder(pid, uid))
+
+    def _look_again(self, slot: Slot) -> Watch:
+        """Waits without a connection: not at all if the slot is free by now, else a little.
+
+        Its holder has too many who wait already, or does not listen (yet), or we may not connect.
+        """
+        probe = self._lock(slot)
+        if probe is not None:
+            probe.close()
+        try:
+            alarm = Alarm()
+        except OSError as error:
+            raise _failed(slot, error) from error
+        alarm.set(RETRY_AFTER if probe is None else 0.0)
+        return Watch(alarm)
+
+
+def _open_socket(slot: Slot) -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _failed(slot, error) from error
+
+
+def _address(kind: str, name: str) -> bytes:
+    return f"\0lllaunch/{kind}/{name}".encode()
+
+
+def _failed(slot: Slot, error: OSError) -> LeaseFailed:
+    return LeaseFailed(str(slot), error.strerror or str(error))
+
+
+def _close_all(things: dict[Slot, socket.socket] | dict[Slot, Watch]) -> None:
+    for thing in things.values():
+        thing.close()
