@@ -1,0 +1,122 @@
+"""What a sweep does about failures: when a job is tried again, when the sweep ends. Pure data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.policies import RestartCause
+
+SWEEP_FAILED = 6
+"""Exit code of a sweep of which not all jobs succeeded."""
+
+# Exit codes above are 128 + the number of the signal that ended a job's process, or the job.
+_OF_SIGNALS = 128
+# Another try of these meets the same config, or the same plan.
+_IN_VAIN = frozenset({int(ExitCode.CONFIG), 5})
+# What result.json names as a cause. The rest are failures.
+_CAUSES: dict[str, RestartCause] = {
+    "OutOfMemory": "oom",
+    "OverMemory": "oom",
+    "KilledBySignal": "signal",
+    # Nothing of the experiment's failed: somebody killed the spawner.
+    "SpawnerLost": "signal",
+    "TimerExpired": "hang",
+    "Stalled": "hang",
+    "HeartbeatLost": "hang",
+    "HungInKernel": "hang",
+    "TimedOut": "timeout",
+}
+
+
+class Retries(NamedTuple):
+    """How often a job is tried again, by cause; each cause has its own count.
+
+    Attributes:
+        failure: when a worker failed, or the job could not be run.
+        oom: when memory was short, or more was used than allowed.
+        hang: when the watchdog found it hung.
+        signal: when a signal ended a worker, the spawner, or the job's process.
+        timeout: when it took too long.
+    """
+
+    failure: int = 0
+    oom: int = 0
+    hang: int = 1
+    signal: int = 2
+    timeout: int = 0
+
+    def of(self, cause: RestartCause) -> int:
+        """How often for a cause."""
+        return int(getattr(self, cause))
+
+
+class SweepPolicy(NamedTuple):
+    """What holds for all jobs of a sweep.
+
+    Attributes:
+        max_parallel: how many jobs may run at the same time, at least 1; None for as many as fit.
+        max_failures: nothing more is started once so many jobs have failed for good: 1 is
+            ``on_failure: stop``, None is ``on_failure: continue``.
+        retries: how often a job is tried again that does not say so itself.
+        retry_delay: seconds before it is tried again.
+        patience: how many jobs behind a waiting one may be started before slots are kept for it.
+    """
+
+    max_parallel: int | None = None
+    max_failures: int | None = None
+    retries: Retries = Retries()
+    retry_delay: float = 0.0
+    patience: int = 64
+
+
+class Summary(NamedTuple):
+    """How many jobs of a sweep ended in which way.
+
+    Attributes:
+        succeeded: they ran in this sweep, with exit code 0.
+        failed: they failed and are not tried again.
+        cancelled: a signal to the launcher ended them.
+        not_run: they were never started, because the sweep ended before.
+        skipped: they had succeeded in an earlier sweep that this one resumes.
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    not_run: int = 0
+    skipped: int = 0
+
+    def exit_code(self, signum: int | None = None) -> int:
+        """Returns the sweep's exit code.
+
+        Args:
+            signum: the first signal to the launcher, or None.
+        """
+        if signum is not None:
+            return for_signal(signum)
+        good = self.succeeded + self.skipped == sum(self)
+        return int(ExitCode.SUCCESS) if good else SWEEP_FAILED
+
+
+def by_signal(exit_code: int) -> bool:
+    """Whether a signal ended a job's process, or the job through its launcher."""
+    return exit_code > _OF_SIGNALS
+
+
+def cause_of(exit_code: int, kind: str = "") -> RestartCause | None:
+    """Returns what a job's end is to `Retries`; None if it is not worth another try.
+
+    Args:
+        exit_code: of the job's process; 128+N if signal N ended that process itself.
+        kind: what its result.json names as ``type`` of its limit or of its root cause; empty if
+            there is none.
+    """
+    if exit_code == ExitCode.SUCCESS or exit_code in _IN_VAIN:
+        return None
+    if by_signal(exit_code):
+        # Whatever had happened in it before.
+        return "signal"
+    if exit_code == ExitCode.WATCHDOG:
+        return _CAUSES.get(kind, "hang")
+    return _CAUSES.get(kind, "failure")
