@@ -12,23 +12,17 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 from lllaunch.errors import Problem
 from lllaunch.multiprocessing.layout import make_attempt_dir
 from lllaunch.run.files import link_atomic, naming
-from lllaunch.run.lock import lock_directory
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
+from lllaunch.run.lock import HeldDirectory, lock_directory
 
 LOCK_NAME = ".lllaunch.lock"
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 
 
-class RunDirectory:
+class RunDirectory(HeldDirectory):
     """A run's directory, held by this launcher until `release`.
 
     The claim is a lock on a file in it (``flock``: the kernel drops it however the launcher ends),
@@ -38,10 +32,6 @@ class RunDirectory:
     Attributes:
         path: absolute path of the directory.
     """
-
-    def __init__(self, path: str, lock_fd: int | None) -> None:
-        self.path = path
-        self._lock_fd = lock_fd
 
     @classmethod
     def claim(cls, path: str) -> RunDirectory:
@@ -56,10 +46,6 @@ class RunDirectory:
         """
         path = os.path.abspath(path)
         return cls(path, lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, holder)))
-
-    def file(self, name: str) -> str:
-        """Returns the absolute path of a file of the run."""
-        return os.path.join(self.path, name)
 
     def next_attempt(self) -> int:
         """Returns the number above all attempts that are there, 0 if there are none.
@@ -89,23 +75,6 @@ class RunDirectory:
         path, number = make_attempt_dir(self.path, self.next_attempt(), nproc)
         link_atomic(self.file("latest"), os.path.basename(path))
         return number, path
-
-    def release(self) -> None:
-        """Gives the directory back; idempotent."""
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 def _in_use(path: str, holder: str) -> Problem:

@@ -17,10 +17,50 @@ from lllaunch.run.files import naming, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Self
 
     from lllaunch.errors import Problem
 
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+class HeldDirectory:
+    """A directory that this launcher holds until `release`, or until its end.
+
+    Args:
+        path: the directory, absolute.
+        lock_fd: what `lock_directory` returned.
+
+    Attributes:
+        path: the same.
+    """
+
+    def __init__(self, path: str, lock_fd: int | None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    def file(self, name: str) -> str:
+        """Returns the absolute path of a file in it."""
+        return os.path.join(self.path, name)
+
+    def release(self) -> None:
+        """Gives the directory back; idempotent."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
 
 
 def lock_directory(path: str, name: str, refusal: Callable[[str], Problem]) -> int | None:

@@ -6,16 +6,10 @@ docs/reference/sweep-files.md says what is in it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from lllaunch.errors import Problem
 from lllaunch.run.files import naming
-from lllaunch.run.lock import lock_directory
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
+from lllaunch.run.lock import HeldDirectory, lock_directory
 
 # not the name of a run's: a job whose directory is the sweep's own takes that one
 LOCK_NAME = ".lllaunch-sweep.lock"
@@ -25,7 +19,7 @@ SUMMARY = "sweep.json"
 _LONGEST = 18  # digits; a number is a signed 64-bit one for most readers of JSON
 
 
-class SweepDirectory:
+class SweepDirectory(HeldDirectory):
     """A sweep's directory, held by this launcher until `release`.
 
     Processes forked from the launcher hold it with it. A job's process that keeps it open until it
@@ -34,10 +28,6 @@ class SweepDirectory:
     Attributes:
         path: absolute path of the directory.
     """
-
-    def __init__(self, path: str, lock_fd: int | None) -> None:
-        self.path = path
-        self._lock_fd = lock_fd
 
     @classmethod
     def claim(cls, path: str, key: str = "hydra.sweep.dir") -> SweepDirectory:
@@ -59,10 +49,6 @@ class SweepDirectory:
 
         return cls(path, lock_directory(path, LOCK_NAME, in_use))
 
-    def file(self, name: str) -> str:
-        """Returns the absolute path of a file of the sweep."""
-        return os.path.join(self.path, name)
-
     def numbers(self) -> frozenset[int]:
         """Returns the numbers that entries of the directory have for a name.
 
@@ -79,20 +65,3 @@ class SweepDirectory:
             for name in names
             if name.isascii() and name.isdecimal() and len(name) <= _LONGEST
         )
-
-    def release(self) -> None:
-        """Gives the directory back; idempotent."""
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
