@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from lllaunch.watchdog.stacks.facts import Frame
 from lllaunch.watchdog.stacks.kernel import bit, parse_status, parse_task
-from lllaunch.watchdog.stacks.parse import MAX_FRAMES, faulthandler_frames, pyspy_frames
+from lllaunch.watchdog.stacks.parse import (
+    MAX_FRAMES,
+    faulthandler_frames,
+    pyspy_frames,
+    users_part,
+)
 from lllaunch.watchdog.stacks.pyspy import complaint
 
 # Python 3.10 to 3.12.
@@ -178,3 +183,15 @@ def test_what_pyspy_complains_of_fits_a_line() -> None:
     denied = "Permission Denied: Try running again with elevated permissions by going 'sudo !!'"
     assert complaint(denied, 1).startswith("permission denied")
     assert "sudo" not in complaint(denied, 1)
+
+
+def test_the_frames_that_call_a_users_function_are_left_out() -> None:
+    mine = [Frame("/home/me/app.py", 7, "step"), Frame("/home/me/app.py", 9, "main")]
+    ours = [
+        Frame("/x/lllaunch/app/hydra_worker.py", 74, "run"),
+        Frame("/x/lllaunch/multiprocessing/errors/api.py", 5, "wrapper"),
+        Frame("/x/lllaunch/spawner/worker.py", 103, "_call"),
+    ]
+    assert users_part([*mine, *ours]) == tuple(mine)
+    assert users_part([*mine, *ours[1:]]) == tuple(mine)
+    assert users_part(ours) == tuple(ours)

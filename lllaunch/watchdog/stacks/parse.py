@@ -28,7 +28,8 @@ _SPY_PROCESS = re.compile(r"Process (\d+)\b")
 
 # How every worker of ours begins, from the innermost of our own frames on. Functions are recorded.
 _BEGINNING = "/lllaunch/spawner/"
-_RECORDING = "/lllaunch/multiprocessing/errors/"
+# What stands between that and the user's function: the recorder, and the start of a Hydra app's.
+_BETWEEN = ("/lllaunch/multiprocessing/errors/", "/lllaunch/app/hydra_worker.py")
 
 
 def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -41,7 +42,7 @@ def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         All twelve if none but ours are known: then the worker is at its beginning or its end.
     """
     end = next((i for i, frame in enumerate(frames) if _BEGINNING in frame.file), len(frames))
-    while end and _RECORDING in frames[end - 1].file:
+    while end and any(part in frames[end - 1].file for part in _BETWEEN):
         end -= 1
     return tuple(frames[: end or None][:MAX_FRAMES])
 
