@@ -24,7 +24,8 @@ class WatchdogPolicy:
         warmup: seconds from the start of an attempt that do not count as idle.
         heartbeat: seconds without a heartbeat, of a worker that has sent one, that count as a hang
             whatever else it does, or None.
-        memory: bytes of resident memory that a worker and all below it may use, or None.
+        memory: bytes of anonymous and shared memory that a worker and all below it may use, or
+            None.
     """
 
     timers: bool = False

@@ -163,8 +163,8 @@ class Launch:
     - `warmup`: how long, from the start of an attempt, idleness does not count
     - `heartbeat`: how long a worker that has called `lllaunch.heartbeat()` may go without another
       call, whatever else it does; at least 1 s
-    - `memory`: how much resident memory a worker may use, with all processes below it; a
-      [size](#sizes), at least 1 MiB
+    - `memory`: how much memory a worker may use, with all processes below it: anonymous and shared
+      memory, not pages of files; a [size](#sizes), at least 1 MiB
 
     Times are [durations](#durations). For a limit, null or false turns it off, also one of the
     preset's. `watchdog: null` or false is `none`.

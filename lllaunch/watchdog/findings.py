@@ -96,7 +96,7 @@ class OverMemory:
 
     Attributes:
         rank: its local rank.
-        used: resident memory, bytes.
+        used: anonymous and shared memory, bytes.
         limit: what is allowed, bytes.
     """
 
