@@ -195,3 +195,10 @@ def test_the_frames_that_call_a_users_function_are_left_out() -> None:
     assert users_part([*mine, *ours]) == tuple(mine)
     assert users_part([*mine, *ours[1:]]) == tuple(mine)
     assert users_part(ours) == tuple(ours)
+
+
+def test_a_thread_that_bears_no_name_is_the_main_one_if_it_is_the_only_one() -> None:
+    thread = "Thread 0x7F71B5E80B80 (active)\n    inner (/t/inner.py:4)\n"
+    head = "Process 19212: python inner.py\nPython v3.10.13 (python3.10)\n\n"
+    assert pyspy_frames(head + thread) == (Frame("/t/inner.py", 4, "inner"),)
+    assert pyspy_frames(head + thread + thread) == ()

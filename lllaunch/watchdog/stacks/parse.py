@@ -91,11 +91,13 @@ def faulthandler_frames(text: str) -> tuple[Frame, ...]:
 def pyspy_frames(text: str) -> tuple[Frame, ...]:
     """Frames of the main thread in a dump of py-spy, innermost first.
 
-    The main thread is the one that bears the process's number, or else that name.
+    The main thread is the one that bears the process's number, or else that name. Of Python 3.10
+    py-spy knows neither: then it is the only one, or it cannot be told.
     """
     pid = ""
     by_number: list[Frame] = []
     by_name: list[Frame] = []
+    threads: list[list[Frame]] = []
     current: list[list[Frame]] = []
     for line in text.splitlines():
         process = _SPY_PROCESS.match(line)
@@ -103,7 +105,8 @@ def pyspy_frames(text: str) -> tuple[Frame, ...]:
             pid = process[1]
         thread = _SPY_THREAD.match(line)
         if thread is not None:
-            current = []
+            threads.append([])
+            current = [threads[-1]]
             if thread[1] == pid:
                 current.append(by_number)
             if thread[2] == "MainThread":
@@ -113,4 +116,5 @@ def pyspy_frames(text: str) -> tuple[Frame, ...]:
         if found is not None:
             for frames in current:
                 frames.append(Frame(found[2], int(found[3]), found[1]))
-    return users_part(by_number or by_name)
+    only = threads[0] if len(threads) == 1 else []
+    return users_part(by_number or by_name or only)
