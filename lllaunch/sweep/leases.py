@@ -171,6 +171,10 @@ class Leases:
         """The slots that this object holds."""
         return tuple(self._locks)
 
+    def descriptors(self, lease: Lease) -> tuple[int, ...]:
+        """The locks of a lease that is held, to be sent to a process that was forked before."""
+        return tuple(self._locks[slot].fileno() for slot in self._slots(lease))
+
     def keep(self, lease: Lease) -> None:
         """In a forked job: holds the slots of its own lease from now on, and no others."""
         slots = self._slots(lease)

@@ -1,0 +1,176 @@
+"""What a sweep's launcher writes into the journal, and what a job's end means to the scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.sweep.policy import by_signal, cause_of
+from lllaunch.sweep.prepared import Broken, Prepared, record_of
+from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Started
+from lllaunch.sweep.results import RESULT, read_result
+
+if TYPE_CHECKING:
+    from lllaunch.sweep.jobs import JobProcess
+    from lllaunch.sweep.journal import Journal
+
+
+class Books:
+    """The journal, and what of each unsettled job is to go into it.
+
+    Args:
+        journal: of the sweep; None if none is kept.
+    """
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal = journal
+        self._base = os.getcwd() if journal is None else os.path.dirname(journal.path)
+        # Composed, and not in the journal yet.
+        self._ahead: dict[int, Composed] = {}
+        # Last in the journal, without the config.
+        self._known: dict[int, Composed] = {}
+
+    def composed(self, number: int, answer: Prepared | Broken) -> None:
+        """A job was composed; the journal gets that when the job starts, or is settled."""
+        self._ahead[number] = record_of(number, answer, self._relative(answer.directory))
+
+    def broken(self, number: int, answer: Broken) -> None:
+        """A job cannot run.
+
+        Raises:
+            OutputError: the journal cannot be written.
+        """
+        self.composed(number, answer)
+        self._write_composed(number)
+        self._append(Ended(number, 0, Result("error", answer.exit_code, _line(answer.why))))
+
+    def starts(self, job: JobProcess, answer: Prepared) -> None:
+        """A job is let begin as soon as this returns.
+
+        Raises:
+            OutputError: the journal cannot be written.
+        """
+        assert job.lease is not None
+        self.composed(job.number, answer)
+        self._write_composed(job.number)
+        job.started_ns = time.time_ns()
+        self._append(Started(job.number, job.attempt, job.lease, job.pid))
+
+    def ended(self, job: JobProcess, exit_code: int) -> v.JobEnded:
+        """A job that held a lease ended.
+
+        Args:
+            job: which.
+            exit_code: of its process.
+
+        Returns:
+            What the scheduler is told.
+
+        Raises:
+            OutputError: the journal cannot be written, or the job's result cannot be read.
+        """
+        if not job.begun:
+            return self._never_began(job, exit_code)
+        assert isinstance(job.answer, Prepared)
+        result, kind = None, ""
+        if job.answer.directory:
+            directory = os.path.join(self._base, job.answer.directory)
+            result = read_result(directory, job.started_ns)
+            kind = _kind(directory) if result is not None and exit_code else ""
+        if result is not None and result.succeeded and by_signal(exit_code):
+            # All was done and said; a resume counts it as succeeded, too.
+            exit_code = 0
+        if result is None or result.exit_code != exit_code:
+            cause = "" if result is None else result.root_cause
+            result = Result(_state(exit_code), exit_code, cause)
+        self._append(Ended(job.number, job.attempt, result))
+        return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind))
+
+    def _never_began(self, job: JobProcess, exit_code: int) -> v.JobEnded:
+        """It could not be composed for another attempt, or was killed then."""
+        why = f"its process ended (exit code {exit_code}) while it was composed again"
+        cause = cause_of(exit_code)
+        if isinstance(job.answer, Broken):
+            exit_code, why, cause = job.answer.exit_code, job.answer.why, None
+        elif job.answered:
+            exit_code, why, cause = 1, "there is no such job any more", None
+        self._append(Ended(job.number, job.attempt, Result("error", exit_code, _line(why))))
+        return v.JobEnded(job.number, exit_code, cause)
+
+    def settled(self, end: v.Settle) -> None:
+        """What became of a job is known.
+
+        Raises:
+            OutputError: the journal cannot be written.
+        """
+        if end.number in self._ahead and end.state is v.JobState.FAILED:
+            # It was composed, and fits in no circumstances.
+            self._write_composed(end.number)
+            self._append(Ended(end.number, 0, Result("error", end.exit_code, _line(end.why))))
+        self._ahead.pop(end.number, None)
+        self._known.pop(end.number, None)
+
+    def over(self, exit_code: int) -> None:
+        """The sweep is over.
+
+        Raises:
+            OutputError: the journal cannot be written.
+        """
+        self._append(Over(exit_code))
+
+    def leave(self) -> None:
+        """In a forked job: the journal is the launcher's."""
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
+
+    def _write_composed(self, number: int) -> None:
+        record = self._ahead.pop(number)
+        known = record._replace(config=None)
+        if self._known.get(number) != known:
+            self._append(record)
+            self._known[number] = known
+
+    def _append(self, record: Record) -> None:
+        if self._journal is not None:
+            self._journal.append(record)
+
+    def _relative(self, directory: str) -> str:
+        if not os.path.isabs(directory):
+            return directory
+        relative = os.path.relpath(directory, self._base)
+        return directory if relative.split(os.sep)[0] == os.pardir else relative
+
+
+def _state(exit_code: int) -> str:
+    if exit_code == 0:
+        return "succeeded"
+    return "signalled" if by_signal(exit_code) else "error"
+
+
+def _line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _kind(directory: str) -> str:
+    """Returns the ``type`` of the limit or of the root cause in a result.json; empty if none."""
+    try:
+        with open(os.path.join(directory, RESULT), "rb") as file:
+            document: Any = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return kind_of(document) if isinstance(document, Mapping) else ""
+
+
+def kind_of(document: Mapping[str, Any]) -> str:
+    """Returns what a result.json names as the ``type`` of its limit or root cause; pure."""
+    root = document.get("root_cause")
+    cause = root.get("cause") if isinstance(root, Mapping) else None
+    for named in (document.get("limit"), cause):
+        if isinstance(named, Mapping) and isinstance(named.get("type"), str):
+            return str(named["type"])
+    return ""

@@ -1,0 +1,212 @@
+"""The process of a job, from the fork to its end: it composes, waits for its lease, and runs.
+
+Nothing here returns into the code of the launcher that it was forked from.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from lllaunch.errors import LaunchError, SpawnerDied
+from lllaunch.exit_codes import for_signal
+from lllaunch.linux.process import flush_c_streams, set_parent_death_signal, wait_readable
+from lllaunch.spawner import signals
+from lllaunch.spawner.wire import Channel
+from lllaunch.sweep.machine import Machine, pin
+from lllaunch.sweep.prepared import Answer, Broken, Prepared, decode_lease, encode
+from lllaunch.sweep.resources import Lease
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.branching import Branch
+    from lllaunch.spawner.client import Spawner
+
+# The launcher ended before the job could ask to end with it.
+_ALONE = 127
+
+
+class Work(NamedTuple):
+    """What the processes of jobs do.
+
+    Attributes:
+        prepare: composes the job of a number.
+        execute: runs it with a lease, and with a warm spawner if there is one; its exit code.
+        machine: whose slots are leased.
+        pins: whether a job is bound to the cores of its lease.
+    """
+
+    prepare: Callable[[int], Answer]
+    execute: Callable[[Prepared, Lease, Spawner | None], int]
+    machine: Machine
+    pins: bool = False
+
+
+class Place(NamedTuple):
+    """What a job gets from the launcher at the fork.
+
+    Attributes:
+        number: of the job.
+        sock: its end of the connection with the launcher.
+        parent: process id of the launcher.
+        streams: descriptors for standard output and error; empty to keep the launcher's.
+        branch: of the warm spawner, or None.
+        ignored: signals that the launcher was started with as ignored.
+    """
+
+    number: int
+    sock: socket.socket
+    parent: int
+    streams: tuple[int, ...]
+    branch: Branch | None
+    ignored: frozenset[signal.Signals]
+
+
+def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
+    """In the forked process, all signals blocked: be the job, then end.
+
+    Args:
+        work: what there is to do.
+        place: what the launcher made for this job.
+        leave: closes what is the launcher's own.
+    """
+    code = 1
+    try:
+        try:
+            os.setsid()
+            set_parent_death_signal(signal.SIGKILL)
+            if os.getppid() != place.parent:
+                os._exit(_ALONE)
+            _disown()
+            leave()
+            _set_streams(place.streams)
+            signals.reset(place.ignored, python=True)  # lifts the mask, too
+            code = _work(work, place)
+        except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
+            code = _code_of(error)
+        _flush()
+    finally:
+        os._exit(code)
+
+
+def _work(work: Work, place: Place) -> int:
+    channel = Channel(place.sock)
+    _send(channel, {"apart": True})
+    answer = _prepare(work, place.number)
+    _send(channel, encode(answer))
+    if not isinstance(answer, Prepared):
+        return answer.exit_code if isinstance(answer, Broken) else 0
+    received = channel.receive()
+    while not received and not channel.closed:
+        wait_readable(channel)
+        received = channel.receive()
+    if not received:
+        return 0
+    # The descriptors are the locks of the lease: open until the end of this process.
+    lease = decode_lease(received[0].header)
+    os.environ.update(work.machine.environment(lease))
+    if work.pins:
+        pin(lease)
+    spawner = _adopt(place.branch, channel)
+    try:
+        code = int(work.execute(answer, lease, spawner))
+        # The system would take it modulo 256.
+        return code if 0 <= code <= 255 else 1
+    finally:
+        if spawner is not None:
+            spawner.close()
+
+
+def _prepare(work: Work, number: int) -> Answer:
+    try:
+        return work.prepare(number)
+    except LaunchError as error:
+        return Broken(error.exit_code, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever the caller's code raises
+        traceback.print_exc()
+        return Broken(1, traceback.format_exception_only(error)[-1].strip())
+
+
+def _send(channel: Channel, message: dict[str, object]) -> None:
+    channel.queue(message)
+    while channel.pending and not channel.closed:
+        poll = select.poll()
+        poll.register(channel, select.POLLOUT)
+        poll.poll()
+        channel.flush()
+
+
+def _adopt(branch: Branch | None, channel: Channel) -> Spawner | None:
+    """Takes the branch over; None if there is none, or none any more."""
+    if branch is None:
+        return None
+    from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where one is warm
+
+    try:
+        spawner = Spawner.adopt(branch)
+    except SpawnerDied:
+        return None
+    # So that the launcher keeps the lease until that has ended, too.
+    _send(channel, {"spawner": spawner.pid})
+    return spawner
+
+
+def _disown() -> None:
+    """Forgets what is the launcher's to do at its end; its objects are never finalized here."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    gc.freeze()
+
+
+def _set_streams(streams: tuple[int, ...]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if null > 0:
+        os.close(null)
+    for number, fd in enumerate(streams, 1):
+        os.dup2(fd, number)
+        os.close(fd)
+        # The launcher's stream object may be about something else (a notebook, a test).
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        name, errors = ("stdout", "strict") if number == 1 else ("stderr", "backslashreplace")
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, line_buffering=True))
+
+
+def _code_of(error: BaseException) -> int:
+    """Returns the exit code of a job whose code raised, and prints why."""
+    from lllaunch.multiprocessing.signals import SignalException  # noqa: PLC0415 - rarely
+
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        return for_signal(signal.SIGINT)
+    if isinstance(error, SignalException):
+        return for_signal(error.sigval)
+    if isinstance(error, LaunchError):
+        print(error, file=sys.stderr)
+        return error.exit_code
+    traceback.print_exception(error)
+    return 1
+
+
+def _flush() -> None:
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Nobody may read it any more.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    flush_c_streams()

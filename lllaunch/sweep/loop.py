@@ -1,0 +1,265 @@
+"""The loop of a sweep's launcher: waits, and tells what happened.
+
+One thread. It waits for signals to the launcher, messages and ends of jobs, slots of other
+launchers, and deadlines. What is done about it stands in `lllaunch.sweep.shell`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.agent.signals import SignalSource, forwards
+from lllaunch.errors import LaunchError
+from lllaunch.exit_codes import for_signal
+from lllaunch.sweep.bookkeeping import Books
+from lllaunch.sweep.jobs import JobProcess
+from lllaunch.sweep.leases import Leases, Slot, Watch
+from lllaunch.sweep.prepared import Broken, Done, Prepared
+from lllaunch.sweep.remains import Remains
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.client import Spawner
+
+# How long a job may take to be gone after SIGKILL, and what it started after its own end.
+KILL_SECONDS = 15.0
+# How long jobs may take to end when the sweep itself fails.
+_ABANDON_SECONDS = 30.0
+# So many jobs in a row that died while they were composed: the next would, too.
+_DEATHS = 3
+
+
+class ComposingFailed(LaunchError):
+    """The processes of several jobs in a row were killed while the jobs were composed."""
+
+    def __str__(self) -> str:
+        return f"{_DEATHS} jobs in a row were killed while they were composed"
+
+
+class Loop:
+    """What the launcher of a sweep waits for; abstract.
+
+    Args:
+        leases: the locks on the slots.
+        books: what is written down.
+        warm: a spawner of which each job gets a branch, or None.
+        observer: as for `lllaunch.sweep.shell.Sweep`.
+    """
+
+    _remains: Remains
+    _source: SignalSource
+
+    def __init__(
+        self,
+        leases: Leases,
+        books: Books,
+        warm: Spawner | None,
+        observer: Callable[[object], None],
+    ) -> None:
+        self._leases = leases
+        self._books = books
+        self._warm = warm
+        self._observer = observer
+        self._jobs: dict[int, JobProcess] = {}
+        # One that has been asked for; others are composed again, for another attempt.
+        self._composing: JobProcess | None = None
+        self._deaths = 0
+        self._due: dict[int, float] = {}
+        self._watches: dict[Slot, Watch] = {}
+
+    def _tell(self, fact: v.Fact) -> None:
+        """Tells the scheduler a fact, and performs what it decides."""
+        raise NotImplementedError
+
+    def _turn(self) -> None:
+        """Waits until something happens, and tells it; signals first."""
+        ready = self._wait()
+        # One that came before a job ended is there by now, even if the wait did not tell.
+        for signum in self._source.received():
+            self._tell(v.SignalReceived(signum, forwards()))
+        warm = self._warm
+        if warm is not None and warm.pid and warm.dead is None and warm.fileno() in ready:
+            for fact in warm.dispatch():
+                self._observer(fact)
+        for job in list(self._jobs.values()):
+            self._look_at(job, ready)
+        for slot, watch in list(self._watches.items()):
+            if watch.fileno() in ready:
+                watch.close()
+                del self._watches[slot]
+                self._tell(v.SlotsFreed(*slot.lease))
+        now = time.monotonic()
+        for number in [number for number, at in self._due.items() if at <= now]:
+            if self._due.pop(number, None) is not None:
+                self._tell(v.RetryDue(number))
+
+    def _wait(self) -> frozenset[int]:
+        poll = select.poll()
+        poll.register(self._source, select.POLLIN)
+        if self._warm is not None and self._warm.pid and self._warm.dead is None:
+            poll.register(self._warm, select.POLLIN)
+        for watch in self._watches.values():
+            poll.register(watch, select.POLLIN)
+        for pidfd in self._remains.pidfds.values():
+            poll.register(pidfd, select.POLLIN)
+        for job in self._jobs.values():
+            for fd in job.awaited():
+                poll.register(fd, select.POLLIN)
+        return frozenset(fd for fd, _ in poll.poll(self._milliseconds()))
+
+    def _milliseconds(self) -> int | None:
+        """How long until the next deadline; rounded up, so as not to wake early."""
+        if any(job.answered and not job.told for job in self._jobs.values()):
+            return 0
+        deadlines = [*self._due.values()]
+        deadlines += [job.deadline for job in self._jobs.values() if job.deadline is not None]
+        if not deadlines:
+            return None
+        return max(0, min(int((min(deadlines) - time.monotonic()) * 1000) + 1, 3_600_000))
+
+    def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
+        """Reads what a job says and prints, and notices its end."""
+        if self._jobs.get(job.number) is not job:
+            return  # an earlier fact of this turn was its end
+        for pipe in job.pipes:
+            if pipe.fileno() in ready:
+                pipe.read(self._observer)
+        if job.channel is not None and job.channel.fileno() in ready:
+            job.receive()
+        # Not one that ended after the wait: a signal to the launcher may have come before.
+        ended = job.exit_code is not None or (job.pidfd in ready and job.reap())
+        if job.answered and not job.told:
+            job.told = True
+            self._answered(job)
+        if self._jobs.get(job.number) is not job:
+            return
+        if ended:
+            self._ended(job)
+        elif job.deadline is not None and job.deadline <= time.monotonic():
+            self._remains.leave_alone(job.pid)
+            self._over(job, for_signal(signal.SIGKILL))
+
+    def _answered(self, job: JobProcess) -> None:
+        """A job has been composed, or could not be."""
+        if self._composing is not job:
+            if job.lease is not None:
+                self._begin(job)
+            return
+        self._composing, self._deaths = None, 0
+        answer = job.answer
+        if isinstance(answer, Prepared):
+            self._books.composed(job.number, answer)
+            self._tell(v.JobComposed(job.number, answer.need, answer.retries))
+            return
+        self._jobs.pop(job.number)
+        job.end(self._observer)
+        if isinstance(answer, Broken):
+            self._books.broken(job.number, answer)
+            self._tell(v.JobBroken(job.number, answer.exit_code, answer.why))
+        else:
+            done = isinstance(answer, Done)
+            self._tell(v.JobDone(job.number) if done else v.NoMoreJobs())
+
+    def _begin(self, job: JobProcess) -> None:
+        """The job holds its lease and is composed: it may run."""
+        if isinstance(job.answer, Prepared):
+            self._books.starts(job, job.answer)
+            job.begin(self._leases, self._warm)
+        # Else it could not be composed again, and ends by itself.
+
+    def _ended(self, job: JobProcess) -> None:
+        """The process of a job has ended."""
+        assert job.exit_code is not None
+        if job is self._composing:
+            self._died_composing(job)
+        elif job.lease is None:
+            # Killed while it waited. It is forked again when it is its turn.
+            self._drop(job)
+        elif self._leaves_nothing(job):
+            self._over(job, job.exit_code)
+        elif job.deadline is not None and job.deadline <= time.monotonic():
+            job.kill_branch()
+            self._remains.kill(self._pids())
+            self._over(job, job.exit_code)
+
+    def _died_composing(self, job: JobProcess) -> None:
+        self._composing = None
+        self._drop(job)
+        self._deaths += 1
+        if self._deaths >= _DEATHS:
+            raise ComposingFailed
+        why = f"its process ended (exit code {job.exit_code}) while it was composed"
+        self._books.broken(job.number, Broken(1, why))
+        self._tell(v.JobBroken(job.number, 1, why))
+
+    def _leaves_nothing(self, job: JobProcess) -> bool:
+        """Whether what a job started has ended, too; gives that a deadline otherwise."""
+        alive = self._remains.look(self._pids())
+        if job.branch_ended() and not alive:
+            return True
+        if not job.lingers:
+            job.lingers, job.deadline = True, time.monotonic() + KILL_SECONDS
+        return False
+
+    def _pids(self) -> frozenset[int]:
+        return frozenset(job.pid for job in self._jobs.values())
+
+    def _over(self, job: JobProcess, exit_code: int) -> None:
+        """A running job is over, or given up."""
+        del self._jobs[job.number]
+        lease = job.lease
+        assert lease is not None
+        job.close(self._observer)
+        self._leases.release(lease)
+        self._tell(self._books.ended(job, exit_code))
+
+    def _running(self) -> list[JobProcess]:
+        return [job for job in self._jobs.values() if job.lease is not None]
+
+    def _drop(self, job: JobProcess) -> None:
+        del self._jobs[job.number]
+        job.end()
+
+    # When the sweep is over
+
+    def _abandon(self) -> None:
+        """The sweep itself failed: ends what runs, gently first."""
+        for job in self._running():
+            job.signal(signal.SIGTERM)
+        until = time.monotonic() + _ABANDON_SECONDS
+        for job in self._running():
+            while not job.reap() and time.monotonic() < until:
+                self._abandoned(job, until)
+                if self._source.received():
+                    until = 0.0
+        for job in self._running():
+            job.end()
+            if job.exit_code is not None and job.begun:
+                # What failed may be the journal, or the result that is read for it.
+                with contextlib.suppress(LaunchError):
+                    self._books.ended(job, job.exit_code)
+
+    def _abandoned(self, job: JobProcess, until: float) -> None:
+        """Waits for the end of a job, and lets it print meanwhile."""
+        poll = select.poll()
+        for fd in (self._source.fileno(), *job.awaited()):
+            poll.register(fd, select.POLLIN)
+        poll.poll(max(0, int((until - time.monotonic()) * 1000) + 1))
+        for pipe in job.pipes:
+            pipe.read(lambda _: None)
+        job.receive()
+
+    def _clean(self) -> None:
+        """No process and no descriptor is left."""
+        for job in list(self._jobs.values()):
+            self._drop(job)
+            if job.lease is not None:
+                self._leases.release(job.lease)
+        for watch in self._watches.values():
+            watch.close()
+        self._remains.kill(())

@@ -1,0 +1,235 @@
+"""The launcher's part of a sweep: performs the scheduler's decisions with real processes.
+
+One thread, one loop. It waits for signals to the launcher, messages and ends of jobs, slots of
+other launchers, and deadlines, and tells the scheduler (`lllaunch.sweep.schedule`) what happened.
+docs/design/sweep-shell.md says why it is as it is.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.agent.signals import SignalSource
+from lllaunch.spawner.signals import ignored_at_start
+from lllaunch.sweep.bookkeeping import Books
+from lllaunch.sweep.inside import Work
+from lllaunch.sweep.jobs import ForkFailed, JobProcess
+from lllaunch.sweep.leases import Leases, Slot
+from lllaunch.sweep.loop import KILL_SECONDS, Loop
+from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.policy import SweepPolicy
+from lllaunch.sweep.prepared import Answer, Prepared
+from lllaunch.sweep.remains import Remains
+from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.schedule import Scheduler
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.sweep.journal import Journal
+
+
+class Sweep(Loop):
+    """A sweep, performed by this process; in its main thread.
+
+    Args:
+        machine: whose slots the jobs lease.
+        policy: what holds for all jobs.
+        leases: the locks on those slots.
+        journal: of the sweep, or None.
+        warm: a spawner of which each job gets a branch, or None.
+        prepare: composes a job; called in the job's process with its number.
+        execute: runs a job; called in the job's process with what ``prepare`` returned, its lease,
+            and its branch of the warm spawner (None if there is none); its exit code.
+        observer: gets every fact and every decision, what the warm spawner tells, and the jobs'
+            lines (`lllaunch.sweep.output.JobPrinted`).
+        first_number: of the first job.
+        total: number of jobs, or None if ``prepare`` tells by returning None. Needed where
+            ``prepare`` may fail before it knows that.
+        captures: whether what jobs print goes to the observer, else to where this process's does.
+        pins: whether jobs are bound to the cores of their leases.
+        signals: signals that end the sweep; None for those of a run.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        policy: SweepPolicy,
+        leases: Leases,
+        journal: Journal | None,
+        warm: Spawner | None,
+        prepare: Callable[[int], Answer],
+        execute: Callable[[Prepared, Lease, Spawner | None], int],
+        observer: Callable[[object], None],
+        first_number: int = 0,
+        total: int | None = None,
+        *,
+        captures: bool = False,
+        pins: bool = False,
+        signals: Sequence[signal.Signals] | None = None,
+    ) -> None:
+        super().__init__(leases, Books(journal), warm, observer)
+        self._work = Work(prepare, execute, machine, pins)
+        self._scheduler = Scheduler(machine.everything, policy)
+        self._next = self._first = first_number
+        self._total = total
+        self._captures = captures
+        self._signals = signals
+        self._ignored = ignored_at_start()
+        self._facts: deque[v.Fact] = deque()
+        self._telling = False
+        self._finish: v.Finish | None = None
+
+    def run(self) -> v.Finish:
+        """Sweep.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            LaunchError: the sweep itself failed: a slot cannot be locked, the journal cannot be
+                written, no process can be made. All jobs have been ended then.
+            RuntimeError: this is not the main thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            # Jobs die with the thread that forked them.
+            raise RuntimeError("a sweep runs in the main thread")
+        self._remains = Remains()
+        try:
+            self._source = SignalSource(self._signals)
+            with self._source:
+                try:
+                    self._tell(v.Begin(self._total))
+                    while self._finish is None:
+                        self._turn()
+                except BaseException:
+                    self._abandon()
+                    raise
+                finally:
+                    self._clean()
+        finally:
+            self._remains.close()
+        self._books.over(self._finish.exit_code)
+        return self._finish
+
+    # Facts and decisions
+
+    def _tell(self, fact: v.Fact) -> None:
+        """Tells a fact when all that follows from earlier ones is done."""
+        self._facts.append(fact)
+        if self._telling:
+            return
+        self._telling = True
+        while self._facts:
+            fact = self._facts.popleft()
+            self._observer(fact)
+            for decision in self._scheduler.handle(fact, time.monotonic()):
+                self._observer(decision)
+                self._perform(decision)
+        self._telling = False
+
+    def _perform(self, decision: v.Decision) -> None:
+        if isinstance(decision, v.Finish):
+            self._finish = decision
+        elif isinstance(decision, v.ComposeNext):
+            self._compose_next()
+        elif isinstance(decision, v.StartJob):
+            self._start(decision)
+        elif isinstance(decision, v.Retry):
+            if decision.at is not None:
+                self._due[decision.number] = decision.at
+        elif isinstance(decision, v.Settle):
+            self._settle(decision)
+        else:
+            self._end_jobs(decision)
+
+    def _end_jobs(self, decision: v.SignalJobs | v.KillJobs) -> None:
+        for job in self._running():
+            if isinstance(decision, v.SignalJobs):
+                job.signal(decision.signum)
+                continue
+            job.signal(signal.SIGKILL)
+            if job.deadline is None:
+                job.deadline = time.monotonic() + KILL_SECONDS
+
+    def _compose_next(self) -> None:
+        number = self._next
+        if self._total is not None and number - self._first >= self._total:
+            self._tell(v.NoMoreJobs())
+            return
+        self._next += 1
+        self._composing = self._fork(number)
+
+    def _fork(self, number: int) -> JobProcess:
+        warm = self._warm
+        if warm is not None and (warm.dead is not None or not warm.pid):
+            warm = None
+        job = JobProcess.fork(
+            number,
+            self._work,
+            self._leave,
+            warm=warm,
+            captures=self._captures,
+            ignored=self._ignored,
+        )
+        self._jobs[number] = job
+        return job
+
+    def _leave(self) -> None:
+        """In a forked job: closes what is the launcher's."""
+        self._source.__exit__(None, None, None)
+        self._leases.close()
+        self._books.leave()
+        for job in self._jobs.values():
+            job.close()
+        self._remains.leave()
+        if self._warm is not None:
+            self._warm.forget()
+
+    def _start(self, start: v.StartJob) -> None:
+        busy = self._leases.acquire(start.lease)
+        if busy and not all(job.apart for job in self._jobs.values()):
+            # What was just released may still be open in a job that was just forked.
+            for job in self._jobs.values():
+                job.await_apart()
+            busy = self._leases.acquire(start.lease)
+        if busy:
+            self._refused(start, busy)
+            return
+        job = self._process_of(start)
+        job.lease, job.attempt = start.lease, start.attempt
+        if job.answered:
+            self._begin(job)
+
+    def _refused(self, start: v.StartJob, busy: Sequence[Slot]) -> None:
+        for slot in busy:
+            self._watches[slot] = self._leases.watch(slot)
+        gpus = tuple(name for slot in busy for name in slot.lease.gpus)
+        cpus = tuple(core for slot in busy for core in slot.lease.cpus)
+        self._tell(v.LeaseRefused(start.number, gpus, cpus))
+
+    def _process_of(self, start: v.StartJob) -> JobProcess:
+        """The process of a job, forked anew if it is tried again or was killed while it waited."""
+        job = self._jobs.get(start.number)
+        if job is not None:
+            if not job.reap():
+                return job
+            self._drop(job)
+        try:
+            return self._fork(start.number)
+        except ForkFailed:
+            self._leases.release(start.lease)
+            raise
+
+    def _settle(self, end: v.Settle) -> None:
+        self._due.pop(end.number, None)
+        self._books.settled(end)
+        job = self._jobs.get(end.number)
+        if job is not None:
+            # It waits for a lease that it will not get.
+            self._drop(job)

@@ -1,0 +1,269 @@
+"""The parts of a sweep's launcher that need no process: messages, lines, the journal's records."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.sweep import prepared
+from lllaunch.sweep.bookkeeping import Books, kind_of
+from lllaunch.sweep.jobs import ForkFailed, JobProcess
+from lllaunch.sweep.journal import Journal, read_journal
+from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
+from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.prepared import Answer, Broken, Done, Prepared
+from lllaunch.sweep.records import Composed, Ended, Header, Record, Result, Started
+from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.shell import Sweep
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        Done(),
+        Broken(2, "why", ("a=1",), "dir"),
+        Prepared(),
+        Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}, Retries(oom=7)),
+    ],
+)
+def test_an_answer_survives_the_socket(answer: Answer) -> None:
+    got = prepared.decode(json.loads(json.dumps(prepared.encode(answer))))
+    assert got == answer
+    assert type(got) is type(answer)
+
+
+def test_the_payload_stays_in_the_job() -> None:
+    got = prepared.decode(prepared.encode(Prepared(payload=object())))
+    assert got == Prepared()
+
+
+@pytest.mark.parametrize("lease", [Lease(), Lease(("a", "GPU-1"), (0, 7))])
+def test_a_lease_survives_the_socket(lease: Lease) -> None:
+    assert prepared.decode_lease(json.loads(json.dumps(prepared.encode_lease(lease)))) == lease
+
+
+@pytest.fixture
+def pipe() -> Iterator[OutputPipe]:
+    found = OutputPipe(3, 1)
+    yield found
+    found.close()
+
+
+def test_lines_are_told_whole(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    for block in (b"a", b"b\nc\n\nd", b"\r", b"e"):
+        os.write(pipe.write_end, block)
+        assert pipe.read(told.append)
+    assert [one.line for one in told] == [b"ab", b"c", b""]
+    # somebody else may still have it open
+    pipe.finish(told.append)
+    assert told[-1] == JobPrinted(3, 1, b"d\re")
+    assert pipe.fileno() == -1
+
+
+def test_the_end_of_a_pipe_closes_it(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    os.write(pipe.write_end, b"rest")
+    pipe.close_write_end()
+    assert pipe.read(told.append)
+    assert not pipe.read(told.append)
+    assert pipe.fileno() == -1
+    pipe.finish(told.append)
+    assert [one.line for one in told] == [b"rest"]
+
+
+def test_an_endless_line_is_told_in_parts(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    block = bytes(1 << 15)
+    for _ in range(LONGEST // len(block)):
+        os.write(pipe.write_end, block)
+        pipe.read(told.append)
+    assert [len(one.line) for one in told] == [LONGEST]
+
+
+@pytest.mark.parametrize(
+    ("document", "kind"),
+    [
+        ({}, ""),
+        ({"limit": None, "root_cause": None}, ""),
+        ({"limit": {"type": "TimedOut"}, "root_cause": {"cause": {"type": "Other"}}}, "TimedOut"),
+        ({"root_cause": {"cause": {"type": "OutOfMemory"}}}, "OutOfMemory"),
+        ({"root_cause": {"cause": "text"}, "limit": {"type": 3}}, ""),
+    ],
+)
+def test_the_kind_of_a_result(document: dict[str, object], kind: str) -> None:
+    assert kind_of(document) == kind
+
+
+class Written:
+    """Books with a journal in a directory."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
+        self.books = Books(self.journal)
+
+    def records(self) -> list[Record]:
+        return [entry.record for entry in read_journal(self.journal.path)][1:]
+
+    def result(self, directory: str, **fields: object) -> None:
+        (self.place / directory).mkdir()
+        text = json.dumps({"ended": "9999", **fields})
+        (self.place / directory / "result.json").write_text(text)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    found = Written(tmp_path)
+    yield found
+    found.journal.close()
+
+
+def begun(written: Written, directory: str = "", attempt: int = 0) -> JobProcess:
+    """A job that the books take for one that runs."""
+    job = JobProcess(5, None, ())
+    job.answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
+    job.answered = job.begun = True
+    job.lease, job.pid, job.attempt = Lease(("g",)), 77, attempt
+    written.books.starts(job, job.answer)
+    return job
+
+
+def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None:
+    inside = str(written.place / "5")
+    for attempt in (0, 1):
+        begun(written, inside, attempt)
+    assert written.records() == [
+        Composed(5, ("a=1",), "5", "f", {"a": 1}),
+        Started(5, 0, Lease(("g",)), 77),
+        Started(5, 1, Lease(("g",)), 77),
+    ]
+
+
+def test_a_directory_outside_stays_absolute(written: Written) -> None:
+    outside = str(written.place.parent / "elsewhere")
+    begun(written, outside)
+    composed = written.records()[0]
+    assert isinstance(composed, Composed)
+    assert composed.directory == outside
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "cause"),
+    [
+        (0, "succeeded", None),
+        (1, "error", "failure"),
+        (2, "error", None),
+        (143, "signalled", "signal"),
+    ],
+)
+def test_an_end_without_a_result(
+    written: Written, code: int, state: str, cause: str | None
+) -> None:
+    job = begun(written)
+    assert written.books.ended(job, code) == v.JobEnded(5, code, cause)  # type: ignore[arg-type]
+    assert written.records()[-1] == Ended(5, 0, Result(state, code))
+
+
+def test_an_end_with_a_result(written: Written) -> None:
+    job = begun(written, "5")
+    written.result("5", state="failed", exit_code=4, limit={"type": "Stalled", "text": "stalled"})
+    assert written.books.ended(job, 4) == v.JobEnded(5, 4, "hang")
+    assert written.records()[-1] == Ended(5, 0, Result("failed", 4, "stalled"))
+
+
+def test_who_is_killed_after_its_success_has_succeeded(written: Written) -> None:
+    job = begun(written, "5")
+    written.result("5", state="succeeded", exit_code=0)
+    assert written.books.ended(job, 137) == v.JobEnded(5, 0)
+
+
+def test_who_is_killed_later_than_its_failure_was_killed(written: Written) -> None:
+    job = begun(written, "5")
+    written.result("5", state="failed", exit_code=3, error="no")
+    assert written.books.ended(job, 137) == v.JobEnded(5, 137, "signal")
+    assert written.records()[-1] == Ended(5, 0, Result("signalled", 137, "no"))
+
+
+def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:
+    written.result("5", state="failed", exit_code=1, ended="1970-01-01T00:00:00.000000Z")
+    job = begun(written, "5", attempt=1)
+    assert written.books.ended(job, 1) == v.JobEnded(5, 1, "failure")
+    assert written.records()[-1] == Ended(5, 1, Result("error", 1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        (Broken(2, "wrong\nnow"), v.JobEnded(5, 2)),
+        (None, v.JobEnded(5, 1)),
+    ],
+)
+def test_who_cannot_be_composed_again_is_not_tried_again(
+    written: Written, answer: Answer, end: v.JobEnded
+) -> None:
+    job = JobProcess(5, None, ())
+    job.answer, job.answered = answer, True
+    assert written.books.ended(job, 0) == end
+    record = written.records()[-1]
+    assert isinstance(record, Ended)
+    assert record.result.state == "error"
+
+
+def test_a_death_while_composed_again_is_a_signal(written: Written) -> None:
+    assert written.books.ended(JobProcess(5, None, ()), 137) == v.JobEnded(5, 137, "signal")
+
+
+def test_what_is_settled_before_its_start(written: Written) -> None:
+    written.books.composed(1, Prepared(overrides=("a=1",)))
+    written.books.settled(v.Settle(1, v.JobState.NOT_RUN))
+    assert written.records() == []
+    written.books.composed(2, Prepared(overrides=("a=2",)))
+    written.books.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
+    assert written.records() == [
+        Composed(2, ("a=2",), "", None),
+        Ended(2, 0, Result("error", 2, "needs 9 GPUs")),
+    ]
+
+
+def test_a_sweep_is_for_the_main_thread() -> None:
+    machine = Machine()
+    given = (machine, SweepPolicy(), Leases(machine), None, None)
+    sweep = Sweep(*given, lambda _: None, lambda *_: 0, lambda _: None)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            sweep.run()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(raised) == 1
+
+
+def test_an_answer_that_was_read_on_the_way_is_not_waited_for() -> None:
+    machine = Machine()
+    given = (machine, SweepPolicy(), Leases(machine), None, None)
+    sweep = Sweep(*given, lambda _: None, lambda *_: 0, lambda _: None)
+    assert sweep._milliseconds() is None
+    job = sweep._jobs[0] = JobProcess(0, None, ())
+    job.answered = True
+    assert sweep._milliseconds() == 0
+    job.told = True
+    assert sweep._milliseconds() is None
+
+
+def test_an_error_names_the_job() -> None:
+    assert str(ForkFailed(3, "no")) == "job 3 could not be started: no"
