@@ -8,6 +8,9 @@ from typing import Literal
 StallScope = Literal["group", "rank"]
 RestartCause = Literal["failure", "signal", "oom", "hang", "timeout"]
 
+# Environment variable that names the timer FIFO to workers.
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+
 RESTART_CAUSES: tuple[RestartCause, ...] = ("failure", "signal", "oom", "hang", "timeout")
 
 

@@ -1,6 +1,12 @@
-"""Time spans and sizes as people read them. Pure."""
+"""Time spans, sizes and ranges of numbers as people read them. Pure."""
 
 from __future__ import annotations
+
+# Type checkers know this name; importing it from typing takes longer than all that is here.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def duration(seconds: float) -> str:
@@ -26,3 +32,24 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def as_ranges(numbers: Iterable[int]) -> list[range]:
+    """Returns numbers as the fewest ranges, in order."""
+    ranges: list[range] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1].stop == number:
+            ranges[-1] = range(ranges[-1].start, number + 1)
+        else:
+            ranges.append(range(number, number + 1))
+    return ranges
+
+
+def write_range(numbers: range) -> str:
+    """Returns ``3`` or ``1-7``."""
+    return f"{numbers.start}" if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Returns numbers as text: ``0-3, 7``."""
+    return ", ".join(map(write_range, as_ranges(numbers)))

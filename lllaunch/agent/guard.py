@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.agent import vocabulary as v
-from lllaunch.policies import WatchdogPolicy
+from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
-TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 # Stacks that are not there by then are left out: whoever hangs holds GPUs.
 STACKS_SECONDS = 8.0

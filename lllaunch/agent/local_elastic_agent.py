@@ -13,7 +13,7 @@ from lllaunch.agent.api import SimpleElasticAgent
 from lllaunch.agent.carry_out import carry_out, plain_fault
 from lllaunch.agent.clock import Deadlines
 from lllaunch.agent.events import EventSource
-from lllaunch.agent.guard import ENABLE_FILE_TIMER, TIMER_FILE, Guard
+from lllaunch.agent.guard import ENABLE_FILE_TIMER, Guard
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
 from lllaunch.agent.kernel_sleep import TIMEOUT_VARIABLE, KernelSleep
 from lllaunch.agent.machine import Machine
@@ -26,7 +26,7 @@ from lllaunch.agent.states import WorkerState
 from lllaunch.agent.worker_group import RunResult, WorkerGroup, WorkerSpec
 from lllaunch.linux.process import wait_any_readable
 from lllaunch.multiprocessing.api import LogsSpecs, PContext
-from lllaunch.policies import RestartPolicy, WatchdogPolicy
+from lllaunch.policies import TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
 from lllaunch.spawner.targets import Target

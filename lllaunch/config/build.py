@@ -14,7 +14,7 @@ from lllaunch.config.masks import Mask, check_mask, parse_mask, write_mask
 from lllaunch.config.nproc import count_cpus, parse_nproc
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.quantities import format_duration, parse_duration
-from lllaunch.config.ranks import as_ranges, check_within, parse_ranks, write_range
+from lllaunch.config.ranks import check_within, parse_ranks
 from lllaunch.config.restart import read_restart
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
@@ -24,6 +24,7 @@ from lllaunch.config.watchdog import read_watchdog
 from lllaunch.macros import names_in
 from lllaunch.multiprocessing.std import Std
 from lllaunch.spec import LaunchSpec
+from lllaunch.units import as_ranges, write_range
 
 _METHODS = ("forkserver", "spawn")
 _METHOD_HINTS = {"fork": "use 'forkserver': 'fork' is for the Python API"}

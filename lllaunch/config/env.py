@@ -7,9 +7,10 @@ from typing import Any
 
 from lllaunch.agent.environ import CONTRACT_NAMES
 from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.ranks import check_within, overlap, parse_ranks, write_range
+from lllaunch.config.ranks import check_within, overlap, parse_ranks
 from lllaunch.config.secrets import is_secret_name, source_for
 from lllaunch.config.tree import Tree, Withheld
+from lllaunch.units import write_range
 
 # With what stands in the contract: set by the launcher for each worker.
 CONTRACT_PREFIXES = ("TORCHELASTIC_", "LLLAUNCH_")

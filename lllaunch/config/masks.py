@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.ranks import as_ranges, check_within, overlap, parse_ranks, write_range
+from lllaunch.config.ranks import check_within, overlap, parse_ranks
 from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import Tree
 from lllaunch.multiprocessing.std import Std
+from lllaunch.units import as_ranges, write_range
 
 _NAMES = {"none": Std.NONE, "out": Std.OUT, "err": Std.ERR, "all": Std.ALL}
 _WORDS = {**_NAMES, **{str(int(std)): std for std in _NAMES.values()}}

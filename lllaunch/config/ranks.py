@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lllaunch.config.findings import Unfit
 
@@ -50,19 +50,3 @@ def check_within(ranks: range, nproc: int) -> None:
     if ranks.stop > nproc:
         has = "the only rank is 0" if nproc == 1 else f"ranks are 0-{nproc - 1}"
         raise Unfit(f"is beyond the last rank: with nproc {nproc}, {has}")
-
-
-def write_range(ranks: range) -> str:
-    """``3`` or ``1-7``."""
-    return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"
-
-
-def as_ranges(ranks: Iterable[int]) -> list[range]:
-    """Ranks as the fewest ranges, in order."""
-    ranges: list[range] = []
-    for rank in sorted(set(ranks)):
-        if ranges and ranges[-1].stop == rank:
-            ranges[-1] = range(ranges[-1].start, rank + 1)
-        else:
-            ranges.append(range(rank, rank + 1))
-    return ranges

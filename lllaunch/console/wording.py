@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from lllaunch.console.lines import Line
+from lllaunch.units import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,15 +17,8 @@ _WIDTH = 76
 
 def ranks(numbers: Iterable[int]) -> str:
     """Returns ``rank 3`` or ``ranks 0-2, 5``."""
-    ordered = sorted(set(numbers))
-    runs: list[list[int]] = []
-    for number in ordered:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank {text}" if len(ordered) == 1 else f"ranks {text}"
+    known = set(numbers)
+    return f"{'rank' if len(known) == 1 else 'ranks'} {spans(known)}"
 
 
 def counted(number: int, noun: str) -> str:

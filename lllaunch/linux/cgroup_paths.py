@@ -10,6 +10,8 @@ import os
 import re
 from typing import NamedTuple
 
+from lllaunch.linux.proc import read_text
+
 
 class Hierarchy(NamedTuple):
     """A cgroup of this process and all above it.
@@ -40,15 +42,6 @@ def hierarchies(controller: str, proc: str = "/proc") -> list[Hierarchy]:
         if version in mounts:
             found.append(Hierarchy(version, _upwards(*mounts[version], path)))
     return found
-
-
-def read_text(path: str) -> str:
-    """Returns the text of a small file, empty if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _mounts(mountinfo: str, controller: str) -> dict[int, tuple[str, str]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from lllaunch.linux.cgroup_paths import hierarchies, read_text
+from lllaunch.linux.cgroup_paths import hierarchies
+from lllaunch.linux.proc import read_text
 
 
 class Cores(NamedTuple):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from lllaunch.linux.cgroup_paths import hierarchies, read_text
+from lllaunch.linux.cgroup_paths import hierarchies
+from lllaunch.linux.proc import read_text
 
 # cgroup v1 has no word for 'no limit': it shows the largest multiple of the page size
 _V1_UNLIMITED = 1 << 60

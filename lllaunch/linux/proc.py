@@ -106,3 +106,12 @@ def command(pid: int, width: int = 80) -> str:
         return "?"
     line = " ".join(text.decode(errors="replace").split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def read_text(path: str) -> str:
+    """Returns the text of a small file, empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

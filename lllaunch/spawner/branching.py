@@ -15,12 +15,9 @@ from lllaunch.errors import SpawnerDied
 from lllaunch.linux.process import Subreaper, hold_standard_fds, wait_readable
 
 if TYPE_CHECKING:
-    import select
-
     from typing_extensions import Self
 
     from lllaunch.linux.cgroup import Cgroup
-    from lllaunch.spawner.roster import Commands, Roster
     from lllaunch.spawner.wire import Channel
 
 # A spawner that does not answer by then is preloading something else, or is dead.
@@ -57,14 +54,12 @@ class Branching:
     _limits: tuple[int, int]
     _ready: bool
     _adopts: bool
-    _pidfd: int
     _channel: Channel | None
     _cgroup: Cgroup | None
-    _epoll: select.epoll | None
-    _commands: Commands
-    _roster: Roster
     _connect: Any
+    _let_go: Any
     _note: Any
+    _release: Any
     _send: Any
 
     def new_branch(self) -> Branch:
@@ -123,18 +118,7 @@ class Branching:
 
         For a fork of its launcher, which still has it.
         """
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if self._epoll is not None:
-            self._epoll.close()
-            self._epoll = None
-        self._roster.clear()
-        self._commands.close()
-        if self._adopts:
-            Subreaper.release()
-            self._adopts = False
+        self._release()
+        self._channel = None
+        self._let_go()
         self.pid = 0

@@ -368,6 +368,10 @@ class Spawner(Branching):
                 send_signal(self._pidfd, signal.SIGKILL)
             self._channel.close()
             self._bury()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close what is left when the spawner is gone, or is another's."""
         self._commands.close()
         if self._epoll is not None:
             self._epoll.close()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 
 from lllaunch.linux import proc
-from lllaunch.linux.process import Subreaper, open_pidfd, wait_pidfd
+from lllaunch.linux.process import Subreaper, open_pidfd, process_ended
 from lllaunch.spawner.tree import kill_below, signal_process
 
 _PAUSE_SECONDS = 0.01
@@ -52,7 +52,7 @@ class Remains:
                     self._watch(pid)
                     continue
             self._forget(pid)
-        for pid in [pid for pid, pidfd in self.pidfds.items() if wait_pidfd(pidfd, 0)]:
+        for pid in [pid for pid, pidfd in self.pidfds.items() if process_ended(pidfd)]:
             self._forget(pid)
         return bool(self.pidfds)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.sweep.difference import Change, differences, lines
 from lllaunch.sweep.fingerprint import overrides_key
+from lllaunch.units import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -240,19 +241,8 @@ def _problem(changes: Sequence[Change], jobs: Sequence[OldJob]) -> Problem:
         expected = "has finished, and its config has changed since"
         delete = "delete its result.json to run it again"
     else:
-        whose = f"jobs {_ranges(numbers)}"
+        whose = f"jobs {spans(numbers)}"
         expected = "have finished, and their configs have changed since"
         delete = "delete their result.json files to run them again"
     ways = f"put it back, begin another sweep, or {delete}"
     return Problem(_RESUME, whose, expected, "\n    ".join([f"{ways}:", *what]))
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Returns ascending numbers as text: ``0-3, 7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)

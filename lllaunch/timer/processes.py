@@ -7,7 +7,7 @@ import select
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lllaunch.linux.process import open_pidfd, send_signal, wait_pidfd
+from lllaunch.linux.process import open_pidfd, process_ended, send_signal
 
 # Each costs a descriptor.
 _LIMIT = 4096
@@ -80,7 +80,7 @@ class Processes:
             return None
         owner = self._owner_of(pid)
         # Asked in this order: as it lives now, nobody else had its number in between.
-        if owner is None or wait_pidfd(pidfd, 0):
+        if owner is None or process_ended(pidfd):
             os.close(pidfd)
             return f"process {pid} is no worker's" if owner is None else None
         self._epoll.register(pidfd, select.EPOLLIN)

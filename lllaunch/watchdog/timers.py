@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from lllaunch.errors import OutputError
 from lllaunch.linux import proc
+from lllaunch.policies import TIMER_FILE
 from lllaunch.timer.service import Rejected, TimerService
 from lllaunch.watchdog.findings import TimerExpired
 from lllaunch.watchdog.scratch import remove_abandoned
@@ -30,7 +31,7 @@ class WorkerTimers:
             remove_abandoned(path)
             self._service = TimerService(path, owner_of=self._owner_of, clock=clock)
         except OSError as error:
-            what = f"{error.strerror or error} (it shall be the FIFO of TORCHELASTIC_TIMER_FILE)"
+            what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
             raise OutputError(path, what) from error
 
     def begin(self, pids: Callable[[], Mapping[int, int]], starter: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
-from lllaunch.policies import WatchdogPolicy
+from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from lllaunch.timer.service import Rejected
     from lllaunch.watchdog.timers import WorkerTimers
-
-TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 # Later than this, seconds, and the launcher was stopped meanwhile.
 _LATE = 1.0
@@ -80,6 +78,13 @@ class Watch:
         self._thawed = 0.0
         self._started: float | None = None
         self._stall: StallDetector | None = None
+        limits = [limit for limit in (policy.stall, policy.heartbeat) if limit]
+        self._tolerance = max(_LATE, min(limits, default=0.0) / 4)
+        intervals = [look_interval(limit) for limit in limits]
+        if policy.memory is not None:
+            intervals.append(_MEMORY_INTERVAL)
+        # Seconds between two looks, None if there is nothing to look at.
+        self._interval = min(intervals, default=None)
         self._next_look: float | None = None
         try:
             self._prepare(timer_file)
@@ -140,15 +145,6 @@ class Watch:
         if self._interval is not None:
             self._next_look = now
 
-    @property
-    def _interval(self) -> float | None:
-        """Seconds between two looks, None if there is nothing to look at."""
-        limits = [limit for limit in (self._policy.stall, self._policy.heartbeat) if limit]
-        intervals = [look_interval(limit) for limit in limits]
-        if self._policy.memory is not None:
-            intervals.append(_MEMORY_INTERVAL)
-        return min(intervals, default=None)
-
     def files(self) -> list[WorkerTimers]:
         """Descriptors that are readable when `reports` has something to do."""
         return [] if self._timers is None else [self._timers]
@@ -175,9 +171,7 @@ class Watch:
 
     def _notice_freeze(self, now: float) -> None:
         """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
-        limits = [limit for limit in (self._policy.stall, self._policy.heartbeat) if limit]
-        tolerance = max(_LATE, min(limits, default=0.0) / 4)
-        if self._due is not None and now > self._due + tolerance:
+        if self._due is not None and now > self._due + self._tolerance:
             self._thawed = now
             if self._stall is not None:
                 self._stall.forgive(now)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from lllaunch.config.findings import Findings
 from lllaunch.config.masks import Mask, check_mask, parse_mask, write_mask
-from lllaunch.config.ranks import as_ranges, parse_ranks, write_range
+from lllaunch.config.ranks import parse_ranks
 from lllaunch.multiprocessing.std import Std
+from lllaunch.units import as_ranges, write_range
 
 NONE, OUT, ERR, ALL = Std.NONE, Std.OUT, Std.ERR, Std.ALL
 

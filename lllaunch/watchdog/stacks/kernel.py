@@ -101,7 +101,7 @@ def parse_status(text: str) -> Status:
 
 def status(pid: int) -> Status | None:
     """What /proc/PID/status says, or None if the process is gone."""
-    text = _read(f"/proc/{pid}/status")
+    text = proc.read_text(f"/proc/{pid}/status")
     return parse_status(text) if text else None
 
 
@@ -144,11 +144,11 @@ def runs_python(pid: int) -> bool:
 def _command(pid: int, state: str) -> str:
     if state != _ASLEEP:
         return proc.command(pid, COMMAND_WIDTH)
-    return f"({_read(f'/proc/{pid}/comm').strip() or '?'})"
+    return f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
 
 
 def _wchan(path: str) -> str:
-    name = _read(path).strip()
+    name = proc.read_text(path).strip()
     # The kernel writes 0 for a process that does not wait.
     return "" if name == "0" else name
 
@@ -175,7 +175,7 @@ def _threads(pid: int) -> tuple[str, ...]:
     places: Counter[str] = Counter()
     others = sorted(tid for tid in tids if tid != pid)
     for tid in others[:_MAX_THREADS]:
-        name, state = parse_task(_read(f"/proc/{pid}/task/{tid}/stat"))
+        name, state = parse_task(proc.read_text(f"/proc/{pid}/task/{tid}/stat"))
         if state:
             wchan = _wchan(f"/proc/{pid}/task/{tid}/wchan") or "-"
             places[f"{state} {wchan} ({name})"] += 1
@@ -192,11 +192,3 @@ def parse_task(text: str) -> tuple[str, str]:
     if not 0 <= start < end:
         return "", ""
     return text[start + 1 : end], text[end + 1 :].strip()[:1]
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
