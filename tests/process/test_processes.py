@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launching import run_script
 
 from lllaunch.errors import NotPicklable
 from lllaunch.multiprocessing import (
@@ -307,13 +307,8 @@ if __name__ == "__main__":
 def test_a_function_and_classes_of_main(tmp_path: Path) -> None:
     path = tmp_path / "main.py"
     path.write_text(MAIN)
-    done = subprocess.run(
-        [sys.executable, str(path), str(tmp_path / "logs")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = run_script(path, tmp_path / "logs")
+    done.check_returncode()
     assert done.stdout == "spawn 42\nforkserver 42\nfork 42\n"
 
 
@@ -325,13 +320,7 @@ def test_a_main_without_a_guard_is_explained_not_a_fork_bomb(tmp_path: Path) -> 
         "r = start_processes('t', f, {0: ()}, {0: {}}, log_dir=sys.argv[1]).wait()\n"
         "print(r.failures)\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(path), str(tmp_path / "logs")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_script(path, tmp_path / "logs")
     assert "bootstrapping phase" in done.stdout + done.stderr
 
 
@@ -357,13 +346,7 @@ if __name__ == "__main__":
 def test_tensors_are_shared_as_arguments_and_returned_by_value(tmp_path: Path, method: str) -> None:
     path = tmp_path / "main.py"
     path.write_text(TENSORS)
-    done = subprocess.run(
-        [sys.executable, str(path), str(tmp_path / "logs"), method],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run_script(path, tmp_path / "logs", method, timeout=110)
     assert done.stdout == "[1.0, 2.0] [[1.0, 1.0], [1.0, 1.0]] True\n", done.stderr
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import Launcher, launch, text_of, until
+from support.launching import Launcher, launch, run_script, text_of, until
 
 FORK_CALLER = """
 import atexit, multiprocessing, os, sys, tempfile, time
@@ -81,13 +81,7 @@ def test_a_large_argument_has_left_when_start_returns(tmp_path: Path) -> None:
         "    print(queue.get(timeout=50))\n"
         "    ctx.wait()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(path), str(tmp_path / "logs")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_script(path, tmp_path / "logs")
     assert done.stdout == f"{5 << 20}\n", done.stderr
 
 
@@ -107,13 +101,7 @@ def test_forked_workers_do_not_hold_each_others_pipes(tmp_path: Path) -> None:
         "    r.close(); s.close()\n"
         "    result = ctx.wait(30); print(result and result.return_values); ctx.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(path), str(tmp_path / "logs")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_script(path, tmp_path / "logs")
     assert done.stdout == "{0: ['hi'], 1: None}\n", done.stderr
 
 

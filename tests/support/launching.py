@@ -105,6 +105,19 @@ def launch(directory: Path, node: Mapping[str, Any], *overrides: str, **options:
     return Launcher(directory, node, *overrides, **options).finish()
 
 
+def run_script(
+    path: Path, *args: object, timeout: float = WAIT
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python script to its end; what it printed is captured."""
+    return subprocess.run(
+        [sys.executable, str(path), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
 def until(condition: Callable[[], Any], what: str, timeout: float = WAIT) -> Any:
     """Wait for something that another process does."""
     deadline = time.monotonic() + timeout
