@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lllaunch.multiprocessing.std import Std
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
@@ -38,6 +38,18 @@ class Entrypoint:
     text: str
     qualname: str = ""
     decided: bool = False
+
+
+class Resources(NamedTuple):
+    """What each worker needs of a machine, in a sweep, which leases it.
+
+    Attributes:
+        gpus_per_proc: number of GPUs; None for one where there are GPUs.
+        cpus_per_proc: number of CPU slots; None for one where the worker needs no GPU, else none.
+    """
+
+    gpus_per_proc: int | None = None
+    cpus_per_proc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,7 @@ class LaunchSpec:
         watchdog: what the run is watched for.
         max_restarts: how often a failed worker group is started again.
         restart: what for, and how soon.
+        resources: what each worker needs of the machine; only sweeps ask.
         virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
         run_id: value of TORCHELASTIC_RUN_ID.
         output_dir: Hydra's output directory of the job, absolute.
@@ -111,6 +124,7 @@ class LaunchSpec:
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     max_restarts: int = 0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    resources: Resources = field(default_factory=Resources)
     virtual_local_rank: bool = False
     run_id: str = ""
     output_dir: str = ""

@@ -9,12 +9,13 @@ from typing import Any
 
 from lllaunch.config import fields
 from lllaunch.config.env import read_env, read_env_per_rank
-from lllaunch.config.gpus import count_gpus
+from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.masks import Mask, check_mask, parse_mask, write_mask
 from lllaunch.config.nproc import count_cpus, parse_nproc
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.quantities import format_duration, parse_duration
 from lllaunch.config.ranks import check_within, parse_ranks
+from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
@@ -86,8 +87,11 @@ def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: Surrounding
     name = "CUDA_VISIBLE_DEVICES"
     visible = reveal(env[name]) if name in env else around.environ.get(name)
 
+    def gpus() -> int:
+        return count_gpus(visible, around.nvml, pretended=around.environ.get(PRETEND))
+
     def read(value: object) -> int | None:
-        return parse_nproc(value, cpus=count_cpus, gpus=lambda: count_gpus(visible, around.nvml))
+        return parse_nproc(value, cpus=count_cpus, gpus=gpus)
 
     return settings.scalar("nproc", read, None)
 
@@ -229,4 +233,5 @@ def _read_ending(settings: Settings) -> dict[str, Any]:
         "watchdog": read_watchdog(settings),
         "max_restarts": settings.scalar("max_restarts", fields.read_count, 0),
         "restart": read_restart(settings),
+        "resources": read_resources(settings),
     }

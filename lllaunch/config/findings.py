@@ -93,8 +93,9 @@ class Findings:
         places = {key: place for place, key in enumerate(order)}
 
         def place(problem: Problem) -> int:
-            setting = ".".join(problem.key.partition("[")[0].split(".")[:2])
-            return places.get(setting, len(places))
+            parts = problem.key.partition("[")[0].split(".")
+            above = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+            return next((places[key] for key in above if key in places), len(places))
 
         left_out = self.count - len(self.problems)
         more = [Problem("and", "", f"{left_out} more problems")] if left_out else []

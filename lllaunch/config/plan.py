@@ -31,7 +31,7 @@ def plan_text(spec: LaunchSpec) -> str:
     Keys have a fixed order and there is nothing of the moment in it, so that the same spec always
     gives the same text.
     """
-    return _dump(_plan(spec))
+    return _dump(plan_node(spec))
 
 
 def plan_hash(spec: LaunchSpec) -> str:
@@ -41,22 +41,27 @@ def plan_hash(spec: LaunchSpec) -> str:
         SHA-256, in hexadecimal, of the plan with the run's own directory and the user's directory
         taken out, and with a ``run_id`` that was made from them.
     """
-    launch = dict(_plan(spec)["launch"])
+    launch = plan_node(spec)["launch"]
     if spec.run_id == default_run_id(spec.output_dir):
         del launch["run_id"]
     text = _dump({"launch": _elsewhere(launch, _places(spec))})
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def plan_node(spec: LaunchSpec) -> dict[str, Any]:
+    """The plan of a run as plain data, made anew.
+
+    Returns:
+        Under ``launch`` that node, decided and redacted, with its entrypoint.
+    """
+    entrypoint = spec.redacted.get("entrypoint") or escape(spec.entrypoint.text) or None
+    return {"launch": {**spec.redacted, "entrypoint": entrypoint}}
+
+
 def default_run_id(output_dir: str) -> str:
     """A run's name, made from the last two parts of its output directory."""
     parts = [part for part in output_dir.split("/") if part][-2:]
     return re.sub(r"[^\w.-]", "_", "-".join(parts)) or "run"
-
-
-def _plan(spec: LaunchSpec) -> dict[str, Any]:
-    entrypoint = spec.redacted.get("entrypoint") or escape(spec.entrypoint.text) or None
-    return {"launch": {**spec.redacted, "entrypoint": entrypoint}}
 
 
 def _places(spec: LaunchSpec) -> list[tuple[re.Pattern[str], str]]:

@@ -8,7 +8,7 @@ whatever detour, is withheld from everything that is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,25 +45,30 @@ class _TooMuchError(Exception):
 
 
 @contextmanager
-def _watching_env() -> Iterator[list[str]]:
+def watching(*names: str) -> Iterator[list[str]]:
+    """Notes each call of some of OmegaConf's resolvers, by whatever detour, with its first word.
+
+    Args:
+        names: of the resolvers; those that there are not are left alone.
+    """
     # OmegaConf gives no public way to wrap a resolver and to put back what was there, which may
     # be the user's own.
     resolvers: dict[str, Any] = BaseContainer._resolvers
-    previous = resolvers.get("oc.env")
-    reads: list[str] = []
+    previous = {name: resolvers[name] for name in names if name in resolvers}
+    calls: list[str] = []
 
-    def watched(config: Any, parent: Any, node: Any, args: Any, texts: Any) -> Any:
-        reads.append(str(args[0]) if args else "")
-        assert previous is not None
-        return previous(config, parent, node, args, texts)
+    def watched(resolver: Any) -> Any:
+        def call(config: Any, parent: Any, node: Any, args: Any, texts: Any) -> Any:
+            calls.append(str(args[0]) if args else "")
+            return resolver(config, parent, node, args, texts)
 
-    if previous is not None:
-        resolvers["oc.env"] = watched
+        return call
+
+    resolvers.update({name: watched(resolver) for name, resolver in previous.items()})
     try:
-        yield reads
+        yield calls
     finally:
-        if previous is not None:
-            resolvers["oc.env"] = previous
+        resolvers.update(previous)
 
 
 class Reader:
@@ -91,12 +96,36 @@ class Reader:
         Returns:
             A tree; leaves that cannot be read are `BROKEN`, each with a problem noted.
         """
-        raw = _raw(cfg)
-        if key not in raw:
-            return None
+        return self.read_items(cfg, "", [key]).get(key)
+
+    def read_items(
+        self, node: Mapping[Any, Any], key: str, names: Collection[str]
+    ) -> dict[str, Tree]:
+        """The trees below some keys of a node.
+
+        Args:
+            node: a node of the config, or a plain mapping whose values may be nodes.
+            key: its dotted key; empty for the config itself.
+            names: which of its keys; those that it does not have are left out.
+
+        Returns:
+            Trees as `read` returns them.
+        """
+        raw = _raw(node) if isinstance(node, DictConfig) else node
+        return {
+            name: self._read(node, name, raw[name], f"{key}.{name}" if key else name)
+            for name in names
+            if name in raw
+        }
+
+    def _read(self, node: Mapping[Any, Any], name: str, raw: Any, key: str) -> Tree:
         try:
-            with _watching_env() as reads:
-                return self._item(cfg, key, raw[key], key, key, reads, "")
+            with watching("oc.env") as reads:
+                if isinstance(node, DictConfig):
+                    return self._item(node, name, raw, key, name, reads, "")
+                if isinstance(raw, (DictConfig, ListConfig)):
+                    return self._container(raw, key, name, reads, "")
+                return raw
         except _TooMuchError:
             self._findings.add_about(key, f"expands to more than {MOST_LEAVES} values")
             return BROKEN

@@ -12,16 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.config.build import build
 from lllaunch.config.findings import Findings
 from lllaunch.config.gpus import Nvml
-from lllaunch.config.keys import known_items
+from lllaunch.config.layers import Layers, raw_at
 from lllaunch.config.read import Reader, register_resolvers
-from lllaunch.config.restart import with_on
-from lllaunch.config.schema import KEYS, defaults
 from lllaunch.config.secrets import literals
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
-from lllaunch.config.synonyms import SYNONYMS
-from lllaunch.config.tree import Tree
-from lllaunch.config.watchdog import check_replaced
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.spec import LaunchSpec
 
@@ -34,8 +29,10 @@ def resolve(
     runtime_cwd: str,
     output_dir: str,
     key: str = "launch",
+    outer: str | None = None,
     searched: Sequence[str] = (),
     entrypoint_required: bool = True,
+    users_own: bool = False,
     environ: Mapping[str, str] | None = None,
     nvml: Nvml | None = None,
 ) -> LaunchSpec:
@@ -46,10 +43,17 @@ def resolve(
         runtime_cwd: the directory that the command was given in; relative paths start there.
         output_dir: Hydra's output directory of the job.
         key: name of the launch node.
+        outer: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
+            in `lllaunch.config.launcher_schema.LAUNCH_FIELDS` are weaker than those under ``key``
+            and stronger than the schema's defaults; null there is nothing. A value under ``key``
+            that Hydra may have composed from the schema, since it equals the default, is weaker
+            still, unless an override of the job names its key.
         searched: directories and packages that configs were looked for in, for a message.
         entrypoint_required: False where the workers run a function of the caller's own; then the
             config may name neither an entrypoint nor arguments, and ``LaunchSpec.entrypoint`` is
             empty.
+        users_own: whether the config is that of a Hydra app that knows nothing of lllaunch. Then
+            literals under names that say secret are hidden, but refused in our own nodes only.
         environ: the launcher's environment; None for the real one.
         nvml: stands in for the module ``pynvml``.
 
@@ -61,8 +65,9 @@ def resolve(
     """
     register_resolvers()
     findings = Findings()
-    root, secrets = _plain(cfg)
-    tree = _launch_node(cfg, key, Reader(findings, [text for _, _, text in secrets]), findings)
+    root, secrets = _plain(cfg, outer)
+    reader = Reader(findings, [text for _, _, text in secrets])
+    tree, keys = Layers(key, outer).read(cfg, reader, findings)
     around = Surroundings(
         runtime_cwd=os.path.abspath(runtime_cwd),
         output_dir=os.path.abspath(os.path.join(runtime_cwd, output_dir)),
@@ -74,38 +79,25 @@ def resolve(
         sys_path=tuple(sys.path),
         nvml=nvml,
     )
-    spec = build(Settings(tree, key, findings), around)
-    _note_literals(secrets, findings)
-    findings.raise_if_any([f"{key}.{name}" for name in KEYS])
+    spec = build(Settings(tree, keys, findings), around)
+    ours = tuple(f"{node}." for node in (key, outer) if node) if users_own else ("",)
+    _note_literals([each for each in secrets if each[0].startswith(ours)], findings)
+    findings.raise_if_any(list(keys.values()))
     return spec
 
 
-def _plain(cfg: DictConfig) -> tuple[dict[Any, Any], list[tuple[str, str, str]]]:
+def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tuple[str, str, str]]]:
     """The whole config, unresolved, and the secrets that it holds itself."""
     try:
         root: Any = OmegaConf.to_container(cfg, resolve=False)
         own = {name: item for name, item in root.items() if name != "hydra"}
-        return root, list(literals(own))
+        found = list(literals(own))
     except RecursionError:
         problem = Problem("the config", "", "is nested too deeply to be read")
         raise ConfigError((problem,)) from None
-
-
-def _launch_node(cfg: DictConfig, key: str, reader: Reader, findings: Findings) -> dict[str, Tree]:
-    """The schema's defaults with what the config says, key by key."""
-    node = reader.read(cfg, key)
-    tree = defaults()
-    if node is None:
-        return tree
-    if not isinstance(node, dict):
-        findings.add(key, node, "is not a mapping of settings (entrypoint, nproc, ...)")
-        findings.raise_if_any()
-    items = known_items(node, key, KEYS, SYNONYMS, findings, owner="lllaunch")
-    if items.keys() == tree.keys():
-        # Hydra has composed it over the schema.
-        check_replaced(items["watchdog"], f"{key}.watchdog", findings)
-    tree.update(items)
-    return {**tree, "restart": with_on(tree["restart"])}
+    if outer is not None:
+        found += literals(raw_at(root, outer), outer)
+    return root, found
 
 
 def _note_literals(secrets: Sequence[tuple[str, str, str]], findings: Findings) -> None:

@@ -21,13 +21,16 @@ SYNONYMS = {
     **dict.fromkeys(("max", "count", "times", "retries", "max_restarts"), "launch.max_restarts"),
 }
 
+CAUSE_SYNONYMS: dict[str, RestartCause] = {
+    **dict.fromkeys(("error", "exception", "crash", "exit", "failed"), "failure"),
+    **dict.fromkeys(("killed", "sigkill", "segfault", "sigsegv"), "signal"),
+    **dict.fromkeys(("memory", "mem", "out_of_memory"), "oom"),
+    **dict.fromkeys(("hung", "stall", "stalled", "deadlock", "timer", "timers"), "hang"),
+    "heartbeat": "hang",
+    **dict.fromkeys(("time", "walltime", "run_timeout"), "timeout"),
+}
 _CAUSE_HINTS = {
-    **dict.fromkeys(("error", "exception", "crash", "exit", "failed"), "did you mean 'failure'?"),
-    **dict.fromkeys(("killed", "sigkill", "segfault", "sigsegv"), "did you mean 'signal'?"),
-    **dict.fromkeys(("memory", "mem", "out_of_memory"), "did you mean 'oom'?"),
-    **dict.fromkeys(("hung", "stall", "stalled", "deadlock"), "did you mean 'hang'?"),
-    **dict.fromkeys(("timer", "timers", "heartbeat"), "did you mean 'hang'?"),
-    **dict.fromkeys(("time", "walltime", "run_timeout"), "did you mean 'timeout'?"),
+    **{word: f"did you mean {cause!r}?" for word, cause in CAUSE_SYNONYMS.items()},
     **dict.fromkeys(("any", "every", "always", "true", "yes"), "did you mean 'all'?"),
     **dict.fromkeys(("never", "no", "false", "off", "null"), "did you mean 'none'?"),
 }

@@ -210,6 +210,26 @@ class Launch:
     ```
     """
 
+    resources: Mapping[str, int | None] | None = field(
+        default_factory=lambda: {"gpus_per_proc": None, "cpus_per_proc": None}
+    )
+    """What each worker needs of the machine. A sweep runs as many jobs at the same time as have
+    room by it, and shows each job the GPUs that it has [leased](sweep-config.md#leases); a single
+    run takes no notice of it.
+
+    - `gpus_per_proc`: number of GPUs; null is one where there are GPUs, else none
+    - `cpus_per_proc`: number of CPU slots; null is none for a worker with GPUs, else one
+
+    Null is the default.
+
+    ```yaml
+    launch:
+      entrypoint: env
+      nproc: 2
+      resources: {gpus_per_proc: 1, cpus_per_proc: 4}
+    ```
+    """
+
     virtual_local_rank: bool = False
     """Every worker sees its own GPU only, as device 0, and has `LOCAL_RANK=0`."""
 
@@ -225,7 +245,7 @@ NULLABLE = frozenset(
     {
         *("entrypoint", "args", "preload", "cwd", "env", "env_per_rank", "redirects", "tee"),
         *("local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters"),
-        *("log_line_prefix", "log_dir", "watchdog", "restart", "run_id"),
+        *("log_line_prefix", "log_dir", "watchdog", "restart", "resources", "run_id"),
     }
 )
 
@@ -236,7 +256,7 @@ PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})
 # Below these Hydra takes any key, with + or without, and the reader tells what is wrong with it:
 # they do not list all of theirs, since null there means something. `restart` must not list ``on``,
 # which YAML reads as the boolean true, so that a config file would not override it.
-_OPEN = frozenset({"watchdog", "restart"})
+_OPEN = frozenset({"watchdog", "restart", "resources"})
 
 
 def defaults() -> dict[str, Any]:

@@ -9,7 +9,7 @@ The latter must come from the environment, since Hydra writes what it composes t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +22,6 @@ _NOTHING = {"", "???", "null", "''", '""', "true", "false"}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 # <pad>, </s>, [MASK]: the special tokens of a text model, which are no secrets.
 _VOCABULARY = re.compile(r"<[^<>]{1,40}>|\[\w{1,40}\]")
-_KEY_IN_VALUE = re.compile(r"""["']?([\w.-]+)["']?\s*:""")
 _NO_VARIABLE = re.compile(r"\W")
 
 
@@ -129,29 +128,3 @@ def _redacted(raw: Any, name: object) -> Any:
     if is_secret_name(name) and is_literal(raw, str(name)):
         return without_defaults(raw) if holds_env(raw) else source_for(str(name))
     return safe_source(raw, name) if isinstance(raw, str) else raw
-
-
-def redact_overrides(overrides: Sequence[str]) -> list[str]:
-    """Command line arguments as they may be written.
-
-    Args:
-        overrides: Hydra's overrides (``+launch.env.HF_TOKEN=abc``), flags among them.
-
-    Returns:
-        The same with ``${oc.env:NAME}`` in place of literal secrets. Where one stands inside of a
-        dict, ``<redacted>`` stands for the whole dict.
-    """
-    return [_redacted_override(override) for override in overrides]
-
-
-def _redacted_override(override: str) -> str:
-    key, equals, value = override.partition("=")
-    if not equals:
-        return override
-    name = re.split(r"[./@]", key.lstrip("+~-"))[-1].replace("-", "_")
-    if is_secret_name(name) and "${" not in value:
-        literal = is_literal(value.strip("'\"[]"), name)
-        return f"{key}={source_for(name) if literal else value}"
-    if any(is_secret_name(inner.split(".")[-1]) for inner in _KEY_IN_VALUE.findall(value)):
-        return f"{key}=<redacted>"
-    return f"{key}={without_defaults(value) if holds_env(value) else value}"

@@ -20,14 +20,16 @@ class Settings:
 
     Args:
         tree: value of each key of the schema.
-        key: name of the launch node.
+        keys: the dotted key that each of them stands under.
         findings: takes what is wrong.
     """
 
-    def __init__(self, tree: Mapping[str, Tree], key: str, findings: Findings) -> None:
-        self.key = key
+    def __init__(
+        self, tree: Mapping[str, Tree], keys: Mapping[str, str], findings: Findings
+    ) -> None:
         self.findings = findings
         self._tree = dict(tree)
+        self._keys = keys
         self._plan: dict[str, Any] = {}
         for name in KEYS:
             self._check_worker_names(name)
@@ -37,7 +39,7 @@ class Settings:
 
     def key_of(self, name: str) -> str:
         """The dotted key of a setting."""
-        return f"{self.key}.{name}"
+        return self._keys[name]
 
     def plan(self) -> dict[str, Any]:
         """What has been decided, without secrets, in the order of the schema."""

@@ -39,4 +39,10 @@ SYNONYMS = {
     **dict.fromkeys(("restart_on", "restart_policy", "restart_causes"), "restart.on"),
     **dict.fromkeys(("restart_delay", "backoff", "restart_backoff"), "restart.delay"),
     **dict.fromkeys(("max_delay", "max_backoff", "restart_max_delay"), "restart.max_delay"),
+    **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus"), "resources.gpus_per_proc"),
+    **dict.fromkeys(("gpus_per_proc", "gpus_per_worker"), "resources.gpus_per_proc"),
+    **dict.fromkeys(("cpus", "cpu", "num_cpus", "cores"), "resources.cpus_per_proc"),
+    **dict.fromkeys(("cpus_per_proc", "cpus_per_worker"), "resources.cpus_per_proc"),
+    "cpus_per_task": "resources.cpus_per_proc",
+    **dict.fromkeys(("resource", "requirements"), "resources"),
 }

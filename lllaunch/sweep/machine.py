@@ -9,21 +9,17 @@ value: none), so that a sweep can be tried where there are none.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.linux.cpus import Cores, find_cores
-from lllaunch.linux.nvml import Gpu, GpusUnknown, Nvml, list_gpus, listed
+from lllaunch.linux.nvml import Gpu, GpusUnknown, Nvml, list_gpus
+from lllaunch.linux.pretended import PRETEND, pretended_gpus
 from lllaunch.sweep.limits import Refused, choose_cpus, choose_gpus, gives_none, shown
 from lllaunch.sweep.resources import Lease
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PRETEND = "LLLAUNCH_PRETEND_GPUS"
-
-# They become parts of addresses, which the kernel keeps short, and of lists.
-_PRETENDED = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 class Machine(NamedTuple):
@@ -124,15 +120,10 @@ def _visible(environ: Mapping[str, str], nvml: Nvml | None) -> _Visible:
 
 
 def _pretended(names: str, visible: str | None) -> _Visible:
-    known = [name.strip() for name in names.split(",")] if names.strip() else []
-    if len(set(known)) < len(known) or not all(map(_PRETENDED.fullmatch, known)):
-        expected = "is not a list of different names (letters, digits, '_', '.', '-')"
-        return _Visible(problems=(Problem(PRETEND, shown(names), expected),))
-    places: Sequence[int] = range(len(known))
-    if visible is not None:
-        entries = [entry.strip() for entry in visible.split(",")]
-        places = [place for _, place in listed(entries, known)]
-    gpus = tuple(Gpu(known[place], f"pretended-{known[place]}") for place in places)
+    try:
+        gpus = pretended_gpus(names, visible)
+    except ValueError as error:
+        return _Visible(problems=(Problem(PRETEND, shown(names), str(error)),))
     return _Visible(gpus, _why_none(gpus, visible))
 
 

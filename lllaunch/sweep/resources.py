@@ -27,3 +27,21 @@ class Lease(NamedTuple):
 
     gpus: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
+
+
+def need_of(nproc: int, per_proc: tuple[int | None, int | None], gpus_there: bool) -> Need:
+    """Returns what a job needs.
+
+    Args:
+        nproc: number of its workers.
+        per_proc: number of GPUs and of CPU slots for each worker, such as
+            `lllaunch.spec.Resources`. None for GPUs: one where there are GPUs; None for CPU slots:
+            one for a worker that needs no GPU.
+        gpus_there: whether the sweep has GPUs to lease.
+    """
+    gpus, cpus = per_proc
+    if gpus is None:
+        gpus = int(gpus_there)
+    if cpus is None:
+        cpus = 0 if gpus else 1
+    return Need(nproc * gpus, nproc * cpus)

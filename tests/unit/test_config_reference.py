@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
+from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import KEYS, defaults, schema_node
 from lllaunch.config.watchdog import WATCHDOG_KEYS
@@ -45,7 +46,7 @@ def test_every_setting_and_every_fact_is_described() -> None:
 
 def test_every_preset_and_every_key_of_a_mapping_is_described() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for key in ("preset", *WATCHDOG_KEYS, *RESTART_KEYS):
+    for key in ("preset", *WATCHDOG_KEYS, *RESTART_KEYS, *RESOURCE_KEYS):
         assert f"\n- `{key}`: " in page
     presets = page.partition("## Watchdog presets\n")[2].partition("\n## ")[0]
     assert "| key | `none` | `default` | `strict` |" in presets

@@ -14,6 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
+from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import KEYS, schema_node
 from lllaunch.config.synonyms import SYNONYMS
@@ -367,14 +368,14 @@ def test_an_unknown_key_says_what_was_meant(written: str) -> None:
 
 
 def test_other_words_stand_for_settings_that_there_are() -> None:
-    below = {f"watchdog.{key}" for key in WATCHDOG_KEYS} | {
-        f"restart.{key}" for key in RESTART_KEYS
-    }
+    below = {f"watchdog.{key}" for key in WATCHDOG_KEYS}
+    below |= {f"restart.{key}" for key in RESTART_KEYS}
+    below |= {f"resources.{key}" for key in RESOURCE_KEYS}
     assert set(SYNONYMS.values()) <= {*KEYS} | below
     assert not set(SYNONYMS) & {*KEYS}
 
 
-@pytest.mark.parametrize("later", ["resources", "nnodes", "rdzv"])
+@pytest.mark.parametrize("later", ["nnodes", "rdzv"])
 def test_a_setting_that_there_is_not_is_refused(later: str) -> None:
     (line,) = complaints({"entrypoint": "env", later: 1})
     assert line.startswith(f"launch.{later}: is no setting of lllaunch")

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.secrets import (
     hides_literal,
     is_literal,
     is_secret_name,
     literals,
     redact,
-    redact_overrides,
     safe_source,
     source_for,
 )
@@ -129,17 +129,27 @@ def test_a_whole_config_is_written_without_secrets(monkeypatch: pytest.MonkeyPat
         ("launch.env.HF_TOKEN='a b'", "launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
         ("launch.env.HF_TOKEN=${oc.env:T}", "launch.env.HF_TOKEN=${oc.env:T}"),
         ("launch.env.HF_TOKEN=${oc.env:T,abc}", "launch.env.HF_TOKEN=${oc.env:T}"),
-        ("x=${oc.env:HOME,abc}", "x=${oc.env:HOME}"),
+        ("x=${oc.env:HOME,abc}", "x=${oc.env:HOME,abc}"),
+        ("x=${oc.env:HF_TOKEN,abc}", "x=${oc.env:HF_TOKEN}"),
         ("a.api_key=x,y", "a.api_key=${oc.env:API_KEY}"),
         ("a.api_key=[x]", "a.api_key=${oc.env:API_KEY}"),
         ("a.max_token=512", "a.max_token=512"),
         ("a.password=512", "a.password=${oc.env:PASSWORD}"),
         ("a.key=", "a.key="),
-        ("launch.env={HF_TOKEN:abc,B:1}", "launch.env=<redacted>"),
-        ("launch.env={'HF_TOKEN': abc}", "launch.env=<redacted>"),
+        ("launch.env={HF_TOKEN:abc,B:1}", "launch.env={HF_TOKEN:${oc.env:HF_TOKEN},B:1}"),
+        ("launch.env={'HF_TOKEN': abc}", "launch.env={'HF_TOKEN': ${oc.env:HF_TOKEN}}"),
+        ("a={x: {api_key: 'a b'}, y: [1]}", "a={x: {api_key: ${oc.env:API_KEY}}, y: [1]}"),
+        ("a={token: 'it\\'s, so'}", "a={token: ${oc.env:TOKEN}}"),
+        ("a={token:${oc.env:T,abc}}", "a={token:${oc.env:T}}"),
+        ("a={token:a${oc.env:T}b}", "a={token:a${oc.env:T}b}"),
+        ("a={num_key:8,pad_token:<pad>}", "a={num_key:8,pad_token:<pad>}"),
+        ("a={token:[a,b]}", "a=<redacted>"),
+        ("a={token:{b:c}}", "a=<redacted>"),
+        ("a={token:a b}", "a=<redacted>"),
+        ("api_key={token:abc,b:${c}}", "api_key={token:${oc.env:TOKEN},b:${c}}"),
         ("launch.env={A:1}", "launch.env={A:1}"),
         ("params.x=a=b", "params.x=a=b"),
     ],
 )
 def test_overrides_are_written_without_secrets(override: str, written: str) -> None:
-    assert redact_overrides([override]) == [written]
+    assert redacted_overrides([override]) == (written,)

@@ -1,0 +1,46 @@
+"""The ``hydra.launcher`` node of a sweep, for Hydra's ConfigStore.
+
+Every Hydra app of the machine reads this when it starts: nothing is imported here that Hydra has
+not. What the keys mean is said in docs/reference/sweep-config.md and checked in
+`lllaunch.config.sweep` and `lllaunch.config.resolve`.
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+LAUNCH_FIELDS: tuple[str, ...] = (
+    *("nproc", "role", "start_method", "preload", "cwd", "env", "env_per_rank"),
+    *("redirects", "tee", "local_ranks_filter"),
+    *("duplicate_stdout_filters", "duplicate_stderr_filters", "log_line_prefix"),
+    *("grace_period", "signals", "watchdog", "max_restarts", "restart", "resources"),
+    "virtual_local_rank",
+)
+"""Keys of the ``launch`` node that may stand here as well, as defaults for all jobs."""
+
+_TARGET = "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher"
+
+
+def launcher_node() -> DictConfig:
+    """Returns the defaults, made anew.
+
+    No leaf has a type, and the node takes any key: what is wrong is told by lllaunch, all together,
+    and mappings can be extended on a command line (``hydra.launcher.env.A=b``).
+    """
+    node = {
+        "_target_": _TARGET,
+        # Hydra makes nothing of what the keys hold.
+        "_recursive_": False,
+        "max_parallel": None,
+        "gpus": None,
+        "cpus": None,
+        "pin_cpus": False,
+        "on_failure": None,
+        "retries": {"failure": 0, "oom": 0, "hang": 1, "signal": 2, "timeout": 0},
+        "retry_delay": "0s",
+        "resume": None,
+        **dict.fromkeys(LAUNCH_FIELDS),
+        # As in the launch node: whoever replaces the name of a preset by a mapping is told.
+        "watchdog": {"preset": None},
+    }
+    return OmegaConf.create(node, flags={"struct": False})

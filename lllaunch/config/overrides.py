@@ -1,0 +1,54 @@
+"""A command line as it may be written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lllaunch.config.secrets import is_literal, is_secret_name, safe_source, source_for
+
+_KEY_IN_VALUE = re.compile(r"""["']?([\w.-]+)["']?\s*:""")
+# A key of a dict in an override, and a value that is one word, a text, or an interpolation.
+_PAIR = re.compile(
+    r"""(?P<key>(["']?)(?P<name>[\w.-]+)\2\s*:\s*)"""
+    r"""(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?:\$\{[^{}]*\}|[^\s,{}\[\]'"$])+)"""
+    r"""(?=\s*(?:[,}]|$))"""
+)
+
+
+def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Returns overrides without the secrets that they hold.
+
+    Args:
+        overrides: Hydra's overrides (``+launch.env.HF_TOKEN=abc``), flags among them.
+
+    Returns:
+        The same with ``${oc.env:NAME}`` in place of literal secrets, also of those within a dict;
+        where one there is a list or a dict itself, ``<redacted>`` stands for the whole value.
+    """
+    return tuple(_redacted(override) for override in overrides)
+
+
+def _redacted(override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return override
+    others = _KEY_IN_VALUE.findall(_PAIR.sub("", value))
+    if any(is_secret_name(_last(other)) for other in others):
+        return f"{key}=<redacted>"
+    return f"{key}={_redacted_value(_PAIR.sub(_redacted_pair, value), _last(key.lstrip('+~-')))}"
+
+
+def _redacted_pair(pair: re.Match[str]) -> str:
+    return f"{pair['key']}{_redacted_value(pair['value'], _last(pair['name']))}"
+
+
+def _redacted_value(value: str, name: str) -> str:
+    if "${" in value:
+        return safe_source(value, name)
+    secret = is_secret_name(name) and is_literal(value.strip("'\"[]"), name)
+    return source_for(name) if secret else value
+
+
+def _last(key: str) -> str:
+    return re.split(r"[./@]", key)[-1].replace("-", "_")

@@ -1,0 +1,237 @@
+"""``hydra.launcher``: what holds for all jobs of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from lllaunch.config import fields
+from lllaunch.config.findings import Findings, Unfit
+from lllaunch.config.keys import known_items
+from lllaunch.config.launcher_schema import LAUNCH_FIELDS
+from lllaunch.config.quantities import parse_duration
+from lllaunch.config.read import Reader, register_resolvers
+from lllaunch.config.restart import CAUSE_SYNONYMS
+from lllaunch.config.synonyms import SYNONYMS as LAUNCH_SYNONYMS
+from lllaunch.config.tree import BROKEN, Tree, reveal
+from lllaunch.sweep.policy import Retries, SweepPolicy
+
+SWEEP_KEYS: tuple[str, ...] = (
+    *("max_parallel", "gpus", "cpus", "pin_cpus", "on_failure", "retries", "retry_delay"),
+    "resume",
+)
+SYNONYMS = {
+    **LAUNCH_SYNONYMS,
+    **dict.fromkeys(("n_jobs", "jobs", "max_jobs", "parallel", "parallelism"), "max_parallel"),
+    **dict.fromkeys(("concurrency", "max_concurrency", "max_workers"), "max_parallel"),
+    **dict.fromkeys(("array_parallelism", "workers", "processes"), "max_parallel"),
+    **dict.fromkeys(("gpu", "devices", "num_gpus", "gpus_per_node", "visible_devices"), "gpus"),
+    **dict.fromkeys(("cpu", "cores", "num_cpus", "cpus_per_node"), "cpus"),
+    **dict.fromkeys(("pin", "pinning", "affinity", "cpu_affinity"), "pin_cpus"),
+    **dict.fromkeys(("on_error", "failure", "fail_fast", "keep_going"), "on_failure"),
+    "max_failures": "on_failure.max_failures",
+    **dict.fromkeys(("retry", "tries", "max_retries", "job_retries"), "retries"),
+    **dict.fromkeys(("delay", "retry_wait", "retry_backoff"), "retry_delay"),
+    **dict.fromkeys(("resume_from", "resume_dir", "continue"), "resume"),
+    "timeout_min": "watchdog.timeout",
+    "tasks_per_node": "nproc",
+}
+
+# For Hydra, which makes the launcher of them.
+_HYDRAS = ("_target_", "_recursive_", "_convert_", "_partial_")
+# Each job has its own.
+_OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
+_ALL_WORDS = frozenset({"all", "auto", "any", "every"})
+_NONE_WORDS = frozenset({"none", "no", "off", "false"})
+_FAILURE_WORDS = ("continue", "stop")
+_FAILURE_FORMS = "continue, stop and {max_failures: 3}"
+_FAILURE_HINTS = {
+    **dict.fromkeys(("go_on", "ignore", "keep_going", "proceed"), "did you mean 'continue'?"),
+    **dict.fromkeys(("abort", "fail", "fail_fast", "exit", "cancel"), "did you mean 'stop'?"),
+}
+
+
+class SweepSettings(NamedTuple):
+    """What holds for all jobs of a sweep, except their launch fields.
+
+    Attributes:
+        policy: what runs at the same time, and what is done about failures.
+        gpus: which GPUs may be leased, as `lllaunch.sweep.machine.find_machine` takes it: a number,
+            names, or None for all.
+        cpus: the same for cores.
+        pin_cpus: whether each job is bound to the cores of its lease.
+        resume: directory of the sweep that this one goes on with, as written; None for a new one.
+    """
+
+    policy: SweepPolicy = SweepPolicy()
+    gpus: int | tuple[int | str, ...] | None = None
+    cpus: int | tuple[int | str, ...] | None = None
+    pin_cpus: bool = False
+    resume: str | None = None
+
+
+def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> SweepSettings:
+    """Reads what holds for all jobs of a sweep.
+
+    Args:
+        node: the launcher's node of the config, or its keys and values. Launch fields in it are
+            not looked at: `lllaunch.config.resolve.resolve` reads them for each job.
+        key: its dotted key, for messages.
+
+    Raises:
+        ConfigError: something is wrong; it holds everything that is.
+    """
+    register_resolvers()
+    findings = Findings()
+    names = (*SWEEP_KEYS, *LAUNCH_FIELDS, *_HYDRAS)
+    written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings))
+    known_items(written, key, names, SYNONYMS, findings, owner="the launcher")
+    items = Reader(findings).read_items(node, key, SWEEP_KEYS)
+    reading = _Reading(items, key, findings)
+    policy = SweepPolicy(
+        max_parallel=reading.scalar("max_parallel", _read_max_parallel, None),
+        max_failures=reading.failures(),
+        retries=reading.retries(),
+        retry_delay=reading.scalar("retry_delay", parse_duration, 0.0),
+    )
+    settings = SweepSettings(
+        policy,
+        gpus=reading.limit("gpus", "GPUs"),
+        cpus=reading.limit("cpus", "CPU slots"),
+        pin_cpus=reading.scalar("pin_cpus", fields.read_flag, False),
+        resume=reading.scalar("resume", fields.read_text, None),
+    )
+    findings.raise_if_any([f"{key}.{name}" for name in SWEEP_KEYS])
+    return settings
+
+
+class _Reading:
+    """Reads settings by name."""
+
+    def __init__(self, items: Mapping[str, Tree], key: str, findings: Findings) -> None:
+        self._items = items
+        self._key = key
+        self._findings = findings
+
+    def scalar(self, name: str, read: Callable[[Any], Any], default: Any) -> Any:
+        """What `read` makes of a setting; the default if it is null, left out, or wrong."""
+        tree = self._items.get(name)
+        if reveal(tree) is None:
+            return default
+        value = self._findings.attempt(f"{self._key}.{name}", tree, read)
+        return default if value is None else value
+
+    def limit(self, name: str, what: str) -> int | tuple[int | str, ...] | None:
+        """How many of a kind of slots, or which ones; None for all."""
+        tree, key = self._items.get(name), f"{self._key}.{name}"
+        plain = reveal(tree)
+        if plain is None or isinstance(plain, list):
+            entries = fields.read_each(tree, key, self._findings, _read_entry)
+            return None if plain is None else entries
+
+        def read(value: object) -> int | str:
+            word = value.strip() if isinstance(value, str) else value
+            if isinstance(word, str) and not word.isdecimal():
+                return _read_names(word, what)
+            try:
+                return fields.read_count(word)
+            except Unfit as unfit:
+                raise Unfit(f"is not a number of {what} (0, 1, 2, ...) nor a list") from unfit
+
+        found = self._findings.attempt(key, tree, read)
+        return tuple(part.strip() for part in found.split(",")) if isinstance(found, str) else found
+
+    def failures(self) -> int | None:
+        """How many jobs may fail for good before nothing more is started."""
+        tree, key = self._items.get("on_failure"), f"{self._key}.on_failure"
+        if not isinstance(tree, dict):
+            word = self.scalar("on_failure", _read_on_failure, "continue")
+            return 1 if word == "stop" else None
+        names, findings = ("max_failures",), self._findings
+        synonyms = dict.fromkeys(("max", "failures", "count", "n", "limit", "after"), names[0])
+        items = known_items(tree, key, names, synonyms, findings, owner="on_failure")
+        if not tree:
+            findings.add(key, tree, "names no number of failures", "write {max_failures: 3}")
+        where = f"{key}.max_failures"
+        return findings.attempt(where, items.get("max_failures", BROKEN), _read_max_failures)
+
+    def retries(self) -> Retries:
+        """How often a job is tried again, by cause."""
+        tree, key, findings = self._items.get("retries"), f"{self._key}.retries", self._findings
+        if tree is not None and not isinstance(tree, dict):
+            findings.attempt(key, tree, _refuse_retries)
+            tree = None
+        causes = Retries._fields
+        items = known_items(tree or {}, key, causes, CAUSE_SYNONYMS, findings, owner="retries")
+        numbers = {
+            cause: findings.attempt(f"{key}.{cause}", item, fields.read_count)
+            for cause, item in items.items()
+            if reveal(item) is not None
+        }
+        return Retries(**{cause: number for cause, number in numbers.items() if number is not None})
+
+
+def _refuse_keys_of_jobs(node: Mapping[str, Any], key: str, findings: Findings) -> Iterable[str]:
+    """Notes settings that only a job can have; returns the names of the others."""
+    for name in _OF_JOBS:
+        if name in node:
+            expected = "is no setting of the launcher: each job has its own"
+            findings.add_about(f"{key}.{name}", expected, f"set launch.{name}")
+    return [name for name in node if name not in _OF_JOBS]
+
+
+def _read_positive(value: object) -> int:
+    try:
+        number = fields.read_count(value)
+    except Unfit as unfit:
+        raise Unfit("is not a whole number, 1 or more", unfit.hint) from None
+    if not number:
+        raise Unfit("is not a whole number, 1 or more")
+    return number
+
+
+def _read_max_parallel(value: object) -> int:
+    try:
+        return _read_positive(value)
+    except Unfit as unfit:
+        raise Unfit(unfit.expected, "null is as many as have room") from None
+
+
+def _read_max_failures(value: object) -> int:
+    try:
+        return _read_positive(value)
+    except Unfit as unfit:
+        hint = "write on_failure: continue for no limit" if not value else ""
+        raise Unfit(unfit.expected, hint) from None
+
+
+def _read_on_failure(value: object) -> str:
+    try:
+        return fields.read_choice(value, _FAILURE_WORDS, _FAILURE_HINTS)
+    except Unfit as unfit:
+        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
+        raise Unfit(f"is none of {_FAILURE_FORMS}", hint) from None
+
+
+def _refuse_retries(value: object) -> None:
+    number = value if isinstance(value, int) and not isinstance(value, bool) else 1
+    hint = f"say for what: {{failure: {number}}}"
+    raise Unfit(f"is not a mapping of causes to numbers ({', '.join(Retries._fields)})", hint)
+
+
+def _read_names(text: str, what: str) -> str:
+    """Names separated by commas."""
+    word = text.lower()
+    if word in _ALL_WORDS or word in _NONE_WORDS:
+        hint = "null is all of them" if word in _ALL_WORDS else "write 0"
+        raise Unfit(f"is not a number of {what} (0, 1, 2, ...) nor a list", hint)
+    if not all(part.strip() for part in text.split(",")):
+        raise Unfit(f"is not a number of {what} (0, 1, 2, ...) nor a list")
+    return text
+
+
+def _read_entry(value: object) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
+        raise Unfit("is neither a number nor a name")
+    return value

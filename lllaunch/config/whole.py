@@ -1,0 +1,164 @@
+"""A job's whole config as a journal may keep it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from lllaunch.config.overrides import redacted_overrides
+from lllaunch.config.read import MOST_LEAVES, register_resolvers, watching
+from lllaunch.config.secrets import (
+    holds_env,
+    is_literal,
+    is_secret_name,
+    literals,
+    safe_source,
+    source_for,
+    without_defaults,
+)
+
+__all__ = ["public_config", "redacted_overrides"]
+
+_LEFT_OUT = ("hydra", "launch")
+# What they give is a secret, or another one each time.
+_WATCHED = ("oc.env", "now", "hydra")
+_CHANGES = re.compile(r"\$\{\s*(?:now\s*:|hydra\s*[:.])")
+_REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:)?\s*([^${}:,]+)")
+_DEEPEST = 50
+_PLAIN = (bool, int, float, str, bytes, enum.Enum, os.PathLike)
+
+
+def public_config(cfg: DictConfig) -> dict[str, Any]:
+    """A job's config as it may be written, without ``hydra`` and ``launch``.
+
+    Args:
+        cfg: the composed config. Resolvers of the user's are called; what they raise is ignored.
+
+    Returns:
+        Plain data, resolved but for some leaves, of which the config's own text stands there: those
+        that come from the environment or from what changes with each composing (``${now:...}``,
+        ``${hydra:...}``), by whatever detour; those under a name that says secret, and references
+        to them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands
+        there.
+    """
+    register_resolvers()
+    root: Any = OmegaConf.to_container(cfg, resolve=False)
+    own = {name: item for name, item in root.items() if name not in _LEFT_OUT}
+    with watching(*_WATCHED) as calls:
+        config: dict[str, Any] = _Writer(root, calls).container(cfg, own)
+    return config
+
+
+class _Writer:
+    """Walks through a config and its unresolved data side by side.
+
+    Args:
+        root: the whole config, unresolved.
+        calls: of the resolvers that are watched.
+    """
+
+    def __init__(self, root: Mapping[Any, Any], calls: list[str]) -> None:
+        self._root = root
+        self._calls = calls
+        written = {name: item for name, item in root.items() if name != "hydra"}
+        self._literals = [text for _, _, text in literals(written) if text]
+        # of what references to containers may add
+        self._left = MOST_LEAVES
+        self._open: list[int] = []
+
+    def container(self, node: Any, raw: Any, name: object = "") -> Any:
+        """Returns a node as plain data.
+
+        Args:
+            node: a `DictConfig` or `ListConfig`.
+            raw: the same, unresolved.
+            name: the key that elements of a list stand under.
+        """
+        self._open.append(id(node))
+        try:
+            if isinstance(raw, list):
+                return [self._item(node, index, item, name) for index, item in enumerate(raw)]
+            return {key: self._item(node, key, item, key) for key, item in raw.items()}
+        finally:
+            self._open.pop()
+
+    def _item(self, parent: Any, index: Any, raw: Any, name: object) -> Any:
+        if isinstance(raw, (dict, list)):
+            return self.container(parent._get_node(index), raw, name)
+        if not isinstance(raw, str) or "${" not in raw:
+            if is_secret_name(name) and is_literal(raw, str(name)):
+                return source_for(str(name))
+            return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
+        if is_secret_name(name) or self._stays(raw):
+            return safe_source(raw, name)
+        return self._resolved(parent, index, raw, name)
+
+    def _stays(self, raw: str, follow: int = 10) -> bool:
+        """Whether a leaf's text says that its value may not be written, as far as one can tell."""
+        if holds_env(raw) or _CHANGES.search(raw):
+            return True
+        for path in _REFERENCE.findall(raw):
+            parts = [part for part in re.split(r"[.\[\]\s]+", path) if part]
+            if parts and is_secret_name(parts[-1]):
+                return True
+            target = None if path.strip().startswith(".") else _below(self._root, parts)
+            if isinstance(target, str) and follow and self._stays(target, follow - 1):
+                return True
+        return False
+
+    def _resolved(self, parent: Any, index: Any, raw: str, name: object) -> Any:
+        del self._calls[:]
+        try:
+            value = parent[index]
+        except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
+            return safe_source(raw, name)
+        if self._calls:
+            return safe_source(raw, name)
+        if isinstance(value, (DictConfig, ListConfig)):
+            return self._referenced(value, raw, name)
+        try:
+            return self._plain(value)
+        except (ValueError, RecursionError):
+            return without_defaults(raw)
+
+    def _plain(self, value: Any) -> Any:
+        """What a resolver made, which may be a container that OmegaConf leaves as it is."""
+        if isinstance(value, dict):
+            return {key: self._plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._plain(item) for item in value]
+        if value is not None and (not isinstance(value, _PLAIN) or self._holds_literal(value)):
+            raise ValueError
+        return value
+
+    def _referenced(self, node: DictConfig | ListConfig, raw: str, name: object) -> Any:
+        if id(node) in self._open or len(self._open) >= _DEEPEST:
+            return raw
+        content: Any = OmegaConf.to_container(node, resolve=False)
+        self._left -= 1 + _size(content)
+        return self.container(node, content, name) if self._left >= 0 else raw
+
+    def _holds_literal(self, value: object) -> bool:
+        return isinstance(value, str) and any(text in value for text in self._literals)
+
+
+def _below(root: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        if isinstance(root, dict):
+            root = root.get(part)
+        elif isinstance(root, list) and part.isdecimal() and int(part) < len(root):
+            root = root[int(part)]
+        else:
+            return None
+    return root
+
+
+def _size(content: Any) -> int:
+    if isinstance(content, dict):
+        return sum(1 + _size(item) for item in content.values())
+    return sum(1 + _size(item) for item in content) if isinstance(content, list) else 0

@@ -1,0 +1,207 @@
+"""Schema, then ``hydra.launcher``, then the job's own ``launch``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
+from lllaunch.config.resolve import resolve
+from lllaunch.config.schema import defaults, schema_node
+from lllaunch.errors import ConfigError
+from lllaunch.policies import RestartPolicy, WatchdogPolicy
+from lllaunch.spec import LaunchSpec, Resources
+
+HERE = str(Path(__file__).parent)
+
+# Something else than the default for each of them.
+OTHER: dict[str, Any] = {
+    "nproc": 2,
+    "role": "trainer",
+    "start_method": "spawn",
+    "preload": ["json"],
+    "cwd": "..",
+    "env": {"A": "1"},
+    "env_per_rank": {0: {"B": "2"}},
+    "redirects": "err",
+    "tee": "none",
+    "local_ranks_filter": "0",
+    "duplicate_stdout_filters": "loss",
+    "duplicate_stderr_filters": "Warning",
+    "log_line_prefix": "> ",
+    "grace_period": "5s",
+    "signals": "SIGUSR1",
+    "watchdog": "strict",
+    "max_restarts": 3,
+    "restart": {"on": ["oom"]},
+    "resources": {"cpus_per_proc": 2},
+    "virtual_local_rank": True,
+}
+
+
+def spec_of(launcher: Any, launch: Any = None, **root: Any) -> LaunchSpec:
+    cfg = {"hydra": {"launcher": launcher}, **root}
+    if launch is not None:
+        cfg["launch"] = launch
+    return resolve(
+        OmegaConf.create(cfg),
+        runtime_cwd=HERE,
+        output_dir="/out",
+        outer="hydra.launcher",
+        entrypoint_required=False,
+    )
+
+
+def complaints(launcher: Any, launch: Any = None, **root: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        spec_of(launcher, launch, **root)
+    return str(caught.value).splitlines()
+
+
+def alone(launch: Any) -> LaunchSpec:
+    """What the launch node alone would give."""
+    return resolve(
+        OmegaConf.create({"launch": launch}),
+        runtime_cwd=HERE,
+        output_dir="/out",
+        entrypoint_required=False,
+    )
+
+
+@pytest.mark.parametrize("name", LAUNCH_FIELDS)
+@pytest.mark.parametrize("launch", [None, {}, schema_node()], ids=["none", "empty", "composed"])
+def test_a_value_of_the_launcher_is_stronger_than_the_default(name: str, launch: Any) -> None:
+    if name == "redirects":
+        launch = {**(launch or {}), "tee": "none"}  # which would redirect as well
+    base = {"tee": "none"} if name == "redirects" else {}
+    expected = alone({**base, name: OTHER[name]})
+    assert expected != alone(base)
+    assert spec_of({name: OTHER[name]}, launch) == expected
+    assert spec_of({**launcher_node(), name: OTHER[name]}, launch) == expected
+
+
+@pytest.mark.parametrize("name", LAUNCH_FIELDS)
+def test_a_value_of_the_job_is_stronger(name: str) -> None:
+    launcher = dict.fromkeys(LAUNCH_FIELDS) | {name: "not at all"}
+    assert spec_of(launcher, {name: OTHER[name]}) == alone({name: OTHER[name]})
+
+
+def test_a_node_that_gives_nothing_changes_nothing() -> None:
+    for launcher in ({}, launcher_node(), dict.fromkeys(LAUNCH_FIELDS), {"env": {}}, None, "x"):
+        assert spec_of(launcher) == alone({})
+    assert resolve(
+        OmegaConf.create({}),
+        runtime_cwd=HERE,
+        output_dir="/out",
+        outer="hydra.launcher",
+        entrypoint_required=False,
+    ) == alone({})
+
+
+def test_without_outer_the_launcher_is_not_looked_at() -> None:
+    cfg = OmegaConf.create({"hydra": {"launcher": {"nproc": "x"}}, "launch": {"entrypoint": "env"}})
+    assert resolve(cfg, runtime_cwd=HERE, output_dir="/out").nproc == 1
+
+
+def test_where_hydra_composed_the_schema_a_default_counts_as_not_given() -> None:
+    composed = {**schema_node(), "max_restarts": 2}
+    spec = spec_of({"nproc": 4, "max_restarts": 9, "role": "r"}, composed)
+    assert (spec.nproc, spec.max_restarts, spec.role) == (4, 2, "r")
+
+
+def test_where_it_did_not_a_default_is_as_good_as_any_value() -> None:
+    assert spec_of({"nproc": 4}, {"nproc": 1}).nproc == 1
+
+
+def test_what_the_command_line_names_is_given() -> None:
+    hydra = {"launcher": {"nproc": 4, "role": "r"}, "overrides": {"task": ["launch.nproc=1"]}}
+    cfg = OmegaConf.create({"hydra": hydra, "launch": {**schema_node(), "entrypoint": "env"}})
+    spec = resolve(cfg, runtime_cwd=HERE, output_dir="/out", outer="hydra.launcher")
+    assert (spec.nproc, spec.role) == (1, "r")
+
+
+def test_a_wrong_value_that_only_equals_the_default_is_told() -> None:
+    composed = {**schema_node(), "nproc": True}
+    assert complaints({"nproc": 4}, composed) == [
+        "launch.nproc: true is not a number of workers (1, 2, ... or auto, cpu, gpu)"
+    ]
+
+
+def test_mappings_are_taken_whole() -> None:
+    launcher = {"env": {"A": "1"}, "watchdog": {"stall": "10m"}, "restart": {"delay": "1s"}}
+    spec = spec_of(launcher, {"env": {"B": "2"}, "watchdog": {"timeout": "1h"}})
+    assert spec.env == {"B": "2"}
+    assert spec.watchdog == WatchdogPolicy(timeout=3600)
+    assert spec.restart == RestartPolicy(delay=1)
+
+
+def test_a_null_of_the_job_stands_for_nothing_where_it_may_be_null() -> None:
+    composed = {**schema_node(), "env": None, "watchdog": None}
+    spec = spec_of({"env": {"A": "1"}, "watchdog": "strict"}, composed)
+    assert (spec.env, spec.watchdog) == ({}, WatchdogPolicy())
+
+
+def test_what_yaml_makes_of_on_is_understood() -> None:
+    launcher = OmegaConf.create("restart: {on: [oom], delay: 1s}")
+    assert spec_of(launcher).restart == RestartPolicy(frozenset({"oom"}), 1)
+
+
+def test_problems_name_where_the_value_stands() -> None:
+    launcher = {
+        "nproc": 0,
+        "env": {"RANK": 1},
+        "watchdog": {"stal": 3},
+        "restart": {"on": "hnag"},
+        "resources": {"gpus_per_proc": -1},
+        "tee": "al",
+        "grace_period": "${nope}",
+        "role": "${worker:rank}",
+        "signals": ["SIGKILL"],
+    }
+    keys = [line.partition(": ")[0] for line in complaints(launcher, {"max_restarts": -1})]
+    assert keys == [
+        "hydra.launcher.nproc",
+        "hydra.launcher.role",
+        "hydra.launcher.env.RANK",
+        "hydra.launcher.tee",
+        "hydra.launcher.grace_period",
+        "hydra.launcher.signals[0]",
+        "hydra.launcher.watchdog.stal",
+        "launch.max_restarts",
+        "hydra.launcher.restart.on",
+        "hydra.launcher.resources.gpus_per_proc",
+    ]
+
+
+def test_values_may_refer_to_the_jobs_config_and_to_the_worker() -> None:
+    launcher = {"nproc": "${params.n}", "env": {"R": "${worker:rank}-${params.n}"}}
+    spec = spec_of(launcher, params={"n": 2})
+    assert (spec.nproc, spec.env) == (2, {"R": "${worker:rank}-2"})
+
+
+def test_secrets_of_the_launcher_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    launcher = {"env": {"HF_TOKEN": "${oc.env:HF_TOKEN}", "X": "${params.x}"}}
+    spec = spec_of(launcher, params={"x": "${oc.env:HF_TOKEN}"})
+    assert spec.env == {"HF_TOKEN": "hunter2", "X": "hunter2"}
+    assert spec.secrets == dict.fromkeys(("HF_TOKEN", "X"), "${oc.env:HF_TOKEN}")
+    assert "hunter2" not in json.dumps(spec.redacted)
+
+
+def test_a_literal_secret_of_the_launcher_is_refused() -> None:
+    (line,) = complaints({"env": {"HF_TOKEN": "hunter2"}})
+    assert line == (
+        "hydra.launcher.env.HF_TOKEN: holds a literal where the name says secret; "
+        "take it from the environment, as ${oc.env:HF_TOKEN}, or name it otherwise"
+    )
+
+
+def test_the_plan_does_not_tell_the_layers_apart() -> None:
+    launch = {"nproc": 2, "resources": {"gpus_per_proc": 0}, "tee": "all"}
+    assert spec_of(launch).redacted == alone(launch).redacted
+    assert spec_of(launch).resources == Resources(0)
+    assert list(spec_of(launch).redacted) == list(defaults())

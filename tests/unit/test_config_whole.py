@@ -1,0 +1,155 @@
+"""A job's whole config as a journal may keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra.core.utils import setup_globals
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+
+from lllaunch.config.whole import public_config, redacted_overrides
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def resolvers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user's resolvers, and those that Hydra has; puts back what was there."""
+    before = dict(BaseContainer._resolvers)
+    monkeypatch.setenv("PLACE", SECRET)
+    setup_globals()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError(SECRET)
+
+    OmegaConf.register_new_resolver("broken", broken)
+    OmegaConf.register_new_resolver("vault", lambda *_: SECRET)
+    OmegaConf.register_new_resolver("object", lambda *_: object())
+    OmegaConf.register_new_resolver("double", lambda number: 2 * int(number))
+    OmegaConf.register_new_resolver("both", lambda *values: list(values))
+    yield
+    BaseContainer._resolvers.clear()
+    BaseContainer._resolvers.update(before)
+
+
+def public(text: str) -> dict[str, Any]:
+    cfg = OmegaConf.create(text)
+    assert isinstance(cfg, DictConfig)
+    return public_config(cfg)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{n: 3, a: '${n}', b: 'x${n}', c: [1, '${n}']}", {"n": 3, "a": 3, "b": "x3", "c": [1, 3]}),
+        ("{a: null, b: true, c: 1.5, d: '???', 3: x}", None),
+        ("{a: '${double:2}'}", {"a": 4}),
+        ("{a: '${both:1,2}'}", {"a": [1, 2]}),
+        ("{m: {x: '${n}'}, a: '${m}', n: 1}", {"m": {"x": 1}, "a": {"x": 1}, "n": 1}),
+        ("{a: '${worker:rank}'}", {"a": "${worker:rank}"}),
+        ("{a: '\\${n}'}", {"a": "${n}"}),
+        ("{a: {b: 1, c: '${.b}'}}", {"a": {"b": 1, "c": 1}}),
+    ],
+)
+def test_it_is_resolved(text: str, expected: dict[str, Any] | None) -> None:
+    container: Any = OmegaConf.to_container(OmegaConf.create(text))
+    assert public(text) == (container if expected is None else expected)
+
+
+def test_hydra_and_launch_are_left_out_but_may_be_referred_to() -> None:
+    cfg = OmegaConf.create({"hydra": {"a": 1}, "launch": {"nproc": 3}, "n": "${launch.nproc}"})
+    assert public_config(cfg) == {"n": 3}
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        *("${oc.env:PLACE}", "x-${oc.env:PLACE}", "${oc.env:UNSET}", "${oc.env:PLACE,here}"),
+        *("${now:%H}", "${hydra:job.num}", "${hydra.a}", "x-${now:%S}"),
+        *("${direct}", "${chain}", "${table.${which}}", "${oc.select:direct}", "${table.inner}"),
+        *("${moment}", "${moments}", "${place.${word}}"),
+        *("${broken:}", "${nowhere}", "${object:}", "${.${broken:}}"),
+        *("${api_key}", "${key_again}", "${oc.select:api_key}", "${list_of_key.0.token}"),
+    ],
+)
+def test_what_may_not_be_written_stays_as_the_config_has_it(leaf: str) -> None:
+    root = {
+        "hydra": {"a": 1},
+        "direct": "${oc.env:PLACE}",
+        "chain": "${direct}",
+        "which": "inner",
+        "word": "${oc.env:WORD,one}",
+        "place": {"one": 1},
+        "table": {"inner": "${direct}"},
+        "moment": "${now:%H}",
+        "moments": "${moment} ${moment}",
+        "api_key": "${vault:}",
+        "key_again": "${api_key}",
+        "list_of_key": [{"token": "${vault:}"}],
+        "leaf": leaf,
+        "within": [{"leaf": leaf}],
+    }
+    found = public_config(OmegaConf.create(root))
+    assert (found["leaf"], found["within"]) == (leaf, [{"leaf": leaf}])
+    assert SECRET not in repr(found)
+
+
+def test_leaves_under_names_of_secrets_are_not_resolved() -> None:
+    calls: list[object] = []
+    OmegaConf.register_new_resolver("vault", lambda *_: calls.append(1), replace=True)
+    text = "{api_key: '${vault:x}', token: ['${vault:}'], DB_PASSWORD: '${oc.env:X,abc}'}"
+    assert public(text) == {
+        "api_key": "${vault:x}",
+        "token": ["${vault:}"],
+        "DB_PASSWORD": "${oc.env:X}",
+    }
+    assert not calls
+
+
+def test_literal_secrets_are_hidden_and_counts_are_not() -> None:
+    text = f"""
+        m: {{HF_TOKEN: {SECRET}, again: "${{.HF_TOKEN}}", nested: "x${{m.HF_TOKEN}}"}}
+        host: "${{oc.env:DB_PASSWORD,{SECRET}}}"
+        part: "${{double:2}} ${{shown}}"
+        shown: {SECRET}
+        pad_token: <pad>
+        max_token: 512
+        """
+    found = public(text)
+    assert found["m"]["HF_TOKEN"] == "${oc.env:HF_TOKEN}"
+    assert found["m"]["again"] == "${.HF_TOKEN}"
+    assert found["host"] == "${oc.env:DB_PASSWORD}"
+    assert found["part"] == "${double:2} ${shown}"
+    assert (found["pad_token"], found["max_token"]) == ("<pad>", 512)
+
+
+def test_a_config_that_contains_itself_has_an_end() -> None:
+    assert public("a: {b: {c: '${a}'}}") == {"a": {"b": {"c": "${a}"}}}
+    first = "{x: '${b}'}"
+    assert public(f"{{a: {first}, b: {{y: '${{a}}'}}}}")["a"] == {"x": {"y": "${a}"}}
+
+
+def test_aliases_that_expand_without_measure_are_cut_off() -> None:
+    levels = {f"l{n}": [f"${{l{n + 1}}}"] * 10 for n in range(9)}
+    found = public_config(OmegaConf.create({**levels, "l9": 1}))
+    assert "${l" in repr(found["l0"])
+    assert len(repr(found)) < 10_000_000
+
+
+def test_resolvers_are_put_back() -> None:
+    before = dict(BaseContainer._resolvers)
+    public("{a: '${broken:}', b: '${oc.env:PLACE}'}")
+    assert {**before, "worker": None} == {**BaseContainer._resolvers, "worker": None}
+
+
+def test_overrides() -> None:
+    overrides = ["lr=0.1", "api_key=abc", "x=${oc.env:X}", "a={token:b,c:1}"]
+    assert redacted_overrides(overrides) == (
+        "lr=0.1",
+        "api_key=${oc.env:API_KEY}",
+        "x=${oc.env:X}",
+        "a={token:${oc.env:TOKEN},c:1}",
+    )
