@@ -1,7 +1,7 @@
 """Handing a warm spawner to another launcher: what a branch needs on the launchers' side.
 
-A launcher that has a spawner makes a branch, forks, and hands the branch over to the child: that
-adopts it, and forgets the spawner that its parent has.
+A launcher that has a spawner makes a branch and hands it over to a fork of its own: that adopts it,
+and forgets the spawner that its parent has.
 """
 
 from __future__ import annotations
@@ -12,36 +12,44 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SpawnerDied
-from lllaunch.linux.process import Subreaper, hold_standard_fds, wait_readable
+from lllaunch.linux.process import (
+    Subreaper,
+    hold_standard_fds,
+    raise_open_files_limit,
+    wait_readable,
+)
+from lllaunch.spawner.environment import exec_part
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lllaunch.linux.cgroup import Cgroup
+    from lllaunch.spawner.environment import Shared
+    from lllaunch.spawner.facts import Died
     from lllaunch.spawner.wire import Channel
-
-# A spawner that does not answer by then is preloading something else, or is dead.
-_ADOPT_SECONDS = 60.0
 
 
 class Branch(NamedTuple):
-    """A branch, made before the process that will adopt it is forked.
+    """A branch, as the process gets it that will adopt it.
 
     Attributes:
         sock: the connection's end for that process.
-        other: its end for the branch.
-        key: what the workers of the spawner have in common.
-        exec_env: its variables that act when an interpreter is executed.
-        limits: limits of open files that the launcher was started with.
+        shared: what the workers of the spawner have in common.
         mark: the mark in its environment.
+        other: the connection's end for the branch, if that process was forked while its parent had
+            it open; else None.
     """
 
     sock: socket.socket
-    other: socket.socket
-    key: object
-    exec_env: dict[str, str]
-    limits: tuple[int, int]
+    shared: Shared
     mark: str
+    other: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close what this process has of it."""
+        self.sock.close()
+        if self.other is not None:
+            self.other.close()
 
 
 class Branching:
@@ -49,7 +57,8 @@ class Branching:
 
     pid: int
     mark: str
-    _key: object
+    dead: Died | None
+    _key: Shared | None
     _exec_env: dict[str, str]
     _limits: tuple[int, int]
     _ready: bool
@@ -63,51 +72,68 @@ class Branching:
     _send: Any
 
     def new_branch(self) -> Branch:
-        """Make a branch; to be followed by a fork, `hand_over` here and `adopt` there."""
-        ours, theirs = socket.socketpair()
-        return Branch(ours, theirs, self._key, self._exec_env, self._limits, self.mark)
+        """Make a branch of this spawner, which is configured.
 
-    def hand_over(self, branch: Branch, launcher: int) -> None:
+        `adopt` is to be called with it in a process that is forked now, and `hand_over` here. A
+        process that was forked before is sent ``sock`` and ``mark``.
+        """
+        assert self._key is not None
+        ours, theirs = socket.socketpair()
+        return Branch(ours, self._key, self.mark, theirs)
+
+    def hand_over(self, other: socket.socket, launcher: int) -> None:
         """Let a branch begin, when the preloads are done.
 
+        Both are closed here, as soon as they have been sent.
+
         Args:
-            branch: made by `new_branch`.
+            other: the branch's end of its connection.
             launcher: pidfd of the process that adopts it; the branch ends when that ends.
         """
-        branch.sock.close()
-        # What the channel sends is closed when it has left.
-        fds = (branch.other.detach(), os.dup(launcher))
-        self._send({"op": "branch"}, fds=fds, close_fds=True)
+        if self.dead is None:
+            self._send({"op": "branch"}, fds=(other.detach(), launcher), close_fds=True)
+        else:
+            other.close()
+            os.close(launcher)
 
     @classmethod
-    def adopt(cls, branch: Branch) -> Self:
-        """Take a branch over, in the process that was forked for it.
+    def adopt(cls, branch: Branch, seconds: float | None = None) -> Self:
+        """Take a branch over, in the process that it is meant for; waits for the preloads.
 
         It is configured as the spawner that it comes from: `configure` with other values replaces
         it by a spawner of this process's own.
 
+        Args:
+            branch: as `new_branch` made it.
+            seconds: how long it is waited for; None: as long as somebody may still let it begin.
+
         Raises:
-            SpawnerDied: it ended, or never began.
+            SpawnerDied: it ended, or did not begin.
         """
         hold_standard_fds()
-        branch.other.close()
+        if branch.other is not None:
+            branch.other.close()
         spawner = cls()
-        spawner.mark, spawner._key = branch.mark, branch.key
-        spawner._exec_env, spawner._limits = branch.exec_env, branch.limits
+        spawner.mark, spawner._key = branch.mark, branch.shared
+        spawner._exec_env = exec_part(branch.shared.environ)
+        spawner._limits = raise_open_files_limit()
         Subreaper.need()
         spawner._adopts = True
         spawner._connect(branch.sock)
-        spawner._await_branch(time.monotonic() + _ADOPT_SECONDS)
+        spawner._await_branch(None if seconds is None else time.monotonic() + seconds)
         spawner._ready = True
         cgroup = spawner._cgroup.procs if spawner._cgroup is not None else ""
         spawner._send({"op": "adopt", "cgroup": cgroup})
         return spawner
 
-    def _await_branch(self, until: float) -> None:
+    def _await_branch(self, until: float | None) -> None:
         while not self.pid:
-            left = until - time.monotonic()
-            if left <= 0 or self._channel is None or self._channel.closed:
+            left = None if until is None else until - time.monotonic()
+            late = left is not None and left <= 0
+            if late or self._channel is None or self._channel.closed:
                 self.forget()
+                if self._cgroup is not None:
+                    self._cgroup.remove()
                 raise SpawnerDied(0, None, "it did not hand over a branch")
             wait_readable(self._channel, left)
             for message in self._channel.receive():

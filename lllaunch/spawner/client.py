@@ -23,7 +23,7 @@ from lllaunch.linux.process import (
 )
 from lllaunch.spawner.adoption import end_adopted
 from lllaunch.spawner.branching import Branching
-from lllaunch.spawner.environment import exec_part
+from lllaunch.spawner.environment import Shared, exec_part
 from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, translate
 from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
 from lllaunch.spawner.order import Order
@@ -56,7 +56,7 @@ class Spawner(Branching):
         self._ready = False
         self._preloads = False
         self._pidfd = -1
-        self._key: object = None
+        self._key: Shared | None = None
         self._exec_env: dict[str, str] = {}
         self._roster = Roster()
         self._commands = Commands()
@@ -106,8 +106,8 @@ class Spawner(Branching):
             cwd: working directory of the preloads, put on ``sys.path``.
             preload: modules to import before workers are forked.
         """
-        key = (dict(environ), cwd, tuple(preload))
-        if self.pid and self.dead is None and self._key == key:
+        key = Shared(dict(environ), cwd, tuple(preload))
+        if self.pid and self.dead is None and self._key is not None and self._key.serves(key):
             return
         replace = self.dead or self._key is not None or self._exec_env != exec_part(environ)
         if self.pid and replace:

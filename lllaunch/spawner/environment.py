@@ -3,6 +3,9 @@
 A forked worker cannot take back what its spawner read when it started or imported. So such
 variables are set in the spawner before it preloads; a rank that needs other values gets a fresh
 interpreter.
+
+CUDA_VISIBLE_DEVICES acts when CUDA is initialised, which no spawner does. Each worker is told it,
+so that a spawner serves jobs with different GPUs; the spawner's own is for what its preloads ask.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ _AT_IMPORT = (
 )
 # Part of the contract between launcher and worker, though the name looks like one of the above.
 _PER_WORKER = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+# Of what a spawner has in its environment, each worker is told this all the same.
+_ALWAYS_TOLD = "CUDA_VISIBLE_DEVICES"
 
 
 def acts_at_exec(name: str) -> bool:
@@ -46,12 +51,40 @@ def acts_at_import(name: str) -> bool:
     return acts_at_exec(name) or (name.startswith(_AT_IMPORT) and name not in _PER_WORKER)
 
 
+class Shared(NamedTuple):
+    """What the workers of a spawner have in common.
+
+    Attributes:
+        environ: the spawner's whole environment.
+        cwd: working directory of its preloads.
+        preload: the modules that it imports.
+    """
+
+    environ: dict[str, str]
+    cwd: str
+    preload: tuple[str, ...]
+
+    def serves(self, wanted: Shared) -> bool:
+        """Whether a spawner that has this can start workers for whom another is wanted.
+
+        Their CUDA_VISIBLE_DEVICES may differ: they are told theirs. That it is not set they cannot
+        be told.
+        """
+        if _ALWAYS_TOLD in self.environ and _ALWAYS_TOLD not in wanted.environ:
+            return False
+        return self._compared() == wanted._compared()
+
+    def _compared(self) -> Shared:
+        others = {name: text for name, text in self.environ.items() if name != _ALWAYS_TOLD}
+        return self._replace(environ=others)
+
+
 class Split(NamedTuple):
     """The environment of a worker group, divided between the spawner and its workers.
 
     Attributes:
         base: the spawner's whole environment.
-        own: per rank, what differs from ``base``.
+        own: per rank, what differs from ``base``; and CUDA_VISIBLE_DEVICES, if it is set.
         fresh: ranks that need a fresh interpreter, because a variable of theirs acts at import.
     """
 
@@ -76,6 +109,10 @@ def split(outer: Mapping[str, str], envs: Mapping[int, Mapping[str, str]]) -> Sp
         rank: {name: value for name, value in env.items() if base.get(name) != value}
         for rank, env in envs.items()
     }
+    for rank, env in own.items():
+        told = envs[rank].get(_ALWAYS_TOLD, outer.get(_ALWAYS_TOLD))
+        if told is not None:
+            env[_ALWAYS_TOLD] = told
     fresh = frozenset(rank for rank, env in own.items() if any(map(acts_at_import, env)))
     return Split(base, own, fresh)
 

@@ -1,8 +1,10 @@
-"""What a worker runs: five kinds of target, plain data that crosses to the spawner."""
+"""What a worker runs: five kinds that cross to the spawner as plain data, and one that does not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,14 @@ class Pickled:
 
 
 Target = Program | Script | Module | Function | Pickled
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A callable of the calling process, which forks its workers itself: start method ``fork``.
+
+    It may be a closure; nothing of it is pickled.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()

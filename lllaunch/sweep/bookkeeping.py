@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import lllaunch.sweep.vocabulary as v
 from lllaunch.sweep.policy import by_signal, cause_of
-from lllaunch.sweep.prepared import Broken, Prepared, record_of
-from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Started
+from lllaunch.sweep.prepared import Broken, Done, Prepared, record_of
+from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Skipped, Started
 from lllaunch.sweep.results import RESULT, read_result
 
 if TYPE_CHECKING:
     from lllaunch.sweep.jobs import JobProcess
     from lllaunch.sweep.journal import Journal
+
+_NEVER_STARTED = frozenset({v.JobState.NOT_RUN, v.JobState.CANCELLED})
 
 
 class Books:
@@ -91,13 +93,14 @@ class Books:
         return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind))
 
     def _never_began(self, job: JobProcess, exit_code: int) -> v.JobEnded:
-        """It could not be composed for another attempt, or was killed then."""
+        """It was not composed for another attempt, or was killed then."""
+        if isinstance(job.answer, Done):
+            self._append(Ended(job.number, job.attempt, Result("succeeded", 0)))
+            return v.JobEnded(job.number, 0)
         why = f"its process ended (exit code {exit_code}) while it was composed again"
         cause = cause_of(exit_code)
         if isinstance(job.answer, Broken):
             exit_code, why, cause = job.answer.exit_code, job.answer.why, None
-        elif job.answered:
-            exit_code, why, cause = 1, "there is no such job any more", None
         self._append(Ended(job.number, job.attempt, Result("error", exit_code, _line(why))))
         return v.JobEnded(job.number, exit_code, cause)
 
@@ -111,6 +114,9 @@ class Books:
             # It was composed, and fits in no circumstances.
             self._write_composed(end.number)
             self._append(Ended(end.number, 0, Result("error", end.exit_code, _line(end.why))))
+        elif end.number in self._ahead and end.state in _NEVER_STARTED:
+            self._write_composed(end.number)
+            self._append(Skipped(end.number, _line(end.why) or end.state.value))
         self._ahead.pop(end.number, None)
         self._known.pop(end.number, None)
 

@@ -23,14 +23,21 @@ from lllaunch.errors import LaunchError, SpawnerDied
 from lllaunch.exit_codes import for_signal
 from lllaunch.linux.process import flush_c_streams, set_parent_death_signal, wait_readable
 from lllaunch.spawner import signals
-from lllaunch.spawner.wire import Channel
+from lllaunch.spawner.wire import Channel, Message
 from lllaunch.sweep.machine import Machine, pin
-from lllaunch.sweep.prepared import Answer, Broken, Prepared, decode_lease, encode
+from lllaunch.sweep.prepared import (
+    Answer,
+    Broken,
+    Prepared,
+    decode_lease,
+    encode,
+    is_lease,
+)
 from lllaunch.sweep.resources import Lease
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.branching import Branch
     from lllaunch.spawner.client import Spawner
+    from lllaunch.sweep.warmth import Warmth
 
 # The launcher ended before the job could ask to end with it.
 _ALONE = 127
@@ -44,12 +51,14 @@ class Work(NamedTuple):
         execute: runs it with a lease, and with a warm spawner if there is one; its exit code.
         machine: whose slots are leased.
         pins: whether a job is bound to the cores of its lease.
+        warm: the warm spawners, or None; forgotten in the job, but for what they are made of.
     """
 
     prepare: Callable[[int], Answer]
     execute: Callable[[Prepared, Lease, Spawner | None], int]
     machine: Machine
     pins: bool = False
+    warm: Warmth | None = None
 
 
 class Place(NamedTuple):
@@ -60,7 +69,6 @@ class Place(NamedTuple):
         sock: its end of the connection with the launcher.
         parent: process id of the launcher.
         streams: descriptors for standard output and error; empty to keep the launcher's.
-        branch: of the warm spawner, or None.
         ignored: signals that the launcher was started with as ignored.
     """
 
@@ -68,7 +76,6 @@ class Place(NamedTuple):
     sock: socket.socket
     parent: int
     streams: tuple[int, ...]
-    branch: Branch | None
     ignored: frozenset[signal.Signals]
 
 
@@ -106,18 +113,18 @@ def _work(work: Work, place: Place) -> int:
     _send(channel, encode(answer))
     if not isinstance(answer, Prepared):
         return answer.exit_code if isinstance(answer, Broken) else 0
-    received = channel.receive()
-    while not received and not channel.closed:
-        wait_readable(channel)
-        received = channel.receive()
-    if not received:
+    begin = _await_begin(channel)
+    if begin is None:
         return 0
-    # The descriptors are the locks of the lease: open until the end of this process.
-    lease = decode_lease(received[0].header)
+    lease = decode_lease(begin[-1].header)
     os.environ.update(work.machine.environment(lease))
     if work.pins:
         pin(lease)
-    spawner = _adopt(place.branch, channel)
+    spawner = _adopt(work, answer, begin[0], channel)
+    if spawner is not None and work.pins and lease.cpus:
+        # It was forked from one that is not bound, and its workers are forked from it.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(spawner.pid, lease.cpus)
     try:
         code = int(work.execute(answer, lease, spawner))
         # The system would take it modulo 256.
@@ -137,6 +144,22 @@ def _prepare(work: Work, number: int) -> Answer:
         return Broken(1, traceback.format_exception_only(error)[-1].strip())
 
 
+def _await_begin(channel: Channel) -> list[Message] | None:
+    """Waits for the word to begin; None if it will not come.
+
+    Returns:
+        What the launcher said. The last is the lease, with the descriptors of its locks: they stay
+        open until the end of this process. There may be a branch before it.
+    """
+    received: list[Message] = []
+    while not received or not is_lease(received[-1].header):
+        if channel.closed:
+            return None
+        wait_readable(channel)
+        received += channel.receive()
+    return received
+
+
 def _send(channel: Channel, message: dict[str, object]) -> None:
     channel.queue(message)
     while channel.pending and not channel.closed:
@@ -146,14 +169,15 @@ def _send(channel: Channel, message: dict[str, object]) -> None:
         channel.flush()
 
 
-def _adopt(branch: Branch | None, channel: Channel) -> Spawner | None:
-    """Takes the branch over; None if there is none, or none any more."""
-    if branch is None:
+def _adopt(work: Work, answer: Prepared, message: Message, channel: Channel) -> Spawner | None:
+    """Takes the branch over that a message gives, if it does; None if there is none any more."""
+    if work.warm is None or answer.warm is None or is_lease(message.header):
         return None
     from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where one is warm
 
+    branch = work.warm.branch_of(answer.warm, message)
     try:
-        spawner = Spawner.adopt(branch)
+        spawner = Spawner.adopt(branch, answer.patience)
     except SpawnerDied:
         return None
     # So that the launcher keeps the lease until that has ended, too.

@@ -26,13 +26,12 @@ from lllaunch.linux.process import (
 from lllaunch.spawner.wire import Channel
 from lllaunch.sweep.inside import Place, Work, become
 from lllaunch.sweep.output import JobPrinted, OutputPipe
-from lllaunch.sweep.prepared import Answer, decode, encode_lease
+from lllaunch.sweep.prepared import Answer, Prepared, decode, encode_lease
 from lllaunch.sweep.resources import Lease
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.branching import Branch
-    from lllaunch.spawner.client import Spawner
     from lllaunch.sweep.leases import Leases
+    from lllaunch.sweep.warmth import Warmth
 
 # How long a process that was killed may take to be gone.
 _REAP_SECONDS = 5.0
@@ -61,9 +60,8 @@ class JobProcess:
         number: of the job.
         pid: process id.
         pidfd: readable when it has ended.
-        branch: of the warm spawner, until it is handed over; or None.
         branch_pidfd: of the branch that it has adopted; -1 if there is none.
-        answer: what composing yielded; meaningful if `answered`.
+        answer: what composing yielded, as the launcher takes it; None if `answered` is not set.
         answered: whether the job has said that.
         told: whether that has been dealt with.
         apart: whether the job has said that it has closed what is the launcher's.
@@ -76,14 +74,13 @@ class JobProcess:
         lingers: whether it has ended, and something that it started has not.
     """
 
-    def __init__(self, number: int, branch: Branch | None, pipes: Iterable[OutputPipe]) -> None:
+    def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
         self.number = number
         self.pid, self.pidfd = 0, -1
-        self.branch = branch
         self.branch_pidfd = -1
         self.pipes = tuple(pipes)
         self.channel: Channel | None = None
-        self.answer: Answer = None
+        self.answer: Answer | None = None
         self.answered = self.told = self.apart = False
         self.lease: Lease | None = None
         self.begun = False
@@ -100,7 +97,6 @@ class JobProcess:
         work: Work,
         leave: Callable[[], None],
         *,
-        warm: Spawner | None = None,
         captures: bool = False,
         ignored: frozenset[signal.Signals] = frozenset(),
     ) -> JobProcess:
@@ -110,7 +106,6 @@ class JobProcess:
             number: of the job.
             work: what it does.
             leave: closes what is the launcher's own; called in the job.
-            warm: a spawner of which the job gets a branch.
             captures: whether its output goes to pipes, else to where the launcher's goes.
             ignored: signals that the launcher was started with as ignored.
 
@@ -119,7 +114,7 @@ class JobProcess:
         """
         with contextlib.ExitStack() as undo:
             try:
-                job = cls._make(number, warm, captures, undo)
+                job = cls._make(number, captures, undo)
                 ours, theirs = socket.socketpair()
                 undo.callback(ours.close)
                 undo.callback(theirs.close)
@@ -133,18 +128,12 @@ class JobProcess:
         return job
 
     @classmethod
-    def _make(
-        cls, number: int, warm: Spawner | None, captures: bool, undo: contextlib.ExitStack
-    ) -> JobProcess:
+    def _make(cls, number: int, captures: bool, undo: contextlib.ExitStack) -> JobProcess:
         pipes = []
         for stream in (1, 2) if captures else ():
             pipes.append(OutputPipe(number, stream))
             undo.callback(pipes[-1].close)
-        branch = None if warm is None else warm.new_branch()
-        if branch is not None:
-            undo.callback(branch.sock.close)
-            undo.callback(branch.other.close)
-        return cls(number, branch, pipes)
+        return cls(number, pipes)
 
     def _fork(
         self,
@@ -155,7 +144,7 @@ class JobProcess:
         ignored: frozenset[signal.Signals],
     ) -> None:
         ends = tuple(pipe.write_end for pipe in self.pipes)
-        place = Place(self.number, theirs, os.getpid(), ends, self.branch, ignored)
+        place = Place(self.number, theirs, os.getpid(), ends, ignored)
         for stream in (sys.stdout, sys.stderr):
             # What is buffered here would be written by the job again.
             with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
@@ -205,20 +194,17 @@ class JobProcess:
             wait_readable(self.channel)
             self.receive()
 
-    def begin(self, leases: Leases, warm: Spawner | None) -> None:
-        """Let the job run, with its lease and the locks of that."""
+    def begin(self, leases: Leases, warm: Warmth | None) -> None:
+        """Let the job run, with its lease and the locks of that, and with a warm spawner."""
         assert self.lease is not None
         self.begun = True
-        if self.channel is not None:
-            # It was forked before they were taken.
-            locks = leases.descriptors(self.lease)
-            self.channel.queue(encode_lease(self.lease), fds=locks)
-        if self.branch is not None:
-            if warm is not None and warm.dead is None:
-                warm.hand_over(self.branch, self.pidfd)
-            else:
-                self._close_branch()
-            self.branch = None
+        if self.channel is None:
+            return
+        if warm is not None and isinstance(self.answer, Prepared) and self.answer.warm is not None:
+            warm.give(self.answer.warm, self.channel, self.pidfd)
+        # It was forked before they were taken.
+        locks = leases.descriptors(self.lease)
+        self.channel.queue(encode_lease(self.lease), fds=locks)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the job's process, if it lives."""
@@ -254,14 +240,17 @@ class JobProcess:
             self.exit_code = code if code >= 0 else 128 - code
         return self.exit_code is not None
 
-    def end(self, tell: Callable[[JobPrinted], None] | None = None) -> None:
+    def end(
+        self, tell: Callable[[JobPrinted], None] | None = None, *, by_itself: bool = False
+    ) -> None:
         """Kill and reap the process, and close everything.
 
         Args:
-            tell: given for a job that ends by itself now: it may, and this gets what it prints.
+            tell: gets what it has printed; None to drop that.
+            by_itself: it ends by itself now, and may.
         """
         if self.pidfd >= 0:
-            if tell is not None:
+            if by_itself:
                 wait_pidfd(self.pidfd, _REAP_SECONDS)
             self.signal(signal.SIGKILL)
             wait_pidfd(self.pidfd, _REAP_SECONDS)
@@ -279,7 +268,6 @@ class JobProcess:
                 pipe.finish(tell)
             pipe.close()
         self._close_channel()
-        self._close_branch()
         for fd in (self.pidfd, self.branch_pidfd):
             if fd >= 0:
                 os.close(fd)
@@ -289,9 +277,3 @@ class JobProcess:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-
-    def _close_branch(self) -> None:
-        if self.branch is not None:
-            self.branch.sock.close()
-            self.branch.other.close()
-            self.branch = None

@@ -20,11 +20,12 @@ from lllaunch.exit_codes import for_signal
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.leases import Leases, Slot, Watch
-from lllaunch.sweep.prepared import Broken, Done, Prepared
+from lllaunch.sweep.output import Tick
+from lllaunch.sweep.prepared import Broken, Done, JobAnswered, Prepared
 from lllaunch.sweep.remains import Remains
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.client import Spawner
+    from lllaunch.sweep.warmth import Warmth
 
 # How long a job may take to be gone after SIGKILL, and what it started after its own end.
 KILL_SECONDS = 15.0
@@ -47,8 +48,7 @@ class Loop:
     Args:
         leases: the locks on the slots.
         books: what is written down.
-        warm: a spawner of which each job gets a branch, or None.
-        observer: as for `lllaunch.sweep.shell.Sweep`.
+        warm, observer, review, ticks: as for `lllaunch.sweep.shell.Sweep`.
     """
 
     _remains: Remains
@@ -58,13 +58,18 @@ class Loop:
         self,
         leases: Leases,
         books: Books,
-        warm: Spawner | None,
+        warm: Warmth | None,
         observer: Callable[[object], None],
+        review: Callable[[int, Prepared], Prepared | Broken] | None = None,
+        ticks: float | None = None,
     ) -> None:
         self._leases = leases
         self._books = books
         self._warm = warm
         self._observer = observer
+        self._review = review
+        self._ticks = ticks
+        self._tick_at = time.monotonic()
         self._jobs: dict[int, JobProcess] = {}
         # One that has been asked for; others are composed again, for another attempt.
         self._composing: JobProcess | None = None
@@ -82,10 +87,8 @@ class Loop:
         # One that came before a job ended is there by now, even if the wait did not tell.
         for signum in self._source.received():
             self._tell(v.SignalReceived(signum, forwards()))
-        warm = self._warm
-        if warm is not None and warm.pid and warm.dead is None and warm.fileno() in ready:
-            for fact in warm.dispatch():
-                self._observer(fact)
+        if self._warm is not None:
+            self._warm.look(ready, self._observer)
         for job in list(self._jobs.values()):
             self._look_at(job, ready)
         for slot, watch in list(self._watches.items()):
@@ -97,12 +100,15 @@ class Loop:
         for number in [number for number, at in self._due.items() if at <= now]:
             if self._due.pop(number, None) is not None:
                 self._tell(v.RetryDue(number))
+        if self._ticks is not None:
+            self._tick_at = now + self._ticks
+        self._observer(Tick())
 
     def _wait(self) -> frozenset[int]:
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
-        if self._warm is not None and self._warm.pid and self._warm.dead is None:
-            poll.register(self._warm, select.POLLIN)
+        for spawner in () if self._warm is None else self._warm.spawners():
+            poll.register(spawner, select.POLLIN)
         for watch in self._watches.values():
             poll.register(watch, select.POLLIN)
         for pidfd in self._remains.pidfds.values():
@@ -117,6 +123,7 @@ class Loop:
         if any(job.answered and not job.told for job in self._jobs.values()):
             return 0
         deadlines = [*self._due.values()]
+        deadlines += [] if self._ticks is None else [self._tick_at]
         deadlines += [job.deadline for job in self._jobs.values() if job.deadline is not None]
         if not deadlines:
             return None
@@ -151,19 +158,27 @@ class Loop:
                 self._begin(job)
             return
         self._composing, self._deaths = None, 0
+        prepared = isinstance(job.answer, Prepared)
+        if isinstance(job.answer, Prepared) and self._review is not None:
+            job.answer = self._review(job.number, job.answer)
         answer = job.answer
         if isinstance(answer, Prepared):
             self._books.composed(job.number, answer)
+            self._observer(JobAnswered(job.number, answer))
             self._tell(v.JobComposed(job.number, answer.need, answer.retries))
             return
-        self._jobs.pop(job.number)
-        job.end(self._observer)
+        del self._jobs[job.number]
+        job.end(self._observer, by_itself=not prepared)
         if isinstance(answer, Broken):
-            self._books.broken(job.number, answer)
-            self._tell(v.JobBroken(job.number, answer.exit_code, answer.why))
+            self._broken(job.number, answer)
         else:
-            done = isinstance(answer, Done)
-            self._tell(v.JobDone(job.number) if done else v.NoMoreJobs())
+            self._observer(JobAnswered(job.number, Done()))
+            self._tell(v.JobDone(job.number))
+
+    def _broken(self, number: int, answer: Broken) -> None:
+        self._books.broken(number, answer)
+        self._observer(JobAnswered(number, answer))
+        self._tell(v.JobBroken(number, answer.exit_code, answer.why))
 
     def _begin(self, job: JobProcess) -> None:
         """The job holds its lease and is composed: it may run."""
@@ -194,8 +209,7 @@ class Loop:
         if self._deaths >= _DEATHS:
             raise ComposingFailed
         why = f"its process ended (exit code {job.exit_code}) while it was composed"
-        self._books.broken(job.number, Broken(1, why))
-        self._tell(v.JobBroken(job.number, 1, why))
+        self._broken(job.number, Broken(1, why))
 
     def _leaves_nothing(self, job: JobProcess) -> bool:
         """Whether what a job started has ended, too; gives that a deadline otherwise."""
@@ -207,7 +221,11 @@ class Loop:
         return False
 
     def _pids(self) -> frozenset[int]:
-        return frozenset(job.pid for job in self._jobs.values())
+        """Children that nobody left behind."""
+        return frozenset(job.pid for job in self._jobs.values()) | self._warm_pids()
+
+    def _warm_pids(self) -> frozenset[int]:
+        return frozenset() if self._warm is None else self._warm.pids()
 
     def _over(self, job: JobProcess, exit_code: int) -> None:
         """A running job is over, or given up."""
@@ -262,4 +280,4 @@ class Loop:
                 self._leases.release(job.lease)
         for watch in self._watches.values():
             watch.close()
-        self._remains.kill(())
+        self._remains.kill(self._warm_pids())

@@ -25,6 +25,13 @@ class JobPrinted(NamedTuple):
     line: bytes
 
 
+class Tick(NamedTuple):
+    """All that has happened by now was told; after as long as ``ticks`` says at the latest.
+
+    Told to the observer only.
+    """
+
+
 class OutputPipe:
     """A pipe that a job writes to, at the launcher's end.
 

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.policy import Retries
 from lllaunch.sweep.records import Composed
 from lllaunch.sweep.resources import Lease, Need
+
+
+class WarmKey(NamedTuple):
+    """What the workers of a job have in common, so that jobs can share a warm spawner.
+
+    Attributes:
+        preload: modules that the spawner imports.
+        cwd: working directory of that.
+        changes: variables of the spawner that differ from the launcher's own, by name; None for
+            one that is not set. Never CUDA_VISIBLE_DEVICES.
+    """
+
+    preload: tuple[str, ...]
+    cwd: str
+    changes: tuple[tuple[str, str | None], ...] = ()
+
+    @classmethod
+    def of(
+        cls, preload: Sequence[str], cwd: str, environ: Mapping[str, str], outer: Mapping[str, str]
+    ) -> WarmKey:
+        """Returns the key of a spawner.
+
+        Args:
+            preload: modules that it imports.
+            cwd: working directory of that.
+            environ: its whole environment (`lllaunch.spawner.environment.Split.base`).
+            outer: the launcher's own.
+        """
+        names = sorted((environ.keys() | outer.keys()) - {VISIBLE})
+        changes = ((name, environ.get(name)) for name in names)
+        changed = tuple(change for change in changes if change[1] != outer.get(change[0]))
+        return cls(tuple(preload), cwd, changed)
+
+    def environ(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """Returns the spawner's environment; of CUDA_VISIBLE_DEVICES it has the launcher's."""
+        changed = {**outer, **dict(self.changes)}
+        return {name: text for name, text in changed.items() if text is not None}
 
 
 class Prepared(NamedTuple):
@@ -21,6 +59,9 @@ class Prepared(NamedTuple):
         config: what that was made from, plain data for the journal, or None if it is not kept.
         retries: how often it is tried again, or None for what the sweep says.
         payload: whatever the job needs to run; it stays in the job's process.
+        warm: which warm spawner it gets a branch of; None for none.
+        patience: how long it waits for the preloads of that, seconds, before it does without; None
+            for as long as they take.
     """
 
     need: Need = Need()
@@ -30,6 +71,8 @@ class Prepared(NamedTuple):
     config: Mapping[str, Any] | None = None
     retries: Retries | None = None
     payload: object = None
+    warm: WarmKey | None = None
+    patience: float | None = None
 
 
 class Broken(NamedTuple):
@@ -52,14 +95,24 @@ class Done(NamedTuple):
     """A job that need not run: it had succeeded in an earlier sweep."""
 
 
-Answer = Prepared | Broken | Done | None
-"""What ``prepare`` returns; None if there are no more jobs."""
+Answer = Prepared | Broken | Done
+"""What ``prepare`` returns."""
+
+
+class JobAnswered(NamedTuple):
+    """A job has been composed, or could not be. Told to the observer only, before the fact.
+
+    Attributes:
+        number: of the job.
+        answer: what that yielded; the payload is None.
+    """
+
+    number: int
+    answer: Answer
 
 
 def encode(answer: Answer) -> dict[str, Any]:
     """Returns an answer as JSON, without the payload."""
-    if answer is None:
-        return {"answer": "none"}
     if isinstance(answer, Done):
         return {"answer": "done"}
     if isinstance(answer, Broken):
@@ -73,18 +126,21 @@ def decode(message: Mapping[str, Any]) -> Answer:
     """Returns the answer of a message that `encode` made."""
     fields = dict(message)
     kind = fields.pop("answer")
-    if kind == "none":
-        return None
     if kind == "done":
         return Done()
     fields["overrides"] = tuple(fields["overrides"])
     if kind == "broken":
         return Broken(**fields)
-    retries = fields.pop("retries")
+    retries, warm = fields.pop("retries"), fields.pop("warm")
     return Prepared(
         **{**fields, "need": Need(*fields["need"])},
         retries=None if retries is None else Retries(*retries),
+        warm=None if warm is None else _warm_key(*warm),
     )
+
+
+def _warm_key(preload: list[str], cwd: str, changes: list[list[str]]) -> WarmKey:
+    return WarmKey(tuple(preload), cwd, tuple((name, text) for name, text in changes))
 
 
 def record_of(number: int, answer: Prepared | Broken, directory: str) -> Composed:
@@ -103,6 +159,11 @@ def record_of(number: int, answer: Prepared | Broken, directory: str) -> Compose
 def encode_lease(lease: Lease) -> dict[str, Any]:
     """Returns the message that lets a job begin; the descriptors of its locks go with it."""
     return {"start": [list(lease.gpus), list(lease.cpus)]}
+
+
+def is_lease(message: Mapping[str, Any]) -> bool:
+    """Whether `encode_lease` made a message."""
+    return "start" in message
 
 
 def decode_lease(message: Mapping[str, Any]) -> Lease:

@@ -24,7 +24,7 @@ from lllaunch.sweep.leases import Leases, Slot
 from lllaunch.sweep.loop import KILL_SECONDS, Loop
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.policy import SweepPolicy
-from lllaunch.sweep.prepared import Answer, Prepared
+from lllaunch.sweep.prepared import Answer, Broken, Prepared
 from lllaunch.sweep.remains import Remains
 from lllaunch.sweep.resources import Lease
 from lllaunch.sweep.schedule import Scheduler
@@ -32,6 +32,7 @@ from lllaunch.sweep.schedule import Scheduler
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.sweep.journal import Journal
+    from lllaunch.sweep.warmth import Warmth
 
 
 class Sweep(Loop):
@@ -42,17 +43,21 @@ class Sweep(Loop):
         policy: what holds for all jobs.
         leases: the locks on those slots.
         journal: of the sweep, or None.
-        warm: a spawner of which each job gets a branch, or None.
         prepare: composes a job; called in the job's process with its number.
         execute: runs a job; called in the job's process with what ``prepare`` returned, its lease,
             and its branch of the warm spawner (None if there is none); its exit code.
-        observer: gets every fact and every decision, what the warm spawner tells, and the jobs'
-            lines (`lllaunch.sweep.output.JobPrinted`).
-        first_number: of the first job.
-        total: number of jobs, or None if ``prepare`` tells by returning None. Needed where
-            ``prepare`` may fail before it knows that.
+        observer: gets every fact and every decision, what composing yielded
+            (`lllaunch.sweep.prepared.JobAnswered`), what the warm spawners tell, the jobs' lines
+            (`lllaunch.sweep.output.JobPrinted`), and the ticks.
+        numbers: of the jobs, in order, each once.
+        review: called with a job that has been composed for the first time, without its payload;
+            what it returns counts (its ``warm`` must stay), until the job is composed again for
+            another attempt: that is not reviewed.
+        warm: the spawners that jobs share, or None; they stay the caller's, for another sweep.
         captures: whether what jobs print goes to the observer, else to where this process's does.
         pins: whether jobs are bound to the cores of their leases.
+        ticks: the observer gets a `lllaunch.sweep.output.Tick` every so many seconds at least, for
+            a display that shows the time; None for only when something has happened.
         signals: signals that end the sweep; None for those of a run.
     """
 
@@ -62,22 +67,23 @@ class Sweep(Loop):
         policy: SweepPolicy,
         leases: Leases,
         journal: Journal | None,
-        warm: Spawner | None,
         prepare: Callable[[int], Answer],
         execute: Callable[[Prepared, Lease, Spawner | None], int],
         observer: Callable[[object], None],
-        first_number: int = 0,
-        total: int | None = None,
+        numbers: Sequence[int],
         *,
+        review: Callable[[int, Prepared], Prepared | Broken] | None = None,
+        warm: Warmth | None = None,
         captures: bool = False,
         pins: bool = False,
+        ticks: float | None = None,
         signals: Sequence[signal.Signals] | None = None,
     ) -> None:
-        super().__init__(leases, Books(journal), warm, observer)
-        self._work = Work(prepare, execute, machine, pins)
+        super().__init__(leases, Books(journal), warm, observer, review, ticks)
+        self._work = Work(prepare, execute, machine, pins, warm)
         self._scheduler = Scheduler(machine.everything, policy)
-        self._next = self._first = first_number
-        self._total = total
+        self._total = len(numbers)
+        self._numbers = iter(numbers)
         self._captures = captures
         self._signals = signals
         self._ignored = ignored_at_start()
@@ -158,24 +164,15 @@ class Sweep(Loop):
                 job.deadline = time.monotonic() + KILL_SECONDS
 
     def _compose_next(self) -> None:
-        number = self._next
-        if self._total is not None and number - self._first >= self._total:
+        number = next(self._numbers, None)
+        if number is None:
             self._tell(v.NoMoreJobs())
-            return
-        self._next += 1
-        self._composing = self._fork(number)
+        else:
+            self._composing = self._fork(number)
 
     def _fork(self, number: int) -> JobProcess:
-        warm = self._warm
-        if warm is not None and (warm.dead is not None or not warm.pid):
-            warm = None
         job = JobProcess.fork(
-            number,
-            self._work,
-            self._leave,
-            warm=warm,
-            captures=self._captures,
-            ignored=self._ignored,
+            number, self._work, self._leave, captures=self._captures, ignored=self._ignored
         )
         self._jobs[number] = job
         return job
@@ -189,7 +186,7 @@ class Sweep(Loop):
             job.close()
         self._remains.leave()
         if self._warm is not None:
-            self._warm.forget()
+            self._warm.leave()
 
     def _start(self, start: v.StartJob) -> None:
         busy = self._leases.acquire(start.lease)

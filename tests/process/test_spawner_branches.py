@@ -67,9 +67,10 @@ def job(warm: Spawner, work: Callable[[Spawner], int]) -> int:
             os._exit(99)
     pidfd = open_pidfd(pid)
     assert pidfd is not None
-    warm.hand_over(branch, pidfd)
+    assert branch.other is not None
+    warm.hand_over(branch.other, pidfd)
+    branch.sock.close()
     warm.flush()
-    os.close(pidfd)
     return pid
 
 

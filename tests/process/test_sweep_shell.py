@@ -9,103 +9,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.launching import gone, text_of, until
+from support.sweeps import NAMES, ONE, Played, each, machine
 
 import lllaunch.sweep.vocabulary as v
 from lllaunch.errors import ConfigError, OutputError, Problem
-from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.facts import Exited
-from lllaunch.spawner.targets import Script
-from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.inside import Work
 from lllaunch.sweep.jobs import ForkFailed, JobProcess
-from lllaunch.sweep.journal import Journal, read_journal
-from lllaunch.sweep.leases import LeaseFailed, Leases
+from lllaunch.sweep.journal import read_journal
+from lllaunch.sweep.leases import LeaseFailed
 from lllaunch.sweep.loop import ComposingFailed
-from lllaunch.sweep.machine import Machine, find_machine
-from lllaunch.sweep.output import JobPrinted
+from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy
-from lllaunch.sweep.prepared import Answer, Broken, Done, Prepared
-from lllaunch.sweep.records import Header, Over, Record, Started
+from lllaunch.sweep.prepared import Answer, Broken, Done, JobAnswered, Prepared
+from lllaunch.sweep.records import Over, Record, Started
 from lllaunch.sweep.resources import Lease, Need
-from lllaunch.sweep.shell import Sweep
 
 # generous: only a hang takes that long
 WAIT = 30.0
-NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]
-ONE = Prepared(Need(1))
-NEVER_AGAIN = Retries(hang=0, signal=0)
-
-Execute = Callable[[Prepared, Lease, "Spawner | None"], int]
-
-
-def machine(gpus: int = 2) -> Machine:
-    return find_machine({"LLLAUNCH_PRETEND_GPUS": ",".join(NAMES[:gpus])})
-
-
-class Played:
-    """A sweep in a directory, and all that was observed of it."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.machine = machine()
-        self.leases = Leases(self.machine)
-        self.journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
-        self.seen: list[Any] = []
-        self.react: Callable[[Any], None] = lambda _: None
-
-    def observe(self, what: object) -> None:
-        self.seen.append(what)
-        self.react(what)
-
-    def sweep(
-        self,
-        prepare: Callable[[int], Answer],
-        execute: Execute,
-        policy: SweepPolicy | None = None,
-        warm: Spawner | None = None,
-        **options: Any,
-    ) -> v.Finish:
-        policy = policy or SweepPolicy(retries=NEVER_AGAIN)
-        given = (self.machine, policy, self.leases, self.journal, warm, prepare, execute)
-        return Sweep(*given, self.observe, **options).run()
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [one for one in self.seen if isinstance(one, kind)]
-
-    def ends(self) -> dict[int, tuple[str, int | None]]:
-        return {one.number: (one.state.value, one.exit_code) for one in self.of(v.Settle)}
-
-    def history(self) -> SweepHistory:
-        return SweepHistory(read_journal(self.journal.path))
-
-    def states(self) -> dict[int, str]:
-        return {number: job.state for number, job in self.history().jobs.items()}
-
-    def mark(self, name: str) -> None:
-        (self.place / name).touch()
-
-    def marked(self, name: str) -> bool:
-        return (self.place / name).exists()
 
 
 @pytest.fixture
 def played(tmp_path: Path) -> Iterator[Played]:
     found = Played(tmp_path)
     yield found
-    assert found.leases.held() == ()
-    found.leases.close()
-    found.journal.close()
-
-
-def so_many(count: int, job: Prepared = ONE) -> Callable[[int], Answer]:
-    return lambda number: job._replace(payload=number) if number < count else None
+    found.close()
 
 
 def test_jobs_run_side_by_side_and_slots_are_refilled(played: Played) -> None:
@@ -120,7 +53,7 @@ def test_jobs_run_side_by_side_and_slots_are_refilled(played: Played) -> None:
         own.unlink()
         return 0 if os.environ["CUDA_VISIBLE_DEVICES"] == lease.gpus[0] else 1
 
-    finish = played.sweep(so_many(6), execute)
+    finish = played.sweep(6, each(), execute)
     assert finish == v.Finish(Summary(succeeded=6), 0)
     assert played.states() == dict.fromkeys(range(6), "succeeded")
     assert played.history().exit_code == 0
@@ -143,7 +76,7 @@ def many_ways_to_prepare(number: int) -> Answer:
         9: Prepared(Need(9), ("a=9",), "9"),
         10: Broken(2, "broken", ("a=10",), "10"),
     }
-    return others[number] if number in others else so_many(11)(number)
+    return others[number] if number in others else each()(number)
 
 
 def many_ways_to_end(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
@@ -159,7 +92,7 @@ def many_ways_to_end(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
 
 
 def test_every_way_to_end(played: Played, capfd: pytest.CaptureFixture[str]) -> None:
-    finish = played.sweep(many_ways_to_prepare, many_ways_to_end)
+    finish = played.sweep(11, many_ways_to_prepare, many_ways_to_end)
     assert finish == v.Finish(Summary(succeeded=1, failed=9, skipped=1), 6)
     codes = {0: 0, 1: 3, 2: 137, 3: 1, 4: 5, 5: 1, 6: 2, 7: 1, 9: 2, 10: 2}
     assert {number: code for number, (_, code) in played.ends().items() if number != 8} == codes
@@ -201,7 +134,7 @@ def test_a_job_is_apart_from_its_launcher(played: Played) -> None:
         print(json.dumps(facts), new)
         return 0 if all(facts.values()) else 1
 
-    finish = played.sweep(so_many(3), execute, captures=True)
+    finish = played.sweep(3, each(), execute, captures=True)
     assert finish.exit_code == 0, played.of(JobPrinted)
 
 
@@ -213,7 +146,7 @@ def test_output_comes_line_by_line(played: Played) -> None:
         os.write(2, b"from C\n" + bytes(100_000) + b"\n")
         return 0
 
-    played.sweep(so_many(2), execute, captures=True)
+    played.sweep(2, each(), execute, captures=True)
     for number in (0, 1):
         told = [(one.stream, one.line) for one in played.of(JobPrinted) if one.number == number]
         assert [line for stream, line in told if stream == 1] == [b"one line", b"another"]
@@ -231,7 +164,7 @@ def test_a_job_is_tried_again(played: Played, delay: float) -> None:
 
     job = Prepared(Need(1), directory="dir")
     policy = SweepPolicy(retries=Retries(failure=1, signal=2), retry_delay=delay)
-    finish = played.sweep(so_many(3, job), execute, policy)
+    finish = played.sweep(3, each(job), execute, policy)
     assert finish.summary == Summary(succeeded=2, failed=1)
     assert [text_of(played.place / f"tries{n}") for n in range(3)] == ["xxx", "xx", "x"]
     assert [job.tries for job in played.history().jobs.values()] == [3, 2, 1]
@@ -249,7 +182,7 @@ def test_the_result_of_a_run_tells_the_cause(played: Played) -> None:
 
     job = Prepared(Need(1), directory="dir")
     policy = SweepPolicy(retries=Retries(hang=0, oom=1))
-    played.sweep(so_many(1, job), execute, policy)
+    played.sweep(1, each(job), execute, policy)
     assert [retry.cause for retry in played.of(v.Retry)] == ["oom"]
     result = played.history().jobs[0].result
     assert result is not None
@@ -267,7 +200,7 @@ def test_a_job_that_dies_while_it_waits_is_prepared_again(played: Played) -> Non
     def prepare(number: int) -> Answer:
         if number == 1 and not played.marked("killed"):
             (played.place / "pid").write_text(str(os.getpid()))
-        return so_many(2)(number)
+        return each()(number)
 
     def react(what: object) -> None:
         if isinstance(what, v.JobComposed) and what.number == 1:
@@ -278,7 +211,7 @@ def test_a_job_that_dies_while_it_waits_is_prepared_again(played: Played) -> Non
             played.mark("killed")
 
     played.react = react
-    assert played.sweep(prepare, execute).summary == Summary(succeeded=2)
+    assert played.sweep(2, prepare, execute).summary == Summary(succeeded=2)
 
 
 def sleeper(_job: Prepared, _lease: Lease, _: Spawner | None) -> int:
@@ -298,13 +231,16 @@ def test_a_signal_ends_all_jobs(played: Played) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     played.react = react
-    finish = played.sweep(so_many(9), sleeper, captures=True)
+    finish = played.sweep(9, each(), sleeper, captures=True)
     assert finish.exit_code == 130
     assert finish.summary.cancelled == 2
     assert finish.summary.succeeded + finish.summary.failed == 0
     assert [played.ends()[number] for number in (0, 1)] == [("cancelled", 130)] * 2
     assert not played.of(v.KillJobs)
-    assert set(played.states().values()) == {"signalled"}
+    states = played.states()
+    assert [states.pop(number) for number in (0, 1)] == ["signalled"] * 2
+    # composed ahead, and never started
+    assert set(states.values()) <= {"skipped"}
 
 
 def test_a_second_signal_kills(played: Played) -> None:
@@ -314,7 +250,7 @@ def test_a_second_signal_kills(played: Played) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     played.react = react
-    finish = played.sweep(so_many(9), stubborn, captures=True)
+    finish = played.sweep(9, each(), stubborn, captures=True)
     assert finish.exit_code == 143
     assert [played.ends()[number] for number in (0, 1)] == [("cancelled", 137)] * 2
 
@@ -322,14 +258,14 @@ def test_a_second_signal_kills(played: Played) -> None:
 def test_a_signal_while_jobs_are_composed(played: Played) -> None:
     def prepare(number: int) -> Answer:
         time.sleep(1000)
-        return None
+        return ONE
 
     def react(what: object) -> None:
         if isinstance(what, v.ComposeNext):
             os.kill(os.getpid(), signal.SIGTERM)
 
     played.react = react
-    assert played.sweep(prepare, sleeper).exit_code == 143
+    assert played.sweep(9, prepare, sleeper).exit_code == 143
 
 
 def test_a_job_that_cannot_be_killed_is_given_up(
@@ -352,7 +288,7 @@ def test_a_job_that_cannot_be_killed_is_given_up(
     monkeypatch.setattr(JobProcess, "signal", spare)
     played.react = react
     try:
-        finish = played.sweep(so_many(1), stubborn, captures=True)
+        finish = played.sweep(1, each(), stubborn, captures=True)
         assert finish.summary.cancelled == 1
         assert played.ends()[0] == ("cancelled", 137)
         # it has its lock still
@@ -368,7 +304,7 @@ def test_a_job_is_bound_to_its_cores(played: Played) -> None:
         return 0 if os.sched_getaffinity(0) == set(lease.cpus) else 1
 
     before = os.sched_getaffinity(0)
-    finish = played.sweep(so_many(2, Prepared(Need(0, 1))), execute, pins=True)
+    finish = played.sweep(2, each(Prepared(Need(0, 1))), execute, pins=True)
     assert finish.summary == Summary(succeeded=2)
     assert os.sched_getaffinity(0) == before
 
@@ -385,7 +321,7 @@ def test_a_lease_is_kept_until_what_a_job_left_has_ended(played: Played) -> None
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
-    assert played.sweep(so_many(2), execute).summary == Summary(succeeded=1, failed=1)
+    assert played.sweep(2, each(), execute).summary == Summary(succeeded=1, failed=1)
 
 
 def test_a_full_disk_ends_the_sweep_and_its_jobs(
@@ -400,7 +336,7 @@ def test_a_full_disk_ends_the_sweep_and_its_jobs(
 
     monkeypatch.setattr(played.journal, "append", full)
     with pytest.raises(OutputError, match="No space left"):
-        played.sweep(so_many(5), sleeper)
+        played.sweep(5, each(), sleeper)
     assert played.states() == {0: "signalled", 1: "composed"}
 
 
@@ -416,7 +352,7 @@ def test_a_lease_that_cannot_be_taken_ends_the_sweep(
 
     monkeypatch.setattr(played.leases, "acquire", refuse)
     with pytest.raises(LeaseFailed):
-        played.sweep(so_many(5), sleeper)
+        played.sweep(5, each(), sleeper)
 
 
 def test_a_fork_that_fails_ends_the_sweep(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,59 +365,32 @@ def test_a_fork_that_fails_ends_the_sweep(played: Played, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fork", failing)
     with pytest.raises(ForkFailed, match="job 2 could not be started: Resource"):
-        played.sweep(so_many(5), sleeper)
+        played.sweep(5, each(), sleeper)
 
 
 def test_jobs_that_always_die_while_composed_end_the_sweep(played: Played) -> None:
     def prepare(number: int) -> Answer:
         os.kill(os.getpid(), signal.SIGKILL)
-        return None
+        return ONE
 
     with pytest.raises(ComposingFailed):
-        played.sweep(prepare, sleeper)
+        played.sweep(9, prepare, sleeper)
 
 
-def test_no_more_jobs_than_were_said(played: Played) -> None:
-    finish = played.sweep(so_many(99), lambda *_: 0, first_number=4, total=3)
+def test_jobs_have_their_numbers(played: Played) -> None:
+    finish = played.sweep([4, 2, 9], each(), lambda *_: 0)
     assert finish.summary == Summary(succeeded=3)
-    assert sorted(played.ends()) == [4, 5, 6]
+    assert [one.number for one in played.of(v.JobComposed)] == [4, 2, 9]
+    assert played.of(v.Begin) == [v.Begin(3)]
+    assert played.states() == dict.fromkeys((2, 4, 9), "succeeded")
 
 
-@pytest.fixture
-def warm(tmp_path: Path) -> Iterator[Spawner]:
-    slow = "import os\nwith open('imports', 'a') as file: file.write(f'{os.getpid()}\\n')\n"
-    work = "import os, slow_to_import, sys\nprint(sys.argv[1])\n"
-    (tmp_path / "slow_to_import.py").write_text(slow)
-    (tmp_path / "work.py").write_text(work)
-    environ = {name: text for name, text in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    with Spawner() as spawner:
-        spawner.configure(environ, str(tmp_path), ["slow_to_import"])
-        yield spawner
+def test_a_sweep_without_jobs_succeeds(played: Played) -> None:
+    def prepare(number: int) -> Answer:
+        raise AssertionError(number)
 
-
-def work_of(place: Path, name: str) -> Execute:
-    """Runs a script of a directory in a worker of the warm spawner."""
-
-    def execute(job: Prepared, _lease: Lease, spawner: Spawner | None) -> int:
-        if spawner is None:
-            return 90
-        out = str(place / f"{job.payload}.log")
-        target = Script(str(place / name), (f"job{job.payload}",))
-        spawner.spawn(0, target, cwd=str(place), env={}, stdout=out, stderr=out)
-        while wait_readable(spawner, WAIT):
-            for fact in spawner.dispatch():
-                if isinstance(fact, Exited):
-                    return fact.exitcode
-        return 91
-
-    return execute
-
-
-def test_jobs_share_a_warm_spawner(played: Played, warm: Spawner) -> None:
-    finish = played.sweep(so_many(4), work_of(played.place, "work.py"), warm=warm)
-    assert finish.exit_code == 0, played.ends()
-    assert [text_of(played.place / f"{n}.log") for n in range(4)] == [f"job{n}\n" for n in range(4)]
-    assert text_of(played.place / "imports").split() == [str(warm.pid)]
+    assert played.sweep(0, prepare, sleeper) == v.Finish(Summary(), 0)
+    assert played.history().exit_code == 0
 
 
 def test_a_job_that_was_just_forked_does_not_hold_up_others(
@@ -506,52 +415,12 @@ def test_a_job_that_was_just_forked_does_not_hold_up_others(
     # then that one ends, too.
     played.react = react
     monkeypatch.setattr(played.leases, "close", slow_close)
-    assert played.sweep(so_many(6), execute).summary == Summary(succeeded=6)
+    assert played.sweep(6, each(), execute).summary == Summary(succeeded=6)
     assert not played.of(v.LeaseRefused)
 
 
-def test_a_killed_job_takes_its_workers_along(played: Played, warm: Spawner) -> None:
-    played.machine = machine(1)
-    script = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
-    (played.place / "long.py").write_text(script)
-
-    def react(what: object) -> None:
-        if isinstance(what, v.StartJob) and what.number == 0:
-            worker = played.place / "0.log"
-            # not from here: the launcher has to go on
-            code = (
-                "import os, sys, time\n"
-                "while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read().strip():\n"
-                "    time.sleep(0.01)\n"
-                "os.kill(int(sys.argv[2]), 15)\n"
-            )
-            helper.append(subprocess.Popen([sys.executable, "-c", code, worker, str(os.getpid())]))
-        if isinstance(what, v.JobEnded) and what.number == 0:
-            # the lease was given back when it was gone
-            ended_with.append(gone(int(text_of(played.place / "0.log"))))
-
-    helper: list[subprocess.Popen[bytes]] = []
-    ended_with: list[bool] = []
-    played.react = react
-    finish = played.sweep(so_many(3), work_of(played.place, "long.py"), warm=warm)
-    assert helper[0].wait(WAIT) == 0
-    assert finish.exit_code == 143
-    assert ended_with == [True]
-
-
-def test_without_a_warm_spawner_any_more_jobs_run_all_the_same(
-    played: Played, warm: Spawner
-) -> None:
-    os.kill(warm.pid, signal.SIGKILL)
-    until(lambda: gone(warm.pid), "the end of the spawner", WAIT)
-    finish = played.sweep(
-        so_many(2), lambda _job, _lease, spawner: 0 if spawner is None else 1, warm=warm
-    )
-    assert finish.exit_code == 0
-
-
 def test_a_job_process_ends_when_nobody_wants_it() -> None:
-    job = JobProcess.fork(0, Work(so_many(1), sleeper, machine()), lambda: None)
+    job = JobProcess.fork(0, Work(each(), sleeper, machine()), lambda: None)
     until(lambda: (job.receive(), job.answered)[1], "the answer", WAIT)
     assert isinstance(job.answer, Prepared)
     assert not job.reap()
@@ -561,16 +430,87 @@ def test_a_job_process_ends_when_nobody_wants_it() -> None:
 
 def test_a_config_larger_than_the_socket(played: Played) -> None:
     job = Prepared(Need(1), config={"text": "x" * 2_000_000})
-    assert played.sweep(so_many(3, job), lambda *_: 0).exit_code == 0
+    assert played.sweep(3, each(job), lambda *_: 0).exit_code == 0
     config = played.journal.config_of(2)
     assert config is not None
     assert len(config["text"]) == 2_000_000
 
 
 def test_an_exit_code_that_the_system_does_not_know_is_a_failure(played: Played) -> None:
-    assert played.sweep(so_many(1), lambda *_: 256).summary == Summary(failed=1)
+    assert played.sweep(1, each(), lambda *_: 256).summary == Summary(failed=1)
 
 
 def test_what_the_journal_ends_with(played: Played) -> None:
-    played.sweep(so_many(0), sleeper)
+    played.sweep(0, each(), sleeper)
     assert [entry.record for entry in read_journal(played.journal.path)][-1] == Over(0)
+
+
+def test_what_composing_yields_is_told_before_the_fact(played: Played) -> None:
+    def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    def prepare(number: int) -> Answer:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answers: list[Answer] = [ONE._replace(payload=1), Done(), Broken(2, "no", ("a=1",))]
+        return answers[number]
+
+    policy = SweepPolicy(retries=Retries(signal=1))
+    played.sweep(4, prepare, execute, policy)
+    told = played.of(JobAnswered)
+    why = "its process ended (exit code 137) while it was composed"
+    answers = [ONE, Done(), Broken(2, "no", ("a=1",)), Broken(1, why)]
+    # once, though the first was composed again
+    assert told == [JobAnswered(*pair) for pair in enumerate(answers)]
+    assert len(played.of(v.Retry)) == 1
+    facts = [played.seen[played.seen.index(one) + 1] for one in told]
+    kinds = [v.JobComposed, v.JobDone, v.JobBroken, v.JobBroken]
+    assert [type(fact) for fact in facts] == kinds
+    assert [fact.number for fact in facts] == [0, 1, 2, 3]
+
+
+def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    # who waits for the end of a job that waits for its lease waits in vain
+    monkeypatch.setattr("lllaunch.sweep.jobs._REAP_SECONDS", 2 * WAIT)
+    seen: list[tuple[int, Prepared]] = []
+
+    def review(number: int, job: Prepared) -> Prepared | Broken:
+        seen.append((number, job))
+        if number == 1:
+            return Broken(2, "as job 0", ("a=1",), "same")
+        return job._replace(directory=f"reviewed{number}")
+
+    def prepare(number: int) -> Answer:
+        print(f"composed {number}", flush=True)
+        return ONE._replace(directory="same", payload=number)
+
+    def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        return 3 if job.payload == 2 else 0
+
+    policy = SweepPolicy(retries=Retries(failure=1))
+    began = time.monotonic()
+    finish = played.sweep(3, prepare, execute, policy, review=review, captures=True)
+    assert finish.summary == Summary(succeeded=1, failed=2)
+    assert time.monotonic() - began < WAIT
+    assert seen == [(number, ONE._replace(directory="same")) for number in range(3)]
+    assert JobAnswered(1, Broken(2, "as job 0", ("a=1",), "same")) in played.seen
+    assert played.ends()[1] == ("failed", 2)
+    assert JobPrinted(1, 1, b"composed 1") in played.seen
+    jobs = played.history().jobs
+    assert (jobs[0].directory, jobs[1].directory) == ("reviewed0", "same")
+    assert jobs[1].result is not None
+    assert jobs[1].result.root_cause == "as job 0"
+
+
+def test_time_passes_for_who_shows_it(played: Played) -> None:
+    def react(what: object) -> None:
+        if isinstance(what, Tick) and len(played.of(Tick)) == 4:
+            played.mark("enough")
+
+    def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        until(lambda: played.marked("enough"), "ticks", WAIT)
+        return 0
+
+    played.react = react
+    assert played.sweep(1, each(), execute, ticks=0.01).exit_code == 0

@@ -35,8 +35,7 @@ from lllaunch.sweep.shell import Sweep
 place, held, jobs, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 def prepare(number):
     open(f"{place}/pid.{os.getpid()}", "x").close()
-    if number < jobs:
-        return Prepared(Need(1 + number % 2), directory=f"{place}/{number}", payload=number)
+    return Prepared(Need(1 + number % 2), directory=f"{place}/{number}", payload=number)
 def execute(job, lease, spawner):
     for gpu in lease.gpus:
         open(f"{held}/{gpu}", "x").close()
@@ -54,7 +53,7 @@ def observer(what):
     if type(what).__name__ == "StartJob":
         open(f"{place}/started", "a").close()
 policy = SweepPolicy(max_failures=1)
-given = (machine, policy, Leases(machine), journal, None, prepare, execute, observer)
+given = (machine, policy, Leases(machine), journal, prepare, execute, observer, range(jobs))
 sys.exit(Sweep(*given).run().exit_code)
 """
 

@@ -6,10 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.spawner.environment import acts_at_exec, acts_at_import, exec_part, split
+from lllaunch.spawner.environment import (
+    Shared,
+    acts_at_exec,
+    acts_at_import,
+    exec_part,
+    split,
+)
 
 NAMES = st.sampled_from(
-    ["A", "B", "RANK", "OMP_NUM_THREADS", "PYTHONPATH", "LD_PRELOAD", "MKL_NUM_THREADS", "TORCH_X"]
+    [
+        "A",
+        "RANK",
+        "OMP_NUM_THREADS",
+        "PYTHONPATH",
+        "LD_PRELOAD",
+        "MKL_NUM_THREADS",
+        "TORCH_X",
+        "CUDA_VISIBLE_DEVICES",
+    ]
 )
 ENVS = st.dictionaries(NAMES, st.sampled_from(["0", "1", "2"]))
 
@@ -48,6 +63,33 @@ def test_one_rank_alone_needs_no_fresh_interpreter() -> None:
     divided = split({}, {0: {"OMP_NUM_THREADS": "8", "PYTHONPATH": "x"}})
     assert divided.fresh == frozenset()
     assert exec_part(divided.base) == {"PYTHONPATH": "x"}
+
+
+def test_every_rank_is_told_its_gpus() -> None:
+    outer = {"CUDA_VISIBLE_DEVICES": "0,1", "A": "a"}
+    divided = split(outer, {0: {}, 1: {"CUDA_VISIBLE_DEVICES": "1"}})
+    assert divided.base == outer
+    assert divided.own == {0: {"CUDA_VISIBLE_DEVICES": "0,1"}, 1: {"CUDA_VISIBLE_DEVICES": "1"}}
+    assert divided.fresh == frozenset()
+    assert split({}, {0: {}}).own == {0: {}}
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted", "serves"),
+    [
+        ({"A": "a"}, {"A": "a"}, True),
+        ({"A": "a"}, {"A": "b"}, False),
+        ({"A": "a"}, {}, False),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, True),
+        # nobody can take it from the workers
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}, False),
+    ],
+)
+def test_whom_a_spawner_serves(has: dict[str, str], wanted: dict[str, str], serves: bool) -> None:
+    assert Shared(has, "/", ("m",)).serves(Shared(wanted, "/", ("m",))) is serves
+    assert not Shared(has, "/", ("m",)).serves(Shared(wanted, "/", ()))
+    assert not Shared(has, "/", ("m",)).serves(Shared(wanted, "/x", ("m",)))
 
 
 @given(ENVS, st.lists(ENVS, min_size=1, max_size=4))

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import lllaunch.sweep.vocabulary as v
 from lllaunch.sweep import prepared
@@ -19,8 +21,8 @@ from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
 from lllaunch.sweep.policy import Retries, SweepPolicy
-from lllaunch.sweep.prepared import Answer, Broken, Done, Prepared
-from lllaunch.sweep.records import Composed, Ended, Header, Record, Result, Started
+from lllaunch.sweep.prepared import Answer, Broken, Done, Prepared, WarmKey
+from lllaunch.sweep.records import Composed, Ended, Header, Record, Result, Skipped, Started
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.shell import Sweep
 
@@ -28,11 +30,11 @@ from lllaunch.sweep.shell import Sweep
 @pytest.mark.parametrize(
     "answer",
     [
-        None,
         Done(),
         Broken(2, "why", ("a=1",), "dir"),
         Prepared(),
         Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}, Retries(oom=7)),
+        Prepared(warm=WarmKey(("torch", "x"), "/", (("A", None), ("B", "\udcff"))), patience=1.5),
     ],
 )
 def test_an_answer_survives_the_socket(answer: Answer) -> None:
@@ -130,7 +132,7 @@ def written(tmp_path: Path) -> Iterator[Written]:
 
 def begun(written: Written, directory: str = "", attempt: int = 0) -> JobProcess:
     """A job that the books take for one that runs."""
-    job = JobProcess(5, None, ())
+    job = JobProcess(5)
     job.answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
     job.answered = job.begun = True
     job.lease, job.pid, job.attempt = Lease(("g",)), 77, attempt
@@ -205,40 +207,44 @@ def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> No
     ("answer", "end"),
     [
         (Broken(2, "wrong\nnow"), v.JobEnded(5, 2)),
-        (None, v.JobEnded(5, 1)),
+        (Done(), v.JobEnded(5, 0)),
     ],
 )
-def test_who_cannot_be_composed_again_is_not_tried_again(
+def test_who_cannot_or_need_not_be_composed_again_is_not_tried_again(
     written: Written, answer: Answer, end: v.JobEnded
 ) -> None:
-    job = JobProcess(5, None, ())
+    job = JobProcess(5)
     job.answer, job.answered = answer, True
     assert written.books.ended(job, 0) == end
     record = written.records()[-1]
     assert isinstance(record, Ended)
-    assert record.result.state == "error"
+    assert record.result.state == ("error" if end.exit_code else "succeeded")
 
 
 def test_a_death_while_composed_again_is_a_signal(written: Written) -> None:
-    assert written.books.ended(JobProcess(5, None, ()), 137) == v.JobEnded(5, 137, "signal")
+    assert written.books.ended(JobProcess(5), 137) == v.JobEnded(5, 137, "signal")
 
 
 def test_what_is_settled_before_its_start(written: Written) -> None:
     written.books.composed(1, Prepared(overrides=("a=1",)))
     written.books.settled(v.Settle(1, v.JobState.NOT_RUN))
-    assert written.records() == []
+    assert written.records() == [Composed(1, ("a=1",), "", None), Skipped(1, "not_run")]
     written.books.composed(2, Prepared(overrides=("a=2",)))
     written.books.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
-    assert written.records() == [
+    assert written.records()[2:] == [
         Composed(2, ("a=2",), "", None),
         Ended(2, 0, Result("error", 2, "needs 9 GPUs")),
     ]
 
 
-def test_a_sweep_is_for_the_main_thread() -> None:
+def sweep_of_nothing(ticks: float | None = None) -> Sweep:
     machine = Machine()
-    given = (machine, SweepPolicy(), Leases(machine), None, None)
-    sweep = Sweep(*given, lambda _: None, lambda *_: 0, lambda _: None)
+    given = (machine, SweepPolicy(), Leases(machine), None)
+    return Sweep(*given, lambda _: Done(), lambda *_: 0, lambda _: None, (), ticks=ticks)
+
+
+def test_a_sweep_is_for_the_main_thread() -> None:
+    sweep = sweep_of_nothing()
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -254,15 +260,41 @@ def test_a_sweep_is_for_the_main_thread() -> None:
 
 
 def test_an_answer_that_was_read_on_the_way_is_not_waited_for() -> None:
-    machine = Machine()
-    given = (machine, SweepPolicy(), Leases(machine), None, None)
-    sweep = Sweep(*given, lambda _: None, lambda *_: 0, lambda _: None)
+    sweep = sweep_of_nothing()
     assert sweep._milliseconds() is None
-    job = sweep._jobs[0] = JobProcess(0, None, ())
+    job = sweep._jobs[0] = JobProcess(0)
     job.answered = True
     assert sweep._milliseconds() == 0
     job.told = True
     assert sweep._milliseconds() is None
+
+
+def test_ticks_bound_the_wait() -> None:
+    sweep = sweep_of_nothing(ticks=60.0)
+    assert sweep._milliseconds() in (0, 1)
+    sweep._tick_at += 60.0
+    milliseconds = sweep._milliseconds()
+    assert milliseconds is not None
+    assert 0 < milliseconds <= 60_001
+
+
+ENVIRONS = st.dictionaries(
+    st.sampled_from(["A", "B", "C", "CUDA_VISIBLE_DEVICES"]), st.sampled_from(["", "0", "1"])
+)
+
+
+@given(ENVIRONS, ENVIRONS)
+def test_a_key_tells_the_environment_but_for_the_gpus(
+    environ: dict[str, str], outer: dict[str, str]
+) -> None:
+    key = WarmKey.of(["m"], "/", environ, outer)
+    assert "CUDA_VISIBLE_DEVICES" not in dict(key.changes)
+    made = key.environ(outer)
+    assert made.pop("CUDA_VISIBLE_DEVICES", None) == outer.get("CUDA_VISIBLE_DEVICES")
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    assert made == environ
+    # jobs of one environment have one key
+    assert WarmKey.of(["m"], "/", key.environ(outer), outer) == key
 
 
 def test_an_error_names_the_job() -> None:

@@ -1,0 +1,180 @@
+"""The warm spawners of a sweep: one for each environment that several jobs share.
+
+They are the launcher's. A job that begins gets a branch of one; the branch begins when what is to
+be preloaded has been. A job runs cold, with a spawner of its own, where too many are kept already,
+and where the one of its environment died or cannot preload: its own will say what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from lllaunch.linux.process import process_ended
+from lllaunch.spawner.branching import Branch
+from lllaunch.spawner.environment import Shared
+from lllaunch.spawner.facts import Died, Fact, PreloadBroken
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.spawner.wire import Channel, Message
+    from lllaunch.sweep.prepared import WarmKey
+
+
+class _Kept:
+    """A spawner, and what waits for its preloads: the branch's end, and a pidfd of the job."""
+
+    def __init__(self, spawner: Spawner) -> None:
+        self.spawner = spawner
+        self.waiting: list[tuple[socket.socket, int]] = []
+
+    def hand_over(self) -> None:
+        """Let what waits begin, if its job still lives."""
+        waiting, self.waiting = self.waiting, []
+        for other, launcher in waiting:
+            if process_ended(launcher):
+                _close(other, launcher)
+            else:
+                self.spawner.hand_over(other, launcher)
+
+    def drop(self) -> None:
+        """Close what waits; the job sees that, and goes on without."""
+        for other, launcher in self.waiting:
+            _close(other, launcher)
+        self.waiting.clear()
+
+
+def _close(other: socket.socket, launcher: int) -> None:
+    other.close()
+    os.close(launcher)
+
+
+class Warmth:
+    """The warm spawners of a launcher; one thread uses them at a time.
+
+    They outlive a sweep, for the next one of the same launcher, until `close`.
+
+    Args:
+        environ: the launcher's environment.
+        limit: how many there are at most.
+        prestarted: one that is not configured yet, for the first environment; closed with the
+            others.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], limit: int = 4, prestarted: Spawner | None = None
+    ) -> None:
+        self._environ = dict(environ)
+        self._limit = limit
+        self._prestarted = prestarted
+        # None: a job of this environment runs cold.
+        self._kept: dict[WarmKey, _Kept | None] = {}
+
+    def spawners(self) -> list[Spawner]:
+        """Those to wait for: they live, and `look` has something to do when one is readable."""
+        return [kept.spawner for kept in self._kept.values() if kept is not None]
+
+    def pids(self) -> frozenset[int]:
+        """Process ids of all of them."""
+        spare = [] if self._prestarted is None else [self._prestarted]
+        return frozenset(spawner.pid for spawner in [*self.spawners(), *spare])
+
+    def start(self, key: WarmKey) -> None:
+        """Start the spawner of an environment before a job wants it, if there is none."""
+        if key not in self._kept:
+            self._start(key)
+
+    def give(self, key: WarmKey, channel: Channel, job: int) -> None:
+        """Send a job that begins its branch, if it does not run cold.
+
+        Args:
+            key: which spawner it wants.
+            channel: to the job.
+            job: pidfd of its process.
+        """
+        kept = self._kept[key] if key in self._kept else self._start(key)
+        if kept is None:
+            return
+        with contextlib.ExitStack() as undo:
+            try:
+                branch = kept.spawner.new_branch()
+                undo.callback(branch.close)
+                launcher = os.dup(job)
+            except OSError:
+                # No descriptor is left.
+                return
+            undo.pop_all()
+        assert branch.other is not None
+        kept.waiting.append((branch.other, launcher))
+        channel.queue({"branch": branch.mark}, fds=(branch.sock.detach(),), close_fds=True)
+        if kept.spawner.ready:
+            kept.hand_over()
+
+    def branch_of(self, key: WarmKey, message: Message) -> Branch:
+        """In the job: what `give` has sent."""
+        return Branch(
+            socket.socket(fileno=message.fds[0]), self._shared(key), message.header["branch"]
+        )
+
+    def _shared(self, key: WarmKey) -> Shared:
+        return Shared(key.environ(self._environ), key.cwd, key.preload)
+
+    def _start(self, key: WarmKey) -> _Kept | None:
+        from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where jobs are warm
+
+        if len(self.spawners()) >= self._limit:
+            return None
+        spawner, self._prestarted = self._prestarted, None
+        try:
+            spawner = Spawner() if spawner is None else spawner
+            spawner.configure(*self._shared(key))
+        except OSError:
+            # No process or descriptor is left. There may be later.
+            if spawner is not None:
+                spawner.close()
+            return None
+        kept = self._kept[key] = _Kept(spawner)
+        return kept
+
+    def look(self, ready: frozenset[int], tell: Callable[[Fact], None]) -> None:
+        """Take note of what spawners say.
+
+        Args:
+            ready: descriptors that are readable.
+            tell: gets it.
+        """
+        for key, kept in list(self._kept.items()):
+            if kept is None or kept.spawner.fileno() not in ready:
+                continue
+            facts = kept.spawner.dispatch()
+            if any(isinstance(fact, (Died, PreloadBroken)) for fact in facts):
+                self._kept[key] = None
+                kept.drop()
+                kept.spawner.close()
+            elif kept.spawner.ready:
+                kept.hand_over()
+            for fact in facts:
+                tell(fact)
+
+    def leave(self) -> None:
+        """In a forked job: these are the launcher's."""
+        for kept in self._kept.values():
+            if kept is not None:
+                kept.drop()
+                kept.spawner.forget()
+        if self._prestarted is not None:
+            self._prestarted.forget()
+        self._kept, self._prestarted = {}, None
+
+    def close(self) -> None:
+        """End all of them; idempotent."""
+        for kept in self._kept.values():
+            if kept is not None:
+                kept.drop()
+                kept.spawner.close()
+        if self._prestarted is not None:
+            self._prestarted.close()
+        self._kept, self._prestarted = {}, None

@@ -1,0 +1,420 @@
+"""Jobs of sweeps that share warm spawners: what they share, what they do not, and who ends what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.launching import gone, text_of
+from support.sweeps import NAMES, Execute, Played, machine
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.errors import PreloadFailed
+from lllaunch.multiprocessing.contexts import TargetContext
+from lllaunch.multiprocessing.logs import DefaultLogsSpecs
+from lllaunch.multiprocessing.std import Std
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.environment import split
+from lllaunch.spawner.facts import Died, PreloadBroken, Ready
+from lllaunch.spawner.targets import Script
+from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.machine import find_machine
+from lllaunch.sweep.policy import Summary
+from lllaunch.sweep.prepared import Answer, Prepared, WarmKey
+from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.warmth import Warmth
+
+# generous: only a hang takes that long
+WAIT = 30.0
+
+# Says what it sees; the module `slow` says who imports it, and waits while there is a file `hold`.
+WORK = """
+import os, slow
+names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HERE")
+seen = [os.environ.get(name, "unset") for name in names]
+print(*seen, sorted(os.sched_getaffinity(0)), sep=";")
+"""
+SLOW = """
+import os, time
+with open("imports", "a") as file: file.write(f"{os.getpid()}\\n")
+while os.path.exists("hold"): time.sleep(0.01)
+if os.path.exists("broken"): raise ImportError("cannot be imported")
+"""
+LONG = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
+
+
+class Warmed(Played):
+    """A sweep whose jobs start a worker each, as a configured run does."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        for name, text in (("work", WORK), ("slow", SLOW), ("long", LONG)):
+            (place / f"{name}.py").write_text(text)
+        self.warm: Warmth | None = None
+
+    def warmth(self, limit: int = 4, prestarted: Spawner | None = None) -> Warmth:
+        self.warm = Warmth(os.environ, limit, prestarted)
+        return self.warm
+
+    def close(self) -> None:
+        if self.warm is not None:
+            self.warm.close()
+        super().close()
+
+    def jobs(
+        self, env: Callable[[int], Mapping[str, str]] = lambda _: {}, **fields: object
+    ) -> Callable[[int], Answer]:
+        """Jobs, of which each has variables of its own."""
+
+        def prepare(number: int) -> Answer:
+            base = split(os.environ, {0: env(number)}).base
+            key = WarmKey.of(["slow"], str(self.place), base, os.environ)
+            job = Prepared(Need(1), warm=key, payload=(number, env(number)))
+            return job._replace(**fields)
+
+        return prepare
+
+    def work(self, script: str = "work.py") -> Execute:
+        """Runs a script in a worker; says how the job came to its spawner."""
+
+        def execute(job: Prepared, _lease: Lease, spawner: Spawner | None) -> int:
+            assert isinstance(job.payload, tuple)
+            number, env = job.payload
+            (self.place / f"{number}.kind").write_text("cold" if spawner is None else "warm")
+            given = 0 if spawner is None else spawner.pid
+            logs = DefaultLogsSpecs(log_dir=str(self.place / f"job{number}"), redirects=Std.ALL)
+            context = TargetContext(
+                "job",
+                {0: Script(str(self.place / script))},
+                {0: env},
+                logs,
+                spawner=spawner,
+                preload=["slow"],
+                cwd=str(self.place),
+            )
+            context.start()
+            (self.place / f"{number}.out").symlink_to(context.stdouts[0])
+            result = context.wait()
+            assert result is not None
+            if spawner is not None and spawner.pid != given:
+                return 90
+            return 1 if result.is_failed() else 0
+
+        return execute
+
+    def kinds(self) -> list[str]:
+        return [text_of(path) for path in sorted(self.place.glob("*.kind"))]
+
+    def said(self, number: int) -> list[str]:
+        return text_of(self.place / f"{number}.out").strip().split(";")
+
+    def imports(self) -> list[int]:
+        return [int(word) for word in text_of(self.place / "imports").split()]
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Warmed]:
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    found = Warmed(tmp_path)
+    yield found
+    found.close()
+
+
+def later(script: str, *argv: object) -> subprocess.Popen[bytes]:
+    """Another process that does something while the launcher waits."""
+    waiting = (
+        "import os, sys, time\n"
+        "def until_text(path):\n"
+        "    while not os.path.exists(path) or not open(path).read().strip():\n"
+        "        time.sleep(0.01)\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", waiting + script, *map(str, argv)])
+
+
+def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: Warmed) -> None:
+    warm = played.warmth()
+    assert played.sweep(3, played.jobs(), played.work(), warm=warm).summary == Summary(succeeded=3)
+    (spawner,) = warm.spawners()
+    assert played.sweep([3], played.jobs(), played.work(), warm=warm).exit_code == 0
+    assert played.kinds() == ["warm"] * 4
+    assert played.imports() == [spawner.pid]
+    assert len(played.of(Ready)) == 1
+    warm.close()
+    assert gone(spawner.pid)
+
+
+def test_each_environment_has_a_spawner_of_its_own(played: Warmed) -> None:
+    warm = played.warmth()
+    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number % 2 + 1)})
+    assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
+    assert played.kinds() == ["warm"] * 4
+    assert [played.said(number)[1] for number in range(4)] == ["1", "2", "1", "2"]
+    assert sorted(played.imports()) == sorted(warm.pids())
+    assert len(warm.pids()) == 2
+
+
+def test_a_variable_may_be_missing(played: Warmed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "here")
+    warm, prepare, work = played.warmth(), played.jobs(), played.work()
+
+    def without(number: int) -> Answer:
+        if number:
+            del os.environ["HERE"]
+        job = prepare(number)
+        assert isinstance(job, Prepared)
+        changes = (("HERE", None),) if number else ()
+        return job._replace(warm=WarmKey(("slow",), str(played.place), changes))
+
+    assert played.sweep(2, without, work, warm=warm).exit_code == 0
+    assert played.kinds() == ["warm"] * 2
+    assert [played.said(number)[2] for number in range(2)] == ["here", "unset"]
+
+
+def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
+    played.machine = machine(1)
+    warm = played.warmth(limit=1)
+    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number % 2 + 1)})
+    assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
+    assert played.kinds() == ["warm", "cold", "warm", "cold"]
+    assert len(warm.spawners()) == 1
+
+
+def test_a_job_may_want_none(played: Warmed) -> None:
+    warm = played.warmth()
+    assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0
+    assert played.kinds() == ["cold"] * 2
+    assert warm.spawners() == []
+
+
+def test_one_that_was_started_before_is_the_first(played: Warmed) -> None:
+    early = Spawner.prestart()
+    warm = played.warmth(prestarted=early)
+    assert played.sweep(2, played.jobs(), played.work(), warm=warm).exit_code == 0
+    assert warm.spawners() == [early]
+    assert played.kinds() == ["warm"] * 2
+
+
+def test_one_that_was_started_before_and_is_not_needed_ends(played: Warmed) -> None:
+    early = Spawner.prestart()
+    warm = played.warmth(prestarted=early)
+    pid = early.pid
+    assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0
+    assert not gone(pid)
+    warm.close()
+    assert gone(pid)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.2])
+def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch, delay: float
+) -> None:
+    played.mark("broken")
+    warm, look = played.warmth(), Warmth.look
+
+    def look_later(self: Warmth, *args: Any) -> None:
+        time.sleep(delay)
+        look(self, *args)
+
+    # there is no branch to be had, however late it is noticed
+    monkeypatch.setattr(Warmth, "look", look_later)
+
+    def execute(job: Prepared, lease: Lease, spawner: Spawner | None) -> int:
+        with pytest.raises(PreloadFailed, match="cannot be imported"):
+            played.work()(job, lease, spawner)
+        return 0
+
+    finish = played.sweep(3, played.jobs(), execute, warm=warm)
+    assert finish.summary == Summary(succeeded=3)
+    assert played.kinds() == ["cold"] * 3
+    (told,) = played.of(PreloadBroken)
+    assert (told.module, told.reason) == ("slow", "ImportError: cannot be imported")
+    assert warm.pids() == frozenset()
+
+
+def test_a_job_has_nothing_of_the_launchers_spawners(played: Warmed) -> None:
+    warm = played.warmth(prestarted=Spawner.prestart())
+    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number + 1)})
+    assert played.sweep(2, jobs, played.work(), warm=warm).exit_code == 0
+    assert len(warm.spawners()) == 2
+
+    def execute(_job: Prepared, _lease: Lease, spawner: Spawner | None) -> int:
+        assert spawner is not None
+        found = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(100) if is_open(fd)]
+        # of its own branch only
+        kinds = ("eventpoll", "pidfd", "timerfd")
+        return 0 if all(found.count(f"anon_inode:[{kind}]") == 1 for kind in kinds) else 1
+
+    assert played.sweep([0, 1], jobs, execute, warm=warm).summary == Summary(succeeded=2)
+
+
+def is_open(fd: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+@pytest.mark.parametrize("preloading", [True, False])
+def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool) -> None:
+    played.machine = machine(1)
+    warm = played.warmth()
+    if preloading:
+        played.mark("hold")
+        kill = "until_text('imports'); os.remove('hold'); os.kill(int(open('imports').read()), 9)"
+        helper = later(f"os.chdir(sys.argv[1])\n{kill}", played.place)
+    else:
+        assert played.sweep([8], played.jobs(), played.work(), warm=warm).exit_code == 0
+        os.kill(warm.spawners()[0].pid, signal.SIGKILL)
+        helper = later("")
+    finish = played.sweep(2, played.jobs(), played.work(), warm=warm)
+    assert helper.wait(WAIT) == 0
+    assert finish.summary == Summary(succeeded=2)
+    assert played.kinds()[:2] == ["cold"] * 2
+    assert len(played.of(Died)) == 1
+    assert warm.spawners() == []
+
+
+def test_a_signal_ends_a_job_that_waits_for_its_preloads(played: Warmed) -> None:
+    played.mark("hold")
+    warm = played.warmth()
+    script = "until_text(sys.argv[1]); os.kill(int(sys.argv[2]), 15)"
+    helper = later(script, played.place / "imports", os.getpid())
+    finish = played.sweep(5, played.jobs(), played.work(), warm=warm)
+    assert helper.wait(WAIT) == 0
+    assert finish.exit_code == 143
+    assert finish.summary.cancelled == 2
+    assert not played.of(v.KillJobs)
+    assert played.kinds() == []
+
+
+def test_a_job_does_not_wait_longer_than_it_wants_to(played: Warmed) -> None:
+    played.machine = machine(1)
+    played.mark("hold")
+    warm = played.warmth()
+
+    def cold(_job: Prepared, _lease: Lease, spawner: Spawner | None) -> int:
+        return 0 if spawner is None else 1
+
+    finish = played.sweep(2, played.jobs(patience=0.05), cold, warm=warm)
+    assert finish.summary == Summary(succeeded=2)
+    assert len(warm.spawners()) == 1
+    (played.place / "hold").unlink()
+    assert played.sweep([2], played.jobs(), played.work(), warm=warm).exit_code == 0
+    assert played.kinds() == ["warm"]
+
+
+def test_a_killed_job_takes_its_workers_along(played: Warmed) -> None:
+    played.machine = machine(1)
+    out = played.place / "0.out"
+
+    def react(what: object) -> None:
+        if isinstance(what, v.StartJob) and what.number == 0:
+            script = "until_text(sys.argv[1]); os.kill(int(sys.argv[2]), 15)"
+            helper.append(later(script, out, os.getpid()))
+        if isinstance(what, v.SignalJobs):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if isinstance(what, v.JobEnded) and what.number == 0:
+            # the lease was given back when it was gone
+            ended_with.append(gone(int(text_of(out))))
+
+    helper: list[subprocess.Popen[bytes]] = []
+    ended_with: list[bool] = []
+    played.react = react
+    finish = played.sweep(3, played.jobs(), played.work("long.py"), warm=played.warmth())
+    assert helper[0].wait(WAIT) == 0
+    assert finish.exit_code == 143
+    assert ended_with == [True]
+
+
+@pytest.mark.parametrize("visible", [None, "all"])
+def test_workers_of_one_spawner_see_the_gpus_of_their_leases(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    monkeypatch.setenv("LLLAUNCH_PRETEND_GPUS", ",".join(NAMES))
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(NAMES))
+    played.leases.close()
+    played.machine = find_machine(os.environ)
+    played.leases = Leases(played.machine)
+    warm = played.warmth()
+    finish = played.sweep(8, played.jobs(), played.work(), warm=warm)
+    assert finish.summary == Summary(succeeded=8)
+    assert played.kinds() == ["warm"] * 8
+    leased = {start.number: ",".join(start.lease.gpus) for start in played.of(v.StartJob)}
+    assert {number: played.said(number)[0] for number in range(8)} == leased
+    assert set(leased.values()) == set(NAMES)
+    assert len(played.imports()) == 1
+
+
+def test_a_worker_is_told_the_gpus_of_its_config(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(NAMES))
+    jobs = played.jobs(lambda number: {"CUDA_VISIBLE_DEVICES": f"own{number}"})
+    warm = played.warmth()
+    assert played.sweep(2, jobs, played.work(), warm=warm).exit_code == 0
+    assert [played.said(number)[0] for number in range(2)] == ["own0", "own1"]
+    assert played.kinds() == ["warm"] * 2
+
+
+def test_without_gpus_of_the_sweep_workers_see_what_the_launcher_sees(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "unknown")
+    played.machine = played.machine._replace(masks_gpus=False)
+    assert played.sweep(1, played.jobs(), played.work(), warm=played.warmth()).exit_code == 0
+    assert played.said(0)[0] == "unknown"
+    assert played.kinds() == ["warm"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_workers_are_bound_to_the_cores_of_their_leases(played: Warmed) -> None:
+    jobs = played.jobs(need=Need(0, 1))
+    finish = played.sweep(4, jobs, played.work(), warm=played.warmth(), pins=True)
+    assert finish.summary == Summary(succeeded=4)
+    assert played.kinds() == ["warm"] * 4
+    leased = {start.number: str(list(start.lease.cpus)) for start in played.of(v.StartJob)}
+    assert {number: played.said(number)[3] for number in range(4)} == leased
+    assert len(set(leased.values())) > 1
+
+
+def test_a_sweep_that_fails_leaves_its_spawners_to_the_caller(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failed(Exception):
+        pass
+
+    def react(what: object) -> None:
+        if isinstance(what, Ready):
+            raise Failed
+
+    played.react = react
+    warm = played.warmth()
+    with pytest.raises(Failed):
+        played.sweep(3, played.jobs(), played.work("long.py"), warm=warm)
+    (spawner,) = warm.spawners()
+    assert not gone(spawner.pid)
+    played.react = lambda _: None
+    (played.place / "0.kind").unlink(missing_ok=True)
+    assert played.sweep([5], played.jobs(), played.work(), warm=warm).exit_code == 0
+    assert played.imports() == [spawner.pid]
+
+
+def test_a_job_without_room_for_a_spawner_runs_cold(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, spawn = os.getpid(), os.posix_spawn
+
+    def refuse(*args: object, **options: object) -> int:
+        if os.getpid() == launcher:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return spawn(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    assert played.sweep(2, played.jobs(), played.work(), warm=played.warmth()).exit_code == 0
+    assert played.kinds() == ["cold"] * 2

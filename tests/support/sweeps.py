@@ -1,0 +1,87 @@
+"""Performing sweeps whose jobs are functions of a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.spawner.client import Spawner
+from lllaunch.sweep.history import SweepHistory
+from lllaunch.sweep.journal import Journal, read_journal
+from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.machine import Machine, find_machine
+from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.prepared import Answer, Prepared
+from lllaunch.sweep.records import Header
+from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.shell import Sweep
+
+# of this process only: tests may run side by side
+NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]
+ONE = Prepared(Need(1))
+NEVER_AGAIN = Retries(hang=0, signal=0)
+
+Execute = Callable[[Prepared, Lease, "Spawner | None"], int]
+
+
+def machine(gpus: int = 2) -> Machine:
+    return find_machine({"LLLAUNCH_PRETEND_GPUS": ",".join(NAMES[:gpus])})
+
+
+def each(job: Prepared = ONE) -> Callable[[int], Answer]:
+    return lambda number: job._replace(payload=number)
+
+
+class Played:
+    """A sweep in a directory, and all that was observed of it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.machine = machine()
+        self.leases = Leases(self.machine)
+        self.journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
+        self.seen: list[Any] = []
+        self.react: Callable[[Any], None] = lambda _: None
+
+    def observe(self, what: object) -> None:
+        self.seen.append(what)
+        self.react(what)
+
+    def sweep(
+        self,
+        numbers: int | Sequence[int],
+        prepare: Callable[[int], Answer],
+        execute: Execute,
+        policy: SweepPolicy | None = None,
+        **options: Any,
+    ) -> v.Finish:
+        numbers = range(numbers) if isinstance(numbers, int) else numbers
+        policy = policy or SweepPolicy(retries=NEVER_AGAIN)
+        given = (self.machine, policy, self.leases, self.journal, prepare, execute)
+        return Sweep(*given, self.observe, numbers, **options).run()
+
+    def close(self) -> None:
+        assert self.leases.held() == ()
+        self.leases.close()
+        self.journal.close()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [one for one in self.seen if isinstance(one, kind)]
+
+    def ends(self) -> dict[int, tuple[str, int | None]]:
+        return {one.number: (one.state.value, one.exit_code) for one in self.of(v.Settle)}
+
+    def history(self) -> SweepHistory:
+        return SweepHistory(read_journal(self.journal.path))
+
+    def states(self) -> dict[int, str]:
+        return {number: job.state for number, job in self.history().jobs.items()}
+
+    def mark(self, name: str) -> None:
+        (self.place / name).touch()
+
+    def marked(self, name: str) -> bool:
+        return (self.place / name).exists()
