@@ -23,6 +23,9 @@ class ExitCode(IntEnum):
     WATCHDOG = 4
     """The watchdog ended the run: a hang, a time limit or a memory limit."""
 
+    SWEEP = 6
+    """A sweep finished, and not all of its jobs succeeded."""
+
 
 def for_signal(signum: int) -> int:
     """Returns the exit code of a run that signal ``signum`` ended: 128 + ``signum``."""

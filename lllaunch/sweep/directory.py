@@ -5,17 +5,24 @@ docs/reference/sweep-files.md says what is in it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from typing import TYPE_CHECKING
 
-from lllaunch.errors import Problem
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.run.files import naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # not the name of a run's: a job whose directory is the sweep's own takes that one
 LOCK_NAME = ".lllaunch-sweep.lock"
 JOURNAL = "sweep.jsonl"
 SUMMARY = "sweep.json"
 
+_MOMENT = 0.5  # seconds
 _LONGEST = 18  # digits; a number is a signed 64-bit one for most readers of JSON
 
 
@@ -30,24 +37,58 @@ class SweepDirectory(HeldDirectory):
     """
 
     @classmethod
-    def claim(cls, path: str, key: str = "hydra.sweep.dir") -> SweepDirectory:
+    def claim(
+        cls,
+        path: str,
+        key: str = "hydra.sweep.dir",
+        patience: float = 0.0,
+        say: Callable[[str], object] | None = None,
+    ) -> SweepDirectory:
         """Makes the directory if need be and takes it for this launcher.
 
         Args:
             path: the sweep's directory; a relative path counts from the working directory.
             key: the key that named it, for the message of a refusal.
+            patience: how long to wait for the jobs of a launcher that has ended, seconds. A
+                launcher that lives is not waited for.
+            say: gets a line for people if that takes longer than a moment.
 
         Raises:
-            ConfigError: another launcher runs a sweep in it.
-            OutputError: it cannot be made or written to.
+            ConfigError: another launcher runs a sweep in it, or jobs of one that has ended do.
+            OutputError: it cannot be made, written to, or locked.
         """
         path = os.path.abspath(path)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fd = lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, key, holder))
+                break
+            except ConfigError:
+                left = deadline - time.monotonic()
+                if left <= 0 or not _await_jobs(path, left, say):
+                    raise
+        return cls(path, fd)
 
-        def in_use(holder: str) -> Problem:
-            expected = f"is in use by another sweep{holder}"
-            return Problem(key, repr(path), expected, "wait for it, or choose another directory")
+    def set_aside(self) -> str | None:
+        """Makes room for a new sweep: the journal of one that is here gets a number in its name.
 
-        return cls(path, lock_directory(path, LOCK_NAME, in_use))
+        Returns:
+            the new path of that journal, None if there was none.
+
+        Raises:
+            OutputError: it cannot be renamed.
+        """
+        if not os.path.lexists(self.file(JOURNAL)):
+            return None
+        number = 1
+        while os.path.lexists(self.file(_numbered(JOURNAL, number))):
+            number += 1
+        with naming(self.path):
+            # first, so that a journal that is here always has the summary that is
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.file(SUMMARY), self.file(_numbered(SUMMARY, number)))
+            os.rename(self.file(JOURNAL), self.file(_numbered(JOURNAL, number)))
+        return self.file(_numbered(JOURNAL, number))
 
     def numbers(self) -> frozenset[int]:
         """Returns the numbers that entries of the directory have for a name.
@@ -65,3 +106,38 @@ class SweepDirectory(HeldDirectory):
             for name in names
             if name.isascii() and name.isdecimal() and len(name) <= _LONGEST
         )
+
+
+def _numbered(name: str, number: int) -> str:
+    stem, extension = os.path.splitext(name)
+    return f"{stem}.{number}{extension}"
+
+
+def _in_use(path: str, key: str, holder: str) -> Problem:
+    """Says why a directory is not to be had, and from whom."""
+    from lllaunch.sweep import orphans  # noqa: PLC0415 - rarely needed
+
+    lock = os.path.join(path, LOCK_NAME)
+    if not orphans.launcher_is_dead(lock):
+        hint = "wait for it, or choose another directory"
+        return Problem(key, repr(path), f"is in use by another sweep{holder}", hint)
+    pids = ", ".join(map(str, orphans.holders(lock)))
+    expected = f"is still in use by jobs of a sweep whose launcher{holder} has ended"
+    hint = f"wait for them, or end them (pids {pids})" if pids else "wait for them"
+    return Problem(key, repr(path), expected, hint)
+
+
+def _await_jobs(path: str, seconds: float, say: Callable[[str], object] | None) -> bool:
+    """Waits for the jobs of a launcher that has ended; False if it lives, or cannot be known."""
+    from lllaunch.sweep import orphans  # noqa: PLC0415 - rarely needed
+
+    lock = os.path.join(path, LOCK_NAME)
+    # usually that is enough, also for the launcher itself to be gone that was just killed
+    if orphans.await_release(lock, min(seconds, _MOMENT)):
+        return True
+    if not orphans.launcher_is_dead(lock):
+        return False
+    if say is not None:
+        say(f"waiting for jobs that the killed launcher of {path!r} has left")
+    orphans.await_release(lock, seconds - _MOMENT)
+    return True

@@ -62,7 +62,8 @@ class SweepHistory:
         header: how the sweep was begun, or None.
         started_ns: when, nanoseconds since the epoch.
         resumes: how often it was resumed.
-        exit_code: of the last launcher, None if that did not come to its end.
+        exit_code: of the last launcher, None if that did not come to its end. Where it swept
+            several batches: of the last one that did not end with 0, else 0.
         jobs: what is known of each job, by number.
     """
 
@@ -71,6 +72,7 @@ class SweepHistory:
         self.started_ns = 0
         self.resumes = 0
         self.exit_code: int | None = None
+        self._bad = 0  # exit code of an earlier batch of the same launcher
         self.jobs: dict[int, JobHistory] = {}
         for entry in entries:
             self.add(entry.time_ns, entry.record)
@@ -85,12 +87,14 @@ class SweepHistory:
         if isinstance(record, Header):
             self.header, self.started_ns = record, time_ns
         elif isinstance(record, Over):
-            self.exit_code = record.exit_code
+            self._bad = record.exit_code or self._bad
+            self.exit_code = self._bad
         else:
-            # something goes on: whatever was over is so no longer
+            # something goes on: another batch, or the sweep after a resume
             self.exit_code = None
             if isinstance(record, Resumed):
                 self.resumes += 1
+                self._bad = 0
             else:
                 known = self.jobs.get(record.job) or JobHistory(record.job)
                 self.jobs[record.job] = _with(known, record, time_ns)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.run.files import naming, write_all, write_atomic
+from lllaunch.sweep.journal_lines import Damaged, parse
 from lllaunch.sweep.records import (
     VERSION,
     Composed,
@@ -29,7 +30,7 @@ from lllaunch.sweep.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -50,6 +51,7 @@ class Journal:
         self.header = header
         self._now = now
         self._end = end  # bytes of whole records
+        self._told = (0, 0)  # bytes and lines of what `unread` has told
         self._composed: dict[int, tuple[int, int]] | None = None
         with naming(path):
             self._fd = os.open(path, _FLAGS)
@@ -80,23 +82,35 @@ class Journal:
         return journal
 
     @classmethod
-    def open(cls, path: str, now: Callable[[], int] = time.time_ns) -> Self:
+    def open(
+        cls,
+        path: str,
+        now: Callable[[], int] = time.time_ns,
+        tell: Callable[[Entry], object] | None = None,
+    ) -> Self:
         """Opens a journal to go on with it; the file is changed by the first `append` only.
 
         Args:
             path: the file, in a sweep's directory that this launcher holds.
             now: the time, nanoseconds since the epoch.
+            tell: gets every record that is in it, which `unread` then tells no more.
 
         Raises:
             ConfigError: it is not there, damaged, or of another version.
             OutputError: it cannot be read or written.
         """
-        header, end = None, 0
+        header, end, lines = None, 0, 0
         for end, entry in _entries(path):  # noqa: B007 - the last one is what counts
             header = header or _header(path, entry)
+            lines += 1
+            if tell is not None and entry is not None:
+                tell(entry)
         if header is None:
             raise _problem(path, "holds no record of a sweep", "start the sweep anew")
-        return cls(path, header, end, now)
+        journal = cls(path, header, end, now)
+        if tell is not None:
+            journal._told = (end, lines)
+        return journal
 
     def append(self, record: Record) -> None:
         """Adds a record; it is on the disk when this returns.
@@ -131,6 +145,20 @@ class Journal:
     def records(self) -> Iterator[Entry]:
         """Reads the journal, from the header on; raises as `read_journal` does."""
         return read_journal(self.path)
+
+    def unread(self) -> Iterator[Entry]:
+        """Reads what has been added since the last call, at first all; raises as `records` does.
+
+        So the whole is read once, however often somebody asks for the news.
+        """
+        start, lines = self._told
+        for end, entry in _entries(self.path, start, lines):
+            if end > self._end:
+                return  # it is to be cut off
+            lines += 1
+            self._told = (end, lines)
+            if entry is not None:
+                yield entry
 
     def config_of(self, job: int) -> Mapping[str, Any] | None:
         """Returns the config that a job was last composed with, None if it was not kept.
@@ -173,8 +201,27 @@ def read_journal(path: str) -> Iterator[Entry]:
             yield entry
 
 
-def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
-    """Reads a file as `parse` does; errors name it."""
+def _entries(path: str, start: int = 0, lines: int = 0) -> Iterator[tuple[int, Entry | None]]:
+    """Reads a file as `parse` does, after so many bytes and lines; errors name it."""
+    suspected = -1
+    while True:
+        try:
+            for found in _open_entries(path, start, lines):
+                start, lines = found[0], lines + 1
+                yield found
+        except Damaged as damage:
+            if suspected == start:
+                expected = f"is damaged in line {damage.line}: {damage.reason}"
+                raise _problem(path, expected, "mend that line, or start the sweep anew") from None
+            # A launcher may just have cut a torn line off, and written on in its place.
+            suspected = start
+        except UnknownVersion as unknown:
+            raise _unknown(path, unknown) from None
+        else:
+            return
+
+
+def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, Entry | None]]:
     # not within `naming`: an error of whoever consumes the records is not the file's
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
@@ -183,75 +230,16 @@ def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     with file:
-        records = parse(file)
+        file.seek(start)
+        records = parse(file, start, lines)
         while True:
             try:
                 found = next(records, None)
-            except Damaged as damage:
-                expected = f"is damaged in line {damage.line}: {damage.reason}"
-                raise _problem(path, expected, "mend that line, or start the sweep anew") from None
-            except UnknownVersion as unknown:
-                raise _unknown(path, unknown) from None
             except OSError as error:
                 raise OutputError(path, error.strerror or str(error)) from error
             if found is None:
                 return
             yield found
-
-
-class Damaged(ValueError):
-    """A line of a journal cannot be read, and it is not a torn last one.
-
-    Attributes:
-        line: its number, from 1.
-        reason: what is wrong with it.
-    """
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(line, reason)
-        self.line = line
-        self.reason = reason
-
-
-def parse(lines: Iterable[bytes]) -> Iterator[tuple[int, Entry | None]]:
-    """Reads the lines of a journal; pure.
-
-    A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
-    system leaves, after a power failure, of data that had not reached the disk.
-
-    Args:
-        lines: in order, each with its newline if it has one.
-
-    Yields:
-        for each line the bytes up to and with it, and its record; None if its type is not known.
-
-    Raises:
-        Damaged: a line cannot be read.
-        UnknownVersion: the journal is of another version.
-    """
-    end = 0
-    torn = 0
-    for number, line in enumerate(lines, 1):
-        if torn:
-            raise Damaged(torn, "it holds NUL bytes")
-        if b"\0" in line or not line.endswith(b"\n"):
-            torn = number
-            continue
-        try:
-            entry = decode(line)
-        except UnknownVersion:
-            raise
-        except ValueError as error:
-            raise Damaged(number, _reason(error)) from None
-        if (number == 1) != (entry is not None and isinstance(entry.record, Header)):
-            raise Damaged(number, "a sweep begins with its header, and only there")
-        end += len(line)
-        yield end, entry
-
-
-def _reason(error: ValueError) -> str:
-    # those of the decoders say at length where in the line they stopped
-    return "it is not JSON" if type(error) is not ValueError else str(error)
 
 
 def _find_composed(path: str) -> dict[int, tuple[int, int]]:

@@ -7,9 +7,6 @@ from typing import NamedTuple
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.policies import RestartCause
 
-SWEEP_FAILED = 6
-"""Exit code of a sweep of which not all jobs succeeded."""
-
 # Exit codes above are 128 + the number of the signal that ended a job's process, or the job.
 _OF_SIGNALS = 128
 # Another try of these meets the same config, or the same plan.
@@ -96,7 +93,7 @@ class Summary(NamedTuple):
         if signum is not None:
             return for_signal(signum)
         good = self.succeeded + self.skipped == sum(self)
-        return int(ExitCode.SUCCESS) if good else SWEEP_FAILED
+        return int(ExitCode.SUCCESS if good else ExitCode.SWEEP)
 
 
 def by_signal(exit_code: int) -> bool:

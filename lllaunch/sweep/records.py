@@ -115,7 +115,10 @@ class Skipped(NamedTuple):
 
 
 class Over(NamedTuple):
-    """The launcher is done with the sweep and ends with this exit code."""
+    """The launcher is done with the jobs that it had, and with what exit code.
+
+    More jobs may follow: sweepers that ask for one batch of jobs after another.
+    """
 
     exit_code: int
 

@@ -59,13 +59,26 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
         jobs: what the journal tells of them.
 
     Returns:
-        by number, the results that are there.
+        by number, the results that are there: what result.json says if it was written since the
+        job was started. Where there is no result.json of its own, what the journal says: the job
+        has no directory, or a job that was started later has the same.
 
     Raises:
         OutputError: one cannot be read.
     """
-    found = {job.job: read_result(os.path.join(sweep, job.directory)) for job in jobs}
+    known = sorted(jobs, key=lambda job: (job.started_ns, job.job))
+    last = {job.directory: job.job for job in known if job.directory}
+    found = {
+        job.job: _own_result(sweep, job) if last.get(job.directory) == job.job else job.result
+        for job in known
+    }
     return {number: result for number, result in found.items() if result is not None}
+
+
+def _own_result(sweep: str, job: JobHistory) -> Result | None:
+    if not job.started_ns:
+        return None  # whatever is there is somebody else's
+    return read_result(os.path.join(sweep, job.directory), job.started_ns)
 
 
 def result_of(document: Any, since_ns: int = 0) -> Result | None:

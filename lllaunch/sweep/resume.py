@@ -2,7 +2,9 @@
 
 Jobs are matched by their overrides: first those whose overrides are the same, then those that
 differ only in overrides that do not change a job's outcome (`lllaunch.sweep.fingerprint.NEUTRAL`).
-Where several have the same overrides, each is matched once, in the order of their numbers.
+Where several have the same overrides, each is matched once, in the order of their numbers. The
+others are new, or were there before and never started, which the journal does not tell apart: each
+gets the number of its place in the sweep if that is free.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from lllaunch.sweep.fingerprint import overrides_key
 from lllaunch.units import spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.records import Result
 
 _RESUME = "hydra.launcher.resume"
+
+_ENOUGH = 50  # jobs that have changed; to compose many more, only to say the same, takes long
 
 
 class OldJob(NamedTuple):
@@ -56,7 +60,7 @@ class NewJob(NamedTuple):
 
     Attributes:
         overrides: its task overrides, redacted as the journal's are.
-        fingerprint: of its config; only asked for where the old job is finished.
+        fingerprint: of its config.
         config: what that was made from, canonical; to show a difference.
     """
 
@@ -69,7 +73,7 @@ class Match(NamedTuple):
     """The number that a job has in the resumed sweep.
 
     Attributes:
-        number: an old job's, or one that no job ever had.
+        number: an old job's, or one that no job in the journal has.
         old: the old job, None if it is new.
     """
 
@@ -123,31 +127,35 @@ def match_jobs(
     old: Iterable[OldJob],
     overrides: Sequence[Sequence[str]],
     taken: Collection[int] = (),
+    first: int = 0,
 ) -> tuple[Match, ...]:
     """Finds the old job of each new one. Needs no config.
 
     Args:
         old: the jobs of the sweep that is resumed.
         overrides: of each job of the new sweep, in its order.
-        taken: more numbers that no job may get.
+        taken: more numbers that no new job may get.
+        first: the number that the first job of a new sweep would get.
 
     Returns:
-        the number of each job, in the order of ``overrides``. No number occurs twice; new ones are
-        above those of all old jobs.
+        the number of each job, in the order of ``overrides``. No number occurs twice. A job that
+        is new gets the number of its place, or where that is not free one above all old jobs'.
     """
     free = {job.number: job for job in old}
-    numbers = _unused(max(free, default=-1) + 1, frozenset(taken))
+    known = {*free, *taken}
+    above = max(free, default=first - 1) + 1
     matched: dict[int, OldJob] = {}
     for neutral in (True, False):
         _pair(free, overrides, matched, neutral)
+    new = [index for index in range(len(overrides)) if index not in matched]
+    given = {index: first + index for index in new if first + index not in known}
+    known.update(given.values())
+    more = (number for number in itertools.count(above) if number not in known)
+    given.update((index, next(more)) for index in new if index not in given)
     return tuple(
-        Match(job.number, job) if (job := matched.get(index)) else Match(next(numbers))
+        Match(job.number, job) if (job := matched.get(index)) else Match(given[index])
         for index in range(len(overrides))
     )
-
-
-def _unused(first: int, taken: Collection[int]) -> Iterator[int]:
-    return (number for number in itertools.count(first) if number not in taken)
 
 
 def _pair(
@@ -174,18 +182,22 @@ def _pair(
 
 def plan_resume(
     old: Iterable[OldJob],
-    new: Sequence[NewJob],
+    overrides: Sequence[Sequence[str]],
+    compose: Callable[[int, OldJob], NewJob],
     *,
     taken: Collection[int] = (),
+    first: int = 0,
     config_of: Callable[[int], Mapping[str, Any] | None] = lambda number: None,  # noqa: ARG005
 ) -> ResumePlan:
     """Decides what becomes of each job of a sweep that is resumed.
 
     Args:
         old: the jobs of the sweep, from its journal and its jobs' directories.
-        new: the jobs that it shall have now. Those that `match_jobs` finds finished need their
-            fingerprints.
-        taken: more numbers that no job may get.
+        overrides: of each job that it shall have now, in its order, redacted as the journal's are.
+        compose: composes a job; called with its place in ``overrides`` and the old job, for those
+            that have finished, one after another.
+        taken: more numbers that no new job may get.
+        first: the number that the first job of a new sweep would get.
         config_of: the config of an old job, canonical, None if that was not kept; asked for those
             whose fingerprint has changed.
 
@@ -193,17 +205,47 @@ def plan_resume(
         ConfigError: the config of a job that has finished is another one now; says in what.
     """
     jobs = tuple(old)
-    matches = match_jobs(jobs, [job.overrides for job in new], taken)
-    changed = [
-        (job, match.old)
-        for job, match in zip(new, matches, strict=True)
-        if match.old is not None and match.finished and _is_changed(match.old, job)
-    ]
-    if changed:
-        raise ConfigError(_problems(changed, config_of))
+    matches = match_jobs(jobs, overrides, taken, first)
+    _refuse_changes(matches, compose, config_of)
     numbers = {match.number for match in matches}
     left = tuple(sorted(job.number for job in jobs if job.number not in numbers))
     return ResumePlan(tuple(map(_decide, matches)), left)
+
+
+def _refuse_changes(
+    matches: Iterable[Match],
+    compose: Callable[[int, OldJob], NewJob],
+    config_of: Callable[[int], Mapping[str, Any] | None],
+) -> None:
+    """Raises if the config of a finished job has changed; holds one config at a time."""
+    finished = [
+        (index, match.old)
+        for index, match in enumerate(matches)
+        if match.old is not None and match.finished
+    ]
+    # for each difference the jobs that have it
+    changed: dict[tuple[Change, ...], list[OldJob]] = {}
+    count = looked_at = 0
+    for index, job in finished:
+        looked_at += 1
+        new = compose(index, job)
+        if _is_changed(job, new):
+            changed.setdefault(_change_of(job, new, config_of), []).append(job)
+            count += 1
+            if count >= _ENOUGH:
+                break
+    if changed:
+        raise ConfigError(_problems(changed, len(finished) - looked_at))
+
+
+def _change_of(
+    old: OldJob, new: NewJob, config_of: Callable[[int], Mapping[str, Any] | None]
+) -> tuple[Change, ...]:
+    """Returns in what a job's config differs; nothing if that is not known."""
+    before = config_of(old.number)
+    if before is None or new.config is None:
+        return ()
+    return differences(before, new.config)
 
 
 def _is_changed(old: OldJob, job: NewJob) -> bool:
@@ -218,22 +260,21 @@ def _decide(match: Match) -> Skip | RunAgain | RunNew:
 
 
 def _problems(
-    changed: Iterable[tuple[NewJob, OldJob]],
-    config_of: Callable[[int], Mapping[str, Any] | None],
+    changed: Mapping[tuple[Change, ...], Iterable[OldJob]], others: int
 ) -> tuple[Problem, ...]:
     """Returns a message for each difference, with all jobs that have it."""
-    jobs: dict[tuple[Change, ...], list[OldJob]] = {}
-    for job, old in sorted(changed, key=lambda pair: pair[1].number):
-        before = config_of(old.number)
-        change: tuple[Change, ...] = ()
-        if before is not None and job.config is not None:
-            change = differences(before, job.config)
-        jobs.setdefault(change, []).append(old)
-    return tuple(_problem(change, whose) for change, whose in jobs.items())
+    jobs = [
+        (change, sorted(whose, key=lambda job: job.number)) for change, whose in changed.items()
+    ]
+    jobs.sort(key=lambda pair: pair[1][0].number)
+    *most, last = [(change, whose, 0) for change, whose in jobs]
+    return tuple(_problem(*one) for one in (*most, (*last[:2], others)))
 
 
-def _problem(changes: Sequence[Change], jobs: Sequence[OldJob]) -> Problem:
-    what = lines(changes) or ["what has changed is not known: the old config was not kept"]
+def _problem(change: Sequence[Change], jobs: Sequence[OldJob], others: int) -> Problem:
+    what = lines(change) or ["what has changed is not known: the old config was not kept"]
+    if others:
+        what.append(f"({others} more of those that have finished were not compared)")
     numbers = [job.number for job in jobs]
     if len(jobs) == 1:
         overrides = " ".join(jobs[0].history.overrides)

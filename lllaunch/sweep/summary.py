@@ -11,27 +11,30 @@ from lllaunch.run.files import write_atomic
 from lllaunch.sweep.records import plain_result
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lllaunch.sweep.history import JobHistory, SweepHistory
 
 VERSION = 1
 """Version of sweep.json's schema; grows when a field changes its meaning."""
 
 
-def render_summary(sweep: SweepHistory, ended_ns: int) -> bytes:
-    """Returns the text of sweep.json.
+def summary_of(sweep: SweepHistory, ended_ns: int, exit_code: int | None = None) -> dict[str, Any]:
+    """Returns what sweep.json holds.
 
     Args:
         sweep: all that the journal tells.
         ended_ns: when the sweep ended, nanoseconds since the epoch.
+        exit_code: the launcher's; None for that in the journal.
     """
     header = sweep.header
     jobs = [sweep.jobs[number] for number in sorted(sweep.jobs)]
-    document = {
+    return {
         "version": VERSION,
         "sweep": header.sweep if header else None,
         "lllaunch": header.lllaunch if header else None,
         "command": list(header.command) if header else [],
-        "exit_code": sweep.exit_code,
+        "exit_code": sweep.exit_code if exit_code is None else exit_code,
         "started": isoformat(sweep.started_ns) if sweep.started_ns else None,
         "ended": isoformat(ended_ns),
         "seconds": (ended_ns - sweep.started_ns) / 1e9 if sweep.started_ns else None,
@@ -39,17 +42,29 @@ def render_summary(sweep: SweepHistory, ended_ns: int) -> bytes:
         "counts": dict(sorted(Counter(job.state for job in jobs).items())),
         "jobs": [_job(job) for job in jobs],
     }
+
+
+def render_summary(document: Mapping[str, Any]) -> bytes:
+    """Returns the text of sweep.json.
+
+    Args:
+        document: as `summary_of` made it.
+    """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
-def write_summary(path: str, sweep: SweepHistory, ended_ns: int) -> None:
-    """Writes sweep.json; arguments as `render_summary` has them.
+def write_summary(path: str, document: Mapping[str, Any]) -> None:
+    """Writes sweep.json.
+
+    Args:
+        path: the file.
+        document: as `summary_of` made it.
 
     Raises:
         OutputError: it cannot be written; an older one is still there then.
     """
-    write_atomic(path, render_summary(sweep, ended_ns))
+    write_atomic(path, render_summary(document))
 
 
 def _job(job: JobHistory) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def test_a_job_that_is_left_over_holds_the_directory(tmp_path: Path) -> None:
             (child,) = told(reading, 1)
         finally:
             kill(pid)
-        with pytest.raises(ConfigError, match="is in use by another sweep"):
+        with pytest.raises(ConfigError, match="is still in use by jobs of a sweep"):
             SweepDirectory.claim(path)
     finally:
         if child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import tempfile
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.sweep import journal as journal_module
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
-from lllaunch.sweep.journal import Damaged, Journal, parse, read_journal
+from lllaunch.sweep.journal import Journal, read_journal
+from lllaunch.sweep.journal_lines import Damaged, parse
 from lllaunch.sweep.records import (
     VERSION,
     Composed,
@@ -338,6 +341,25 @@ def test_the_last_config_of_a_job_is_found(tmp_path) -> None:
     assert journal.config_of(1) is None
     assert journal.config_of(2) is None
     journal.close()
+
+
+def test_a_line_that_is_mended_while_it_is_read_is_no_damage(tmp_path, monkeypatch) -> None:
+    path = tmp_path / JOURNAL
+    journal = Journal.create(str(path), HEADER)
+    header = path.read_bytes()
+    for record in (COMPOSED, STARTED):
+        journal.append(record)
+    journal.close()
+    whole = path.read_bytes()
+    torn = len(header) + 40
+    # what a reader may see of a torn line that is cut off, and of what follows then
+    for seen in (whole[:torn] + bytes(30) + whole[torn + 30 :], whole[:torn] + whole[torn + 30 :]):
+        files = [io.BytesIO(seen), io.BytesIO(whole)]
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module, "open", lambda *_: files.pop(0), raising=False)  # noqa: B023
+            found = [entry.record for entry in read_journal(str(path))]
+        assert found == [HEADER, COMPOSED, STARTED]
+        assert not files
 
 
 def test_a_sweep_directory_is_held_by_one(tmp_path) -> None:

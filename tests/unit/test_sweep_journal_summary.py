@@ -25,7 +25,7 @@ from lllaunch.sweep.records import (
 )
 from lllaunch.sweep.resources import Lease
 from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results
-from lllaunch.sweep.summary import render_summary, write_summary
+from lllaunch.sweep.summary import render_summary, summary_of, write_summary
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
@@ -98,6 +98,22 @@ def test_a_sweep_is_over_until_it_goes_on() -> None:
     assert known.exit_code is None
 
 
+def test_a_launcher_of_several_batches_ends_as_the_last_bad_one() -> None:
+    def codes(*records: Record) -> list[int | None]:
+        known, found = history(HEADER), []
+        for record in records:
+            known.add(T0, record)
+            found.append(known.exit_code)
+        return found
+
+    batches = (composed(0), Over(0), composed(1), Over(6), composed(2), Over(0))
+    assert codes(*batches) == [None, 0, None, 6, None, 6]
+    assert codes(*batches, Resumed("0.1.0"), Over(0))[-1] == 0
+    assert codes(Over(6), composed(0), Over(130))[-1] == 130
+    ending = summary_of(history(HEADER, Over(6)), T0, 1)
+    assert ending["exit_code"] == 1
+
+
 def test_sweep_json_counts_and_lists_every_job() -> None:
     known = history(
         HEADER,
@@ -107,7 +123,7 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
         *(composed(3), Skipped(3, "stop")),
         Over(6),
     )
-    found = json.loads(render_summary(known, T0 + 20 * SECOND))
+    found = json.loads(render_summary(summary_of(known, T0 + 20 * SECOND)))
     jobs = found.pop("jobs")
     assert found == {
         "version": 1,
@@ -146,10 +162,11 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
 def test_sweep_json_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     path.write_text("old")
-    write_summary(str(path), history(HEADER), T0)
+    document = summary_of(history(HEADER), T0)
+    write_summary(str(path), document)
     assert json.loads(path.read_text())["jobs"] == []
     with pytest.raises(OutputError) as caught:
-        write_summary(str(tmp_path / "no" / "sweep.json"), history(HEADER), T0)
+        write_summary(str(tmp_path / "no" / "sweep.json"), document)
     assert caught.value.path == str(tmp_path / "no" / "sweep.json")
 
 
@@ -225,16 +242,45 @@ def test_results_are_read_where_they_are(tmp_path: Path) -> None:
     result_json(tmp_path / "far" / "away", state="failed", exit_code=3)
     (tmp_path / "2").mkdir()
     jobs = [
-        JobHistory(0, directory="0"),
-        JobHistory(1, directory=str(tmp_path / "far" / "away")),
-        JobHistory(2, directory="2"),
-        JobHistory(3, directory="3"),
-        JobHistory(4, directory="0/result.json"),
+        JobHistory(0, directory="0", started_ns=T0 - 1),
+        JobHistory(1, directory=str(tmp_path / "far" / "away"), started_ns=T0 - 1),
+        JobHistory(2, directory="2", started_ns=T0 - 1),
+        JobHistory(3, directory="3", started_ns=T0 - 1),
+        JobHistory(4, directory="0/result.json", started_ns=T0 - 1),
     ]
     found = read_results(str(tmp_path), jobs)
     assert {number: result.state for number, result in found.items()} == {
         0: "succeeded",
         1: "failed",
+    }
+
+
+def test_a_result_from_before_the_job_was_started_is_somebody_elses(tmp_path: Path) -> None:
+    for name in "012":
+        result_json(tmp_path / name)
+    jobs = [
+        JobHistory(0, directory="0"),
+        JobHistory(1, directory="1", started_ns=T0 + SECOND, result=GOOD),
+        JobHistory(2, directory="2", started_ns=T0 - SECOND),
+    ]
+    assert set(read_results(str(tmp_path), jobs)) == {2}
+
+
+def test_of_jobs_in_one_directory_the_last_one_has_the_result(tmp_path: Path) -> None:
+    result_json(tmp_path / "one")
+    result_json(tmp_path)  # is of no job
+    jobs = [
+        JobHistory(0, directory="one", started_ns=T0 - 1 * SECOND),
+        JobHistory(1, directory="one", started_ns=T0 - 3 * SECOND, result=BAD),
+        JobHistory(2, directory="one", started_ns=T0 - 2 * SECOND),
+        JobHistory(3, directory="", started_ns=T0 - 1 * SECOND, result=GOOD),
+        JobHistory(4, directory="", started_ns=T0 - 1 * SECOND),
+    ]
+    found = read_results(str(tmp_path), jobs)
+    assert {number: result.state for number, result in found.items()} == {
+        0: "succeeded",
+        1: "failed",
+        3: "succeeded",
     }
 
 

@@ -17,6 +17,7 @@ from lllaunch.sweep.records import Result
 from lllaunch.sweep.resume import (
     NewJob,
     OldJob,
+    ResumePlan,
     RunAgain,
     RunNew,
     Skip,
@@ -40,6 +41,16 @@ def new(*overrides: str, config: Any = None) -> NewJob:
     return NewJob(overrides, job_key(canonical), canonical)
 
 
+def planned(before: list[OldJob], now: list[NewJob], **more: Any) -> ResumePlan:
+    """Plans a resume; only jobs that have finished are composed."""
+
+    def compose(index: int, job: OldJob) -> NewJob:
+        assert job.finished
+        return now[index]
+
+    return plan_resume(before, [job.overrides for job in now], compose, **more)
+
+
 def test_finished_ones_are_skipped_others_run_again_and_new_ones_get_new_numbers() -> None:
     before = [
         old(0, "lr=1", result=GOOD),
@@ -47,13 +58,13 @@ def test_finished_ones_are_skipped_others_run_again_and_new_ones_get_new_numbers
         old(2, "lr=3"),
         old(3, "lr=4", result=GOOD),
     ]
-    plan = plan_resume(before, [new("lr=3"), new("lr=9"), new("lr=1"), new("lr=2"), new("lr=8")])
+    plan = planned(before, [new("lr=3"), new("lr=9"), new("lr=1"), new("lr=2"), new("lr=8")])
     assert plan.jobs == (
         RunAgain(2, before[2]),
-        RunNew(4),
+        RunNew(5),
         Skip(0, before[0]),
         RunAgain(1, before[1]),
-        RunNew(5),
+        RunNew(4),
     )
     assert plan.left == (3,)
 
@@ -64,27 +75,27 @@ def test_only_a_result_of_success_makes_a_job_finished(state: str, result: Resul
     journalled = GOOD if state == "succeeded" else None
     job = old(0, "a=1", result=result, state=state)
     job = job._replace(history=job.history._replace(result=journalled))
-    (decision,) = plan_resume([job], [new("a=1")]).jobs
+    (decision,) = planned([job], [new("a=1")]).jobs
     assert isinstance(decision, Skip if result is GOOD else RunAgain)
     assert job.journalled is (state == "succeeded")
 
 
 def test_numbers_of_unknown_directories_are_left_alone() -> None:
-    plan = plan_resume([old(1, "a=1")], [new("a=2"), new("a=1"), new("a=3")], taken={0, 2, 3, 5})
+    plan = planned([old(1, "a=1")], [new("a=2"), new("a=1"), new("a=3")], taken={0, 2, 3, 5})
     assert [job.number for job in plan.jobs] == [4, 1, 6]
-    assert [job.number for job in plan_resume([], [new(), new()]).jobs] == [0, 1]
+    assert [job.number for job in planned([], [new(), new()]).jobs] == [0, 1]
 
 
 def test_the_same_overrides_twice_are_two_jobs() -> None:
     before = [old(0, "a=1", result=GOOD), old(1, "a=1", result=BAD), old(2, "a=1", result=GOOD)]
-    plan = plan_resume(before, [new("a=1")] * 4)
+    plan = planned(before, [new("a=1")] * 4)
     assert [(type(job), job.number) for job in plan.jobs] == [
         (Skip, 0),
         (RunAgain, 1),
         (Skip, 2),
         (RunNew, 3),
     ]
-    fewer = plan_resume(before, [new("a=1")] * 2)
+    fewer = planned(before, [new("a=1")] * 2)
     assert [(type(job), job.number) for job in fewer.jobs] == [(Skip, 0), (Skip, 2)]
     assert fewer.left == (1,)
 
@@ -113,17 +124,19 @@ def sweeps(draw):
     return [old(number, *texts, result=draw(results)) for number, texts in pairs]
 
 
-@given(sweeps(), st.lists(jobs, max_size=8), st.frozensets(st.integers(0, 30)))
-def test_each_job_is_matched_once_and_no_number_is_used_twice(before, wanted, taken) -> None:
-    plan = plan_resume(before, [new(*texts) for texts in wanted], taken=taken)
+@given(sweeps(), st.lists(jobs, max_size=8), st.frozensets(st.integers(0, 30)), st.integers(0, 9))
+def test_each_job_is_matched_once_and_no_number_is_used_twice(before, wanted, taken, first) -> None:
+    plan = planned(before, [new(*texts) for texts in wanted], taken=taken, first=first)
     assert len(plan.jobs) == len(wanted)
     numbers = [job.number for job in plan.jobs]
     assert len(set(numbers)) == len(numbers)
     known = {job.number for job in before}
-    for decision, texts in zip(plan.jobs, wanted, strict=True):
+    for index, (decision, texts) in enumerate(zip(plan.jobs, wanted, strict=True)):
         if isinstance(decision, RunNew):
             assert decision.number not in known | taken
-            assert decision.number > max(known, default=-1)
+            place = first + index
+            free = place not in known | taken
+            assert decision.number == place if free else decision.number > max(known, default=-1)
         else:
             assert decision.old in before
             assert decision.number == decision.old.number
@@ -143,9 +156,17 @@ def test_each_job_is_matched_once_and_no_number_is_used_twice(before, wanted, ta
 @given(sweeps(), st.frozensets(st.integers(0, 30)))
 def test_the_same_sweep_again_keeps_every_number(before, taken) -> None:
     before.sort(key=lambda job: job.number)
-    plan = plan_resume(before, [new(*job.history.overrides) for job in before], taken=taken)
+    plan = planned(before, [new(*job.history.overrides) for job in before], taken=taken)
     assert [job.number for job in plan.jobs] == [job.number for job in before]
     assert plan.left == ()
+
+
+def test_jobs_that_were_never_started_keep_the_numbers_of_their_places() -> None:
+    # of six jobs, those were started that fitted first
+    before = [old(i, f"lr={i}", result=GOOD if i else None) for i in (0, 1, 4)]
+    plan = planned(before, [new(f"lr={i}") for i in range(6)])
+    assert [job.number for job in plan.jobs] == [0, 1, 2, 3, 4, 5]
+    assert [type(job) for job in plan.jobs] == [RunAgain, Skip, RunNew, RunNew, Skip, RunNew]
 
 
 def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> None:
@@ -153,7 +174,7 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
     then = {"params": {"epochs": 5, "net": ["a", "c"], "more": {"x": "y"}}}
     before = [old(0, "lr=1", result=GOOD, config=first)]
     with pytest.raises(ConfigError) as caught:
-        plan_resume(
+        planned(
             before,
             [new("lr=1", config=then)],
             config_of={0: job_config({}, first)}.get,
@@ -171,7 +192,7 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
 
 def test_a_change_of_another_jobs_config_is_none_of_its_business() -> None:
     before = [old(0, "lr=1", result=BAD, config={"a": 1}), old(1, "lr=2", config={"a": 1})]
-    plan = plan_resume(before, [new("lr=1", config={"a": 2}), new("lr=2", config={"a": 2})])
+    plan = planned(before, [new("lr=1", config={"a": 2}), new("lr=2", config={"a": 2})])
     assert [type(job) for job in plan.jobs] == [RunAgain, RunAgain]
 
 
@@ -180,20 +201,37 @@ def test_jobs_that_have_changed_alike_are_told_together() -> None:
     now = [new(f"lr={i}", config={"a": 1 + (i != 3) + (i == 5), "lr": i}) for i in range(6)]
     kept = {i: job_config({}, {"a": 1, "lr": i}) for i in range(6)}
     with pytest.raises(ConfigError) as caught:
-        plan_resume(before, now[::-1], config_of=kept.get)
+        planned(before, now[::-1], config_of=kept.get)
     many, one = map(str, caught.value.problems)
     assert "jobs 0-2, 4 have finished" in many
     assert many.endswith("\n    a: 1 -> 2")
     assert "job 5 (lr=5) has finished" in one
 
 
+def test_not_all_jobs_are_composed_to_say_that_all_have_changed() -> None:
+    before = [old(i, f"lr={i}", result=GOOD, config={"a": 1}) for i in range(200)]
+    now = [new(f"lr={i}", config={"a": 2 if i > 9 else 1}) for i in range(200)]
+    composed = []
+
+    def compose(index: int, job: OldJob) -> NewJob:
+        composed.append(index)
+        return now[index]
+
+    with pytest.raises(ConfigError) as caught:
+        plan_resume(before, [job.overrides for job in now], compose)
+    (problem,) = caught.value.problems
+    assert problem.value == "jobs 10-59"
+    assert problem.hint.endswith("(140 more of those that have finished were not compared)")
+    assert composed == [*range(60)]
+
+
 def test_a_change_is_refused_also_where_the_old_config_was_not_kept() -> None:
     before = [old(0, result=GOOD, config={"a": 1})]
     with pytest.raises(ConfigError, match=r"job 0 has finished.*\n.* is not known") as caught:
-        plan_resume(before, [new(config={"a": 2})])
+        planned(before, [new(config={"a": 2})])
     assert len(caught.value.problems) == 1
     with pytest.raises(ConfigError, match="is not known"):
-        plan_resume(before, [NewJob(())])
+        planned(before, [NewJob(())])
 
 
 def test_long_values_are_shown_where_they_differ() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lllaunch.exit_codes import ExitCode
 from lllaunch.policies import RESTART_CAUSES, RestartCause
 from lllaunch.sweep import schedule as schedule_module
 from lllaunch.sweep import vocabulary as v
-from lllaunch.sweep.policy import SWEEP_FAILED, Retries, Summary, SweepPolicy, cause_of
+from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, cause_of
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.schedule import IMPOSSIBLE, TRANSITIONS, ImpossibleFact, Scheduler
 
@@ -240,7 +241,7 @@ def test_a_job_that_never_fits_fails_and_holds_up_nobody() -> None:
     assert sweep.job(0, 3) == [v.Settle(0, J.FAILED, exit_code=2, why=why)]
     assert sweep.job(1, 2) == [start(1, 0, 1)]
     sweep.tell(v.NoMoreJobs())
-    assert sweep.end(1)[1:] == [finish(succeeded=1, failed=1, code=SWEEP_FAILED)]
+    assert sweep.end(1)[1:] == [finish(succeeded=1, failed=1, code=ExitCode.SWEEP)]
 
 
 def test_a_broken_job_has_failed_and_one_that_is_done_is_skipped() -> None:
@@ -248,7 +249,7 @@ def test_a_broken_job_has_failed_and_one_that_is_done_is_skipped() -> None:
     broken = v.Settle(0, J.FAILED, exit_code=1, why="no such group")
     assert sweep.tell(v.JobBroken(0, 1, "no such group")) == (broken, COMPOSE)
     assert sweep.tell(v.JobDone(1)) == (v.Settle(1, J.SKIPPED), COMPOSE)
-    assert sweep.tell(v.NoMoreJobs()) == (finish(failed=1, skipped=1, code=SWEEP_FAILED),)
+    assert sweep.tell(v.NoMoreJobs()) == (finish(failed=1, skipped=1, code=ExitCode.SWEEP),)
 
 
 def test_a_sweep_of_what_is_done_succeeds() -> None:
@@ -350,7 +351,7 @@ def test_a_failed_job_does_not_hold_up_the_others() -> None:
     sweep.job(1, 1)
     assert sweep.end(0, 3, "failure") == [v.Settle(0, J.FAILED, 1, 3), start(1, 0)]
     sweep.tell(v.NoMoreJobs())
-    assert sweep.end(1)[1:] == [finish(succeeded=1, failed=1, code=SWEEP_FAILED)]
+    assert sweep.end(1)[1:] == [finish(succeeded=1, failed=1, code=ExitCode.SWEEP)]
 
 
 def test_after_enough_failures_nothing_is_started_and_what_runs_goes_on() -> None:
@@ -366,14 +367,14 @@ def test_after_enough_failures_nothing_is_started_and_what_runs_goes_on() -> Non
     assert sweep.end(2) == [v.Settle(2, J.SUCCEEDED, 1, 0)]
     assert sweep.end(3, 137, "signal") == [
         v.Settle(3, J.FAILED, 1, 137),
-        finish(succeeded=1, failed=3, not_run=2, code=SWEEP_FAILED),
+        finish(succeeded=1, failed=3, not_run=2, code=ExitCode.SWEEP),
     ]
 
 
 def test_a_broken_job_may_be_one_too_many() -> None:
     sweep = Sweep(1, SweepPolicy(max_failures=1))
     broken = v.Settle(0, J.FAILED, exit_code=2)
-    assert sweep.tell(v.JobBroken(0, 2)) == (broken, finish(failed=1, code=SWEEP_FAILED))
+    assert sweep.tell(v.JobBroken(0, 2)) == (broken, finish(failed=1, code=ExitCode.SWEEP))
 
 
 def test_jobs_that_are_never_composed_have_not_run() -> None:

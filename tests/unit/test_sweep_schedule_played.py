@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lllaunch.exit_codes import ExitCode
 from lllaunch.policies import RESTART_CAUSES, RestartCause
 from lllaunch.sweep import vocabulary as v
-from lllaunch.sweep.policy import SWEEP_FAILED, Retries, SweepPolicy
+from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import fits, never_fits, without
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.schedule import Scheduler
@@ -315,7 +316,7 @@ class World:
             assert self.end.exit_code == 128 + self.signum
         else:
             bad = summary.failed + summary.not_run
-            assert self.end.exit_code == (SWEEP_FAILED if bad else 0)
+            assert self.end.exit_code == (ExitCode.SWEEP if bad else 0)
             assert not summary.cancelled
             if self.policy.max_failures is None:
                 assert not summary.not_run
