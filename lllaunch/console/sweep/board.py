@@ -1,0 +1,277 @@
+"""What is known of a sweep while it runs, for those who watch it. Pure.
+
+Only jobs that wait, run or ended of late are kept: a sweep of many jobs takes no more memory than
+one of few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.console.sweep import changes as c
+from lllaunch.console.sweep.cells import decoded, plain
+from lllaunch.console.sweep.naming import short_overrides
+from lllaunch.console.sweep.view import JobView
+from lllaunch.sweep.output import JobPrinted
+from lllaunch.sweep.policy import Summary, SweepPolicy
+from lllaunch.sweep.prepared import Done, JobAnswered
+from lllaunch.sweep.resources import Lease
+
+# More than fit a terminal.
+_RECENT = 100
+_LONGEST_LINE = 500
+
+J = v.JobState
+
+
+class Board:
+    """A sweep as it stands.
+
+    Args:
+        total: number of jobs.
+        overrides: gives those of a job, redacted.
+        common: those that all jobs share; they are not shown.
+        policy: of the sweep, if it is known.
+        now: the time, seconds.
+        resumed: how many jobs had succeeded before, whether that is told of each or not.
+
+    Attributes:
+        jobs: those that are composed and not over, by number.
+        counts: how many are over, by state.
+        failed: the last ones that failed, the latest last.
+        succeeded: the same for those that did not.
+        cancelled: numbers of the jobs that ran when a signal came, and were ended by it.
+        ending: whether nothing is started any more.
+        began: when the sweep began, seconds.
+    """
+
+    def __init__(
+        self,
+        total: int = 0,
+        overrides: Callable[[int], Sequence[str]] = lambda _: (),
+        common: Collection[str] = (),
+        policy: SweepPolicy | None = None,
+        now: float = 0.0,
+        resumed: int = 0,
+    ) -> None:
+        self.total = total
+        self.began = now
+        self.jobs: dict[int, JobView] = {}
+        self.counts: Counter[v.JobState] = Counter({J.SKIPPED: resumed} if resumed else {})
+        self.failed: deque[JobView] = deque(maxlen=_RECENT)
+        self.succeeded: deque[JobView] = deque(maxlen=_RECENT)
+        self.cancelled: set[int] = set()
+        self.ending = False
+        self._overrides, self._common = overrides, common
+        self._policy = policy
+        self._signals = self._skipped = 0
+        # Said to start, which other launchers may prevent yet.
+        self._starting: dict[int, JobView] = {}
+
+    def of_state(self, *states: v.JobState) -> list[JobView]:
+        """The jobs of `jobs` in one of these states, by number."""
+        found = (job for job in self.jobs.values() if job.state in states)
+        return sorted(found, key=lambda job: job.number)
+
+    @property
+    def running(self) -> int:
+        """How many jobs run."""
+        return sum(job.state is J.RUNNING for job in self.jobs.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs neither run nor are over."""
+        return max(0, self.total - self.counts.total() - self.running)
+
+    def take(self, event: object, now: float) -> list[c.Change]:
+        """Takes note of what happened; what of it is worth a line.
+
+        Args:
+            event: a fact or decision of the scheduler, or what a job printed; others are ignored.
+            now: the time, seconds.
+        """
+        found: list[c.Change] = []
+        if self._starting and not isinstance(event, _TOO_EARLY):
+            found += [_began(job) for job in self._starting.values()]
+            self._starting.clear()
+        action = _ACTIONS.get(type(event))
+        if action is not None:
+            found += action(self, event, now)
+        return found
+
+    def explain(self, number: int, why: str) -> None:
+        """Says what was the first failure of a job's attempt; before `take` of its end."""
+        self._job(number).why = why
+
+    def summary(self) -> Summary | None:
+        """What became of the jobs, now that the sweep is over; None if nothing was told."""
+        if not self.counts:
+            return None
+        ends = self.counts
+        return Summary(
+            succeeded=ends[J.SUCCEEDED],
+            failed=ends[J.FAILED],
+            cancelled=ends[J.CANCELLED],
+            not_run=ends[J.NOT_RUN] + self.waiting + self.running,
+            skipped=ends[J.SKIPPED],
+        )
+
+    def _job(self, number: int, overrides: Sequence[str] = ()) -> JobView:
+        job = self.jobs.get(number)
+        if job is None:
+            text = short_overrides(overrides or self._overrides(number), self._common)
+            job = self.jobs[number] = JobView(number, text)
+        return job
+
+    def _answered(self, event: JobAnswered, _: float) -> Iterable[c.Change]:
+        answer = event.answer
+        if isinstance(answer, Done):
+            return ()
+        self._job(event.number, answer.overrides).directory = answer.directory
+        return ()
+
+    def _composed(self, event: v.JobComposed, _: float) -> Iterable[c.Change]:
+        self._job(event.number).retries = event.retries
+        return ()
+
+    def _broken(self, event: v.JobBroken, _: float) -> Iterable[c.Change]:
+        self._job(event.number).why = event.why
+        return ()
+
+    def _start(self, event: v.StartJob, now: float) -> Iterable[c.Change]:
+        job = self._starting[event.number] = self._job(event.number)
+        job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
+        job.line = job.why = ""
+        return ()
+
+    def _refused(self, event: v.LeaseRefused, _: float) -> Iterable[c.Change]:
+        job = self._job(event.number)
+        self._starting.pop(event.number, None)
+        job.state, job.lease = J.WAITING, Lease()
+        if job.held:
+            return ()
+        job.held = True
+        return (c.Held(event.number, Lease(event.gpus, event.cpus)),)
+
+    def _printed(self, event: JobPrinted, _: float) -> Iterable[c.Change]:
+        job = self.jobs.get(event.number)
+        # Of a longer line nothing more is ever shown.
+        text = plain(decoded(event.line)[:_LONGEST_LINE]).strip()
+        if job is not None and text:
+            job.line = text
+        return ()
+
+    def _ended(self, event: v.JobEnded, now: float) -> Iterable[c.Change]:
+        job = self._job(event.number)
+        job.seconds, job.exit_code = now - job.since, event.exit_code
+        return ()
+
+    def _retry(self, event: v.Retry, now: float) -> Iterable[c.Change]:
+        job = self._job(event.number)
+        retries = job.retries or (self._policy.retries if self._policy else None)
+        job.retried[event.cause] += 1
+        job.state = J.WAITING if event.at is None else J.PAUSED
+        job.lease = Lease()
+        again = c.Again(
+            number=job.number,
+            attempt=job.attempt,
+            cause=event.cause,
+            seconds=job.seconds,
+            exit_code=job.exit_code,
+            why=job.why,
+            retry=job.retried[event.cause],
+            of=None if retries is None else retries.of(event.cause),
+            wait=0.0 if event.at is None else max(0.0, event.at - now),
+        )
+        job.attempt = event.attempt
+        return (again,)
+
+    def _due(self, event: v.RetryDue, _: float) -> Iterable[c.Change]:
+        job = self.jobs.get(event.number)
+        if job is not None:
+            job.state = J.WAITING
+        return ()
+
+    def _settle(self, end: v.Settle, _: float) -> Iterable[c.Change]:
+        job = self.jobs.pop(end.number, None)
+        if end.state is J.SKIPPED:
+            self._skipped += 1
+            self.counts[end.state] = max(self.counts[end.state], self._skipped)
+            return ()
+        self.counts[end.state] += 1
+        if end.state is J.NOT_RUN:
+            return ()
+        if job is None:
+            job = self._job(end.number)
+            del self.jobs[end.number]
+        job.state = end.state
+        job.exit_code = end.exit_code if end.exit_code is not None else job.exit_code
+        job.why = end.why or job.why
+        if end.state is J.CANCELLED:
+            self.cancelled.add(job.number)
+        recent = self.succeeded if end.state is J.SUCCEEDED else self.failed
+        recent.append(job)
+        return (_over(job, end.attempts), *self._drains(end))
+
+    def _drains(self, end: v.Settle) -> Iterable[c.Change]:
+        limit = None if self._policy is None else self._policy.max_failures
+        failed = self.counts[J.FAILED]
+        if self.ending or end.state is not J.FAILED or limit is None or failed < limit:
+            return ()
+        self.ending = True
+        left = self.total > self.counts.total()
+        return (c.Draining(failed, self.running),) if left else ()
+
+    def _signalled(self, event: v.SignalReceived, _: float) -> Iterable[c.Change]:
+        self.ending = True
+        self._signals += 1
+        if self._signals > 2:
+            return ()
+        return (c.Signalled(event.signum, self.running, event.forward, self._signals == 2),)
+
+
+def _began(job: JobView) -> c.Began:
+    return c.Began(job.number, job.overrides, job.attempt, job.lease)
+
+
+def _over(job: JobView, attempts: int) -> c.Over:
+    return c.Over(
+        number=job.number,
+        state=job.state,
+        attempts=attempts,
+        seconds=job.seconds,
+        exit_code=job.exit_code,
+        why=job.why,
+        directory=job.directory,
+        overrides=job.overrides,
+    )
+
+
+# After these a `LeaseRefused` may come that takes a `StartJob` back.
+_TOO_EARLY = (
+    v.ComposeNext,
+    v.StartJob,
+    v.Retry,
+    v.Settle,
+    v.SignalJobs,
+    v.KillJobs,
+    v.LeaseRefused,
+    v.NoMoreJobs,
+)
+
+_ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[c.Change]]] = {
+    JobAnswered: Board._answered,
+    v.JobComposed: Board._composed,
+    v.JobBroken: Board._broken,
+    v.StartJob: Board._start,
+    v.LeaseRefused: Board._refused,
+    JobPrinted: Board._printed,
+    v.JobEnded: Board._ended,
+    v.Retry: Board._retry,
+    v.RetryDue: Board._due,
+    v.Settle: Board._settle,
+    v.SignalReceived: Board._signalled,
+}

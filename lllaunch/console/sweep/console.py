@@ -1,0 +1,290 @@
+"""Tells the user of a sweep: what changes, what jobs print, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from lllaunch.console.sweep.board import Board
+from lllaunch.console.sweep.cells import decoded, harmless
+from lllaunch.console.sweep.changes import Began, Change, Over
+from lllaunch.console.sweep.flow import Flow, same_file
+from lllaunch.console.sweep.lines import change_lines
+from lllaunch.console.sweep.paint import is_terminal, painted
+from lllaunch.console.sweep.screen import Screen, Size, size_of
+from lllaunch.console.sweep.table import Row, Span, table_rows
+from lllaunch.console.wording import counted, shown_path
+from lllaunch.sweep.output import JobPrinted, Tick
+from lllaunch.sweep.vocabulary import JobEnded, JobState, StartJob
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lllaunch.errors import LaunchError
+    from lllaunch.sweep.policy import SweepPolicy
+
+# How long a message waits for a stream, seconds; jobs wait for the launcher meanwhile.
+_PATIENCE_S = 0.2
+# The same for what is said when all is over.
+_LAST_PATIENCE_S = 10.0
+# The table is drawn at most every so many seconds.
+_FRAME_S = 0.1
+_LEAST = Size(columns=40, lines=6)
+
+
+class SweepConsole:
+    """The voice of a sweep's launcher.
+
+    On a terminal a table of the jobs stays at the bottom, what jobs print and what fails scrolls
+    above. Elsewhere each change is one line, written as a whole. As for a run, no stream makes the
+    sweep fail or stand still.
+
+    Args:
+        stream: where messages go; standard error if None.
+        cwd: directory that paths are shown relative to; the working directory of now if None.
+        live: whether there is a table; None for one if the stream is a terminal that can show it.
+        machine: what the sweep may lease, for people (``"8 GPUs, 2 cores"``).
+        out: where jobs' standard output goes; standard output if None.
+        clock: the time, seconds; that of ``handle``'s ``now``.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        cwd: str | None = None,
+        live: bool | None = None,
+        machine: str = "",
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        stream = sys.stderr if stream is None else stream
+        out = sys.stdout if out is None else out
+        self._cwd = os.getcwd() if cwd is None else cwd
+        self._machine = machine
+        self._clock = clock
+        # None where the launcher was started without that stream.
+        self._flow = None if stream is None else Flow(stream, clock)
+        joint = stream is not None and out is not None and same_file(stream, out)
+        self._out = self._flow if joint else None if out is None else Flow(out, clock)
+        self._live = _can_show(stream) if live is None else live and stream is not None
+        self._screen: Screen | None = None
+        self._board = Board()
+        self._directory = self._cwd
+        self._common: Collection[str] = ()
+        self._started_ns: dict[int, int] = {}
+        self._drawn = float("-inf")
+        self._changed = False
+
+    @property
+    def live(self) -> bool:
+        """Whether there is a table."""
+        return self._live
+
+    @property
+    def ticks(self) -> float:
+        """How often a sweep should tell `Tick`, seconds.
+
+        Without a table it is seldom: so that what waits is told though nothing happens, such as
+        that the last jobs have started.
+        """
+        return _FRAME_S if self._live else 1.0
+
+    def began(
+        self,
+        directory: str,
+        total: int,
+        overrides: Callable[[int], Sequence[str]],
+        resumed: int = 0,
+        *,
+        common: Collection[str] = (),
+        policy: SweepPolicy | None = None,
+    ) -> None:
+        """Says that a sweep begins.
+
+        Args:
+            directory: of the sweep, absolute.
+            total: number of jobs, those included that need not run.
+            overrides: gives the task overrides of a job, redacted, by number.
+            resumed: how many jobs had succeeded before; 0 if this is no resume.
+            common: overrides that all jobs share, which are not shown.
+            policy: of the sweep; tells how often jobs are tried again, and how many may fail.
+        """
+        self._directory, self._common = directory, frozenset(common)
+        self._board = Board(total, overrides, self._common, policy, self._clock(), resumed)
+        where = shown_path(directory, self._cwd)
+        text = f"sweep of {counted(total, 'job')} in {where}"
+        text += f", {self._machine}" if self._machine else ""
+        if resumed:
+            text += f"; {resumed} of them had succeeded before"
+        self._say([(Span(f"lllaunch: {text}"),)])
+        if self._live and self._flow is not None:
+            stream = self._flow.stream
+            self._screen = Screen(self._flow, lambda: _size(stream))
+            self._draw(self._clock())
+
+    def observe(self, event: object) -> None:
+        """Takes note of a fact, a decision, or what a job printed.
+
+        Args:
+            event: whatever a sweep tells its observer.
+        """
+        now = self._clock()
+        if isinstance(event, JobPrinted):
+            self._printed(event)
+        elif isinstance(event, StartJob):
+            self._started_ns[event.number] = time.time_ns()
+        elif isinstance(event, JobEnded):
+            self._explain(event)
+        changes = self._board.take(event, now)
+        rows = [row for change in changes for row in self._rows(change)]
+        if rows:
+            self._say(rows)
+        if isinstance(event, Tick):
+            self._tick(now)
+        else:
+            self._changed = True
+        self._refresh(now)
+
+    def warning(self, text: str) -> None:
+        """Says what went wrong and does not end the sweep."""
+        self._say([(Span(f"lllaunch: warning: {text}"),)])
+        self._refresh(self._clock())
+
+    def error(self, error: LaunchError) -> None:
+        """Says why nothing was started, or why the sweep itself failed."""
+        self.close()
+        first, *rest = str(error).split("\n")
+        rows: list[Row] = [(Span(f"lllaunch: {first}", "error"),)]
+        self._say([*rows, *((Span(f"  {text}"),) for text in rest)], last=True)
+
+    def finished(self, document: Mapping[str, Any], numbers: Collection[int] | None = None) -> None:
+        """Shows the summary of a sweep that is over.
+
+        Args:
+            document: what sweep.json holds, see `lllaunch.sweep.summary`.
+            numbers: of the jobs that are meant, None for all: a sweeper may have asked for others
+                before, and a sweep that is resumed may have had others.
+        """
+        # What only the end needs is imported then.
+        from lllaunch.console.sweep.summary import Setting, summary_rows  # noqa: PLC0415
+
+        self.close()
+        setting = Setting(
+            directory=self._directory,
+            cwd=self._cwd,
+            total=self._board.total,
+            common=self._common,
+            counts=self._board.summary(),
+            cancelled=self._board.cancelled,
+            columns=0 if self._flow is None else _columns(self._flow.stream),
+        )
+        if numbers is not None:
+            numbers = numbers if isinstance(numbers, range) else frozenset(numbers)
+            jobs = [job for job in document["jobs"] if job["job"] in numbers]
+            document = {**document, "jobs": jobs}
+        self._say(summary_rows(document, setting), last=True)
+
+    def close(self) -> None:
+        """Takes the table away and lets go what was not shown yet; idempotent."""
+        if self._screen is not None:
+            self._screen.draw(lambda _: [], _LAST_PATIENCE_S, last=True)
+            self._screen = None
+        for flow in (self._flow, self._out):
+            if flow is not None:
+                flow.push(_LAST_PATIENCE_S, last=True)
+
+    def __enter__(self) -> Self:
+        """Returns this console."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _rows(self, change: Change) -> list[Row]:
+        """What is said of a change; the table tells by itself who began and who succeeded."""
+        succeeded = isinstance(change, Over) and change.state is JobState.SUCCEEDED
+        if self._screen is not None and (succeeded or isinstance(change, Began)):
+            return []
+        first, *rest = change_lines(change, self._directory, self._cwd)
+        style = "bad" if first.style == "title" else first.style
+        return [(Span(f"lllaunch: {first.text}", style),), *((Span(line.text),) for line in rest)]
+
+    def _printed(self, event: JobPrinted) -> None:
+        flow = self._out if event.stream == 1 else self._flow
+        if flow is None:
+            return
+        text = f"[{event.number}] {decoded(event.line)}"
+        if self._screen is not None and flow is self._flow:
+            self._screen.say(harmless(text))
+        else:
+            flow.put(f"{text}\n", _PATIENCE_S)
+
+    def _explain(self, event: JobEnded) -> None:
+        """Looks up what a job failed of."""
+        since = self._started_ns.pop(event.number, 0)
+        job = self._board.jobs.get(event.number)
+        if event.exit_code == 0 or job is None or not job.directory:
+            return
+        from lllaunch.errors import LaunchError  # noqa: PLC0415
+        from lllaunch.sweep.results import read_result  # noqa: PLC0415
+
+        with contextlib.suppress(LaunchError):
+            result = read_result(os.path.join(self._directory, job.directory), since)
+            if result is not None:
+                self._board.explain(event.number, result.root_cause)
+
+    def _say(self, rows: Sequence[Row], *, last: bool = False) -> None:
+        """Writes rows at once, or above the table with its next drawing."""
+        if self._flow is None:
+            return
+        lines = painted(rows, self._flow.stream)
+        if self._screen is not None:
+            for line in lines:
+                self._screen.say(line)
+            return
+        patience = _LAST_PATIENCE_S if last else _PATIENCE_S
+        self._flow.put("".join(f"{line}\n" for line in lines), patience, last=last)
+
+    def _tick(self, now: float) -> None:
+        """Time has passed."""
+        for flow in (self._flow, self._out):
+            if flow is not None:
+                flow.push()
+        if self._screen is not None and (now - self._drawn >= 1 or self._screen.resized):
+            self._changed = True
+
+    def _refresh(self, now: float) -> None:
+        """Draws the table if it has changed and was not drawn a moment ago."""
+        if self._screen is not None and self._changed and now - self._drawn >= _FRAME_S:
+            self._draw(now)
+
+    def _draw(self, now: float) -> None:
+        assert self._screen is not None
+        self._drawn = now
+        self._changed = not self._screen.draw(lambda size: table_rows(self._board, *size, now))
+
+
+def _can_show(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can show a table."""
+    if stream is None or not is_terminal(stream):
+        return False
+    size = _size(stream)
+    able = os.environ.get("TERM", "") not in {"", "dumb"}
+    return able and size.columns >= _LEAST.columns and size.lines >= _LEAST.lines
+
+
+def _size(stream: TextIO) -> Size:
+    try:
+        return size_of(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return Size()
+
+
+def _columns(stream: TextIO) -> int:
+    return _size(stream).columns if is_terminal(stream) else 0

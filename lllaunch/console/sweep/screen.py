@@ -1,0 +1,138 @@
+"""A table that stays at the bottom of a terminal while lines scroll above it.
+
+No thread draws it, since the launcher forks, and nothing of the terminal is set that would have to
+be put back: the cursor rests on the line below the table, and each drawing begins by moving it up.
+A drawing begins only when the one before was taken as a whole, so that a terminal which was stopped
+by Ctrl-S shows what it is meant to when it goes on; the lines wait until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.console.sweep.cells import cells
+from lllaunch.console.sweep.flow import KEPT
+from lllaunch.console.sweep.paint import painted
+from lllaunch.console.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lllaunch.console.sweep.flow import Flow
+    from lllaunch.console.sweep.table import Row
+
+_ERASE_LINE, _ERASE_BELOW = "\x1b[K", "\x1b[J"
+# A row that is wider than it was thought to be must not take two lines.
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+
+
+class Size(NamedTuple):
+    """Of a terminal, in characters; all 0 if it cannot be told."""
+
+    columns: int = 0
+    lines: int = 0
+
+
+def size_of(descriptor: int) -> Size:
+    """Returns the size of a terminal."""
+    with contextlib.suppress(OSError, ValueError):
+        return Size(*os.get_terminal_size(descriptor))
+    return Size()
+
+
+class Screen:
+    """The bottom of a terminal.
+
+    Args:
+        flow: to the terminal.
+        size: gives the terminal's size.
+    """
+
+    def __init__(self, flow: Flow, size: Callable[[], Size]) -> None:
+        self._flow = flow
+        self._size = size
+        self._lines: deque[str] = deque()
+        self._held = 0
+        self._left_out = 0
+        # How wide the rows are that the terminal shows, and how large it was.
+        self._shown: list[int] = []
+        self._drawn_for = Size()
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether lines wait to be shown."""
+        return bool(self._lines)
+
+    @property
+    def resized(self) -> bool:
+        """Whether the terminal has another size than it was drawn for."""
+        return self._size() != self._drawn_for
+
+    def say(self, line: str) -> None:
+        """Takes a line that is shown above the table with the next drawing."""
+        if self._lines and self._held + len(line) > KEPT:
+            self._left_out += 1
+            return
+        self._lines.append(line)
+        self._held += len(line)
+
+    def draw(
+        self, table: Callable[[Size], list[Row]], patience: float = 0.0, *, last: bool = False
+    ) -> bool:
+        """Shows the lines and, below them, a table.
+
+        Nothing is drawn while the terminal has not taken what was drawn before.
+
+        Args:
+            table: gives the rows for a size; each less wide than the terminal.
+            patience: waits at most so many seconds.
+            last: waits even if the terminal took nothing before.
+
+        Returns:
+            Whether it was drawn.
+        """
+        self._flow.push(patience, last=last)
+        if self._flow.pending:
+            return False
+        size = self._size()
+        rows = table(size) if size.columns and _in_foreground(self._flow) else []
+        text = self._above(size) + self._rows(rows)
+        self._drawn_for = size
+        self._shown = [sum(cells(span.text) for span in row) for row in rows]
+        self._flow.put(text, patience, last=last)
+        return True
+
+    def _above(self, size: Size) -> str:
+        """Goes to where the table began, and shows the lines from there on."""
+        up = sum(_lines_of(width, size.columns) for width in self._shown)
+        text = f"\r\x1b[{up}A" if up else ""
+        if self._lines or size.columns != self._drawn_for.columns:
+            text += _ERASE_BELOW if up else ""
+        lines = list(self._lines)
+        if self._left_out:
+            were = "was" if self._left_out == 1 else "were"
+            lines.append(f"lllaunch: {counted(self._left_out, 'line')} {were} not shown")
+        self._lines.clear()
+        self._held = self._left_out = 0
+        return text + "".join(f"{line}\n" for line in lines)
+
+    def _rows(self, rows: list[Row]) -> str:
+        if not rows:
+            return _ERASE_BELOW if self._shown else ""
+        lines = "".join(f"{text}{_ERASE_LINE}\n" for text in painted(rows, self._flow.stream))
+        return f"{_NO_WRAP}{lines}{_WRAP}{_ERASE_BELOW}"
+
+
+def _lines_of(width: int, columns: int) -> int:
+    """How many lines a row takes: most terminals break those that no longer fit when narrowed."""
+    return 1 if columns <= 0 else max(1, -(-width // columns))
+
+
+def _in_foreground(flow: Flow) -> bool:
+    """Whether this process may draw: a shell does while it has put its job in the background."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.tcgetpgrp(flow.stream.fileno()) == os.getpgrp()
+    return True  # it is not the terminal of our session

@@ -1,0 +1,203 @@
+"""What is said when a sweep is over: a table, failures, the objective, one last line. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lllaunch.console.sweep.cells import cells, padded, plain
+from lllaunch.console.sweep.lines import ending
+from lllaunch.console.sweep.naming import counts_text, named_jobs, short_overrides
+from lllaunch.console.sweep.objective import extremes, has_objective, objective_text
+from lllaunch.console.sweep.table import Row, Span
+from lllaunch.console.wording import counted, shown_path
+from lllaunch.sweep.policy import Summary
+from lllaunch.units import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_MOST_ROWS = 50
+_MOST_FAILURES = 12
+_MOST_LOGS = 3
+_WIDEST = 60
+_GAP = "  "
+# What sweep.json calls the states, and what they are called here.
+_STATES = {
+    "error": "failed",
+    "signalled": "failed",
+    "composed": "not run",
+    "skipped": "not run",
+    "started": "unknown",
+}
+_STYLES = {"succeeded": "good", "failed": "bad", "unknown": "bad"}
+
+Job = Mapping[str, Any]
+
+
+class Setting(NamedTuple):
+    """What a summary needs to know beside sweep.json.
+
+    Attributes:
+        directory: of the sweep, absolute.
+        cwd: directory that paths below it are shown relative to.
+        total: number of jobs.
+        common: overrides that all jobs share.
+        counts: what became of them, if the sweep said so.
+        cancelled: numbers of the jobs that a signal to the launcher ended.
+        columns: of the terminal; 0 where there is none.
+    """
+
+    directory: str
+    cwd: str
+    total: int = 0
+    common: Collection[str] = ()
+    counts: Summary | None = None
+    cancelled: Collection[int] = ()
+    columns: int = 0
+
+
+def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
+    """Returns what is shown of a sweep that is over.
+
+    Args:
+        document: sweep.json, see `lllaunch.sweep.summary`.
+        setting: what else is to be known.
+    """
+    jobs: list[Job] = list(document["jobs"])
+    failed = [job for job in jobs if _state(job, setting) in {"failed", "unknown"}]
+    chosen = jobs if len(jobs) <= _MOST_ROWS else failed[:_MOST_ROWS]
+    rows: list[Row] = []
+    if chosen:
+        rows += [(), *_table(chosen, setting, objective=has_objective(jobs))]
+        more = len(failed) - len(chosen)
+        if len(jobs) > _MOST_ROWS and more > 0:
+            rows.append((Span(f"  and {more} more failed, see sweep.json", "faint"),))
+    if failed:
+        rows += [(), *_failures(failed, setting)]
+    rows += [(), *_objective(jobs, setting), *_verdict(document, jobs, setting)]
+    return rows
+
+
+def _state(job: Job, setting: Setting) -> str:
+    state: str = job["state"]
+    cancelled = job["job"] in setting.cancelled and state != "succeeded"
+    return "cancelled" if cancelled else _STATES.get(state, state)
+
+
+def _name(job: Job, setting: Setting) -> str:
+    return short_overrides(job["overrides"], setting.common)
+
+
+def _table(jobs: Sequence[Job], setting: Setting, *, objective: bool) -> Iterator[Row]:
+    columns = [
+        ("job", [str(job["job"]) for job in jobs], True),
+        ("overrides", [_name(job, setting) for job in jobs], False),
+        ("state", [_state(job, setting) for job in jobs], False),
+        ("tries", [str(job["tries"]) for job in jobs], True),
+        ("time", [_seconds(job) for job in jobs], True),
+    ]
+    if objective:
+        columns.append(("objective", [objective_text(job) for job in jobs], True))
+    columns = [column for column in columns if any(column[1])]
+    widths = [max(map(cells, (title, *texts))) for title, texts, _ in columns]
+    at = next((at for at, column in enumerate(columns) if column[0] == "overrides"), None)
+    if at is not None:
+        room = setting.columns - 1 - sum(widths) - len(_GAP) * len(widths) + widths[at]
+        widest = max(room, len("overrides")) if setting.columns else _WIDEST
+        widths[at] = min(widths[at], widest)
+    cut = [
+        [padded(text, width, right=right) for text in (title, *texts)]
+        for (title, texts, right), width in zip(columns, widths, strict=True)
+    ]
+    styles = ["faint", *(_STYLES.get(_state(job, setting), "") for job in jobs)]
+    for texts, style in zip(zip(*cut, strict=True), styles, strict=True):
+        yield (Span(f"  {_GAP.join(texts)}".rstrip(), style),)
+
+
+def _seconds(job: Job) -> str:
+    return "" if job["seconds"] is None else duration(job["seconds"])
+
+
+def _failures(failed: Sequence[Job], setting: Setting) -> Iterator[Row]:
+    """Tells why jobs failed, those that failed of the same together."""
+    groups: dict[str, list[Job]] = {}
+    for job in failed:
+        groups.setdefault(_why(job), []).append(job)
+    for why, jobs in list(groups.items())[:_MOST_FAILURES]:
+        name = _name(jobs[0], setting) if len(jobs) == 1 else ""
+        who = named_jobs(job["job"] for job in jobs) + (f" ({name})" if name else "")
+        yield (Span(f"  {who} failed: ", "bad"), Span(why))
+        tried = [job for job in jobs if job["tries"]]
+        logs = [
+            shown_path(os.path.join(setting.directory, job["directory"]), setting.cwd)
+            for job in tried[:_MOST_LOGS]
+        ]
+        more = f" and {len(tried) - len(logs)} more" if len(tried) > len(logs) else ""
+        if logs:
+            yield (Span(f"    logs in {', '.join(logs)}{more}", "faint"),)
+    rest = sum(len(jobs) for jobs in list(groups.values())[_MOST_FAILURES:])
+    if rest:
+        yield (Span(f"  and {counted(rest, 'more job')} for other reasons, see sweep.json"),)
+
+
+def _why(job: Job) -> str:
+    if job["state"] == "started":
+        return "its end is not known"
+    return ending(job["exit_code"], job["root_cause"])
+
+
+def _objective(jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
+    found = extremes(jobs)
+    if found is None:
+        return
+    parts = []
+    for what, job in zip(("smallest", "largest"), found, strict=True):
+        name = _name(job, setting)
+        told = f" ({name})" if name else ""
+        parts.append(f"{what} {objective_text(job)} of job {job['job']}{told}")
+    yield (Span(f"lllaunch: objective: {', '.join(parts)}"),)
+
+
+def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
+    counts = setting.counts or _counted(jobs, setting)
+    good, code = counts.succeeded + counts.skipped, document["exit_code"]
+    rest = counts_text(
+        (
+            (counts.failed, "failed"),
+            (counts.cancelled, "cancelled"),
+            (counts.not_run, "not run"),
+        )
+    )
+    text = f"{good} of {counted(sum(counts), 'job')} succeeded"
+    text += f", {rest}" if rest else ""
+    if document["seconds"] is not None:
+        text += f" in {duration(document['seconds'])}"
+    text += f" (exit code {code})" if code else ""
+    path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
+    whole = good == sum(counts)
+    yield (Span(f"lllaunch: {text}; {path}", "good" if whole and not code else "error"),)
+    if not whole:
+        again = resume_override(shown_path(setting.directory, setting.cwd))
+        yield (Span(f"lllaunch: to run the rest, add to the same command: {again}"),)
+
+
+def _counted(jobs: Sequence[Job], setting: Setting) -> Summary:
+    states = [_state(job, setting) for job in jobs]
+    failed = states.count("failed") + states.count("unknown")
+    return Summary(
+        succeeded=states.count("succeeded"),
+        failed=failed,
+        cancelled=states.count("cancelled"),
+        not_run=states.count("not run") + max(0, setting.total - len(jobs)),
+    )
+
+
+def resume_override(directory: str) -> str:
+    """Returns the override that resumes a sweep, as a shell takes it."""
+    if not re.fullmatch(r"[\w./:-]+", directory):
+        directory = "'" + directory.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return shlex.quote(f"hydra.launcher.resume={plain(directory)}")

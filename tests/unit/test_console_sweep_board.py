@@ -1,0 +1,336 @@
+"""What a sweep's console knows and says of it, from the scheduler's facts and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lllaunch.sweep.vocabulary as v
+from lllaunch.console.sweep.board import Board
+from lllaunch.console.sweep.cells import cells
+from lllaunch.console.sweep.lines import change_lines
+from lllaunch.console.sweep.naming import lease_text, short_overrides
+from lllaunch.console.sweep.table import table_rows
+from lllaunch.sweep.output import JobPrinted, Tick
+from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.prepared import Broken, Done, JobAnswered, Prepared
+from lllaunch.sweep.resources import Lease, Need
+
+J = v.JobState
+SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"
+GPU = Lease(("0",), ())
+LRS = [0.1, 0.01, 0.001]
+
+
+def overrides(number: int) -> list[str]:
+    return ["+exp=resnet", f"params.lr={LRS[number % 3]}", f"seed={number}"]
+
+
+def board(total: int = 3, **policy: object) -> Board:
+    return Board(total, overrides, {"+exp=resnet"}, SweepPolicy(**policy))  # type: ignore[arg-type]
+
+
+def said(of: Board, *events: object, now: float = 0.0) -> list[str]:
+    changes = [change for event in events for change in of.take(event, now)]
+    return [line.text for change in changes for line in change_lines(change, SWEEP, HOME)]
+
+
+def composed(number: int, retries: Retries | None = None) -> list[object]:
+    answer = Prepared(Need(1), tuple(overrides(number)), str(number), retries=retries)
+    return [JobAnswered(number, answer), v.JobComposed(number, Need(1), retries)]
+
+
+def begun(of: Board, number: int, *, now: float = 0.0, lease: Lease = GPU) -> list[str]:
+    return said(of, *composed(number), v.StartJob(number, lease), Tick(), now=now)
+
+
+def settled(number: int, state: v.JobState, attempts: int = 1, **more: object) -> v.Settle:
+    return v.Settle(number, state, attempts, **more)  # type: ignore[arg-type]
+
+
+def shown(of: Board, columns: int = 100, lines: int = 30, now: float = 0.0) -> list[str]:
+    return ["".join(part.text for part in row) for row in table_rows(of, columns, lines, now)]
+
+
+# What is said
+
+
+def test_a_job_that_starts_and_succeeds() -> None:
+    of = board()
+    assert begun(of, 1, now=2.0) == ["job 1 started (lr=0.01 seed=1) on GPU 0"]
+    ends = [v.JobEnded(1, 0), settled(1, J.SUCCEEDED, exit_code=0)]
+    assert said(of, *ends, now=14.5) == ["job 1 succeeded in 12 s"]
+    assert not of.jobs
+
+
+def test_a_job_that_fails_says_why_and_where_its_logs_are() -> None:
+    of = board()
+    begun(of, 1)
+    of.explain(1, "rank 1: raised ValueError: no\nmore")
+    ends = [v.JobEnded(1, 3, "failure"), settled(1, J.FAILED, exit_code=3)]
+    text = "job 1 failed after 3.2 s: exit code 3: rank 1: raised ValueError: no"
+    assert said(of, *ends, now=3.2) == [f"{text}; logs in multirun/1/1"]
+
+
+def test_a_signal_that_ended_a_job_is_named() -> None:
+    of = board()
+    begun(of, 0)
+    ends = [v.JobEnded(0, 137, "signal"), settled(0, J.FAILED, attempts=3, exit_code=137)]
+    text = "job 0 failed after 1.0 s in attempt 2: SIGKILL (exit code 137)"
+    assert said(of, *ends, now=1.0) == [f"{text}; logs in multirun/1/0"]
+
+
+def test_a_retry_is_counted_by_cause() -> None:
+    of = board(retries=Retries(hang=1, signal=2))
+    begun(of, 0)
+    again = [v.JobEnded(0, 4, "hang"), v.Retry(0, 1, "hang", at=15.0)]
+    hung = "job 0: attempt 0 hung after 10 s: exit code 4; trying again in 5.0 s (1 of 1)"
+    assert said(of, *again, now=10.0) == [hung]
+    of.take(v.RetryDue(0), 15.0)
+    start = v.StartJob(0, GPU, attempt=1)
+    text = "job 0 started (lr=0.1 seed=0) on GPU 0, attempt 1"
+    assert said(of, start, Tick(), now=15.0) == [text]
+    again = [v.JobEnded(0, 139, "signal"), v.Retry(0, 2, "signal")]
+    ended = "job 0: attempt 1 was ended by a signal after 2.0 s: SIGSEGV (exit code 139)"
+    assert said(of, *again, now=17.0) == [f"{ended}; trying again (1 of 2)"]
+
+
+def test_the_retries_of_a_job_itself_count() -> None:
+    of = board(retries=Retries(failure=1))
+    said(of, *composed(0, Retries(failure=7)), v.StartJob(0, GPU), Tick())
+    (text,) = said(of, v.JobEnded(0, 3, "failure"), v.Retry(0, 1, "failure"))
+    assert text.endswith("trying again (1 of 7)")
+
+
+def test_a_job_that_cannot_run_says_why_in_all_its_lines() -> None:
+    of = board()
+    why = "the config is wrong\nlaunch.nproc: -1\nlaunch.tee: \x1b[2J"
+    broken = JobAnswered(1, Broken(2, why, tuple(overrides(1)), "1"))
+    end = settled(1, J.FAILED, attempts=0, exit_code=2, why=why)
+    assert said(of, broken, v.JobBroken(1, 2, why), end) == [
+        "job 1 (lr=0.01 seed=1) cannot run (exit code 2): the config is wrong",
+        "  launch.nproc: -1",
+        "  launch.tee: \\x1b[2J",
+    ]
+
+
+def test_slots_that_others_hold_are_named_once_and_no_start_is_told() -> None:
+    of = board()
+    said(of, *composed(0))
+    lease = Lease(("0", "1"), (4, 5, 6))
+    refused = [v.StartJob(0, lease), v.LeaseRefused(0, ("1",), (4, 5))]
+    held = "job 0 waits for GPU 1, cores 4-5: held by another launcher"
+    assert said(of, *refused, Tick()) == [held]
+    assert of.running == 0
+    assert said(of, v.SlotsFreed(("1",), (4, 5)), *refused, Tick()) == []
+    started = "job 0 started (lr=0.1 seed=0) on GPU 0,1, cores 4-6"
+    assert said(of, v.StartJob(0, lease), v.NoMoreJobs(), Tick()) == [started]
+
+
+def test_jobs_of_one_turn_start_but_for_the_one_that_is_refused() -> None:
+    of = board()
+    said(of, *composed(0), *composed(1))
+    turn = [v.StartJob(0, GPU), v.StartJob(1, Lease(("1",))), v.NoMoreJobs()]
+    held, started = said(of, *turn, v.LeaseRefused(0, ("0",)), v.JobEnded(7, 0))
+    assert held == "job 0 waits for GPU 0: held by another launcher"
+    assert started == "job 1 started (lr=0.01 seed=1) on GPU 1"
+
+
+@pytest.mark.parametrize(
+    ("running", "forward", "expected"),
+    [
+        (0, True, "SIGINT received: no new job is started"),
+        (1, True, "SIGINT received: no new job is started; 1 running job gets it and has its "),
+        (2, False, "SIGINT received: no new job is started; 2 running jobs got it, too, and have "),
+    ],
+)
+def test_a_signal_and_another(running: int, forward: bool, expected: str) -> None:
+    of = board()
+    for number in range(running):
+        begun(of, number)
+    (first,) = said(of, v.SignalReceived(2, forward))
+    assert first.startswith(expected)
+    again = [v.SignalReceived(2, forward), v.KillJobs()]
+    jobs = f"{running} running job{'s' * (running != 1)}"
+    assert said(of, *again) == [f"SIGINT received again: {jobs} killed"]
+    assert said(of, *again) == []
+
+
+def test_a_cancelled_job_is_known_as_such() -> None:
+    of = board()
+    begun(of, 0)
+    of.take(v.SignalReceived(2), 1.0)
+    ends = [v.JobEnded(0, 130, "signal"), settled(0, J.CANCELLED, exit_code=130)]
+    assert said(of, *ends, now=2.0) == ["job 0 was cancelled after 2.0 s"]
+    assert of.cancelled == {0}
+
+
+def test_enough_failures_stop_the_sweep() -> None:
+    of = board(5, max_failures=2)
+    for number in range(4):
+        begun(of, number)
+    first = said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3))
+    assert len(first) == 1
+    second = said(of, v.JobEnded(1, 3), settled(1, J.FAILED, exit_code=3))
+    assert second[1:] == ["2 jobs have failed: no more are started; 2 running jobs go on"]
+    third = said(of, v.JobEnded(2, 3), settled(2, J.FAILED, exit_code=3))
+    assert len(third) == 1
+
+
+def test_a_failure_of_the_last_job_stops_nothing() -> None:
+    of = board(1, max_failures=1)
+    begun(of, 0)
+    assert len(said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3))) == 1
+
+
+def test_jobs_that_had_succeeded_are_counted_whether_they_are_told_of_or_not() -> None:
+    for told in (0, 2):
+        of = Board(3, overrides, resumed=2)
+        for number in range(told):
+            answered = [JobAnswered(number, Done()), v.JobDone(number)]
+            assert said(of, *answered, v.Settle(number, J.SKIPPED)) == []
+        assert of.counts[J.SKIPPED] == 2
+        assert of.waiting == 1
+
+
+def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
+    assert board().summary() is None
+    of = Board(9, overrides, resumed=2)
+    begun(of, 4)
+    said(of, v.JobEnded(4, 0), settled(4, J.SUCCEEDED), v.Settle(5, J.NOT_RUN))
+    summary = of.summary()
+    assert summary is not None
+    assert (summary.succeeded, summary.skipped, summary.not_run) == (1, 2, 6)
+    assert sum(summary) == 9
+
+
+def test_other_events_say_nothing() -> None:
+    assert said(board(), v.Begin(3), v.ComposeNext(), object(), v.NoMoreJobs()) == []
+
+
+def test_a_long_sweep_keeps_no_more_than_a_short_one() -> None:
+    of = board(5000)
+    for number in range(5000):
+        begun(of, number)
+        code = 3 * (number % 2)
+        state = J.FAILED if code else J.SUCCEEDED
+        said(of, JobPrinted(number, 1, b"x"), v.JobEnded(number, code), settled(number, state))
+        # late, as of a process that the job left behind
+        of.take(JobPrinted(number, 1, b"late"), 0.0)
+    assert not of.jobs
+    assert len(of.failed) == len(of.succeeded) <= 200
+    assert (of.counts[J.FAILED], of.counts[J.SUCCEEDED]) == (2500, 2500)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("given_overrides", "expected"),
+    [
+        (["params.lr=0.1", "launch.nproc=2", "+exp=a"], "lr=0.1 nproc=2 exp=a"),
+        (["a.lr=1", "b.lr=2", "c=3"], "a.lr=1 b.lr=2 c=3"),
+        (["model/size=big", "path=a/b=c.d"], "size=big path=a/b=c.d"),
+        (["~db", "x='a b'"], "~db x='a b'"),
+        (["x=\x1b[2J\n"], "x=\\x1b[2J\\n"),
+        ([], ""),
+    ],
+)
+def test_overrides_are_shown_by_the_end_of_their_keys(
+    given_overrides: list[str], expected: str
+) -> None:
+    assert short_overrides(given_overrides) == expected
+
+
+def test_what_all_jobs_share_is_not_shown() -> None:
+    assert short_overrides(["a.lr=1", "b.lr=2"], {"a.lr=1"}) == "lr=2"
+
+
+def test_leases_read_short() -> None:
+    assert lease_text(Lease()) == ""
+    assert lease_text(Lease((), (3,))) == "core 3"
+    assert lease_text(Lease(("0", "3"), (0, 1, 2, 7))) == "GPU 0,3, cores 0-2,7"
+    uuid = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+    assert lease_text(Lease((uuid,))) == "GPU GPU-8932f937-d72..."
+
+
+# The table
+
+
+def test_the_table_of_a_sweep_in_the_middle() -> None:
+    of = board(9)
+    for number in range(4):
+        begun(of, number, lease=Lease((str(number),)))
+    of.explain(2, "rank 0: ValueError: no")
+    said(of, v.JobEnded(2, 3, "failure"), settled(2, J.FAILED, exit_code=3), now=7.0)
+    said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), *composed(4), now=8.0)
+    of.take(JobPrinted(0, 1, b"\rstep 1\rstep 2 \x1b[31mred\x1b[0m\r"), 8.0)
+    assert shown(of, now=70.2) == [
+        "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting",
+        "job  overrides        state      attempt  on           time  last line",
+        "  0  lr=0.1 seed=0    running          0  GPU 0  1 min 10 s  step 2 red",
+        "  3  lr=0.1 seed=3    running          0  GPU 3  1 min 10 s",
+        "  2  lr=0.001 seed=2  failed           0              7.0 s  rank 0: ValueError: no",
+        "  4  lr=0.01 seed=4   waiting          0",
+        "  1  lr=0.01 seed=1   succeeded        0              8.0 s",
+        "and 4 more waiting",
+    ]
+
+
+def test_a_small_terminal_shows_what_runs_and_counts_the_rest() -> None:
+    of = board(500)
+    for number in range(40):
+        begun(of, number, lease=Lease((str(number),)))
+    said(of, v.JobEnded(5, 3), settled(5, J.FAILED, exit_code=3))
+    rows = shown(of, columns=40, lines=8, now=3.0)
+    assert rows == [
+        "3 s: 0/500 done, 1 failed, 39 runnin...",
+        "job  overrides        state    time",
+        "  0  lr=0.1 seed=0    running   3 s",
+        "  1  lr=0.01 seed=1   running   3 s",
+        "  2  lr=0.001 seed=2  running   3 s",
+        "  3  lr=0.1 seed=3    running   3 s",
+        "and 35 more running, 1 more failed, ...",
+    ]
+
+
+def test_a_sweep_that_ends_says_so() -> None:
+    of = board()
+    of.take(v.SignalReceived(15), 0.0)
+    assert shown(of)[0] == "0 s: 0/3 done, 3 waiting, no new jobs"
+
+
+texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    columns=st.integers(1, 160),
+    lines=st.integers(1, 40),
+    names=st.lists(texts, max_size=30),
+    ends=st.lists(st.sampled_from([None, J.SUCCEEDED, J.FAILED, J.CANCELLED]), max_size=30),
+    line=texts,
+    gpus=st.lists(texts, max_size=3),
+)
+def test_the_table_always_fits(
+    columns: int,
+    lines: int,
+    names: list[str],
+    ends: Iterable[v.JobState | None],
+    line: str,
+    gpus: list[str],
+) -> None:
+    of = Board(100, lambda number: [f"x={names[number]}"] if number < len(names) else [])
+    for number, end in enumerate(ends):
+        said(of, v.JobComposed(number, Need()), v.StartJob(number, Lease(tuple(gpus))), Tick())
+        of.take(JobPrinted(number, 1, line.encode()), 1.0)
+        if end is not None:
+            of.explain(number, line)
+            said(of, v.JobEnded(number, 1), settled(number, end))
+    rows = shown(of, columns, lines, now=1e5)
+    assert len(rows) < max(2, lines)
+    assert all(cells(row) < columns for row in rows)
+    assert all(row.isprintable() for row in rows)
