@@ -29,7 +29,7 @@ from lllaunch.multiprocessing.api import LogsSpecs, PContext
 from lllaunch.policies import TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
-from lllaunch.spawner.targets import Target
+from lllaunch.spawner.targets import Forked, Target
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -99,7 +99,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         *,
         spawner: Spawner | None = None,
         observer: Callable[[object], None] | None = None,
-        targets: Callable[[Mapping[str, str]], Target] | None = None,
+        targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
         env: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
         preload: Sequence[str] = (),
         cwd: str | None = None,

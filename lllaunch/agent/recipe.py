@@ -19,7 +19,7 @@ from lllaunch.multiprocessing.api import (
     TargetContext,
 )
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.targets import Target
+from lllaunch.spawner.targets import Forked, Target
 
 # On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
 LOOPBACK = "127.0.0.1"
@@ -70,7 +70,7 @@ class Recipe:
     start_method: str
     log_line_prefix_template: str | None
     spawner: Spawner | None
-    targets: Callable[[Mapping[str, str]], Target] | None
+    targets: Callable[[Mapping[str, str]], Target | Forked] | None
     env: Callable[[Mapping[str, str]], Mapping[str, str]] | None
     preload: Sequence[str]
     cwd: str | None
@@ -101,8 +101,12 @@ class Recipe:
             "handle_signals": False,
         }
         if self.targets is not None:
+            made = {rank: self.targets(place.facts()) for rank, place in places.items()}
+            forked = {rank: target for rank, target in made.items() if isinstance(target, Forked)}
+            if forked:
+                return _forked_context(forked, spec.get_entrypoint_name(), common)
             return TargetContext(
-                targets={rank: self.targets(place.facts()) for rank, place in places.items()},
+                targets={r: target for r, target in made.items() if not isinstance(target, Forked)},
                 spawner=self.spawner,
                 start_method=self.start_method,
                 preload=self.preload,
@@ -132,3 +136,13 @@ class Recipe:
             return None
         template = Template(self.log_line_prefix_template)
         return {rank: template.safe_substitute(place.facts()) for rank, place in places.items()}
+
+
+def _forked_context(
+    targets: Mapping[int, Forked], entrypoint: str, common: Mapping[str, Any]
+) -> PContext:
+    from lllaunch.multiprocessing.forked_context import (  # noqa: PLC0415 - the rarest start method
+        ForkedContext,
+    )
+
+    return ForkedContext(targets=targets, entrypoint=entrypoint, **common)

@@ -13,6 +13,8 @@ from lllaunch.app import search_path
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import plain
 from lllaunch.app.schema_store import install
+from lllaunch.app.sweeping.resume import with_directory
+from lllaunch.app.sweeping.source import TaskSource
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -42,6 +44,8 @@ def run(spawner: Spawner | None) -> int:
 
     # Hydra names the job after the task's module, and finds relative paths from it
     task.__module__ = "lllaunch"
+    TaskSource(None, spawner).mark(task)
+    sys.argv[1:] = with_directory(sys.argv[1:])
     app = hydra.main(config_path=search_path.PACKAGED, config_name=_PRIMARY, version_base="1.3")(
         task
     )

@@ -13,12 +13,14 @@ from hydra.core.utils import configure_log
 from omegaconf import OmegaConf
 
 from lllaunch.app.config_state import unpack
-from lllaunch.app.user_script import Script, find_function, import_script
+from lllaunch.app.user_script import Reach, Script, find_function, import_script
 from lllaunch.spawner.targets import Function
 from lllaunch.spec import Entrypoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from omegaconf import DictConfig
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,7 @@ class HydraCall:
 
     Attributes:
         script: how the launcher was started.
-        module: where the function is found.
-        qualname: its name there.
+        function: how the function is found.
         config: made by `lllaunch.app.config_state.pack`; not unpickled before the script is
             imported, whose classes it may hold.
         argv: the launcher's ``sys.argv``.
@@ -36,24 +37,29 @@ class HydraCall:
     """
 
     script: Script
-    module: str
-    qualname: str
+    function: Reach
     config: bytes
     argv: tuple[str, ...]
     path: tuple[str, ...]
 
     def entrypoint(self) -> Entrypoint:
         """What the run's messages and its plan call it."""
-        where = self.module
-        if where == "__main__":
-            where = self.script.module or os.path.basename(self.script.path)
-        text = f"{where}:{self.qualname}"
-        return Entrypoint(form="function", name=self.module, text=text, qualname=self.qualname)
+        return entrypoint_of(self.script, self.function)
 
     def target(self) -> Function:
         """What the spawner starts."""
         call = pickle.dumps(((self,), {}), pickle.HIGHEST_PROTOCOL)
         return Function(__name__, run.__name__, call)
+
+
+def entrypoint_of(script: Script, function: Reach) -> Entrypoint:
+    """What a run's messages and its plan call a function of the user's."""
+    module, qualname = function.module, function.qualname
+    where = module
+    if where == "__main__":
+        where = script.module or os.path.basename(script.path)
+    text = f"{where}:{qualname}"
+    return Entrypoint(form="function", name=module, text=text, qualname=qualname)
 
 
 def run(call: HydraCall) -> Any:
@@ -68,8 +74,12 @@ def run(call: HydraCall) -> Any:
     sys.argv[:] = call.argv
     sys.path[:] = call.path
     import_script(call.script)
-    function = find_function(call.module, call.qualname)
-    cfg = unpack(call.config)
+    function = find_function(call.function)
+    return run_in_worker(function, unpack(call.config))
+
+
+def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
+    """Runs a function with its config in this worker, where Hydra's state is that of the job."""
     _configure_logging(os.environ)
     return function(cfg)
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from lllaunch.app.ending import JobEnded, Ledger
+from lllaunch.app.planning import Whereabouts, perform, plan_job
 from lllaunch.errors import LaunchError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from lllaunch.app.hydra_worker import HydraCall
+    from lllaunch.app.user_function import UserFunction
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import LaunchSpec
 
 
 class Jobs:
@@ -36,12 +34,12 @@ class Jobs:
         self.ledger = Ledger()
         self.spawner = spawner
 
-    def run(self, cfg: DictConfig, call: Callable[[], HydraCall] | None = None) -> RunOutcome:
+    def run(self, cfg: DictConfig, user: UserFunction | None = None) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
 
         Args:
             cfg: the job's config.
-            call: makes what the workers run instead of the configured entrypoint, or None.
+            user: what the workers run instead of the configured entrypoint, or None.
 
         Raises:
             JobEnded: it did not succeed.
@@ -49,7 +47,7 @@ class Jobs:
         """
         self.ledger.begin()
         with self.reporting():
-            outcome = self._execute(cfg, call)
+            outcome = self._execute(cfg, user)
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)
         if outcome.exit_code:
@@ -67,65 +65,14 @@ class Jobs:
         except LaunchError as error:
             raise self._failed(JobEnded(error.exit_code, str(error), error)) from error
 
-    def _execute(self, cfg: DictConfig, call: Callable[[], HydraCall] | None) -> RunOutcome:
-        # what only a run needs; --cfg and --help do without
-        from lllaunch.config.plan import plan_hash, plan_text  # noqa: PLC0415
-        from lllaunch.config.resolve import resolve  # noqa: PLC0415
-        from lllaunch.console.console import Console  # noqa: PLC0415
-        from lllaunch.run.execute import execute  # noqa: PLC0415
+    def _execute(self, cfg: DictConfig, user: UserFunction | None) -> RunOutcome:
+        from lllaunch.console.console import Console  # noqa: PLC0415 - --cfg and --help say nothing
 
         runtime = HydraConfig.get().runtime
-        spec = resolve(
-            cfg,
-            runtime_cwd=runtime.cwd,
-            output_dir=runtime.output_dir,
-            searched=_searched(),
-            entrypoint_required=call is None,
-        )
-        if OmegaConf.select(cfg, "launch.cwd") is None:
-            # where hydra.job.chdir has moved this process, if it is set
-            cwd = os.getcwd()
-            spec = replace(spec, cwd=cwd, redacted={**spec.redacted, "cwd": cwd})
-        spec = importing_from_runtime_cwd(spec, os.environ)
-        targets = None
-        if call is not None:
-            made = call()
-            target = made.target()
-            # imported once, in the spawner, instead of in every worker
-            preload = (*spec.preload, target.module)
-            spec = replace(spec, entrypoint=made.entrypoint(), preload=preload)
-            targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
-        return execute(
-            spec,
-            plan_text=plan_text(spec),
-            plan_hash=plan_hash(spec),
-            console=Console(),
-            spawner=self.spawner,
-            targets=targets,
-        )
+        # where hydra.job.chdir has moved this process, if it is set
+        where = Whereabouts(runtime.cwd, runtime.output_dir, os.getcwd())
+        spec = plan_job(cfg, where, user)
+        return perform(spec, cfg, user, Console(), self.spawner)
 
     def _failed(self, ended: JobEnded) -> JobEnded:
         return self.ledger.note(ended, last=HydraConfig.get().mode == RunMode.RUN)
-
-
-def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
-    """Lets workers import from the directory of the command when they work in another one.
-
-    Args:
-        spec: the run.
-        environ: the launcher's environment.
-    """
-    imports = spec.preload or spec.entrypoint.form in {"function", "module"}
-    if spec.cwd == spec.runtime_cwd or not imports:
-        return spec
-    paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, paths))
-    return replace(spec, env={**spec.env, "PYTHONPATH": path})
-
-
-def _searched() -> list[str]:
-    """Where Hydra looked for the user's configs, in order; ./conf even if it is not there."""
-    runtime = HydraConfig.get().runtime
-    found = [source.path for source in runtime.config_sources if source.schema == "file"]
-    conf = os.path.join(runtime.cwd, "conf")
-    return found if conf in found else [*found, f"{conf} (not there)"]

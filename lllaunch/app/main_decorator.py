@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 
-from lllaunch.app.config_state import pack
 from lllaunch.app.early import prestarted
-from lllaunch.app.hydra_worker import HydraCall
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
-from lllaunch.app.user_script import MARK, check_reachable, decline_call, started_as
+from lllaunch.app.sweeping.resume import with_directory
+from lllaunch.app.sweeping.source import TaskSource
+from lllaunch.app.user_function import UserFunction
+from lllaunch.app.user_script import decline_call
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,7 +39,6 @@ class LaunchedMain(Generic[R]):
 
     def __init__(self, function: Callable[[Any], R], **hydra_arguments: Any) -> None:
         functools.update_wrapper(self, function)
-        setattr(self, MARK, True)
         self.outcome: RunOutcome | None = None
         self._function = function
         self._jobs: Jobs | None = None
@@ -48,6 +48,7 @@ class LaunchedMain(Generic[R]):
         def task(cfg: DictConfig) -> Any:
             return self._launch(cfg)
 
+        self._task = task
         self._app = hydra.main(**hydra_arguments)(task)
 
     def __call__(self, cfg_passthrough: DictConfig | None = None) -> R | None:
@@ -78,6 +79,8 @@ class LaunchedMain(Generic[R]):
         try:
             install()
             self._jobs = Jobs(spawner)
+            TaskSource(self._function, spawner).mark(self._task)
+            sys.argv[1:] = with_directory(sys.argv[1:])
             return self._jobs.ledger.run(self._app)
         finally:
             self._jobs = None
@@ -88,14 +91,11 @@ class LaunchedMain(Generic[R]):
         """The task function that Hydra calls, once for each job."""
         assert self._jobs is not None
         self.outcome = None
-        self.outcome = self._jobs.run(cfg, lambda: self._call(cfg))
+        with self._jobs.reporting():
+            user = UserFunction.importable(self._function)
+        self.outcome = self._jobs.run(cfg, user)
         with self._jobs.reporting():
             return load(self.outcome.return_values.get(0))
-
-    def _call(self, cfg: DictConfig) -> HydraCall:
-        module, qualname = check_reachable(self._function)
-        script = started_as(sys.modules["__main__"], needed=module == "__main__")
-        return HydraCall(script, module, qualname, pack(cfg), tuple(sys.argv), tuple(sys.path))
 
 
 def main(

@@ -9,16 +9,21 @@ user's files say about ``launch`` wins over the schema's defaults.
 from __future__ import annotations
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
 
 _NAME = "_lllaunch_schema"
 _ENTRY = f"/{_NAME}@_global_"
+# What runs the jobs of ``--multirun``.
+_OURS = ("launcher", "sweeper")
 
 
 def install() -> None:
     """Stores the schema, makes Hydra's root name it, and teaches OmegaConf ``${worker:...}``.
+
+    The launcher and the sweeper of the app are lllaunch's from then on, if none is chosen.
 
     Idempotent.
     """
@@ -28,5 +33,11 @@ def install() -> None:
     # What is stored now, not a fresh HydraConf: another library may have added to it. In place:
     # loading and storing would copy it twice, which takes 8 ms.
     defaults = store.repo["hydra"]["config.yaml"].node.defaults
-    if _ENTRY not in defaults:
-        defaults.append(_ENTRY)
+    if _ENTRY in defaults:
+        return
+    defaults.append(_ENTRY)
+    for entry in defaults:
+        # unless the command line or a primary config names another one
+        for group in _OURS:
+            if isinstance(entry, DictConfig) and entry.get(group) == "basic":
+                entry[group] = "lllaunch"

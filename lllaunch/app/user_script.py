@@ -7,6 +7,7 @@ stands in for ``__main__`` too: that is where the launcher's pickles look for th
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import io
@@ -15,12 +16,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lllaunch.errors import ConfigError, Problem
-
-# Marks what `lllaunch.main` returns.
-MARK = "__lllaunch_main__"
 
 
 @dataclass(frozen=True)
@@ -94,12 +92,29 @@ def import_script(script: Script) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     _State.importing = True
     try:
+        _decline_hydra()
         _execute(module, script)
     except Reached:
         # all that stands above the call is there, and what stands below runs after the launch
         pass
     finally:
         _State.importing = False
+
+
+def _decline_hydra() -> None:
+    """Stops a plain Hydra app that is called by the script itself, too."""
+    # hydra.main is the function; the module behind it has another reference to what runs the app
+    module = sys.modules.get("hydra.main")
+    original = getattr(module, "_run_hydra", None)
+    if module is None or original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def run_hydra(*args: Any, **kwargs: Any) -> Any:
+        decline_call(getattr(kwargs.get("task_function"), "__name__", "main"))
+        return original(*args, **kwargs)
+
+    module._run_hydra = run_hydra  # type: ignore[attr-defined]
 
 
 def _new_module(script: Script) -> ModuleType:
@@ -126,33 +141,57 @@ def _execute(module: ModuleType, script: Script) -> None:
     exec(code, module.__dict__)  # noqa: S102 - running the user's script is what is asked
 
 
-def find_function(module: str, qualname: str) -> Callable[[Any], Any]:
-    """Returns the function that `lllaunch.main` was applied to, from the module it is found in.
+class Reach(NamedTuple):
+    """How workers find a function.
+
+    Attributes:
+        module: name of the module that it is found in.
+        qualname: its name there.
+        depth: how many decorators lie around it: so often `__wrapped__` is taken.
+    """
+
+    module: str
+    qualname: str
+    depth: int = 0
+
+
+def find_function(reach: Reach) -> Callable[[Any], Any]:
+    """Returns the function that a launcher's `reach_of` told of.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    found = _attribute(module, qualname)
-    layer = found
-    while layer is not None and not getattr(layer, MARK, False):
-        layer = getattr(layer, "__wrapped__", None)
-    function = found if layer is None else layer.__wrapped__
-    if not callable(function):
-        raise not_found(module, qualname)
-    return function  # type: ignore[no-any-return]
+    found = _attribute(reach.module, reach.qualname)
+    for _ in range(reach.depth):
+        found = getattr(found, "__wrapped__", None)
+    if not callable(found):
+        raise not_found(reach)
+    return found  # type: ignore[no-any-return]
 
 
-def check_reachable(function: Callable[[Any], Any]) -> tuple[str, str]:
-    """Returns the module and qualified name by which workers will find a function.
+def reach_of(function: Callable[..., Any]) -> Reach | None:
+    """Returns how workers find a function; None if they do not: a closure, an object."""
+    module = getattr(function, "__module__", None)
+    qualname = getattr(function, "__qualname__", None)
+    if module not in sys.modules or not isinstance(qualname, str):
+        return None
+    layer, depth = _attribute(module, qualname), 0
+    while layer is not None and layer is not function:
+        layer, depth = getattr(layer, "__wrapped__", None), depth + 1
+    return None if layer is None else Reach(module, qualname, depth)
+
+
+def check_reachable(function: Callable[[Any], Any]) -> Reach:
+    """Returns how workers will find a function.
 
     Raises:
         ConfigError: it is not what stands there.
     """
-    module = getattr(function, "__module__", None) or "?"
-    qualname = getattr(function, "__qualname__", None) or repr(function)
-    if module not in sys.modules or find_function(module, qualname) is not function:
-        raise not_found(module, qualname)
-    return module, qualname
+    reach = reach_of(function)
+    if reach is None:
+        module = getattr(function, "__module__", None) or "?"
+        raise not_found(Reach(module, getattr(function, "__qualname__", None) or repr(function)))
+    return reach
 
 
 def _attribute(module: str, qualname: str) -> Any:
@@ -162,13 +201,13 @@ def _attribute(module: str, qualname: str) -> Any:
     return found
 
 
-def not_found(module: str, qualname: str) -> ConfigError:
+def not_found(reach: Reach) -> ConfigError:
     """The error that says that workers cannot find a function."""
     return ConfigError(
         (
             Problem(
                 "lllaunch.main",
-                f"{module}:{qualname}",
+                f"{reach.module}:{reach.qualname}",
                 "is not what workers find under that name",
                 "decorate a function at the top level of its module, outside of any condition",
             ),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.speaker import Speaker
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spawner.targets import Target
+    from lllaunch.spawner.targets import Forked, Target
     from lllaunch.spec import LaunchSpec
 
 PLAN = "plan.yaml"
@@ -38,7 +38,7 @@ def execute(
     plan_hash: str,
     console: Speaker,
     spawner: Spawner | None = None,
-    targets: Callable[[Mapping[str, str]], Target] | None = None,
+    targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
 ) -> RunOutcome:
     """Runs one experiment to its end and says on the console what became of it.
 
@@ -91,7 +91,7 @@ class _Run:
         directory: RunDirectory,
         plan_text: str,
         spawner: Spawner | None,
-        targets: Callable[[Mapping[str, str]], Target] | None,
+        targets: Callable[[Mapping[str, str]], Target | Forked] | None,
     ) -> RunOutcome:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.watcher import Watcher
-    from lllaunch.spawner.targets import Target
+    from lllaunch.spawner.targets import Forked, Target
     from lllaunch.spec import LaunchSpec
 
-    Targets = Callable[[Mapping[str, str]], Target]
+    Targets = Callable[[Mapping[str, str]], Target | Forked]
 
 # Of a watched run, seconds.
 _LONGEST_CHECK = 60.0
@@ -148,6 +148,16 @@ def _template(prefix: str | None) -> str | None:
     )
 
 
+def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
+    """Returns the environment that the run asks its spawner for.
+
+    Runs whose spawners have the same, the same working directory and the same preloads can share
+    one.
+    """
+    envs = {rank: _environment(spec, rank) for rank in range(spec.nproc)}
+    return split(os.environ, envs).base
+
+
 # The last check of a function
 
 
@@ -169,7 +179,7 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
             target.call,
             env=divided.own[0],
             cwd=spec.cwd,
-            seconds=_patience(spec.watchdog),
+            seconds=patience(spec.watchdog),
         )
     for fact in spawner.dispatch():
         watcher.observe(fact)
@@ -184,8 +194,15 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
         raise ConfigError((found,))
 
 
-def _patience(policy: WatchdogPolicy) -> float | None:
-    """How long the check is waited for: an import that hangs is the attempt's to show."""
+def patience(policy: WatchdogPolicy) -> float | None:
+    """How long to wait for imports before an attempt: one that hangs is the attempt's to show.
+
+    Args:
+        policy: of the run.
+
+    Returns:
+        seconds; None for as long as they take, where the run is not watched.
+    """
     if policy == WatchdogPolicy():
         return None
     limits = (policy.stall, policy.timeout, policy.run_timeout)

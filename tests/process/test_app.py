@@ -180,7 +180,7 @@ def test_a_sweep_runs_its_jobs_in_directories_of_their_own(project: Project) -> 
 def test_a_failed_job_lets_the_sweep_go_on_and_fails_it(project: Project) -> None:
     project.experiment("x", "{entrypoint: sh, args: ['-c', 'exit ${params.code}']}", "params: {}")
     ended = project.lllaunch("-m", "+exp=x", "+params.code=9,0", env=quiet_environment())
-    assert ended.returncode == 3
+    assert ended.returncode == 6
     states = {run.name: result(run)["state"] for run in project.run_dirs()}
     assert states == {"0": "failed", "1": "succeeded"}
     assert "Traceback" not in ended.stderr

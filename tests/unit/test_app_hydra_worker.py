@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.app.hydra_worker import HydraCall, moved, run
-from lllaunch.app.user_script import Script
+from lllaunch.app.user_script import Reach, Script
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_log_file_moves_into_the_workers_directory(
 
 
 def call(script: Script, module: str) -> HydraCall:
-    return HydraCall(script, module, "train", b"", ("train.py",), ())
+    return HydraCall(script, Reach(module, "train"), b"", ("train.py",), ())
 
 
 def test_the_target_is_a_plain_function_call() -> None:

@@ -54,8 +54,19 @@ def test_installing_twice_names_the_schema_once(store: ConfigStore) -> None:
     install()
     defaults = store.load("hydra/config.yaml").node.defaults
     assert [entry for entry in defaults if "lllaunch" in str(entry)] == [
-        "/_lllaunch_schema@_global_"
+        {"launcher": "lllaunch"},
+        {"sweeper": "lllaunch"},
+        "/_lllaunch_schema@_global_",
     ]
+
+
+def test_another_launcher_may_be_chosen(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [override hydra/launcher: basic, _self_]\n")
+    for overrides in ((), ("hydra/launcher=lllaunch",)):
+        with initialize_config_dir(str(tmp_path), version_base="1.3"):
+            cfg = compose("mine", list(overrides), return_hydra_config=True)
+        assert cfg.hydra.runtime.choices["hydra/launcher"] == ("lllaunch" if overrides else "basic")
+        assert cfg.hydra.runtime.choices["hydra/sweeper"] == "lllaunch"
 
 
 def test_what_others_added_to_hydras_root_stays(store: ConfigStore, tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from lllaunch.app import user_script
 from lllaunch.app.user_script import (
-    MARK,
+    Reach,
     Reached,
     Script,
     check_reachable,
     decline_call,
     find_function,
     import_script,
+    reach_of,
     started_as,
 )
 from lllaunch.errors import ConfigError
@@ -125,45 +126,53 @@ def decorated(function: Any) -> Any:
     def wrapper(cfg: Any = None) -> Any:
         return function(cfg)
 
-    setattr(wrapper, MARK, True)
     return wrapper
 
 
-def test_the_function_under_the_decorator_is_found(module: Any) -> None:
+def function_of(module: Any, qualname: str = "train") -> Any:
     def train(cfg: Any) -> None: ...
 
+    train.__module__, train.__qualname__ = module.__name__, qualname
+    return train
+
+
+def test_the_function_under_the_decorator_is_found(module: Any) -> None:
+    train = function_of(module)
     module.train = decorated(train)
-    assert find_function("users_module", "train") is train
+    assert reach_of(train) == Reach("users_module", "train", 1)
+    assert find_function(Reach("users_module", "train", 1)) is train
 
 
 def test_other_decorators_around_ours_do_not_hide_it(module: Any) -> None:
-    @functools.wraps(len)
-    def train(cfg: Any) -> None: ...
+    train = function_of(module)
+    module.train = decorated(decorated(train))
+    assert find_function(check_reachable(train)) is train
 
-    ours = decorated(train)
 
-    @functools.wraps(ours)
-    def outer(cfg: Any = None) -> Any: ...
-
-    delattr(outer, MARK)
-    module.train = outer
-    assert find_function("users_module", "train") is train
+def test_decorators_below_ours_belong_to_the_function(module: Any) -> None:
+    train = decorated(function_of(module))
+    module.train = decorated(train)
+    assert find_function(check_reachable(train)) is train
 
 
 def test_a_function_that_was_not_replaced_by_its_decorated_form_is_found(module: Any) -> None:
-    def train(cfg: Any) -> None: ...
-
+    train = function_of(module)
     module.train = train
     module.app = decorated(train)
-    assert find_function("users_module", "train") is train
+    assert check_reachable(train) == Reach("users_module", "train", 0)
+    assert find_function(Reach("users_module", "train", 0)) is train
 
 
 def test_a_function_is_reachable_by_its_qualified_name(module: Any) -> None:
-    def train(cfg: Any) -> None: ...
-
-    train.__module__, train.__qualname__ = "users_module", "Apps.train"
+    train = function_of(module, "Apps.train")
     module.Apps = type("Apps", (), {"train": staticmethod(decorated(train))})
-    assert check_reachable(train) == ("users_module", "Apps.train")
+    assert check_reachable(train) == Reach("users_module", "Apps.train", 1)
+
+
+def test_a_worker_whose_module_lacks_a_layer_says_so(module: Any) -> None:
+    module.train = function_of(module)
+    with pytest.raises(ConfigError, match=r"users_module:train"):
+        find_function(Reach("users_module", "train", 2))
 
 
 @pytest.mark.parametrize("what", ["missing", "another", "partial"])

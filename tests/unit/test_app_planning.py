@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lllaunch.app.job import importing_from_runtime_cwd
+from lllaunch.app.planning import importing_from_runtime_cwd
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 SPEC = LaunchSpec(

@@ -1,0 +1,66 @@
+"""The launcher, as Hydra sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
+
+from lllaunch.config.launcher_schema import launcher_node
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+    from lllaunch.app.sweeping.launching import Launching
+
+ConfigStore.instance().store(
+    group="hydra/launcher", name="lllaunch", node=launcher_node(), provider="lllaunch"
+)
+
+
+class LllaunchLauncher(Launcher):
+    """Runs the jobs of a sweep side by side, each with as many workers as it asks for.
+
+    Args:
+        settings: the node ``hydra.launcher``; read from each job's config instead, where all that
+            is wrong with it is told at once.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ARG002 - see above
+        super().__init__()
+        self.launching: Launching | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keeps what `launch` needs; called by Hydra."""
+        self.hydra_context = hydra_context
+        self.task_function = task_function
+        self.config = config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Runs jobs to their ends.
+
+        Args:
+            job_overrides: of each job.
+            initial_job_idx: number of the first.
+
+        Returns:
+            What became of each. Values and configs are looked up when they are asked for.
+
+        Raises:
+            SystemExit: nothing was started, since something is wrong with the config; or a signal
+                ended the sweep. The exit codes are those of a run.
+        """
+        from lllaunch.app.sweeping.launching import Launching  # noqa: PLC0415 - heavy
+
+        if self.launching is None:
+            context = self.hydra_context
+            self.launching = Launching(self, context, self.task_function, self.config)
+        return self.launching.launch(job_overrides, initial_job_idx)

@@ -1,0 +1,43 @@
+"""The sweeper of grids, as Hydra sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="lllaunch",
+    node={
+        "_target_": "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
+        "max_batch_size": None,
+        "params": None,
+    },
+    provider="lllaunch",
+)
+
+
+class LllaunchSweeper(BasicSweeper):
+    """Hydra's basic sweeper, but jobs are composed while others run, and none ends the others.
+
+    With another launcher than lllaunch it is Hydra's basic sweeper.
+    """
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Runs all jobs; called by Hydra.
+
+        Args:
+            arguments: the task overrides of the command line.
+
+        Raises:
+            SystemExit: not all jobs succeeded (exit code 6), or as `LllaunchLauncher.launch` has
+                it.
+        """
+        from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher  # noqa: PLC0415
+        from lllaunch.app.sweeping.sweeper import sweep  # noqa: PLC0415 - heavy
+
+        if type(self.launcher).__name__ != LllaunchLauncher.__name__:
+            return super().sweep(arguments)
+        return sweep(self, arguments)

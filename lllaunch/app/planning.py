@@ -1,0 +1,136 @@
+"""From a job's composed config to its run, and the run: of one job, or of one in a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.app.user_function import UserFunction
+    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.speaker import Speaker
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import LaunchSpec
+
+
+class Whereabouts(NamedTuple):
+    """Directories of a job, absolute.
+
+    Attributes:
+        runtime_cwd: where the command was given.
+        output_dir: Hydra's output directory of the job.
+        cwd: where the job's launcher works: the output directory with ``hydra.job.chdir``.
+    """
+
+    runtime_cwd: str
+    output_dir: str
+    cwd: str
+
+
+def plan_job(
+    cfg: DictConfig,
+    where: Whereabouts,
+    user: UserFunction | None,
+    *,
+    outer: str | None = None,
+    users_own: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> LaunchSpec:
+    """Decides what the run of a job is; Hydra's config is that of the job.
+
+    Args:
+        cfg: the composed config.
+        where: the job's directories.
+        user: what the workers run instead of the configured entrypoint, or None.
+        outer: key of a node whose launch fields are weaker than those of ``launch``, or None.
+        users_own: as `lllaunch.config.resolve.resolve` has it.
+        environ: the launcher's environment; None for the real one.
+
+    Raises:
+        ConfigError: something is wrong; it holds everything that is.
+    """
+    # what only a run needs; --cfg and --help do without
+    from lllaunch.config.resolve import resolve  # noqa: PLC0415
+
+    environ = os.environ if environ is None else environ
+    spec = resolve(
+        cfg,
+        runtime_cwd=where.runtime_cwd,
+        output_dir=where.output_dir,
+        searched=_searched(),
+        entrypoint_required=user is None,
+        environ=environ,
+        outer=outer,
+        users_own=users_own,
+    )
+    nodes = ("launch",) if outer is None else ("launch", outer)
+    if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
+        spec = replace(spec, cwd=where.cwd, redacted={**spec.redacted, "cwd": where.cwd})
+    spec = importing_from_runtime_cwd(spec, environ)
+    if user is None:
+        return spec
+    # imported once, in the spawner, instead of in every worker
+    preload = (*spec.preload, *user.preload)
+    spec = replace(spec, entrypoint=user.entrypoint, preload=preload)
+    if user.forked:
+        spec = replace(spec, redacted={**spec.redacted, "start_method": "fork"})
+    return spec
+
+
+def perform(
+    spec: LaunchSpec,
+    cfg: DictConfig,
+    user: UserFunction | None,
+    console: Speaker,
+    spawner: Spawner | None,
+) -> RunOutcome:
+    """Runs a job that `plan_job` planned; its result is on the disk when this returns.
+
+    Raises:
+        NotPicklable: the config cannot be sent to workers that run a function of the user's.
+    """
+    from lllaunch.config.plan import plan_hash, plan_text  # noqa: PLC0415 - see `plan_job`
+    from lllaunch.run.execute import execute  # noqa: PLC0415
+
+    targets = None
+    if user is not None:
+        target = user.target(cfg)
+        targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
+    return execute(
+        spec,
+        plan_text=plan_text(spec),
+        plan_hash=plan_hash(spec),
+        console=console,
+        spawner=spawner,
+        targets=targets,
+    )
+
+
+def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
+    """Lets workers import from the directory of the command when they work in another one.
+
+    Args:
+        spec: the run.
+        environ: the launcher's environment.
+    """
+    imports = spec.preload or spec.entrypoint.form in {"function", "module"}
+    if spec.cwd == spec.runtime_cwd or not imports:
+        return spec
+    paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, paths))
+    return replace(spec, env={**spec.env, "PYTHONPATH": path})
+
+
+def _searched() -> list[str]:
+    """Where Hydra looked for the user's configs, in order; ./conf even if it is not there."""
+    runtime = HydraConfig.get().runtime
+    found = [source.path for source in runtime.config_sources if source.schema == "file"]
+    conf = os.path.join(runtime.cwd, "conf")
+    return found if conf in found else [*found, f"{conf} (not there)"]

@@ -1,0 +1,289 @@
+"""One batch of jobs, from the words of the sweeper to what Hydra is told of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import filter_overrides
+
+from lllaunch.app.ending import JobEnded
+from lllaunch.app.sweeping.jobs import import_for_jobs, reason_of
+from lllaunch.app.sweeping.probes import choose, decides, probe
+from lllaunch.app.sweeping.returns import SweptJob
+from lllaunch.config.whole import redacted_overrides
+from lllaunch.console.sweep import SweepConsole
+from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.exit_codes import ExitCode
+from lllaunch.sweep.fingerprint import job_key
+from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.resume import NewJob
+from lllaunch.sweep.shell import Sweep
+from lllaunch.sweep.vocabulary import Finish, JobState, Settle
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+    from lllaunch.app.sweeping.composing import JobConfig
+    from lllaunch.app.sweeping.jobs import SweepJobs
+    from lllaunch.config.sweep import SweepSettings
+    from lllaunch.sweep.leases import Leases
+    from lllaunch.sweep.machine import Machine
+    from lllaunch.sweep.session import SweepSession
+    from lllaunch.sweep.warmth import Warmth
+
+# A live display shows times, and what a burst of changes has left undrawn.
+_TICK_SECONDS = 0.25
+
+
+class Resources(NamedTuple):
+    """What a launcher has opened for all of its batches."""
+
+    settings: SweepSettings
+    machine: Machine
+    leases: Leases
+    session: SweepSession
+    warmth: Warmth
+    jobs: SweepJobs
+
+
+class Labels(Sequence[Sequence[str]]):
+    """The overrides of jobs as Hydra lists them for a job, without secrets; made when asked for.
+
+    Args:
+        overrides: of each job.
+    """
+
+    def __init__(self, overrides: Sequence[Sequence[str]]) -> None:
+        self._overrides = overrides
+
+    def __len__(self) -> int:
+        return len(self._overrides)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, ...]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return redacted_overrides(filter_overrides(self._overrides[index]))
+
+
+class BatchRun:
+    """A batch of jobs.
+
+    Args:
+        opened: what the launcher has.
+        overrides: of each job.
+        first: number of the first job.
+
+    Raises:
+        LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot be
+            written to.
+    """
+
+    def __init__(self, opened: Resources, overrides: Sequence[Sequence[str]], first: int) -> None:
+        self._opened = opened
+        self._overrides = overrides
+        self._labels = Labels(overrides)
+        self._ends: dict[int, Settle] = {}
+        self._places: dict[int, str] = {}
+        self._taken: dict[str, int] = {}
+        self._batch = opened.session.plan(self._labels, first, self._compare)
+        numbers = self._batch.numbers
+        self._indices = numbers if isinstance(numbers, range) else _Places(numbers)
+
+    def to_the_end(self, probes: bool) -> Finish:
+        """Runs the jobs.
+
+        Args:
+            probes: whether some are tried before any is started.
+
+        Raises:
+            LaunchError: nothing was started since jobs cannot run, or the sweep itself failed.
+        """
+        batch, session = self._batch, self._opened.session
+        numbers = [number for number in batch.numbers if number not in batch.skipped]
+        if probes and numbers:
+            self._probe(numbers)
+        console = SweepConsole(machine=_machine_text(self._opened.machine))
+        with contextlib.closing(console):
+            common = _common(self._labels)
+            total = len(batch.numbers)
+            console.began(
+                session.path,
+                total,
+                self._label,
+                len(batch.skipped),
+                common=common,
+                policy=self._opened.settings.policy,
+            )
+            finish = self._sweep(console, numbers)
+        console.finished(session.finish(finish.exit_code), batch.numbers)
+        return finish
+
+    def _sweep(self, console: SweepConsole, numbers: Sequence[int]) -> Finish:
+        opened = self._opened
+
+        def observe(event: object) -> None:
+            if isinstance(event, Settle):
+                self._ends[event.number] = event
+            elif isinstance(event, JobAnswered) and isinstance(event.answer, Prepared):
+                self._places[event.number] = event.answer.directory
+            console.observe(event)
+
+        sweep = Sweep(
+            opened.machine,
+            opened.settings.policy,
+            opened.leases,
+            opened.session.journal,
+            self._prepare,
+            opened.jobs.execute,
+            observe,
+            numbers,
+            review=self._review,
+            warm=opened.warmth,
+            captures=True,
+            pins=opened.settings.pin_cpus,
+            ticks=_TICK_SECONDS if console.live else None,
+        )
+        return sweep.run()
+
+    # In the processes of jobs
+
+    def _prepare(self, number: int) -> Prepared | Broken:
+        index = self._indices.index(number)
+        directory = self._batch.directories.get(number)
+        if directory is not None:
+            directory = os.path.join(self._opened.session.path, directory)
+        labels, overrides = self._labels[index], self._overrides[index]
+        return self._opened.jobs.prepare(overrides, labels, number, directory)
+
+    # In the launcher
+
+    def _review(self, number: int, prepared: Prepared) -> Prepared | Broken:
+        """Refuses a job that would write where another one does."""
+        other = self._taken.setdefault(prepared.directory, number)
+        if other == number:
+            return prepared
+        why = (
+            f"hydra.sweep.subdir: job {number} would run in the directory of job {other} "
+            f"({prepared.directory}); make it depend on the job, as ${{hydra.job.num}} does"
+        )
+        return Broken(ExitCode.CONFIG, why, prepared.overrides, prepared.directory)
+
+    def _probe(self, numbers: Sequence[int]) -> None:
+        chosen = [self._indices.index(number) for number in numbers]
+        loader = self._opened.jobs.composer.context.config_loader
+        tried = choose(_Chosen(self._labels, chosen), decides(loader))
+        names = {chosen[place]: self._name(numbers[place]) for place in tried}
+        everything = self._opened.machine.everything
+        key = probe(names, lambda index: self._prepare(self._batch.numbers[index]), everything)
+        if key is not None:
+            # it preloads while the first jobs are composed
+            self._opened.warmth.start(key)
+        import_for_jobs()
+
+    def _compare(self, index: int, number: int, directory: str) -> NewJob:
+        """Composes a job that has finished, to see whether it would be the same now."""
+        before = HydraConfig.instance().cfg
+        place = os.path.join(self._opened.session.path, directory)
+        try:
+            planned = self._opened.jobs.plan(self._overrides[index], number, place)
+        except LaunchError:
+            raise
+        except Exception as error:
+            name = f"job {number} ({' '.join(self._labels[index])})"
+            problem = Problem(name, "", f"cannot be composed any more: {reason_of(error)}")
+            raise ConfigError((problem,)) from error
+        finally:
+            HydraConfig.instance().cfg = before
+        return NewJob(self._labels[index], job_key(planned.identity), planned.identity)
+
+    def _label(self, number: int) -> Sequence[str]:
+        return self._labels[self._indices.index(number)]
+
+    def _name(self, number: int) -> str:
+        overrides = " ".join(self._label(number))
+        return f"job {number} ({overrides})" if overrides else f"job {number}"
+
+    # What Hydra is told
+
+    def returns(self) -> list[JobReturn]:
+        """What became of each job."""
+        return [self._returned(index, number) for index, number in enumerate(self._batch.numbers)]
+
+    def _returned(self, index: int, number: int) -> JobReturn:
+        overrides = self._overrides[index]
+        skipped = self._batch.skipped.get(number)
+        failure: JobEnded | None = None
+        if skipped is not None:
+            directory = skipped.history.directory
+        else:
+            directory = self._places.get(number) or self._batch.directories.get(number, "")
+            failure = _failure(self._name(number), self._ends.get(number))
+        directory = os.path.join(self._opened.session.path, directory)
+        composer = self._opened.jobs.composer
+        given = directory if number in self._batch.directories else None
+
+        def again() -> JobConfig:
+            return composer.compose(overrides, number, given)
+
+        return SweptJob(filter_overrides(overrides), directory, failure, again)
+
+
+class _Places:
+    """The place of each number in a list."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._places: Mapping[int, int] = {number: place for place, number in enumerate(numbers)}
+
+    def index(self, number: int) -> int:
+        return self._places[number]
+
+
+class _Chosen(Sequence[Sequence[str]]):
+    """Some elements of a sequence."""
+
+    def __init__(self, whole: Sequence[Sequence[str]], indices: Sequence[int]) -> None:
+        self._whole, self._indices = whole, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Sequence[str]:  # type: ignore[override]
+        return self._whole[self._indices[index]]
+
+
+def _failure(name: str, end: Settle | None) -> JobEnded | None:
+    """The exception of a job that did not succeed, None of one that did."""
+    if end is None:
+        return JobEnded(ExitCode.ERROR, f"lllaunch: {name} was not run")
+    if end.state in {JobState.SUCCEEDED, JobState.SKIPPED}:
+        return None
+    code = ExitCode.ERROR if end.exit_code is None else end.exit_code
+    why = f": {end.why}" if end.why else ""
+    what = "was not run" if end.state is JobState.NOT_RUN else f"failed (exit code {code})"
+    return JobEnded(code, f"lllaunch: {name} {what}{why}")
+
+
+def _common(labels: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Overrides that all jobs have."""
+    if not labels:
+        return frozenset()
+    common = set(labels[0])
+    for place in range(1, len(labels)):
+        if not common:
+            break
+        common.intersection_update(labels[place])
+    return frozenset(common)
+
+
+def _machine_text(machine: Machine) -> str:
+    gpus, cpus = len(machine.gpus), len(machine.cpus)
+    parts = [f"{gpus} GPU{'s' * (gpus != 1)}"] if gpus else []
+    return ", ".join([*parts, f"{cpus} core{'s' * (cpus != 1)}"])

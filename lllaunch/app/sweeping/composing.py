@@ -1,0 +1,135 @@
+"""The config of a job of a sweep, composed by Hydra, and the run that it asks for."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hydra import version
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override, setup_globals
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from lllaunch.app.planning import Whereabouts, plan_job
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext
+
+    from lllaunch.app.user_function import UserFunction
+    from lllaunch.spec import LaunchSpec
+
+LAUNCHER = "hydra.launcher"
+"""The node of a sweep's settings."""
+
+
+class JobConfig(NamedTuple):
+    """What Hydra composed for a job.
+
+    Attributes:
+        whole: the config with Hydra's own node; it is Hydra's config of this process.
+        where: the job's directories.
+        sweep_dir: the sweep's directory, absolute.
+    """
+
+    whole: DictConfig
+    where: Whereabouts
+    sweep_dir: str
+
+    def own(self) -> DictConfig:
+        """The config without Hydra's node, as a task function gets it; a copy."""
+        cfg = copy.deepcopy(self.whole)
+        with read_write(cfg), open_dict(cfg):
+            del cfg["hydra"]
+        return cfg
+
+
+class Composer:
+    """Composes the jobs of one sweep.
+
+    Args:
+        context: Hydra's, of the sweep.
+        master: what the sweep itself was composed to.
+        user: what the workers run instead of the configured entrypoint, or None.
+        users_own: whether the app is a user's own that knows nothing of lllaunch.
+    """
+
+    def __init__(
+        self,
+        context: HydraContext,
+        master: DictConfig,
+        user: UserFunction | None,
+        users_own: bool = False,
+    ) -> None:
+        self.context = context
+        self.user = user
+        self._master = master
+        self._users_own = users_own
+
+    def compose(
+        self, overrides: Sequence[str], number: int, directory: str | None = None
+    ) -> JobConfig:
+        """Composes a job's config and makes it Hydra's config of this process.
+
+        Args:
+            overrides: of the job.
+            number: of the job.
+            directory: where it shall run, absolute; None for where its config says.
+
+        Raises:
+            Exception: whatever Hydra, OmegaConf and resolvers raise.
+        """
+        setup_globals()
+        loader = self.context.config_loader
+        config = loader.load_sweep_config(self._master, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)
+        return _placed(config, directory)
+
+    def plan(self, job: JobConfig, environ: Mapping[str, str] | None = None) -> LaunchSpec:
+        """Decides what the run of a job is.
+
+        Args:
+            job: just composed.
+            environ: variables on top of this process's for those that look for GPUs.
+
+        Raises:
+            ConfigError: something is wrong with it.
+        """
+        with env_override(job.whole.hydra.job.env_set):
+            around = {**os.environ, **(environ or {})}
+            return plan_job(
+                job.whole,
+                job.where,
+                self.user,
+                outer=LAUNCHER,
+                users_own=self._users_own,
+                environ=around,
+            )
+
+
+def _placed(config: DictConfig, directory: str | None) -> JobConfig:
+    """Finds the job's directories, and tells Hydra."""
+    node: Any = config.hydra
+    cwd = node.runtime.cwd
+    sweep_dir = os.path.abspath(str(node.sweep.dir))
+    output_dir = os.path.abspath(os.path.join(sweep_dir, str(node.sweep.subdir)))
+    # Hydra's own copy, too: setting it anew would copy all of it, which takes 10 ms
+    known: Any = HydraConfig.get()
+    for each in (node, known):
+        with read_write(each), open_dict(each):
+            if directory is not None and directory != output_dir:
+                # a name that is another one each time, such as that of a moment
+                each.sweep.dir, each.sweep.subdir = os.path.split(directory)
+            each.runtime.output_dir = directory or output_dir
+    output_dir = directory or output_dir
+    works_in = output_dir if chdirs(config) else os.getcwd()
+    return JobConfig(config, Whereabouts(cwd, output_dir, works_in), sweep_dir)
+
+
+def chdirs(config: DictConfig) -> bool:
+    """Whether Hydra makes a job's output directory the working directory of the job."""
+    moves = OmegaConf.select(config, "hydra.job.chdir")
+    return not version.base_at_least("1.2") if moves is None else bool(moves)

@@ -1,0 +1,207 @@
+"""What the process of a job does: compose itself, then be the launcher of its run."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hydra.core.utils import env_override, run_job
+
+from lllaunch.app.ending import JobEnded
+from lllaunch.app.planning import perform
+from lllaunch.app.returned import load, plain
+from lllaunch.config.plan import plan_node
+from lllaunch.config.whole import public_config
+from lllaunch.console.job import JobConsole
+from lllaunch.errors import LaunchError
+from lllaunch.run.group import patience, spawner_environment
+from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
+from lllaunch.sweep.prepared import Broken, Prepared, WarmKey
+from lllaunch.sweep.resources import Need, need_of
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.app.sweeping.composing import Composer, JobConfig
+    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import LaunchSpec
+    from lllaunch.sweep.machine import Machine
+    from lllaunch.sweep.resources import Lease
+
+
+# What every job needs and imports lazily: here it is imported once, and not in each fork.
+_FOR_JOBS = (
+    "lllaunch.config.resolve",
+    "lllaunch.run.ending",
+    "lllaunch.run.execute",
+    "lllaunch.run.returns",
+)
+
+
+def import_for_jobs() -> None:
+    """Imports what every job needs, in the launcher."""
+    for name in _FOR_JOBS:
+        importlib.import_module(name)
+
+
+class Planned(NamedTuple):
+    """A job that is composed and may run; it stays in the job's process.
+
+    Attributes:
+        config: what Hydra composed.
+        spec: the run.
+        identity: what its outcome depends on, canonical (`lllaunch.sweep.fingerprint`).
+        warm: which spawner it can share with others; None if it needs one of its own, or none.
+    """
+
+    config: JobConfig
+    spec: LaunchSpec
+    identity: Mapping[str, Any]
+    warm: WarmKey | None
+
+
+class SweepJobs:
+    """Makes and runs the jobs of a sweep, each in a process forked for it.
+
+    Args:
+        composer: composes them.
+        task_function: Hydra's, for its callbacks.
+        machine: whose GPUs and cores they share.
+        environ: the launcher's environment.
+    """
+
+    def __init__(
+        self,
+        composer: Composer,
+        task_function: Callable[[DictConfig], Any],
+        machine: Machine,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.composer = composer
+        self._task_function = task_function
+        self._machine = machine
+        self._environ = dict(environ)
+
+    def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
+        """Composes a job and decides what it is.
+
+        Args:
+            overrides: of the job.
+            number: of the job.
+            directory: as `Composer.compose` has it.
+
+        Raises:
+            LaunchError: something is wrong with its config.
+            Exception: whatever Hydra, OmegaConf and resolvers raise.
+        """
+        config = self.composer.compose(overrides, number, directory)
+        everything = self._machine.environment(self._machine.everything)
+        spec = self.composer.plan(config, everything)
+        where = config.where
+        places = (
+            (where.output_dir, "<output_dir>"),
+            (config.sweep_dir, "<sweep_dir>"),
+            (where.runtime_cwd, "<cwd>"),
+        )
+        identity = job_config(plan_node(spec)["launch"], public_config(config.whole), places)
+        with env_override(config.whole.hydra.job.env_set):
+            warm = self._warm_key(spec)
+        return Planned(config, spec, identity, warm)
+
+    def prepare(
+        self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None
+    ) -> Prepared | Broken:
+        """Composes a job for `lllaunch.sweep.shell.Sweep`.
+
+        Args:
+            overrides: of the job.
+            labels: the same, redacted.
+            number: of the job.
+            directory: as `Composer.compose` has it.
+        """
+        shown = tuple(labels)
+        try:
+            planned = self.plan(overrides, number, directory)
+        except LaunchError as error:
+            return Broken(error.exit_code, str(error), shown, directory or "")
+        except Exception as error:  # noqa: BLE001 - whatever Hydra, OmegaConf and resolvers raise
+            return Broken(1, reason_of(error), shown, directory or "")
+        return Prepared(
+            need=self.need(planned.spec),
+            overrides=shown,
+            directory=planned.spec.log_dir,
+            fingerprint=job_key(planned.identity),
+            config=planned.identity if worth_keeping(planned.identity) else None,
+            payload=planned,
+            warm=planned.warm,
+            patience=patience(planned.spec.watchdog),
+        )
+
+    def need(self, spec: LaunchSpec) -> Need:
+        """What a run needs of the machine."""
+        return need_of(spec.nproc, spec.resources, bool(self._machine.gpus))
+
+    def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
+        """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.
+
+        Returns:
+            The exit code of the run.
+        """
+        planned = prepared.payload
+        assert isinstance(planned, Planned)
+        task = _Task(planned.spec, self.composer, spawner)
+        functools.update_wrapper(task, self._task_function)
+        done = run_job(
+            hydra_context=self.composer.context,
+            task_function=task,
+            config=planned.config.whole,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        if task.outcome is None:
+            # what it raised: the run could not be started
+            return int(done.return_value or 0)
+        return task.outcome.exit_code
+
+    def _warm_key(self, spec: LaunchSpec) -> WarmKey | None:
+        user = self.composer.user
+        if user is not None and user.forked:
+            return None
+        return WarmKey.of(spec.preload, spec.cwd, spawner_environment(spec), self._environ)
+
+
+class _Task:
+    """The task function that Hydra calls for a job: launches its workers and waits for them.
+
+    Attributes:
+        outcome: what became of the run; None if it could not be started.
+    """
+
+    def __init__(self, spec: LaunchSpec, composer: Composer, spawner: Spawner | None) -> None:
+        self._spec = spec
+        self._composer = composer
+        self._spawner = spawner
+        self.outcome: RunOutcome | None = None
+
+    def __call__(self, cfg: DictConfig) -> Any:
+        user = self._composer.user
+        outcome = perform(self._spec, cfg, user, JobConsole(), self._spawner)
+        self.outcome = outcome
+        if outcome.exit_code:
+            raise JobEnded(outcome.exit_code, f"the run in {outcome.directory} failed")
+        value = outcome.return_values.get(0)
+        return plain(value) if user is None else load(value)
+
+
+def reason_of(error: BaseException) -> str:
+    """Says in short why a config could not be composed, with what caused that."""
+    parts: list[str] = []
+    while error is not None and len(parts) < 4:
+        text = str(error).strip()
+        parts.append(text or type(error).__name__)
+        error = error.__cause__  # type: ignore[assignment]
+    return os.linesep.join(dict.fromkeys(parts))

@@ -1,0 +1,129 @@
+"""A launcher of Hydra's, from its first job to its last: what `LllaunchLauncher.launch` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.utils import setup_globals
+from omegaconf import OmegaConf
+
+from lllaunch import __version__
+from lllaunch.app.sweeping.batch import BatchRun, Resources
+from lllaunch.app.sweeping.composing import LAUNCHER, Composer
+from lllaunch.app.sweeping.jobs import SweepJobs
+from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.app.sweeping.resume import check
+from lllaunch.app.sweeping.source import TaskSource
+from lllaunch.app.sweeping.sweepers import check_sweeper, launches_once
+from lllaunch.app.user_function import UserFunction
+from lllaunch.config.read import register_resolvers
+from lllaunch.config.sweep import sweep_settings
+from lllaunch.config.whole import redacted_overrides
+from lllaunch.exit_codes import ExitCode
+from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.machine import find_machine
+from lllaunch.sweep.session import SweepSession
+from lllaunch.sweep.warmth import Warmth
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+
+class Launching:
+    """What a launcher keeps from one batch of jobs to the next.
+
+    Args:
+        owner: the launcher; all is closed when it is gone, or this process ends.
+        context: Hydra's.
+        task_function: Hydra's.
+        config: what the sweep itself was composed to.
+
+    Attributes:
+        exit_code: of the sweep so far.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        context: HydraContext,
+        task_function: TaskFunction,
+        config: DictConfig,
+    ) -> None:
+        self.exit_code = int(ExitCode.SUCCESS)
+        self._context = context
+        self._task_function = task_function
+        self._config = config
+        self._open: Resources | None = None
+        self._resources = contextlib.ExitStack()
+        # Hydra does not tell a launcher when it is done
+        weakref.finalize(owner, self._resources.close)
+
+    def close(self) -> None:
+        """Gives everything back; idempotent."""
+        self._resources.close()
+        self._open = None
+
+    def launch(self, overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+        """Runs a batch of jobs to their ends.
+
+        Args:
+            overrides: of each job.
+            first: number of the first.
+
+        Raises:
+            SystemExit: as `LllaunchLauncher.launch` has it.
+        """
+        setup_globals()
+        register_resolvers()
+        with refusing():
+            opened, is_first = self._open, self._open is None
+            if opened is None:
+                opened = self._open = self._begin()
+            run = BatchRun(opened, overrides, first)
+            finish = run.to_the_end(probes=is_first)
+        if launches_once(self._config):
+            self.close()
+        self.exit_code = self.exit_code or finish.exit_code
+        if finish.signum is not None:
+            raise SystemExit(finish.exit_code)
+        return run.returns()
+
+    def _begin(self) -> Resources:
+        config = self._config
+        node: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+        settings = sweep_settings(node, LAUNCHER)
+        sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
+        check(settings.resume, sweep_dir, cwd)
+        check_sweeper(config, settings)
+        machine = find_machine(os.environ, settings.gpus, settings.cpus, key=LAUNCHER)
+        source = TaskSource.of(self._task_function)
+        user = _user(source, self._task_function)
+        session = SweepSession.begin(
+            os.path.join(cwd, sweep_dir),
+            command=redacted_overrides(list(config.hydra.overrides.task)),
+            version=__version__,
+            resume=settings.resume is not None,
+            say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+        )
+        self._resources.callback(session.close)
+        leases = Leases(machine, lock_cpus=settings.pin_cpus)
+        self._resources.callback(leases.close)
+        environ = dict(os.environ)
+        warmth = Warmth(environ, prestarted=None if source is None else source.spawner)
+        self._resources.callback(warmth.close)
+        composer = Composer(self._context, config, user, users_own=source is None)
+        jobs = SweepJobs(composer, self._task_function, machine, environ)
+        return Resources(settings, machine, leases, session, warmth, jobs)
+
+
+def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:
+    if source is None:
+        return UserFunction.any(task_function)
+    return None if source.function is None else UserFunction.importable(source.function)

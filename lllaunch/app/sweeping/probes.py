@@ -1,0 +1,140 @@
+"""Jobs that are tried before any is started: what is wrong with them is wrong with the sweep.
+
+Composing them all would take as long as a short sweep. So those are chosen that are likely to
+differ in what is checked: the first one, and one for each value that is swept of ``launch`` and of
+a config group. A job that only a value elsewhere makes wrong fails when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.app.sweeping.aside import aside
+from lllaunch.errors import LaunchError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.sweep.pool import never_fits
+from lllaunch.sweep.prepared import Broken, Prepared
+from lllaunch.sweep.resources import Need
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
+
+    from lllaunch.sweep.prepared import Answer, WarmKey
+    from lllaunch.sweep.resources import Lease
+
+MOST_PROBES = 32
+_SHOWN = 5
+
+
+class Fault(NamedTuple):
+    """What is wrong with a job.
+
+    Attributes:
+        exit_code: of a run of it alone.
+        why: for people.
+    """
+
+    exit_code: int
+    why: str
+
+
+@dataclass(eq=False)
+class SweepRefused(LaunchError):
+    """Jobs of a sweep cannot run; nothing was started.
+
+    Attributes:
+        faults: what is wrong, by name of the job.
+    """
+
+    faults: Mapping[str, Fault]
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """What a run of the first of these jobs would end with."""
+        return next(iter(self.faults.values())).exit_code
+
+    def __str__(self) -> str:
+        alike: dict[str, list[str]] = {}
+        for name, fault in self.faults.items():
+            alike.setdefault(fault.why, []).append(name)
+        lines = ["nothing was started"]
+        for why, names in alike.items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            lines.append(f"{', '.join(names[:_SHOWN])}{more}:")
+            lines += [f"  {line}" for line in why.splitlines()]
+        return "\n".join(lines)
+
+
+def choose(jobs: Sequence[Sequence[str]], matters: Callable[[str], bool]) -> list[int]:
+    """Returns the indices of the jobs to try; pure.
+
+    Args:
+        jobs: the overrides of each.
+        matters: whether the value of an override may decide whether a job can run.
+    """
+    if not jobs:
+        return []
+    chosen, seen = [0], set(jobs[0])
+    for index in range(1, len(jobs)):
+        new = [text for text in jobs[index] if text not in seen]
+        seen.update(new)
+        if any(map(matters, new)):
+            chosen.append(index)
+            if len(chosen) == MOST_PROBES:
+                break
+    return chosen
+
+
+def decides(loader: ConfigLoader) -> Callable[[str], bool]:
+    """Returns what tells whether an override may decide whether a job can run."""
+
+    def matters(override: str) -> bool:
+        key = override.partition("=")[0].lstrip("+~").partition("@")[0]
+        return key == "launch" or key.startswith("launch.") or _is_group(loader, key)
+
+    return matters
+
+
+def _is_group(loader: ConfigLoader, key: str) -> bool:
+    parent, _, name = key.rpartition("/")
+    return name in loader.list_groups(parent)
+
+
+def probe(
+    names: Mapping[int, str], prepare: Callable[[int], Answer], size: Lease
+) -> WarmKey | None:
+    """Composes jobs in a process of their own and looks whether they can run.
+
+    Args:
+        names: of the jobs to try, by index.
+        prepare: composes the job of an index.
+        size: all that the sweep may lease.
+
+    Returns:
+        which spawner the first of them shares with others, None if none.
+
+    Raises:
+        SweepRefused: they cannot.
+    """
+    room = Need(len(size.gpus), len(size.cpus))
+
+    def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None]:
+        found: dict[str, tuple[int, str]] = {}
+        keys = []
+        for index, name in names.items():
+            answer = prepare(index)
+            if isinstance(answer, Broken):
+                found[name] = (answer.exit_code, answer.why)
+            elif isinstance(answer, Prepared):
+                keys.append(answer.warm)
+                why = never_fits(answer.need, room)
+                if why:
+                    found[name] = (int(ExitCode.CONFIG), why)
+        return found, keys[0] if keys else None
+
+    faults, warm = aside(look)
+    if faults:
+        raise SweepRefused({name: Fault(*fault) for name, fault in faults.items()})
+    return warm

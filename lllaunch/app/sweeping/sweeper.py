@@ -1,0 +1,102 @@
+"""What `hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper` does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.app.sweeping.grid import Grid
+from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hydra.core.override_parser.types import Override
+
+    from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
+    from hydra_plugins.lllaunch_launcher.sweeper import LllaunchSweeper
+
+MULTIRUN = "multirun.yaml"
+
+
+def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
+    """Runs all jobs of a command line with lllaunch's launcher.
+
+    Args:
+        sweeper: set up by Hydra.
+        arguments: the task overrides of the command line.
+
+    Returns:
+        What became of each job, as Hydra's sweepers return it: a list of one batch.
+
+    Raises:
+        SystemExit: not all jobs succeeded, or nothing was started.
+    """
+    config, context, launcher = sweeper.config, sweeper.hydra_context, _launcher_of(sweeper)
+    assert config is not None
+    assert context is not None
+    with refusing():
+        _check(sweeper)
+        params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+        parser = OverridesParser.create(config_loader=context.config_loader)
+        grid = Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
+        _save(config)
+    returns = launcher.launch(grid, initial_job_idx=0)
+    assert launcher.launching is not None
+    launcher.launching.close()
+    if launcher.launching.exit_code != ExitCode.SUCCESS:
+        # Hydra calls it only when nothing is raised, and this sweep has come to its end
+        name = config.hydra.job.config_name
+        context.callbacks.on_multirun_end(config=config, config_name=name)
+        raise SystemExit(launcher.launching.exit_code)
+    return [returns]
+
+
+def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:
+    launcher: Any = sweeper.launcher
+    return launcher  # type: ignore[no-any-return]
+
+
+def _check(sweeper: LllaunchSweeper) -> None:
+    if sweeper.max_batch_size is not None:
+        problem = Problem(
+            "hydra.sweeper.max_batch_size",
+            repr(sweeper.max_batch_size),
+            "has no meaning here: a job starts as soon as there is room for it",
+            "say with hydra.launcher.max_parallel how many may run at the same time",
+        )
+        raise ConfigError((problem,))
+
+
+def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
+    """The choices that each override gives, in the order of the command line; the last one wins."""
+    found: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            found[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            found[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            assert override.value_type is not None
+            kind = override.value_type.name
+            raise HydraException(f"the sweeper of lllaunch does not support sweep type : {kind}")
+    return list(found.values())
+
+
+def _save(config: DictConfig) -> None:
+    """Leaves what the sweep was composed to in its directory; that of a resumed one stays."""
+    directory = str(config.hydra.sweep.dir)
+    path = os.path.join(directory, MULTIRUN)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        if not os.path.exists(path):
+            OmegaConf.save(config, path)
+    except OSError as error:
+        raise OutputError(error.filename or path, error.strerror or str(error)) from error

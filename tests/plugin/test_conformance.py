@@ -1,0 +1,49 @@
+"""Hydra's own suites for launchers, unchanged, with one worker a job and with two."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.test_utils.launcher_common_tests import (
+    BatchedSweeperTestSuite,
+    IntegrationTestSuite,
+    LauncherTestSuite,
+)
+
+from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
+
+
+def test_hydra_finds_the_launcher() -> None:
+    found = [kind.__name__ for kind in Plugins.instance().discover(Launcher)]
+    assert LllaunchLauncher.__name__ in found
+
+
+@pytest.mark.parametrize("launcher_name", ["lllaunch"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([f"hydra.launcher.nproc={nproc}", *more], id=f"{name}{nproc}")
+        for nproc in (1, 2)
+        for name, more in (("basic", []), ("lllaunch", ["hydra/sweeper=lllaunch"]))
+    ],
+)
+class TestLauncher(LauncherTestSuite):  # type: ignore[misc]
+    """A sweep's directories, configs and return values are those of Hydra's own launchers."""
+
+
+@pytest.mark.parametrize("launcher_name", ["lllaunch"])
+@pytest.mark.parametrize(
+    "overrides",
+    [[f"hydra.launcher.nproc={nproc}", "hydra.sweeper.max_batch_size=2"] for nproc in (1, 2)],
+)
+class TestBatches(BatchedSweeperTestSuite):  # type: ignore[misc]
+    """A sweeper may ask for several batches, one after another."""
+
+
+@pytest.mark.parametrize(
+    ("task_launcher_cfg", "extra_flags"),
+    [({}, ["-m", "hydra/launcher=lllaunch", f"hydra.launcher.nproc={nproc}"]) for nproc in (1, 2)],
+)
+class TestIntegration(IntegrationTestSuite):  # type: ignore[misc]
+    """A user's own app runs unchanged."""

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import itertools
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra.core.utils import JobStatus
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lllaunch.app.ending import JobEnded
+from lllaunch.app.sweeping.aside import AsideFailed, aside
+from lllaunch.app.sweeping.grid import Grid
+from lllaunch.app.sweeping.jobs import reason_of
+from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides
+from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.app.sweeping.resume import check, with_directory
+from lllaunch.app.sweeping.returns import SweptJob, returned
+from lllaunch.app.sweeping.source import TaskSource
+from lllaunch.app.sweeping.sweepers import check_sweeper, launches_once
+from lllaunch.config.sweep import sweep_settings
+from lllaunch.errors import ConfigError, OutputError, Problem
+
+
+@given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=4))
+def test_a_grid_has_the_jobs_of_hydras_basic_sweeper_in_its_order(values: list[list[int]]) -> None:
+    dimensions = [[f"k{place}={value}" for value in row] for place, row in enumerate(values)]
+    grid = Grid(dimensions)
+    expected = [list(job) for job in itertools.product(*dimensions)]
+    assert list(grid) == expected
+    assert len(grid) == len(expected)
+    assert grid[-1] == expected[-1]
+    assert grid[1:3] == expected[1:3]
+
+
+def test_a_grid_ends() -> None:
+    with pytest.raises(IndexError):
+        Grid([["a=1", "a=2"]])[2]
+    with pytest.raises(IndexError):
+        Grid([["a=1", "a=2"]])[-3]
+
+
+def test_a_grid_without_a_choice_has_no_job() -> None:
+    assert len(Grid([["a=1"], []])) == 0
+
+
+def about_launch(override: str) -> bool:
+    return override.startswith("launch.")
+
+
+def test_the_first_job_is_tried_and_one_for_each_value_that_may_matter() -> None:
+    grid = Grid([["lr=1", "lr=2"], ["launch.nproc=1", "launch.nproc=2", "launch.nproc=99"]])
+    assert choose(grid, about_launch) == [0, 1, 2]
+
+
+def test_no_job_is_tried_for_a_value_that_does_not_matter() -> None:
+    assert choose(Grid([[f"seed={seed}" for seed in range(1000)]]), about_launch) == [0]
+    assert choose([], about_launch) == []
+
+
+def test_so_many_jobs_are_tried_at_most() -> None:
+    grid = Grid([[f"launch.nproc={nproc}" for nproc in range(1000)]])
+    assert len(choose(grid, about_launch)) == 32
+
+
+class Loader:
+    def list_groups(self, parent: str) -> list[str]:
+        return {"": ["db", "exp"], "exp": ["deep"]}.get(parent, [])
+
+
+@pytest.mark.parametrize(
+    ("override", "matters"),
+    [
+        ("launch.nproc=2", True),
+        ("+launch.resources.gpus_per_proc=2", True),
+        ("launch={nproc: 2}", True),
+        ("launcher=2", False),
+        ("+exp=resnet", True),
+        ("exp/deep@here=x", True),
+        ("~db", True),
+        ("db.user=x", False),
+        ("params.lr=launch.nproc", False),
+    ],
+)
+def test_groups_and_the_launch_node_decide_whether_a_job_can_run(
+    override: str, matters: bool
+) -> None:
+    assert decides(Loader())(override) is matters  # type: ignore[arg-type]
+
+
+def test_what_is_wrong_with_many_jobs_is_told_once() -> None:
+    faults = {f"job {number}": Fault(2, "no\nnot at all") for number in range(9)}
+    error = SweepRefused({**faults, "job 10": Fault(1, "else")})
+    assert error.exit_code == 2
+    assert str(error).splitlines() == [
+        "nothing was started",
+        "job 0, job 1, job 2, job 3, job 4 and 4 more:",
+        "  no",
+        "  not at all",
+        "job 10:",
+        "  else",
+    ]
+
+
+def test_what_is_called_aside_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "ASIDE", "before")
+
+    def change() -> tuple[str, int]:
+        os.environ["ASIDE"] = "after"
+        return os.environ["ASIDE"], os.getpid()
+
+    value, pid = aside(change)
+    assert value == "after"
+    assert pid != os.getpid()
+    assert os.environ["ASIDE"] == "before"
+
+
+def test_what_fails_aside_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AsideFailed):
+        aside(lambda: 1 // 0)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    with pytest.raises(AsideFailed):
+        aside(lambda: os._exit(0))
+
+
+@pytest.mark.parametrize(
+    ("argv", "added"),
+    [
+        (["-m", "a=1"], []),
+        (["-m", "hydra.launcher.resume=multirun/x"], ["hydra.sweep.dir=multirun/x"]),
+        (["hydra.launcher.resume=a", "hydra.launcher.resume=b"], ["hydra.sweep.dir=b"]),
+        (["hydra.launcher.resume=null"], []),
+        (["hydra.launcher.resume=x", "hydra.sweep.dir=y"], []),
+    ],
+)
+def test_a_resumed_sweep_is_where_it_was(argv: list[str], added: list[str]) -> None:
+    assert with_directory(argv) == [*argv, *added]
+
+
+def test_a_resume_elsewhere_is_refused(tmp_path: Any) -> None:
+    check(None, "multirun/x", str(tmp_path))
+    check("./multirun//x", "multirun/x", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"hydra\.launcher\.resume: 'y' .*add hydra\.sweep\.dir=y"
+    ):
+        check("y", "multirun/x", str(tmp_path))
+
+
+OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
+
+
+def swept_by(target: str, batch: int | None = None, **launcher: Any) -> Any:
+    sweeper = {"_target_": target, "max_batch_size": batch}
+    return OmegaConf.create({"hydra": {"sweeper": sweeper, "launcher": launcher}})
+
+
+def test_a_grid_is_one_batch_and_adaptive_sweepers_ask_again() -> None:
+    assert launches_once(swept_by(OURS))
+    assert launches_once(swept_by(BASIC))
+    assert not launches_once(swept_by(BASIC, batch=2))
+    assert not launches_once(swept_by(OPTUNA))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (swept_by(OPTUNA, resume="x"), "chooses jobs by the results of others"),
+        (swept_by(BASIC, batch=2, resume="x"), "in batches"),
+        (swept_by(BASIC, batch=2, on_failure="continue"), r"hydra\.launcher\.on_failure"),
+    ],
+)
+def test_what_a_sweeper_cannot_do_is_refused_with_the_reason(config: Any, message: str) -> None:
+    settings = sweep_settings(OmegaConf.to_container(config.hydra.launcher))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        check_sweeper(config, settings)
+
+
+def test_batches_are_allowed_where_nothing_else_is_asked_for() -> None:
+    check_sweeper(swept_by(BASIC, batch=2), sweep_settings({}))
+
+
+def test_what_hydra_is_told_is_looked_up_when_it_asks(tmp_path: Any) -> None:
+    asked: list[int] = []
+
+    def compose() -> Any:
+        asked.append(1)
+        whole = OmegaConf.create({"a": 1, "hydra": {"job": {"num": 3}}})
+        where = SimpleNamespace(cwd="/work/here")
+        own = OmegaConf.create({"a": 1})
+        return SimpleNamespace(whole=whole, where=where, own=lambda: own)
+
+    (tmp_path / "result.json").write_text('{"return_values": {"0": {"value": [1, "x"]}}}')
+    job = SweptJob(["a=1"], str(tmp_path), None, compose)
+    assert (job.overrides, job.status) == (["a=1"], JobStatus.COMPLETED)
+    assert job.return_value == [1, "x"]
+    assert not asked
+    assert job.cfg == {"a": 1}
+    assert job.hydra_cfg == {"hydra": {"job": {"num": 3}}}
+    assert job.working_dir == "/work/here"
+    assert len(asked) == 3
+
+
+def test_the_value_of_a_failed_job_is_its_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    job = SweptJob([], "", JobEnded(3, "job 1 failed"), lambda: None)  # type: ignore[arg-type, return-value]
+    assert job.status == JobStatus.FAILED
+    with pytest.raises(JobEnded, match="job 1 failed"):
+        _ = job.return_value
+
+
+def test_a_job_that_returned_nothing_has_no_value(tmp_path: Any) -> None:
+    (tmp_path / "result.json").write_text('{"return_values": {}}')
+    assert returned(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("text", ["{}", "[", None])
+def test_a_result_that_is_none_is_an_error(tmp_path: Any, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "result.json").write_text(text)
+    with pytest.raises(OutputError, match=r"result\.json"):
+        returned(str(tmp_path))
+
+
+def test_what_is_wrong_ends_the_app_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end, refusing():
+        raise ConfigError((Problem("launch.tee", "'al'", "is not a mask"),))
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "lllaunch: launch.tee: 'al' is not a mask\n"
+
+
+def test_a_reason_names_what_caused_it_once() -> None:
+    error = ValueError("outer")
+    error.__cause__ = KeyError("inner")
+    error.__cause__.__cause__ = ValueError("outer")
+    assert reason_of(error).splitlines() == ["outer", "'inner'"]
+    assert reason_of(ValueError()) == "ValueError"
+
+
+def test_a_task_function_tells_what_stands_behind_it() -> None:
+    def task(cfg: object) -> None: ...
+
+    assert TaskSource.of(task) is None
+    TaskSource(None, None).mark(task)
+    assert TaskSource.of(task) == TaskSource(None, None)
