@@ -24,6 +24,10 @@ _SIGINT = 2
 _ARGPARSE_ERROR = 2
 
 
+class AppEnded(SystemExit):
+    """Ends a Hydra app with an exit code of ours; Hydra lets it pass."""
+
+
 class JobEnded(CompactHydraException):
     """Ends a Hydra job that did not succeed.
 
@@ -85,6 +89,8 @@ class Ledger:
             return ended.exit_code
         except KeyboardInterrupt:
             return for_signal(_SIGINT)
+        except AppEnded as end:
+            return int(end.code or 0)
         except SystemExit as end:
             return self._after_exit(end.code)
         # a sweeper that tolerates failed jobs returns as if there were none

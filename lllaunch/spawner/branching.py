@@ -123,7 +123,8 @@ class Branching:
         spawner._await_branch(None if seconds is None else time.monotonic() + seconds)
         spawner._ready = True
         cgroup = spawner._cgroup.procs if spawner._cgroup is not None else ""
-        spawner._send({"op": "adopt", "cgroup": cgroup})
+        # a worker whose stream goes to no file writes to where this process's goes
+        spawner._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
         return spawner
 
     def _await_branch(self, until: float | None) -> None:

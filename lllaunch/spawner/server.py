@@ -108,6 +108,9 @@ class Server:
         elif operation == "adopt":
             assert self._around is not None
             self._around = replace(self._around, cgroup=message.header["cgroup"])
+            for number, fd in enumerate(message.fds, 1):
+                os.dup2(fd, number)
+                os.close(fd)
 
     def _send(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._channel.queue(header, fds=fds)

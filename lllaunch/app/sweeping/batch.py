@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
 
 from lllaunch.app.ending import JobEnded
-from lllaunch.app.sweeping.jobs import import_for_jobs, reason_of
-from lllaunch.app.sweeping.probes import choose, decides, probe
+from lllaunch.app.sweeping.jobs import reason_of
+from lllaunch.app.sweeping.labels import Labels
 from lllaunch.app.sweeping.returns import SweptJob
-from lllaunch.config.whole import redacted_overrides
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
@@ -50,29 +49,6 @@ class Resources(NamedTuple):
     jobs: SweepJobs
 
 
-class Labels(Sequence[Sequence[str]]):
-    """The overrides of jobs as Hydra lists them for a job, without secrets; made when asked for.
-
-    Args:
-        overrides: of each job.
-    """
-
-    def __init__(self, overrides: Sequence[Sequence[str]]) -> None:
-        self._overrides = overrides
-
-    def __len__(self) -> int:
-        return len(self._overrides)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, ...]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, ...]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return redacted_overrides(filter_overrides(self._overrides[index]))
-
-
 class BatchRun:
     """A batch of jobs.
 
@@ -97,19 +73,14 @@ class BatchRun:
         numbers = self._batch.numbers
         self._indices = numbers if isinstance(numbers, range) else _Places(numbers)
 
-    def to_the_end(self, probes: bool) -> Finish:
+    def to_the_end(self) -> Finish:
         """Runs the jobs.
 
-        Args:
-            probes: whether some are tried before any is started.
-
         Raises:
-            LaunchError: nothing was started since jobs cannot run, or the sweep itself failed.
+            LaunchError: the sweep itself failed.
         """
         batch, session = self._batch, self._opened.session
         numbers = [number for number in batch.numbers if number not in batch.skipped]
-        if probes and numbers:
-            self._probe(numbers)
         console = SweepConsole(machine=_machine_text(self._opened.machine))
         with contextlib.closing(console):
             common = _common(self._labels)
@@ -176,18 +147,6 @@ class BatchRun:
         )
         return Broken(ExitCode.CONFIG, why, prepared.overrides, prepared.directory)
 
-    def _probe(self, numbers: Sequence[int]) -> None:
-        chosen = [self._indices.index(number) for number in numbers]
-        loader = self._opened.jobs.composer.context.config_loader
-        tried = choose(_Chosen(self._labels, chosen), decides(loader))
-        names = {chosen[place]: self._name(numbers[place]) for place in tried}
-        everything = self._opened.machine.everything
-        key = probe(names, lambda index: self._prepare(self._batch.numbers[index]), everything)
-        if key is not None:
-            # it preloads while the first jobs are composed
-            self._opened.warmth.start(key)
-        import_for_jobs()
-
     def _compare(self, index: int, number: int, directory: str) -> NewJob:
         """Composes a job that has finished, to see whether it would be the same now."""
         before = HydraConfig.instance().cfg
@@ -207,10 +166,6 @@ class BatchRun:
     def _label(self, number: int) -> Sequence[str]:
         return self._labels[self._indices.index(number)]
 
-    def _name(self, number: int) -> str:
-        overrides = " ".join(self._label(number))
-        return f"job {number} ({overrides})" if overrides else f"job {number}"
-
     # What Hydra is told
 
     def returns(self) -> list[JobReturn]:
@@ -225,7 +180,7 @@ class BatchRun:
             directory = skipped.history.directory
         else:
             directory = self._places.get(number) or self._batch.directories.get(number, "")
-            failure = _failure(self._name(number), self._ends.get(number))
+            failure = _failure(self._labels.name(index, number), self._ends.get(number))
         directory = os.path.join(self._opened.session.path, directory)
         composer = self._opened.jobs.composer
         given = directory if number in self._batch.directories else None
@@ -244,19 +199,6 @@ class _Places:
 
     def index(self, number: int) -> int:
         return self._places[number]
-
-
-class _Chosen(Sequence[Sequence[str]]):
-    """Some elements of a sequence."""
-
-    def __init__(self, whole: Sequence[Sequence[str]], indices: Sequence[int]) -> None:
-        self._whole, self._indices = whole, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Sequence[str]:  # type: ignore[override]
-        return self._whole[self._indices[index]]
 
 
 def _failure(name: str, end: Settle | None) -> JobEnded | None:

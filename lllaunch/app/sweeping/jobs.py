@@ -83,7 +83,7 @@ class SweepJobs:
     ) -> None:
         self.composer = composer
         self._task_function = task_function
-        self._machine = machine
+        self.machine = machine
         self._environ = dict(environ)
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
@@ -99,7 +99,7 @@ class SweepJobs:
             Exception: whatever Hydra, OmegaConf and resolvers raise.
         """
         config = self.composer.compose(overrides, number, directory)
-        everything = self._machine.environment(self._machine.everything)
+        everything = self.machine.environment(self.machine.everything)
         spec = self.composer.plan(config, everything)
         where = config.where
         places = (
@@ -143,7 +143,7 @@ class SweepJobs:
 
     def need(self, spec: LaunchSpec) -> Need:
         """What a run needs of the machine."""
-        return need_of(spec.nproc, spec.resources, bool(self._machine.gpus))
+        return need_of(spec.nproc, spec.resources, bool(self.machine.gpus))
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
         """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.

@@ -7,15 +7,16 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.utils import setup_globals
-from omegaconf import OmegaConf
 
 from lllaunch import __version__
+from lllaunch.app.ending import AppEnded
 from lllaunch.app.sweeping.batch import BatchRun, Resources
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer
-from lllaunch.app.sweeping.jobs import SweepJobs
+from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
+from lllaunch.app.sweeping.probes import probe
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.app.sweeping.resume import check
 from lllaunch.app.sweeping.source import TaskSource
@@ -83,28 +84,34 @@ class Launching:
         setup_globals()
         register_resolvers()
         with refusing():
-            opened, is_first = self._open, self._open is None
+            opened = self._open
             if opened is None:
-                opened = self._open = self._begin()
+                opened = self._open = self._begin(overrides, first)
             run = BatchRun(opened, overrides, first)
-            finish = run.to_the_end(probes=is_first)
+            finish = run.to_the_end()
         if launches_once(self._config):
             self.close()
         self.exit_code = self.exit_code or finish.exit_code
         if finish.signum is not None:
-            raise SystemExit(finish.exit_code)
+            raise AppEnded(finish.exit_code)
         return run.returns()
 
-    def _begin(self) -> Resources:
+    def _begin(self, overrides: Sequence[Sequence[str]], first: int) -> Resources:
         config = self._config
-        node: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-        settings = sweep_settings(node, LAUNCHER)
+        settings = sweep_settings(config.hydra.launcher, LAUNCHER)
         sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
         check(settings.resume, sweep_dir, cwd)
         check_sweeper(config, settings)
         machine = find_machine(os.environ, settings.gpus, settings.cpus, key=LAUNCHER)
         source = TaskSource.of(self._task_function)
         user = _user(source, self._task_function)
+        environ = dict(os.environ)
+        composer = Composer(self._context, config, user, users_own=source is None)
+        jobs = SweepJobs(composer, self._task_function, machine, environ)
+        warmth = Warmth(environ, prestarted=None if source is None else source.spawner)
+        self._resources.callback(warmth.close)
+        probe(jobs, overrides, first, warmth)
+        import_for_jobs()
         session = SweepSession.begin(
             os.path.join(cwd, sweep_dir),
             command=redacted_overrides(list(config.hydra.overrides.task)),
@@ -115,11 +122,6 @@ class Launching:
         self._resources.callback(session.close)
         leases = Leases(machine, lock_cpus=settings.pin_cpus)
         self._resources.callback(leases.close)
-        environ = dict(os.environ)
-        warmth = Warmth(environ, prestarted=None if source is None else source.spawner)
-        self._resources.callback(warmth.close)
-        composer = Composer(self._context, config, user, users_own=source is None)
-        jobs = SweepJobs(composer, self._task_function, machine, environ)
         return Resources(settings, machine, leases, session, warmth, jobs)
 
 

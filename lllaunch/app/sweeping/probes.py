@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.app.sweeping.aside import aside
+from lllaunch.app.sweeping.labels import Labels
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.pool import never_fits
-from lllaunch.sweep.prepared import Broken, Prepared
+from lllaunch.sweep.prepared import Broken
 from lllaunch.sweep.resources import Need
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
 
-    from lllaunch.sweep.prepared import Answer, WarmKey
-    from lllaunch.sweep.resources import Lease
+    from lllaunch.app.sweeping.jobs import SweepJobs
+    from lllaunch.sweep.prepared import WarmKey
+    from lllaunch.sweep.warmth import Warmth
 
 MOST_PROBES = 32
 _SHOWN = 5
@@ -102,39 +104,39 @@ def _is_group(loader: ConfigLoader, key: str) -> bool:
     return name in loader.list_groups(parent)
 
 
-def probe(
-    names: Mapping[int, str], prepare: Callable[[int], Answer], size: Lease
-) -> WarmKey | None:
-    """Composes jobs in a process of their own and looks whether they can run.
+def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmth: Warmth) -> None:
+    """Composes some jobs in a process of their own and looks whether they can run.
 
     Args:
-        names: of the jobs to try, by index.
-        prepare: composes the job of an index.
-        size: all that the sweep may lease.
-
-    Returns:
-        which spawner the first of them shares with others, None if none.
+        jobs: composes them.
+        overrides: of all jobs.
+        first: number of the first.
+        warmth: begins to preload for the first job that was tried.
 
     Raises:
         SweepRefused: they cannot.
     """
+    labels, size = Labels(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
+    chosen = choose(labels, decides(jobs.composer.context.config_loader))
 
     def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None]:
         found: dict[str, tuple[int, str]] = {}
         keys = []
-        for index, name in names.items():
-            answer = prepare(index)
+        for index in chosen:
+            name = labels.name(index)
+            answer = jobs.prepare(overrides[index], labels[index], first + index, None)
             if isinstance(answer, Broken):
                 found[name] = (answer.exit_code, answer.why)
-            elif isinstance(answer, Prepared):
+            else:
                 keys.append(answer.warm)
                 why = never_fits(answer.need, room)
                 if why:
                     found[name] = (int(ExitCode.CONFIG), why)
         return found, keys[0] if keys else None
 
-    faults, warm = aside(look)
+    faults, key = aside(look)
     if faults:
         raise SweepRefused({name: Fault(*fault) for name, fault in faults.items()})
-    return warm
+    if key is not None:
+        warmth.start(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from lllaunch.app.ending import AppEnded
 from lllaunch.errors import LaunchError
 
 
@@ -16,7 +17,7 @@ def refusing() -> Iterator[None]:
     pass.
 
     Raises:
-        SystemExit: as said.
+        AppEnded: as said.
     """
     try:
         yield
@@ -24,4 +25,4 @@ def refusing() -> Iterator[None]:
         from lllaunch.console.console import Console  # noqa: PLC0415 - only if something is wrong
 
         Console().error(error)
-        raise SystemExit(error.exit_code) from error
+        raise AppEnded(int(error.exit_code)) from error

@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from lllaunch.app.ending import AppEnded
 from lllaunch.app.sweeping.grid import Grid
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.errors import ConfigError, OutputError, Problem
@@ -54,7 +55,7 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
         # Hydra calls it only when nothing is raised, and this sweep has come to its end
         name = config.hydra.job.config_name
         context.callbacks.on_multirun_end(config=config, config_name=name)
-        raise SystemExit(launcher.launching.exit_code)
+        raise AppEnded(launcher.launching.exit_code)
     return [returns]
 
 
