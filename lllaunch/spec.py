@@ -69,6 +69,8 @@ class LaunchSpec:
         start_method: ``forkserver`` or ``spawn``.
         preload: modules that the spawner imports before it forks.
         cwd: working directory of the workers, absolute.
+        spawner_cwd: that of the preloads, absolute; empty for the workers'. Runs that have it in
+            common can share a spawner.
         env: variables set for every worker, on top of the launcher's.
         env_per_rank: the same per local rank, stronger than ``env``.
         secrets: names of variables in ``env`` and ``env_per_rank`` whose values are never
@@ -129,4 +131,5 @@ class LaunchSpec:
     run_id: str = ""
     output_dir: str = ""
     runtime_cwd: str = ""
+    spawner_cwd: str = ""
     redacted: Mapping[str, Any] = field(default_factory=dict)

@@ -168,6 +168,16 @@ def open_fds() -> dict[int, str]:
     return found
 
 
-def leaked_fds(before: Mapping[int, str]) -> dict[int, str]:
-    """Descriptors that are open now and were not, or were something else."""
-    return {fd: what for fd, what in open_fds().items() if before.get(fd) != what}
+def leaked_fds(before: Mapping[int, str], settle: float = 1.0) -> dict[int, str]:
+    """Descriptors that are open now and were not, or were something else.
+
+    Args:
+        before: what `open_fds` returned.
+        settle: how long descriptors that are being closed by another thread may take, seconds.
+    """
+    deadline = time.monotonic() + settle
+    while True:
+        leaked = {fd: what for fd, what in open_fds().items() if before.get(fd) != what}
+        if not leaked or time.monotonic() >= deadline:
+            return leaked
+        time.sleep(0.005)

@@ -74,6 +74,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         env: variables of the user's for a worker, from the same.
         preload: modules that the spawner imports before it forks, with ``targets``.
         cwd: working directory of the workers, with ``targets``.
+        spawner_cwd: that of the preloads, if it is another one.
         run_id: id of the run where there is no rendezvous.
         signals: signals to handle; None for those of TORCHELASTIC_SIGNALS_TO_HANDLE.
         watchdog: what the workers are watched for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers
@@ -103,6 +104,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         env: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
         preload: Sequence[str] = (),
         cwd: str | None = None,
+        spawner_cwd: str | None = None,
         run_id: str = "",
         signals: Sequence[signal.Signals] | None = None,
         watchdog: WatchdogPolicy | None = None,
@@ -113,7 +115,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._recipe = Recipe(
-            logs_specs, start_method, log_line_prefix_template, spawner, targets, env, preload, cwd
+            *(logs_specs, start_method, log_line_prefix_template, spawner, targets, env, preload),
+            *(cwd, spawner_cwd),
         )
         self._machine = Machine(spec.max_restarts, policy=restart)
         kernel_sleep = KernelSleep.configured(uninterruptible_state_timeout)

@@ -74,6 +74,7 @@ class Recipe:
     env: Callable[[Mapping[str, str]], Mapping[str, str]] | None
     preload: Sequence[str]
     cwd: str | None
+    spawner_cwd: str | None = None
 
     def context(
         self,
@@ -111,6 +112,7 @@ class Recipe:
                 start_method=self.start_method,
                 preload=self.preload,
                 cwd=self.cwd,
+                spawner_cwd=self.spawner_cwd,
                 entrypoint=spec.get_entrypoint_name(),
                 **common,
             )

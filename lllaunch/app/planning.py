@@ -72,7 +72,9 @@ def plan_job(
     )
     nodes = ("launch",) if outer is None else ("launch", outer)
     if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
-        spec = replace(spec, cwd=where.cwd, redacted={**spec.redacted, "cwd": where.cwd})
+        # not the working directory of one job, so that all jobs of a sweep share a spawner
+        spec = replace(spec, cwd=where.cwd, spawner_cwd=spec.cwd)
+        spec = replace(spec, redacted={**spec.redacted, "cwd": where.cwd})
     spec = importing_from_runtime_cwd(spec, environ)
     if user is None:
         return spec

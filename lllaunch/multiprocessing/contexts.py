@@ -30,6 +30,7 @@ class TargetContext(PContext):
         start_method: ``forkserver`` or ``spawn``.
         preload: modules that the spawner imports before it forks.
         cwd: working directory of the workers; None: this process's.
+        spawner_cwd: that of the preloads; None: the workers'.
         entrypoint: what to call it in messages.
         log_line_prefixes, duplicate_stdout_filters, duplicate_stderr_filters, handle_signals: as
         for
@@ -47,6 +48,7 @@ class TargetContext(PContext):
         start_method: str = "forkserver",
         preload: Sequence[str] = (),
         cwd: str | None = None,
+        spawner_cwd: str | None = None,
         entrypoint: str = "",
         log_line_prefixes: Mapping[int, str] | None = None,
         duplicate_stdout_filters: list[str] | None = None,
@@ -69,11 +71,12 @@ class TargetContext(PContext):
         self._start_method = start_method
         self._preload = tuple(preload)
         self._cwd = cwd or os.getcwd()
+        self._spawner_cwd = spawner_cwd or self._cwd
 
     def _start(self) -> None:
         spawner = self._given_spawner or Spawner()
         divided = split(os.environ, self.envs)
-        spawner.configure(divided.base, self._cwd, self._preload)
+        spawner.configure(divided.base, self._spawner_cwd, self._preload)
         self._starter = spawner
         for rank in range(self.nprocs):
             self._keys[rank] = spawner.spawn(

@@ -54,6 +54,7 @@ class Follower:
         self._wake: int | None = None
         self._stopping = False
         self._given_up = False
+        self._done = threading.Event()
 
     def add(
         self,
@@ -120,33 +121,39 @@ class Follower:
                 self._wake, self._thread = wake, thread
         return self
 
-    def stop(self) -> None:
+    def stop(self, *, join: bool = True) -> None:
         """Shows everything that was written before this call, then ends; idempotent.
 
         Last lines without a newline get one. Returns earlier only if a destination takes nothing
         for ten seconds; that is logged, and nothing is lost from the files.
+
+        Args:
+            join: whether the thread is waited for. When all is shown it has only an inotify
+                descriptor left to close, for which the kernel takes 8 to 16 ms.
         """
         with self._lock:
             self._stopping = True
             self._notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            self._join(thread)
+            self._wait()
+            if join and not self._given_up:
+                thread.join()
 
     def stopped(self) -> bool:
         """Whether it was stopped and nothing more is shown."""
-        running = self._thread is not None and self._thread.is_alive()
+        running = self._thread is not None and not self._done.is_set()
         return self._stopping and (self._given_up or not running)
 
     def _notify(self) -> None:
         if self._wake is not None:
             os.eventfd_write(self._wake, 1)
 
-    def _join(self, thread: threading.Thread) -> None:
-        while thread.is_alive() and not self._given_up:
+    def _wait(self) -> None:
+        while not self._done.is_set() and not self._given_up:
             before = self._progress()
-            thread.join(_PATIENCE_S)
-            if thread.is_alive() and self._progress() == before:
+            self._done.wait(_PATIENCE_S)
+            if not self._done.is_set() and self._progress() == before:
                 self._given_up = True
                 # A louder message would go to the console that takes nothing, and wait there.
                 logger.debug("the console takes no output of the workers; it is in the files")
@@ -167,12 +174,13 @@ class Follower:
         except Exception:
             logger.exception("the tail ended by an error of its own; the files are complete")
         finally:
-            watching.close()
             for file in self._files:
                 file.close()
             with self._lock:
                 os.close(wake)
                 self._wake = None
+            self._done.set()
+            watching.close()
 
     def _take_added(self, watching: Watching) -> None:
         while self._added:

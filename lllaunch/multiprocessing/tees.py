@@ -61,7 +61,7 @@ class Tees:
     def stop(self) -> None:
         """Show what was written before this call, then end; idempotent."""
         if not self._empty:
-            self._follower.stop()
+            self._follower.stop(join=False)
 
 
 def open_filtered(path: str) -> TextIO:

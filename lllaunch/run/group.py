@@ -115,6 +115,7 @@ def _agent(
         env=lambda facts: env_of(spec, numbered(facts)),
         preload=spec.preload,
         cwd=spec.cwd,
+        spawner_cwd=spec.spawner_cwd or None,
         run_id=spec.run_id,
         signals=spec.signals,
         watchdog=spec.watchdog,
@@ -172,7 +173,7 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
     assert isinstance(target, Function)
     signals = SignalSource(spec.signals)
     with signals, signals.raising():
-        spawner.configure(divided.base, spec.cwd, spec.preload)
+        spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.preload)
         problem = spawner.check_function(
             target.module,
             target.qualname,

@@ -171,7 +171,8 @@ class SweepJobs:
         user = self.composer.user
         if user is not None and user.forked:
             return None
-        return WarmKey.of(spec.preload, spec.cwd, spawner_environment(spec), self._environ)
+        cwd = spec.spawner_cwd or spec.cwd
+        return WarmKey.of(spec.preload, cwd, spawner_environment(spec), self._environ)
 
 
 class _Task:
