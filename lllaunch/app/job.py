@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from lllaunch.app.ending import JobEnded, Ledger
 from lllaunch.app.planning import Whereabouts, perform, plan_job
-from lllaunch.errors import LaunchError
+from lllaunch.errors import ConfigError, LaunchError, Problem
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,6 +48,7 @@ class Jobs:
         """
         self.ledger.begin()
         with self.reporting():
+            _refuse_resume()
             outcome = self._execute(cfg, user)
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)
@@ -76,3 +78,18 @@ class Jobs:
 
     def _failed(self, ended: JobEnded) -> JobEnded:
         return self.ledger.note(ended, last=HydraConfig.get().mode == RunMode.RUN)
+
+
+def _refuse_resume() -> None:
+    """A run is not a sweep.
+
+    Raises:
+        ConfigError: it is to resume one.
+    """
+    hydra: Any = HydraConfig.get()
+    resume = OmegaConf.select(hydra, "launcher.resume")
+    if hydra.mode == RunMode.RUN and resume is not None:
+        problem = Problem(
+            "hydra.launcher.resume", repr(resume), "is for sweeps, and this is a run", "add -m"
+        )
+        raise ConfigError((problem,))

@@ -16,7 +16,15 @@ class JobConsole(Console):
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """Nothing: the sweep tells that the job was started."""
 
+    def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
+        """Nothing: the sweep's launcher got the signal first, and said so."""
+
+    def killing(self, signum: int | None, workers: int) -> None:
+        """Says that workers are killed because they did not end by themselves."""
+        if signum is None:
+            super().killing(signum, workers)
+
     def finished(self, outcome: RunOutcome) -> None:
-        """Shows the report of a run that failed."""
-        if outcome.exit_code:
+        """Shows the report of a run that failed by itself."""
+        if outcome.exit_code and outcome.state != "signalled":
             super().finished(outcome)

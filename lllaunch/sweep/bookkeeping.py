@@ -87,7 +87,7 @@ class Books:
             # All was done and said; a resume counts it as succeeded, too.
             exit_code = 0
         if result is None or result.exit_code != exit_code:
-            cause = "" if result is None else result.root_cause
+            cause = _line(job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause)
         self._append(Ended(job.number, job.attempt, result))
         return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind))

@@ -127,11 +127,15 @@ def _work(work: Work, place: Place) -> int:
             os.sched_setaffinity(spawner.pid, lease.cpus)
     try:
         code = int(work.execute(answer, lease, spawner))
-        # The system would take it modulo 256.
-        return code if 0 <= code <= 255 else 1
+    except Exception as error:
+        # There may be no result.json that says so.
+        _send(channel, {"why": str(error) or type(error).__name__})
+        raise
     finally:
         if spawner is not None:
             spawner.close()
+    # The system would take it modulo 256.
+    return code if 0 <= code <= 255 else 1
 
 
 def _prepare(work: Work, number: int) -> Answer:

@@ -72,6 +72,7 @@ class JobProcess:
         exit_code: how it ended, 128+N if signal N ended it; None if it lives.
         deadline: when it is given up, on the monotonic clock; None if it is not being ended.
         lingers: whether it has ended, and something that it started has not.
+        why: why it could not run, for people; empty if it could, or was killed.
     """
 
     def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
@@ -89,6 +90,7 @@ class JobProcess:
         self.exit_code: int | None = None
         self.deadline: float | None = None
         self.lingers = False
+        self.why = ""
 
     @classmethod
     def fork(
@@ -183,6 +185,8 @@ class JobProcess:
                 self.answer, self.answered = decode(message.header), True
             elif "apart" in message.header:
                 self.apart = True
+            elif "why" in message.header:
+                self.why = message.header["why"]
             elif self.branch_pidfd < 0:
                 self.branch_pidfd = open_pidfd(message.header["spawner"]) or -1
         if self.channel.closed:

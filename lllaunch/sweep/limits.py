@@ -85,7 +85,8 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
     if count is not None:
         if count < 0:
             raise Refused("is too few: 0 is the least number of CPU slots")
-        return cores.numbers[: _at_most(count, len(cores.numbers), "cores that may be used")]
+        hint = "for more jobs side by side: launch.resources.cpus_per_proc=0 and max_parallel"
+        return cores.numbers[: _at_most(count, len(cores.numbers), "cores that may be used", hint)]
     if not _is_list(limit):
         raise Refused("is not a number of CPU slots (0, 1, 2, ...) nor a list of cores")
     assert isinstance(limit, Sequence)
@@ -122,9 +123,9 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _at_most(count: int, there: int, what: str) -> int:
+def _at_most(count: int, there: int, what: str, hint: str = "") -> int:
     if count > there:
-        raise Refused(f"is more than the {there} {what}")
+        raise Refused(f"is more than the {there} {what}", hint)
     return count
 
 

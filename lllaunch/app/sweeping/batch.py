@@ -19,6 +19,7 @@ from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.results import read_result
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.shell import Sweep
 from lllaunch.sweep.vocabulary import Finish, JobState, Settle
@@ -94,7 +95,7 @@ class BatchRun:
                 policy=self._opened.settings.policy,
             )
             finish = self._sweep(console, numbers)
-        console.finished(session.finish(finish.exit_code), batch.numbers)
+        console.finished(session.finish(), batch.numbers)
         return finish
 
     def _sweep(self, console: SweepConsole, numbers: Sequence[int]) -> Finish:
@@ -180,8 +181,10 @@ class BatchRun:
             directory = skipped.history.directory
         else:
             directory = self._places.get(number) or self._batch.directories.get(number, "")
-            failure = _failure(self._labels.name(index, number), self._ends.get(number))
         directory = os.path.join(self._opened.session.path, directory)
+        if skipped is None:
+            name = self._labels.name(index, number)
+            failure = _failure(name, self._ends.get(number), directory)
         composer = self._opened.jobs.composer
         given = directory if number in self._batch.directories else None
 
@@ -201,16 +204,22 @@ class _Places:
         return self._places[number]
 
 
-def _failure(name: str, end: Settle | None) -> JobEnded | None:
+def _failure(name: str, end: Settle | None, directory: str) -> JobEnded | None:
     """The exception of a job that did not succeed, None of one that did."""
     if end is None:
         return JobEnded(ExitCode.ERROR, f"lllaunch: {name} was not run")
     if end.state in {JobState.SUCCEEDED, JobState.SKIPPED}:
         return None
     code = ExitCode.ERROR if end.exit_code is None else end.exit_code
-    why = f": {end.why}" if end.why else ""
-    what = "was not run" if end.state is JobState.NOT_RUN else f"failed (exit code {code})"
-    return JobEnded(code, f"lllaunch: {name} {what}{why}")
+    if end.state is JobState.NOT_RUN:
+        return JobEnded(code, f"lllaunch: {name} was not run{_after(end.why)}")
+    result = read_result(directory) if end.attempts else None
+    why = end.why if result is None else result.root_cause
+    return JobEnded(code, f"lllaunch: {name} failed (exit code {code}){_after(why)}")
+
+
+def _after(why: str) -> str:
+    return f": {why}" if why else ""
 
 
 def _common(labels: Sequence[Sequence[str]]) -> frozenset[str]:

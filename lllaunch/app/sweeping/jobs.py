@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, run_job
@@ -46,6 +48,20 @@ def import_for_jobs() -> None:
     """Imports what every job needs, in the launcher."""
     for name in _FOR_JOBS:
         importlib.import_module(name)
+
+
+@dataclass(eq=False)
+class NotRun(LaunchError):
+    """A job was composed and could not be run.
+
+    Attributes:
+        reason: what Hydra says.
+    """
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the job could not be run: {self.reason}"
 
 
 class Planned(NamedTuple):
@@ -150,18 +166,26 @@ class SweepJobs:
 
         Returns:
             The exit code of the run.
+
+        Raises:
+            NotRun: Hydra could not run it.
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
         task = _Task(planned.spec, self.composer, spawner)
         functools.update_wrapper(task, self._task_function)
-        done = run_job(
-            hydra_context=self.composer.context,
-            task_function=task,
-            config=planned.config.whole,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-        )
+        try:
+            done = run_job(
+                hydra_context=self.composer.context,
+                task_function=task,
+                config=planned.config.whole,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+        except Exception as error:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                traceback.print_exc()
+            raise NotRun(reason_of(error)) from error
         if task.outcome is None:
             # what it raised: the run could not be started
             return int(done.return_value or 0)
