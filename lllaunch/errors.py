@@ -6,7 +6,7 @@ carries the exit code (docs/reference/exit-codes.md) that ``python -m lllaunch``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import ClassVar
 
 
@@ -46,8 +46,9 @@ class LaunchError(Exception):
         return type(self).__name__
 
     def __reduce__(self) -> tuple[object, ...]:
-        fields = getattr(self, "__dataclass_fields__", {})
-        return (type(self), tuple(getattr(self, name) for name in fields))
+        # not __dataclass_fields__, which has class variables in it
+        names = [each.name for each in fields(self)] if is_dataclass(self) else []
+        return (type(self), tuple(getattr(self, name) for name in names))
 
 
 @dataclass(eq=False)

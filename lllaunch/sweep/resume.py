@@ -188,6 +188,7 @@ def plan_resume(
     taken: Collection[int] = (),
     first: int = 0,
     config_of: Callable[[int], Mapping[str, Any] | None] = lambda number: None,  # noqa: ARG005
+    expect: Callable[[Sequence[tuple[int, OldJob]]], object] = lambda jobs: None,  # noqa: ARG005
 ) -> ResumePlan:
     """Decides what becomes of each job of a sweep that is resumed.
 
@@ -200,29 +201,32 @@ def plan_resume(
         first: the number that the first job of a new sweep would get.
         config_of: the config of an old job, canonical, None if that was not kept; asked for those
             whose fingerprint has changed.
+        expect: told before the first call of ``compose`` what it will be called with, in order; not
+            all of these calls need to come.
 
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.
     """
     jobs = tuple(old)
     matches = match_jobs(jobs, overrides, taken, first)
-    _refuse_changes(matches, compose, config_of)
+    finished = [
+        (index, match.old)
+        for index, match in enumerate(matches)
+        if match.old is not None and match.finished
+    ]
+    expect(finished)
+    _refuse_changes(finished, compose, config_of)
     numbers = {match.number for match in matches}
     left = tuple(sorted(job.number for job in jobs if job.number not in numbers))
     return ResumePlan(tuple(map(_decide, matches)), left)
 
 
 def _refuse_changes(
-    matches: Iterable[Match],
+    finished: Sequence[tuple[int, OldJob]],
     compose: Callable[[int, OldJob], NewJob],
     config_of: Callable[[int], Mapping[str, Any] | None],
 ) -> None:
     """Raises if the config of a finished job has changed; holds one config at a time."""
-    finished = [
-        (index, match.old)
-        for index, match in enumerate(matches)
-        if match.old is not None and match.finished
-    ]
     # for each difference the jobs that have it
     changed: dict[tuple[Change, ...], list[OldJob]] = {}
     count = looked_at = 0

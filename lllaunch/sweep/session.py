@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.run.files import naming
@@ -35,6 +35,10 @@ PATIENCE = 10.0
 """How long a resume waits for the jobs of a killed launcher, seconds."""
 
 _RESUME = "hydra.launcher.resume"
+
+
+Asked: TypeAlias = tuple[int, int, str]
+"""A job that is composed for comparison: its place in the batch, its number, its directory."""
 
 
 class Batch(NamedTuple):
@@ -143,6 +147,7 @@ class SweepSession:
         jobs: Sequence[Sequence[str]],
         first_number: int,
         compose: Callable[[int, int, str], NewJob],
+        expect: Callable[[Sequence[Asked]], object] = lambda jobs: None,  # noqa: ARG005
     ) -> Batch:
         """Gives the jobs of a batch their numbers; of a resumed sweep, finds those of before.
 
@@ -152,6 +157,7 @@ class SweepSession:
             first_number: that of the first job, as the sweeper counts.
             compose: composes a job for comparison; called with its place in ``jobs``, its number
                 and its directory as the journal has it, for those that have finished.
+            expect: told before what ``compose`` will be called with.
 
         Raises:
             ConfigError: the config of a job that has finished has changed, or what ``compose``
@@ -169,10 +175,11 @@ class SweepSession:
         plan = plan_resume(
             [OldJob(history, results.get(history.job)) for history in histories],
             jobs,
-            lambda index, old: compose(index, old.number, old.history.directory),
+            lambda index, old: compose(*_asked(index, old)),
             taken=self._directory.numbers(),
             first=first_number,
             config_of=self.journal.config_of,
+            expect=lambda finished: expect([_asked(*each) for each in finished]),
         )
         self.journal.append(self._resumption)
         self._resumption = None
@@ -220,6 +227,10 @@ class SweepSession:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _asked(index: int, old: OldJob) -> Asked:
+    return index, old.number, old.history.directory
 
 
 def _batch_of(plan: ResumePlan) -> Batch:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.app.ending import JobEnded
-from lllaunch.app.sweeping.aside import AsideFailed, aside
+from lllaunch.app.sweeping.aside import AsideFailed, aside, aside_each
 from lllaunch.app.sweeping.grid import Grid
 from lllaunch.app.sweeping.jobs import reason_of
 from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides
@@ -116,6 +116,31 @@ def test_what_is_called_aside_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
     assert value == "after"
     assert pid != os.getpid()
     assert os.environ["ASIDE"] == "before"
+
+
+def test_many_things_aside_come_in_their_order() -> None:
+    assert list(aside_each(lambda item: item * item, range(7), 3)) == [0, 1, 4, 9, 16, 25, 36]
+    assert list(aside_each(lambda item: item, (), 3)) == []
+    pids = list(aside_each(lambda _: os.getpid(), range(4), 2))
+    assert pids[0] == pids[2] != pids[1] == pids[3]
+
+
+def test_large_answers_that_nobody_waits_for_end_with_the_asking() -> None:
+    answers = aside_each(lambda item: b"x" * 1_000_000, range(100), 2)
+    assert len(next(answers)) == 1_000_000
+    answers.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_of_ours_comes_from_aside_as_it_is() -> None:
+    def refuse(item: int) -> int:
+        if item == 2:
+            raise ConfigError((Problem("a", "2", "is too much"),))
+        return item
+
+    found = aside_each(refuse, range(4), 2)
+    assert [next(found), next(found)] == [0, 1]
+    with pytest.raises(ConfigError, match="a: 2 is too much"):
+        next(found)
 
 
 def test_what_fails_aside_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:

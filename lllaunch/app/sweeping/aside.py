@@ -1,22 +1,24 @@
-"""Calls a function in a process of its own, so that what it sets and imports is gone with it."""
+"""Calls functions in processes of their own, so that what they set and import is gone with them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NoReturn, TypeVar
 
 from lllaunch.errors import LaunchError
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
 class AsideFailed(LaunchError):
-    """The process ended without an answer."""
+    """A process ended without an answer."""
 
     def __str__(self) -> str:
         return "jobs were composed, and the process that did so was killed or failed"
@@ -29,36 +31,81 @@ def aside(function: Callable[[], T]) -> T:
         function: what it returns can be pickled.
 
     Raises:
-        AsideFailed: it raised, which standard error shows, or its process was killed.
+        LaunchError: it raised that.
+        AsideFailed: it raised something else, which standard error shows, or its process was
+            killed.
     """
+    return next(aside_each(lambda _: function(), (None,), 1))
+
+
+def aside_each(function: Callable[[A], T], items: Sequence[A], processes: int) -> Iterator[T]:
+    """Calls a function with each of some items, in several forks of this process.
+
+    Args:
+        function: what it returns can be pickled.
+        items: what it is called with.
+        processes: how many forks, at least 1.
+
+    Yields:
+        what it returned, in the order of the items.
+
+    Raises:
+        LaunchError, AsideFailed: as `aside` has it.
+    """
+    with contextlib.ExitStack() as stack:
+        pipes = [
+            stack.enter_context(_fork(function, items[place::processes]))
+            for place in range(min(processes, len(items)))
+        ]
+        for place in range(len(items)):
+            yield _answer_of(pipes[place % processes])
+
+
+@contextlib.contextmanager
+def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
+    """The pipe that a fork writes its answers to; the fork is gone afterwards."""
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(read)
-        _answer(function, write)
+        _answer(function, items, write)
     os.close(write)
     try:
         with os.fdopen(read, "rb") as file:
-            answer = file.read()
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
+            yield file
     finally:
+        # one that has answered all is ending; the others are not wanted any more
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    if not answer:
-        raise AsideFailed
-    found: T = pickle.loads(answer)  # noqa: S301 - of our own fork
-    return found
 
 
-def _answer(function: Callable[[], object], write: int) -> NoReturn:
+def _answer_of(pipe: IO[bytes]) -> Any:
+    try:
+        answer, error = pickle.load(pipe)  # noqa: S301 - of our own fork
+    except (EOFError, pickle.UnpicklingError):
+        raise AsideFailed from None
+    if error is not None:
+        raise error
+    return answer
+
+
+def _answer(function: Callable[[A], object], items: Sequence[A], write: int) -> NoReturn:
     """In the fork: never returns into the code that was forked."""
     try:
-        data = pickle.dumps(function())
-        with os.fdopen(write, "wb") as file:
-            file.write(data)
+        # closed by the end of the process, when all is said on standard error, too
+        file = os.fdopen(write, "wb")
+        for item in items:
+            try:
+                answer: tuple[object, LaunchError | None] = (function(item), None)
+            except LaunchError as error:
+                answer = (None, error)
+            file.write(pickle.dumps(answer))
+            file.flush()
+    except BrokenPipeError:
+        # nobody wants the rest
+        os._exit(0)
     except BaseException:  # noqa: BLE001 - see above
         traceback.print_exc()
         sys.stderr.flush()

@@ -7,20 +7,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
 
 from lllaunch.app.ending import JobEnded
-from lllaunch.app.sweeping.jobs import reason_of
+from lllaunch.app.sweeping.comparing import Comparing
 from lllaunch.app.sweeping.labels import Labels
 from lllaunch.app.sweeping.returns import SweptJob
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
-from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.results import read_result
-from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.shell import Sweep
 from lllaunch.sweep.vocabulary import Finish, JobState, Settle
 
@@ -70,7 +66,11 @@ class BatchRun:
         self._ends: dict[int, Settle] = {}
         self._places: dict[int, str] = {}
         self._taken: dict[str, int] = {}
-        self._batch = opened.session.plan(self._labels, first, self._compare)
+        comparing = Comparing(opened.jobs, overrides, opened.session.path)
+        with contextlib.closing(comparing):
+            self._batch = opened.session.plan(
+                self._labels, first, comparing.compose, comparing.expect
+            )
         numbers = self._batch.numbers
         self._indices = numbers if isinstance(numbers, range) else _Places(numbers)
 
@@ -147,22 +147,6 @@ class BatchRun:
             f"({prepared.directory}); make it depend on the job, as ${{hydra.job.num}} does"
         )
         return Broken(ExitCode.CONFIG, why, prepared.overrides, prepared.directory)
-
-    def _compare(self, index: int, number: int, directory: str) -> NewJob:
-        """Composes a job that has finished, to see whether it would be the same now."""
-        before = HydraConfig.instance().cfg
-        place = os.path.join(self._opened.session.path, directory)
-        try:
-            planned = self._opened.jobs.plan(self._overrides[index], number, place)
-        except LaunchError:
-            raise
-        except Exception as error:
-            name = f"job {number} ({' '.join(self._labels[index])})"
-            problem = Problem(name, "", f"cannot be composed any more: {reason_of(error)}")
-            raise ConfigError((problem,)) from error
-        finally:
-            HydraConfig.instance().cfg = before
-        return NewJob(self._labels[index], job_key(planned.identity), planned.identity)
 
     def _label(self, number: int) -> Sequence[str]:
         return self._labels[self._indices.index(number)]
