@@ -47,7 +47,7 @@ class LaunchError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # not __dataclass_fields__, which has class variables in it
-        names = [each.name for each in fields(self)] if is_dataclass(self) else []
+        names: list[str] = [each.name for each in fields(self)] if is_dataclass(self) else []
         return (type(self), tuple(getattr(self, name) for name in names))
 
 

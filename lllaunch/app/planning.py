@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from lllaunch.errors import ConfigError, Problem
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -82,8 +84,22 @@ def plan_job(
     preload = (*spec.preload, *user.preload)
     spec = replace(spec, entrypoint=user.entrypoint, preload=preload)
     if user.forked:
+        _expect_forks(spec, user)
         spec = replace(spec, redacted={**spec.redacted, "start_method": "fork"})
     return spec
+
+
+def _expect_forks(spec: LaunchSpec, user: UserFunction) -> None:
+    """Raises unless workers may be forked."""
+    if spec.start_method == "spawn":
+        function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
+        problem = Problem(
+            "launch.start_method",
+            "'spawn'",
+            f"needs a function that workers can import, and {function} is none",
+            "put it at the top level of its module, or leave start_method out",
+        )
+        raise ConfigError((problem,))
 
 
 def perform(

@@ -36,7 +36,17 @@ _TICK_SECONDS = 0.25
 
 
 class Resources(NamedTuple):
-    """What a launcher has opened for all of its batches."""
+    """What a launcher has for all of its batches.
+
+    Attributes:
+        settings: of the launcher.
+        machine: what may be leased.
+        leases: what is.
+        session: the sweep's directory.
+        warmth: the warm spawners.
+        jobs: composes and runs the jobs.
+        taken: which job runs in a directory.
+    """
 
     settings: SweepSettings
     machine: Machine
@@ -44,6 +54,7 @@ class Resources(NamedTuple):
     session: SweepSession
     warmth: Warmth
     jobs: SweepJobs
+    taken: dict[str, int]
 
 
 class BatchRun:
@@ -65,7 +76,6 @@ class BatchRun:
         self._labels = Labels(overrides)
         self._ends: dict[int, Settle] = {}
         self._places: dict[int, str] = {}
-        self._taken: dict[str, int] = {}
         comparing = Comparing(opened.jobs, overrides, opened.session.path)
         with contextlib.closing(comparing):
             self._batch = opened.session.plan(
@@ -139,7 +149,7 @@ class BatchRun:
 
     def _review(self, number: int, prepared: Prepared) -> Prepared | Broken:
         """Refuses a job that would write where another one does."""
-        other = self._taken.setdefault(prepared.directory, number)
+        other = self._opened.taken.setdefault(prepared.directory, number)
         if other == number:
             return prepared
         why = (

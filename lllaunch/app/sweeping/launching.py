@@ -122,7 +122,7 @@ class Launching:
         self._resources.callback(session.close)
         leases = Leases(machine, lock_cpus=settings.pin_cpus)
         self._resources.callback(leases.close)
-        return Resources(settings, machine, leases, session, warmth, jobs)
+        return Resources(settings, machine, leases, session, warmth, jobs, {})
 
 
 def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:
