@@ -14,20 +14,18 @@ from hydra.core.utils import setup_globals
 from lllaunch import __version__
 from lllaunch.app.ending import AppEnded
 from lllaunch.app.sweeping.batch import BatchRun, Resources
-from lllaunch.app.sweeping.composing import LAUNCHER, Composer
+from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.probes import probe
 from lllaunch.app.sweeping.refusing import refusing
-from lllaunch.app.sweeping.resume import check
+from lllaunch.app.sweeping.settings import read_settings
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.sweeping.sweepers import check_sweeper, launches_once
+from lllaunch.app.sweeping.sweepers import launches_once
 from lllaunch.app.user_function import UserFunction
 from lllaunch.config.read import register_resolvers
-from lllaunch.config.sweep import sweep_settings
 from lllaunch.config.whole import redacted_overrides
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.session import SweepSession
 from lllaunch.sweep.warmth import Warmth
 
@@ -98,11 +96,7 @@ class Launching:
 
     def _begin(self, overrides: Sequence[Sequence[str]], first: int) -> Resources:
         config = self._config
-        settings = sweep_settings(config.hydra.launcher, LAUNCHER)
-        sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
-        check(settings.resume, sweep_dir, cwd)
-        check_sweeper(config, settings)
-        machine = find_machine(os.environ, settings.gpus, settings.cpus, key=LAUNCHER)
+        settings, machine = read_settings(config)
         source = TaskSource.of(self._task_function)
         user = _user(source, self._task_function)
         environ = dict(os.environ)
@@ -113,7 +107,7 @@ class Launching:
         probe(jobs, overrides, first, warmth)
         import_for_jobs()
         session = SweepSession.begin(
-            os.path.join(cwd, sweep_dir),
+            os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir)),
             command=redacted_overrides(list(config.hydra.overrides.task)),
             version=__version__,
             resume=settings.resume is not None,
