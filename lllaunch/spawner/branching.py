@@ -21,6 +21,8 @@ from lllaunch.linux.process import (
 from lllaunch.spawner.environment import exec_part
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Self
 
     from lllaunch.linux.cgroup import Cgroup
@@ -63,6 +65,7 @@ class Branching:
     _limits: tuple[int, int]
     _ready: bool
     _adopts: bool
+    _arrival: Callable[[], None] | None
     _channel: Channel | None
     _cgroup: Cgroup | None
     _connect: Any
@@ -97,7 +100,14 @@ class Branching:
             os.close(launcher)
 
     @classmethod
-    def adopt(cls, branch: Branch, seconds: float | None = None) -> Self:
+    def adopt(
+        cls,
+        branch: Branch,
+        seconds: float | None = None,
+        *,
+        adopted: Callable[[int], object] = lambda pid: None,  # noqa: ARG005
+        later: bool = False,
+    ) -> Self:
         """Take a branch over, in the process that it is meant for; waits for the preloads.
 
         It is configured as the spawner that it comes from: `configure` with other values replaces
@@ -106,6 +116,9 @@ class Branching:
         Args:
             branch: as `new_branch` made it.
             seconds: how long it is waited for; None: as long as somebody may still let it begin.
+            adopted: told its process id before it starts workers.
+            later: wait for it in `configure` only, which starts a spawner of this process's own
+                if it has ended: for one that is being forked meanwhile.
 
         Raises:
             SpawnerDied: it ended, or did not begin.
@@ -120,12 +133,29 @@ class Branching:
         Subreaper.need()
         spawner._adopts = True
         spawner._connect(branch.sock)
-        spawner._await_branch(None if seconds is None else time.monotonic() + seconds)
-        spawner._ready = True
-        cgroup = spawner._cgroup.procs if spawner._cgroup is not None else ""
-        # a worker whose stream goes to no file writes to where this process's goes
-        spawner._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
+        until = None if seconds is None else time.monotonic() + seconds
+        spawner._arrival = lambda: spawner._arrive(until, adopted)
+        if not later:
+            spawner._complete()
         return spawner
+
+    def _complete(self) -> None:
+        """Wait for a branch that is being adopted.
+
+        Raises:
+            SpawnerDied: it ended, or did not begin.
+        """
+        if self._arrival is not None:
+            arrival, self._arrival = self._arrival, None
+            arrival()
+
+    def _arrive(self, until: float | None, adopted: Callable[[int], object]) -> None:
+        self._await_branch(until)
+        self._ready = True
+        adopted(self.pid)
+        cgroup = self._cgroup.procs if self._cgroup is not None else ""
+        # a worker whose stream goes to no file writes to where this process's goes
+        self._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
 
     def _await_branch(self, until: float | None) -> None:
         while not self.pid:

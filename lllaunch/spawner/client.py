@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import SpawnerDied
@@ -64,6 +64,7 @@ class Spawner(Branching):
         self._checked: list[str] = []
         self._checking = False
         self._adopts = False
+        self._arrival: Callable[[], None] | None = None
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
         self._limits = (0, 0)
@@ -106,6 +107,10 @@ class Spawner(Branching):
             cwd: working directory of the preloads, put on ``sys.path``.
             preload: modules to import before workers are forked.
         """
+        try:
+            self._complete()
+        except SpawnerDied:
+            self.__init__()  # type: ignore[misc]
         key = Shared(dict(environ), cwd, tuple(preload))
         if self.pid and self.dead is None and self._key is not None and self._key.serves(key):
             return
@@ -368,6 +373,9 @@ class Spawner(Branching):
                 send_signal(self._pidfd, signal.SIGKILL)
             self._channel.close()
             self._bury()
+        elif self._arrival is not None:
+            # a branch that nobody has waited for; it ends with its connection
+            self.forget()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -120,11 +120,8 @@ def _work(work: Work, place: Place) -> int:
     os.environ.update(work.machine.environment(lease))
     if work.pins:
         pin(lease)
-    spawner = _adopt(work, answer, begin[0], channel)
-    if spawner is not None and work.pins and lease.cpus:
-        # It was forked from one that is not bound, and its workers are forked from it.
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(spawner.pid, lease.cpus)
+    cores = lease.cpus if work.pins else ()
+    spawner = _adopt(work, answer, begin[0], channel, cores)
     try:
         code = int(work.execute(answer, lease, spawner))
     except Exception as error:
@@ -173,20 +170,38 @@ def _send(channel: Channel, message: dict[str, object]) -> None:
         channel.flush()
 
 
-def _adopt(work: Work, answer: Prepared, message: Message, channel: Channel) -> Spawner | None:
-    """Takes the branch over that a message gives, if it does; None if there is none any more."""
+def _adopt(
+    work: Work, answer: Prepared, message: Message, channel: Channel, cores: tuple[int, ...]
+) -> Spawner | None:
+    """Takes the branch over that a message gives, if it does; None if there is none any more.
+
+    Args:
+        work: what there is to do.
+        answer: what composing yielded.
+        message: the launcher's.
+        channel: to the launcher.
+        cores: that the branch is bound to; empty for none.
+    """
     if work.warm is None or answer.warm is None or is_lease(message.header):
         return None
     from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where one is warm
 
+    def adopted(pid: int) -> None:
+        # So that the launcher keeps the lease until that has ended, too.
+        _send(channel, {"spawner": pid})
+        if cores:
+            # It was forked from one that is not bound, and its workers are forked from it.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(pid, cores)
+
     branch = work.warm.branch_of(answer.warm, message)
+    # While it is being forked, the run can be prepared. Preloads may take long, and a signal is
+    # to end a job that waits for them.
+    soon = message.header["soon"]
     try:
-        spawner = Spawner.adopt(branch, answer.patience)
+        return Spawner.adopt(branch, answer.patience, adopted=adopted, later=soon)
     except SpawnerDied:
         return None
-    # So that the launcher keeps the lease until that has ended, too.
-    _send(channel, {"spawner": spawner.pid})
-    return spawner
 
 
 def _disown() -> None:

@@ -109,7 +109,8 @@ class Warmth:
             undo.pop_all()
         assert branch.other is not None
         kept.waiting.append((branch.other, launcher))
-        channel.queue({"branch": branch.mark}, fds=(branch.sock.detach(),), close_fds=True)
+        header = {"branch": branch.mark, "soon": kept.spawner.ready}
+        channel.queue(header, fds=(branch.sock.detach(),), close_fds=True)
         if kept.spawner.ready:
             kept.hand_over()
 
