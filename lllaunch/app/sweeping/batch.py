@@ -46,6 +46,7 @@ class Resources(NamedTuple):
         warmth: the warm spawners.
         jobs: composes and runs the jobs.
         taken: which job runs in a directory.
+        resumable: whether the sweeper's jobs can be asked for again by a resume.
     """
 
     settings: SweepSettings
@@ -55,6 +56,7 @@ class Resources(NamedTuple):
     warmth: Warmth
     jobs: SweepJobs
     taken: dict[str, int]
+    resumable: bool
 
 
 class BatchRun:
@@ -105,7 +107,8 @@ class BatchRun:
                 policy=self._opened.settings.policy,
             )
             finish = self._sweep(console, numbers)
-        console.finished(session.finish(), batch.numbers)
+        resumable = self._opened.resumable
+        console.finished(session.finish(), batch.numbers, resumable=resumable)
         return finish
 
     def _sweep(self, console: SweepConsole, numbers: Sequence[int]) -> Finish:

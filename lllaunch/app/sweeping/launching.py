@@ -116,7 +116,8 @@ class Launching:
         self._resources.callback(session.close)
         leases = Leases(machine, lock_cpus=settings.pin_cpus)
         self._resources.callback(leases.close)
-        return Resources(settings, machine, leases, session, warmth, jobs, {})
+        resumable = launches_once(config)
+        return Resources(settings, machine, leases, session, warmth, jobs, {}, resumable)
 
 
 def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:

@@ -162,13 +162,20 @@ class SweepConsole:
         rows: list[Row] = [(Span(f"lllaunch: {first}", "error"),)]
         self._say([*rows, *((Span(f"  {text}"),) for text in rest)], last=True)
 
-    def finished(self, document: Mapping[str, Any], numbers: Collection[int] | None = None) -> None:
+    def finished(
+        self,
+        document: Mapping[str, Any],
+        numbers: Collection[int] | None = None,
+        *,
+        resumable: bool = True,
+    ) -> None:
         """Shows the summary of a sweep that is over.
 
         Args:
             document: what sweep.json holds, see `lllaunch.sweep.summary`.
             numbers: of the jobs that are meant, None for all: a sweeper may have asked for others
                 before, and a sweep that is resumed may have had others.
+            resumable: whether the sweep can be resumed.
         """
         # What only the end needs is imported then.
         from lllaunch.console.sweep.summary import Setting, summary_rows  # noqa: PLC0415
@@ -182,6 +189,7 @@ class SweepConsole:
             counts=self._board.summary(),
             cancelled=self._board.cancelled,
             columns=0 if self._flow is None else _columns(self._flow.stream),
+            resumable=resumable,
         )
         if numbers is not None:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)

@@ -49,6 +49,7 @@ class Setting(NamedTuple):
         counts: what became of them, if the sweep said so.
         cancelled: numbers of the jobs that a signal to the launcher ended.
         columns: of the terminal; 0 where there is none.
+        resumable: whether the rest could be run by resuming the sweep.
     """
 
     directory: str
@@ -58,6 +59,7 @@ class Setting(NamedTuple):
     counts: Summary | None = None
     cancelled: Collection[int] = ()
     columns: int = 0
+    resumable: bool = True
 
 
 def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
@@ -180,7 +182,7 @@ def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting)
     path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
     whole = good == sum(counts)
     yield (Span(f"lllaunch: {text}; {path}", "good" if whole and not code else "error"),)
-    if not whole:
+    if not whole and setting.resumable:
         again = resume_override(shown_path(setting.directory, setting.cwd))
         yield (Span(f"lllaunch: to run the rest, add to the same command: {again}"),)
 
