@@ -238,7 +238,8 @@ class Guard:
         places = {rank: _stacks_file(errors.get(rank, "")) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the watchdog found: {self._finding}"
-        self._collector = StackCollector(chosen, places, heading, hide=self._hide)
+        parent = self._context.parent
+        self._collector = StackCollector(chosen, places, heading, hide=self._hide, parent=parent)
         self._collect_until = self._clock() + STACKS_SECONDS
         self._collector.start()
 

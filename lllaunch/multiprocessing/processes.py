@@ -158,6 +158,11 @@ class Processes(abc.ABC):
         return tuple(facts)
 
     @property
+    def parent(self) -> int:
+        """Process id of the workers' parent; 0 before they are started."""
+        return 0 if self._starter is None else self._starter.pid
+
+    @property
     def alive(self) -> frozenset[int]:
         """Local ranks that are not known to have ended."""
         if self._died is not None or self._broken is not None or self._starter is None:

@@ -46,6 +46,7 @@ class Forker:
     """Forks workers from this process and waits for them; not thread-safe."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.mark = os.urandom(16).hex()
         self._children: dict[int, _Child] = {}
         self._pids: set[int] = set()

@@ -9,7 +9,13 @@ from lllaunch.spawner.facts import Fact
 
 
 class Starter(Protocol):
-    """Starts workers, tells what became of them, signals them."""
+    """Starts workers, tells what became of them, signals them.
+
+    Attributes:
+        pid: of the process that is the workers' parent.
+    """
+
+    pid: int
 
     def fileno(self) -> int:
         """A descriptor that is readable when `dispatch` has something to do."""

@@ -45,7 +45,10 @@ class PlayedStarter:
 
     Attributes:
         orders: what was asked of it, in order.
+        pid: of nobody.
     """
+
+    pid = 4_000_000
 
     def __init__(self) -> None:
         self.orders: list[Order] = []

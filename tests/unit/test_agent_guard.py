@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 import pytest
-from support.played import Make, Order, ended, playing, script
+from support.played import Make, Order, PlayedStarter, ended, playing, script
 
 from lllaunch.agent import WorkerState
 from lllaunch.agent import vocabulary as v
@@ -35,7 +35,9 @@ class Collector:
         paths: Mapping[int, str],
         heading: str,
         hide: Callable[[str], str] = str,
+        parent: int = 0,
     ) -> None:
+        assert parent == PlayedStarter.pid
         self.workers, self.paths, self.heading = dict(workers), dict(paths), heading
         self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         type(self).made.append(self)

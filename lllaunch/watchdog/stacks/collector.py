@@ -35,12 +35,14 @@ class StackCollector:
     """Takes the stacks of several workers once.
 
     Args:
-        workers: process ids of live workers, by local rank. Those that are not below this process,
-            or lead no session, are not ours and left alone.
+        workers: process ids of live workers, by local rank. Those that are not below this process
+            nor below ``parent``, or lead no session, are not ours and left alone.
         paths: the stacks.txt of each, by local rank; empty or missing for none.
         heading: what each file begins with: why, and when.
         seconds: how long all of it may take.
         hide: applied to what is written.
+        parent: process id of the workers' parent, where that need not be below this process (a
+            spawner that was handed over); 0 for none.
 
     Attributes:
         problem: what went wrong, in one line; empty if nothing did.
@@ -54,6 +56,7 @@ class StackCollector:
         *,
         seconds: float = 5.0,
         hide: Callable[[str], str] = str,
+        parent: int = 0,
     ) -> None:
         self.problem = ""
         self._workers = dict(workers)
@@ -61,6 +64,7 @@ class StackCollector:
         self._heading = heading
         self._seconds = seconds
         self._hide = hide
+        self._parent = parent
         self._deadline = 0.0
         self._known = {rank: RankStack(rank) for rank in self._workers}
         self._lock = threading.Lock()
@@ -107,7 +111,8 @@ class StackCollector:
                 os.eventfd_write(self._event, 1)
 
     def _collect(self) -> None:
-        cases, writer = survey(self._workers, self._paths), Writer(self._hide)
+        cases = survey(self._workers, self._paths, parent=self._parent)
+        writer = Writer(self._hide)
         written: set[int] = set()
         for case in cases:
             case.worker.examine()
@@ -196,6 +201,7 @@ def survey(
     workers: Mapping[int, int],
     paths: Mapping[int, str],
     processes: Callable[[], list[proc.ProcessFacts]] = proc.processes,
+    parent: int = 0,
 ) -> list[RankCase]:
     """Find the processes of all ranks; those of workers that are gone, or not ours, are left out.
 
@@ -203,10 +209,12 @@ def survey(
         workers: process ids by local rank.
         paths: files to write to, by local rank.
         processes: lists all processes.
+        parent: as `StackCollector` has it.
     """
     everything = processes()
     known = {process.pid: process for process in everything}
-    ours = {process.pid for process in proc.descendants(os.getpid(), everything)}
+    roots = [os.getpid(), parent] if parent else [os.getpid()]
+    ours = {process.pid for root in roots for process in proc.descendants(root, everything)}
     cases = []
     for rank, pid in sorted(workers.items()):
         if pid not in ours or known[pid].session != pid:
