@@ -1,0 +1,330 @@
+"""Jobs that end in every way but the right one, and what a sweep makes of them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.launching import text_of, until
+from support.sweeping import SweepProject
+
+from lllaunch.sweep.records import Ended
+
+# What a worker needs to be killed, to hang, to fail: once, or whenever it runs.
+WORK = """
+import ctypes, json, os, signal, sys, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def first(kind):
+    '''Whether this job runs for the first time; tells the test that it runs.'''
+    with open(HERE / "starts", "a") as file:
+        file.write(f"{kind}\\n")
+    return (HERE / "starts").read_text().split().count(kind) == 1
+
+def job_process(number):
+    lines = (HERE / "sweep" / "sweep.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [r for r in records if r["type"] == "started" and r["job"] == number][-1]["pid"]
+
+def for_ever():
+    while True:
+        signal.pause()
+
+def go(kind, number):
+    again = not first(kind)
+    if kind.endswith("once") and again:
+        return kind
+    kind = kind.removesuffix("_once")
+    if kind == "worker":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "job":
+        os.kill(job_process(number), signal.SIGKILL)
+        for_ever()
+    elif kind == "spawner":
+        os.kill(os.getppid(), signal.SIGKILL)
+        for_ever()
+    elif kind == "fails":
+        raise ValueError("the reason")
+    elif kind == "hangs":
+        print("about to hang", flush=True)
+        for_ever()
+    elif kind == "slow":
+        for number in range(10_000):
+            print(number, flush=True)
+            time.sleep(0.05)
+    elif kind == "greedy":
+        kept = []
+        for _ in range(10_000):
+            kept.append(bytearray(os.urandom(1 << 20)))
+            time.sleep(0.005)
+    return kind
+"""
+
+EXPERIMENT = """
+limits:
+  hangs: {preset: none, stall: 1s}
+  hangs_once: {preset: none, stall: 1s}
+  slow: {preset: none, timeout: 1s}
+  slow_once: {preset: none, timeout: 1s}
+  greedy: {preset: none, memory: 200MiB}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> SweepProject:
+    project = SweepProject(tmp_path)
+    project.write("work.py", WORK)
+    launch = (
+        "{entrypoint: 'work:go', grace_period: 10, "
+        "args: {kind: '${kind}', number: '${hydra:job.num}'}, "
+        "watchdog: '${oc.select:limits.${kind},null}'}"
+    )
+    project.experiment("test", launch, EXPERIMENT + "kind: good\n")
+    return project
+
+
+def ends(project: SweepProject) -> dict[str, Any]:
+    """How each job of sweep.json ended, by its kind."""
+    found = {}
+    for job in project.document()["jobs"]:
+        (kind,) = [text.removeprefix("kind=") for text in job["overrides"] if "kind=" in text]
+        found[kind] = job
+    return found
+
+
+def told(project: SweepProject) -> list[tuple[int, str, int | None]]:
+    return [
+        (record.retry, record.result.state, record.result.exit_code)
+        for record in project.records()
+        if isinstance(record, Ended)
+    ]
+
+
+def test_killed_jobs_run_again_and_the_others_go_on(project: SweepProject) -> None:
+    kinds = ["worker_once", "job_once", "spawner_once", "good"]
+    ended = project.run("+exp=test", f"kind={','.join(kinds)}")
+    assert ended.code == 0, ended.err
+    assert set(project.states().values()) == {"succeeded"}
+    # the death of a spawner is made good within the job, without giving its lease back
+    assert project.tries() == {0: 2, 1: 2, 2: 1, 3: 1}
+    starts = (project.root / "starts").read_text().split()
+    assert [starts.count(kind) for kind in kinds] == [2, 2, 2, 1]
+    for number in (0, 1):
+        assert f"job {number}: attempt 0 was ended by a signal" in ended.err
+    # attempts of one job are kept beside each other
+    assert {path.name for path in (project.sweep / "0").glob("attempt_*")} == {
+        "attempt_0",
+        "attempt_1",
+    }
+
+
+def test_a_job_is_tried_again_as_often_as_its_cause_allows(project: SweepProject) -> None:
+    kinds = ["worker", "job", "spawner", "fails", "fails_once", "slow", "slow_once", "good"]
+    retries = "hydra.launcher.retries={signal: 0, failure: 1, timeout: 1}"
+    ended = project.run("+exp=test", f"kind={','.join(kinds)}", retries)
+    assert ended.code == 6
+    found = ends(project)
+    assert {
+        kind: (job["state"], job["tries"], job["exit_code"]) for kind, job in found.items()
+    } == {
+        "worker": ("failed", 1, 3),
+        "job": ("signalled", 1, 137),
+        "spawner": ("failed", 1, 3),
+        "fails": ("failed", 2, 3),
+        "fails_once": ("succeeded", 2, 0),
+        "slow": ("failed", 2, 4),
+        "slow_once": ("succeeded", 2, 0),
+        "good": ("succeeded", 1, 0),
+    }
+    assert "SIGKILL" in found["worker"]["root_cause"]
+    assert found["fails"]["root_cause"] == "rank 0: raised ValueError: the reason"
+    assert "3 of 8 jobs succeeded, 5 failed" in ended.err
+    for number in (0, 1, 2, 3, 5):
+        assert f"sweep/{number}" in ended.err
+
+
+def test_a_job_that_hangs_is_found_and_tried_once_more(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "kind=hangs,hangs_once,greedy,good")
+    assert ended.code == 6
+    found = ends(project)
+    assert {
+        kind: (job["state"], job["tries"], job["exit_code"]) for kind, job in found.items()
+    } == {
+        "hangs": ("failed", 2, 4),
+        "hangs_once": ("succeeded", 2, 0),
+        "greedy": ("failed", 1, 4),
+        "good": ("succeeded", 1, 0),
+    }
+    assert project.result(0)["root_cause"]["cause"]["type"] == "Stalled"
+    assert "signal.pause()" in ended.err
+    assert "for_ever" in (project.sweep / "0" / "attempt_0" / "0" / "stacks.txt").read_text()
+    assert "about to hang" in project.log(0, attempt=1)
+    assert "job 0: attempt 0 hung" in ended.err
+
+
+def test_a_job_that_cannot_run_does_not_keep_the_others_from_it(project: SweepProject) -> None:
+    project.experiment(
+        "mixed",
+        "{entrypoint: '${program}', nproc: '${n}', args: '${list}'}",
+        "program: echo\nn: 1\nlist: [a]\n",
+    )
+    cases = "program=echo,no-such-program n=1,many"
+    ended = project.run("+exp=mixed", *cases.split())
+    assert ended.code == 6
+    assert project.states()[0] == "succeeded"
+    found = {job["job"]: job for job in project.document()["jobs"]}
+    assert sorted(found) == [0, 1, 2, 3]
+    for number in (1, 2, 3):
+        assert found[number]["tries"] == 0
+        assert found[number]["exit_code"] == 2
+    assert project.started() == [0]
+    assert "launch.nproc: 'many' " in ended.err
+    assert "no-such-program" in ended.err
+    # a run is not begun that cannot be
+    assert not list(project.sweep.glob("[123]/attempt_0"))
+
+
+def test_a_config_that_hydra_cannot_compose_is_the_jobs_own_failure(project: SweepProject) -> None:
+    project.experiment(
+        "mixed", "{entrypoint: echo, args: ['${list.${which}}']}", "which: a\nlist: {a: 1, b: 2}\n"
+    )
+    ended = project.run("+exp=mixed", "which=a,c,b")
+    assert ended.code == 6
+    assert project.states() == {0: "succeeded", 1: "error", 2: "succeeded"}
+    assert "list.c" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_what_is_wrong_with_all_jobs_starts_nothing(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "kind=good", "launch.nproc=1,lots", "launch.tee=al,all")
+    assert ended.code == 2
+    assert "nothing was started" in ended.err
+    assert "launch.nproc: 'lots' " in ended.err
+    assert "did you mean 'all'?" in ended.err
+    assert not project.started()
+    assert not (project.root / "starts").exists()
+
+
+@pytest.mark.parametrize(("policy", "most"), [("stop", 1), ("{max_failures: 2}", 2)])
+def test_enough_failures_end_a_sweep(project: SweepProject, policy: str, most: int) -> None:
+    alone = "hydra.launcher.max_parallel=1"
+    ended = project.run(
+        "+exp=test", "kind=good,fails,fails,fails", alone, f"hydra.launcher.on_failure={policy}"
+    )
+    assert ended.code == 6
+    assert (project.root / "starts").read_text().split() == ["good", *["fails"] * most]
+    assert project.started() == list(range(1 + most))
+    failed = "1 job has failed" if most == 1 else "2 jobs have failed"
+    assert f"{failed}: no more are started" in ended.err
+    assert f"1 of 4 jobs succeeded, {most} failed, {3 - most} not run" in ended.err
+    # what was never started is run by a resume
+    project.write("work.py", "def go(kind, number): return 1\n")
+    again = project.run("+exp=test", "kind=good,fails,fails,fails", "hydra.launcher.resume=sweep")
+    assert again.code == 0, again.err
+    assert set(project.states().values()) == {"succeeded"}
+    assert project.tries() == {n: 1 + (1 <= n <= most) for n in range(4)}
+    assert project.started()[1 + most :] == [1, 2, 3]
+
+
+CAREFUL = """
+import os, signal, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def stop(signum, frame):
+    (HERE / f"told-{NUMBER}").write_text(str(signum))
+    if not STUBBORN:
+        raise SystemExit(7)
+
+def go(number, stubborn):
+    global NUMBER, STUBBORN
+    NUMBER, STUBBORN = number, stubborn
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, stop)
+    (HERE / f"runs-{number}").touch()
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.fixture
+def careful(project: SweepProject) -> SweepProject:
+    project.write("work.py", CAREFUL)
+    launch = (
+        "{entrypoint: 'work:go', grace_period: 50, "
+        "args: {number: '${hydra:job.num}', stubborn: '${stubborn}'}}"
+    )
+    project.experiment("careful", launch, "stubborn: false\nx: 0\n")
+    return project
+
+
+def test_ctrl_c_lets_running_jobs_end_and_starts_no_other(careful: SweepProject) -> None:
+    launcher = careful.start("+exp=careful", "x=range(6)", "hydra.launcher.max_parallel=2")
+    until(lambda: all((careful.root / f"runs-{n}").exists() for n in (0, 1)), "two jobs")
+    launcher.signal(signal.SIGINT)
+    ended = launcher.finish()
+    assert ended.code == 130
+    assert careful.started() == [0, 1]
+    assert [text_of(careful.root / f"told-{n}") for n in (0, 1)] == [str(int(signal.SIGINT))] * 2
+    assert "SIGINT received: no new job is started; 2 running jobs" in ended.err
+    assert "0 of 6 jobs succeeded, 2 cancelled, 4 not run" in ended.err
+    assert careful.document()["exit_code"] == 130
+    assert "succeeded" not in careful.states().values()
+    # they were not tried again, and nothing is said to have failed
+    assert sum(careful.tries().values()) == 2
+    assert " failed" not in ended.err
+
+
+def test_a_second_ctrl_c_kills(careful: SweepProject) -> None:
+    many = ("x=range(6)", "hydra.launcher.max_parallel=2", "stubborn=true")
+    launcher = careful.start("+exp=careful", *many)
+    until(lambda: all((careful.root / f"runs-{n}").exists() for n in (0, 1)), "two jobs")
+    launcher.signal(signal.SIGINT)
+    until(lambda: all((careful.root / f"told-{n}").exists() for n in (0, 1)), "the signal")
+    assert launcher.process.poll() is None
+    launcher.signal(signal.SIGINT)
+    ended = launcher.finish(30)
+    assert ended.code == 130
+    assert "SIGINT received again: 2 running jobs killed" in ended.err
+    assert careful.started() == [0, 1]
+    assert [state for _, state, _ in told(careful) if state == "succeeded"] == []
+
+
+LOUD = """
+import os, sys, time
+
+def go(number):
+    letter = "abcd"[number]
+    for stream in (1, 2):
+        for line in range(40):
+            # no piece ends where a line does
+            data = (letter * 9_999 + "\\n").encode() * 2
+            for start in range(0, len(data), 3_001):
+                os.write(stream, data[start:start + 3_001])
+    os.write(1, letter.encode() * 5)
+"""
+
+
+def test_lines_of_parallel_jobs_never_mix(project: SweepProject) -> None:
+    project.write("work.py", LOUD)
+    launch = "{entrypoint: 'work:go', args: {number: '${hydra:job.num}'}, nproc: 2, tee: all}"
+    project.experiment("loud", launch, "x: 0\n")
+    launcher = project.start("+exp=loud", "x=range(4)", "launch.resources.gpus_per_proc=0")
+    ended = launcher.finish()
+    assert ended.code == 0, ended.err[-2000:]
+    for text, last in ((ended.out, 1), (ended.err, 0)):
+        lines = [line for line in text.splitlines() if line.startswith("[")]
+        expected = []
+        for number, letter in enumerate("abcd"):
+            for rank in (0, 1):
+                head = f"[{number}] [default{rank}]:"
+                expected += [head + letter * 9_999] * 80 + [head + letter * 5] * last
+        assert sorted(lines) == sorted(expected)
+        # and no line came without its job's number
+        others = [line for line in text.splitlines() if not line.startswith("[")]
+        assert not [line for line in others if "aaaa" in line or "dddd" in line]

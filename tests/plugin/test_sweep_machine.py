@@ -1,0 +1,216 @@
+"""Jobs and launchers that share a machine: nobody gets what somebody else holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.launching import until
+from support.sweeping import SweepProject
+
+from lllaunch.sweep.records import Started
+
+# Each worker tells what it sees, and when it was there.
+WORK = """
+import json, os, time
+from pathlib import Path
+
+def go(seconds, meet):
+    begin = time.monotonic_ns()
+    time.sleep(seconds)
+    if meet and os.environ["JOB"] == "0":
+        (Path.cwd().parent / f"here-{Path.cwd().name}").touch()
+        while not all((Path.cwd().parent / f"here-{name}").exists() for name in meet.split("-")):
+            time.sleep(0.01)
+    told = {
+        "job": os.environ["JOB"],
+        "rank": os.environ["RANK"],
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "begin": begin,
+        "end": time.monotonic_ns(),
+    }
+    fd = os.open("told", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, (json.dumps(told) + "\\n").encode())
+    os.close(fd)
+"""
+
+LAUNCH = (
+    "{entrypoint: 'work:go', args: {seconds: '${seconds}', meet: '${meet}'}, "
+    "env: {JOB: '${hydra:job.num}'}, nproc: '${n}'}"
+)
+
+
+class Told(NamedTuple):
+    """What a worker was, and when."""
+
+    job: str
+    rank: str
+    gpus: str | None
+    cores: list[int]
+    begin: int
+    end: int
+
+    def beside(self, other: Told) -> bool:
+        return self.begin < other.end and other.begin < self.end
+
+
+def sharing(root: Path) -> SweepProject:
+    project = SweepProject(root)
+    project.write("work.py", WORK)
+    project.experiment("test", LAUNCH, "seconds: 0.0\nmeet: ''\nn: 1\nx: 0\n")
+    return project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> SweepProject:
+    return sharing(tmp_path)
+
+
+def told(project: SweepProject) -> list[Told]:
+    lines = (project.root / "told").read_text().splitlines()
+    return [Told(**json.loads(line)) for line in lines]
+
+
+def leases(project: SweepProject) -> dict[int, Any]:
+    return {record.job: record.lease for record in project.records() if isinstance(record, Started)}
+
+
+def most_at_once(workers: list[Told]) -> int:
+    """How many jobs ran at one moment."""
+    return max(len({w.job for w in workers if w.begin <= at.begin < w.end}) for at in workers)
+
+
+def test_two_launchers_share_four_gpus(tmp_path: Path) -> None:
+    first, second = (sharing(tmp_path / name) for name in ("first", "second"))
+    second.gpus = first.gpus
+    # the first job of each ends when the other launcher's has begun
+    command = ("+exp=test", "meet=first-second", "seconds=0.1", "n=1,2", "x=range(5)")
+    launchers = [project.start(*command) for project in (first, second)]
+    ends = [launcher.finish() for launcher in launchers]
+    assert [end.code for end in ends] == [0, 0], f"{ends[0].err}\n{ends[1].err}"
+    workers = [told(project) for project in (first, second)]
+    for project, seen in zip((first, second), workers, strict=True):
+        assert project.document()["counts"] == {"succeeded": 10}
+        assert len(seen) == 15
+        for worker in seen:
+            # what its lease says, and no more than that
+            assert worker.gpus is not None
+            assert tuple(worker.gpus.split(",")) == leases(project)[int(worker.job)].gpus
+            assert len(worker.gpus.split(",")) == (1 if int(worker.job) < 5 else 2)
+    everybody = [(n, worker) for n in (0, 1) for worker in workers[n]]
+    for (n, one), (m, other) in combinations(everybody, 2):
+        if (n, one.job) != (m, other.job) and one.beside(other):
+            assert not set(str(one.gpus).split(",")) & set(str(other.gpus).split(","))
+    assert {gpu for _, w in everybody for gpu in str(w.gpus).split(",")} == set(first.gpus)
+
+
+def test_a_launcher_waits_for_a_gpu_that_another_holds(tmp_path: Path) -> None:
+    first, second = (sharing(tmp_path / name) for name in ("first", "second"))
+    second.gpus = first.gpus = first.gpus[:1]
+    holder = first.start("+exp=test", "seconds=30")
+    until(first.started, "the first one's job")
+    waiter = second.start("+exp=test", "x=1,2")
+    waiter.said("held by another launcher")
+    assert not second.started()
+    # a lease dies with its holder
+    holder.kill()
+    assert waiter.finish().code == 0
+    assert len(told(second)) == 2
+
+
+def test_jobs_see_their_part_of_what_the_launcher_sees(project: SweepProject) -> None:
+    a, _, c, d = project.gpus
+    visible = {"CUDA_VISIBLE_DEVICES": f"{d},{a},{c}"}
+    ended = project.run("+exp=test", "x=1,2,3,4", "hydra.launcher.gpus=2", env=visible)
+    assert ended.code == 0, ended.err
+    seen = {worker.gpus for worker in told(project)}
+    assert seen <= {d, a}
+    # chosen by name
+    chosen = f"hydra.launcher.gpus=[{c},{d}]"
+    assert project.run("+exp=test", "n=2", chosen, env=visible).code == 0
+    assert {worker.gpus for worker in told(project)[4:]} == {f"{c},{d}"}
+
+
+def test_resources_say_what_a_worker_needs(project: SweepProject) -> None:
+    jobs = ("x=1,2", "launch.resources.gpus_per_proc=0,2")
+    ended = project.run("+exp=test", *jobs, "seconds=0.1")
+    assert ended.code == 0, ended.err
+    seen = {worker.job: worker for worker in told(project)}
+    for job, lease in leases(project).items():
+        assert seen[str(job)].gpus == ",".join(lease.gpus)
+        assert (len(lease.gpus), len(lease.cpus)) == ((2, 0) if job % 2 else (0, 1))
+    # as a default for all jobs
+    whole = "hydra.launcher.resources={gpus_per_proc: 4}"
+    assert project.run("+exp=test", "x=range(3)", whole, "seconds=0.1").code == 0
+    later = told(project)[4:]
+    assert {worker.gpus for worker in later} == {",".join(project.gpus)}
+    assert most_at_once(later) == 1
+
+
+def test_no_more_jobs_run_at_once_than_are_allowed(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "x=range(5)", "seconds=0.2", "hydra.launcher.max_parallel=2")
+    assert ended.code == 0, ended.err
+    assert most_at_once(told(project)) == 2
+
+
+def test_a_job_that_can_never_fit_starts_nothing(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "x=1,2", "launch.nproc=1,5")
+    assert ended.code == 2
+    assert "nothing was started" in ended.err
+    assert "5 GPUs" in ended.err
+    assert "x=1 launch.nproc=5" in ended.err
+    assert "launch.nproc=1:" not in ended.err
+    assert not project.started()
+    assert not (project.root / "told").exists()
+
+
+def test_more_than_there_is_cannot_be_asked_for(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "hydra.launcher.gpus=5", "hydra.launcher.cpus=100000")
+    assert ended.code == 2
+    assert "hydra.launcher.gpus: 5 is more than the 4 GPUs that are visible" in ended.err
+    assert "hydra.launcher.cpus: 100000 is more than the " in ended.err
+    assert not project.journal.exists()
+
+
+def test_all_that_is_wrong_with_a_sweep_is_told_at_once(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "hydra.launcher.gpus=5", "hydra.launcher.max_parallel=0")
+    assert ended.code == 2
+    assert "hydra.launcher.max_parallel: 0 " in ended.err
+    assert "hydra.launcher.gpus: 5 is more than" in ended.err
+
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def test_jobs_are_bound_to_their_cores(project: SweepProject) -> None:
+    count = min(len(CORES), 3)
+    limits = (f"hydra.launcher.cpus={count}", "hydra.launcher.pin_cpus=true")
+    none = {"LLLAUNCH_PRETEND_GPUS": ""}
+    ended = project.run("+exp=test", "x=range(4)", "seconds=0.1", *limits, env=none)
+    assert ended.code == 0, ended.err
+    workers = told(project)
+    for worker in workers:
+        assert tuple(worker.cores) == leases(project)[int(worker.job)].cpus
+        assert len(worker.cores) == 1
+        # there is none to be seen
+        assert not worker.gpus
+    for one, other in combinations(workers, 2):
+        assert not (one.beside(other) and set(one.cores) & set(other.cores))
+    assert {core for worker in workers for core in worker.cores} <= set(CORES[:count])
+
+
+def test_cores_are_slots_where_there_are_no_gpus(project: SweepProject) -> None:
+    none = {"LLLAUNCH_PRETEND_GPUS": ""}
+    limits = ("hydra.launcher.cpus=1", "x=range(3)", "seconds=0.1")
+    assert project.run("+exp=test", *limits, env=none).code == 0
+    assert most_at_once(told(project)) == 1
+    # counted, not bound
+    assert all(worker.cores == CORES for worker in told(project))
+    too_many = project.run("+exp=test", "hydra.launcher.cpus=1", "n=2", env=none)
+    assert too_many.code == 2
+    assert "2 CPU slots" in too_many.err

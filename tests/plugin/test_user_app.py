@@ -1,0 +1,439 @@
+"""A user's own Hydra app, which knows nothing of lllaunch, swept by it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.project import quiet_environment
+from support.sweeping import Ending, SweepProject
+
+OURS = "hydra/launcher=lllaunch"
+TWO = "hydra.launcher.nproc=2"
+
+TRAIN = """
+import logging, os, sys
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+log = logging.getLogger(__name__)
+OmegaConf.register_new_resolver("double", lambda x: 2 * x)
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def train(cfg: DictConfig):
+    log.info("rank %s of job %s", os.environ["RANK"], cfg.x)
+    node = HydraConfig.get()
+    written = os.stat(os.path.join(node.runtime.output_dir, ".hydra", "config.yaml"))
+    return OmegaConf.to_container(cfg, resolve=True) | {
+        "output_dir": node.runtime.output_dir,
+        "num": node.job.num,
+        "name": node.job.name,
+        "task": list(node.overrides.task),
+        "here": os.getcwd(),
+        "greeting": os.environ.get("GREETING"),
+        "argv": sys.argv[1:],
+        "written": [written.st_ino, written.st_mtime_ns],
+        "pid": os.getpid(),
+    }
+
+if __name__ == "__main__":
+    train()
+"""
+
+CONFIG = """
+x: 0
+twice: ${double:${x}}
+moment: ${now:%H%M%S%f}
+local_rank: ${oc.env:LOCAL_RANK}
+mixed: r${oc.env:LOCAL_RANK}-${now:%S%f}
+hydra:
+  job:
+    env_set: {GREETING: "hello ${hydra.job.num}"}
+  callbacks:
+    note: {_target_: notes.Note}
+"""
+
+# Hydra finds it beside the script.
+NOTES = """
+import json, os
+from pathlib import Path
+from hydra.experimental.callback import Callback
+
+HERE = Path(__file__).parent
+
+class Note(Callback):
+    def note(self, what, config, **more):
+        line = {"what": what, "pid": os.getpid(), "rank": os.environ.get("RANK")} | more
+        with open(HERE / "notes.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\\n")
+
+    def on_multirun_start(self, config, **_):
+        self.note("multirun_start", config)
+
+    def on_multirun_end(self, config, **_):
+        self.note("multirun_end", config)
+
+    def on_job_start(self, config, *, task_function, **_):
+        self.note("job_start", config, num=config.hydra.job.num, function=task_function.__name__)
+
+    def on_job_end(self, config, job_return, **_):
+        value = job_return._return_value
+        returned = str(value) if isinstance(value, Exception) else value
+        status = job_return.status.name
+        self.note("job_end", config, num=config.hydra.job.num, status=status, returned=returned)
+"""
+
+
+def app(project: SweepProject, *args: str, script: str = "train.py", **options: Any) -> Ending:
+    return project.run(*args, python=(script, "-m"), **options)
+
+
+def values(project: SweepProject, job: int) -> dict[int, Any]:
+    """What each rank of a job returned."""
+    found = project.result(job)["return_values"]
+    return {int(rank): value["value"] for rank, value in found.items()}
+
+
+def notes(project: SweepProject) -> list[Any]:
+    return [json.loads(line) for line in (project.root / "notes.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> SweepProject:
+    project = SweepProject(tmp_path / "my project")
+    project.write("train.py", TRAIN)
+    project.write("configs/train.yaml", CONFIG)
+    project.write("notes.py", NOTES)
+    return project
+
+
+def test_a_function_runs_in_every_rank_as_hydra_would_run_it(project: SweepProject) -> None:
+    launcher = project.start(OURS, TWO, "hydra.job.chdir=true", "x=3,4", python=("train.py", "-m"))
+    ended = launcher.finish()
+    assert ended.code == 0, ended.err
+    files = {path.name for path in project.sweep.iterdir() if not path.name.startswith(".")}
+    assert files == {"0", "1", "multirun.yaml", "sweep.json", "sweep.jsonl"}
+    assert not (project.root / "outputs").exists()
+    pids = set()
+    for job, x in enumerate([3, 4]):
+        directory = project.sweep / str(job)
+        found = values(project, job)
+        assert sorted(found) == [0, 1]
+        first, second = found[0], found[1]
+        assert first["x"] == second["x"] == x
+        assert first["twice"] == second["twice"] == 2 * x
+        assert first["moment"] == second["moment"]
+        assert [first["local_rank"], second["local_rank"]] == ["0", "1"]
+        assert first["mixed"].removeprefix("r0-") == second["mixed"].removeprefix("r1-")
+        for rank, value in found.items():
+            assert value["output_dir"] == value["here"] == str(directory)
+            assert value["num"] == job
+            assert value["name"] == "train"
+            assert value["task"] == [f"x={x}"]
+            assert value["greeting"] == f"hello {job}"
+            assert value["argv"][-1] == "x=3,4"
+            log = (directory / "attempt_0" / str(rank) / "train.log").read_text()
+            assert log.count("\n") == 1
+            assert log.rstrip().endswith(f"rank {rank} of job {x}")
+            pids.add(value["pid"])
+        # nobody has written it again since the workers saw it
+        written = (directory / ".hydra" / "config.yaml").stat()
+        assert first["written"] == second["written"] == [written.st_ino, written.st_mtime_ns]
+        assert yaml.safe_load((directory / ".hydra" / "config.yaml").read_text())["x"] == x
+        assert yaml.safe_load((directory / ".hydra" / "overrides.yaml").read_text()) == [f"x={x}"]
+    assert len(pids) == 4
+
+    told = notes(project)
+    order = [note["what"] for note in told]
+    assert order[0] == "multirun_start"
+    assert order[-1] == "multirun_end"
+    assert Counter(order[1:-1]) == {"job_start": 2, "job_end": 2}
+    assert told[0]["pid"] == told[-1]["pid"] == launcher.pid
+    assert {note["rank"] for note in told} == {None}
+    assert not pids & {note["pid"] for note in told}
+    for note in told[1:-1]:
+        if note["what"] == "job_start":
+            assert note["function"] == "train"
+        else:
+            assert note["status"] == "COMPLETED"
+            assert note["returned"] == values(project, note["num"])[0]
+    assert sorted(note["num"] for note in told[1:-1]) == [0, 0, 1, 1]
+
+
+FAILS = """
+import os
+import hydra
+
+@hydra.main(version_base="1.3", config_path=None)
+def train(cfg):
+    if cfg.x == 2 and os.environ["RANK"] == "1":
+        raise ValueError("the reason")
+    return cfg.x
+
+train()
+"""
+
+
+def test_a_job_that_fails_lets_hydras_sweeper_end_with_1_when_all_have_run(
+    project: SweepProject,
+) -> None:
+    project.write("train.py", FAILS)
+    note = "+hydra.callbacks.note._target_=notes.Note"
+    # traced by coverage Hydra would print full tracebacks
+    ended = app(project, OURS, TWO, "+x=1,2,3", note, env=quiet_environment())
+    assert ended.code == 1
+    assert project.states() == {0: "succeeded", 1: "failed", 2: "succeeded"}
+    assert "rank 1 (attempt 0) raised ValueError: the reason" in ended.err
+    assert "job 1 (+x=2) failed (exit code 3)" in ended.err
+    # Hydra's advice is about a traceback of the app: there is none to be shown
+    assert "Traceback" not in "\n".join(
+        line for line in ended.err.splitlines() if not line.startswith("[")
+    )
+    ends = {note["num"]: note for note in notes(project) if note["what"] == "job_end"}
+    assert {num: note["status"] for num, note in ends.items()} == {
+        0: "COMPLETED",
+        1: "FAILED",
+        2: "COMPLETED",
+    }
+    assert project.document()["exit_code"] == 6
+
+
+def test_a_job_that_fails_lets_our_sweeper_end_with_6(project: SweepProject) -> None:
+    project.write("train.py", FAILS)
+    note = "+hydra.callbacks.note._target_=notes.Note"
+    ended = app(project, OURS, "hydra/sweeper=lllaunch", TWO, "+x=1,2,3", note)
+    assert ended.code == 6
+    assert project.states() == {0: "succeeded", 1: "failed", 2: "succeeded"}
+    assert [note["what"] for note in notes(project)].count("multirun_end") == 1
+
+
+MAIN = """
+import os
+import lllaunch
+
+@lllaunch.main(version_base="1.3", config_path="configs", config_name="train")
+def train(cfg):
+    with open(os.environ["STARTS"], "a") as file:
+        file.write(f"{cfg.x} {os.environ['RANK']}\\n")
+    if cfg.x == 2:
+        raise ValueError("the reason")
+    return cfg.x
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+def test_an_app_of_lllaunch_main_sweeps_with_it(project: SweepProject) -> None:
+    project.write("train.py", MAIN)
+    project.write("configs/train.yaml", "x: 0\n")
+    starts = project.root / "starts"
+    ended = app(project, "x=1,2", "launch.nproc=1,2", env={"STARTS": str(starts)})
+    assert ended.code == 6
+    assert project.states() == {0: "succeeded", 1: "succeeded", 2: "failed", 3: "failed"}
+    good = [line for line in starts.read_text().splitlines() if line.startswith("1 ")]
+    assert sorted(good) == ["1 0", "1 0", "1 1"]
+    # one that fails ends the other, perhaps before that could write
+    assert [len(project.result(job)["attempts"][0]["workers"]) for job in range(4)] == [1, 2, 1, 2]
+
+
+def test_a_primary_config_chooses_another_launcher(project: SweepProject) -> None:
+    project.write("train.py", MAIN)
+    project.write(
+        "configs/train.yaml",
+        """
+        defaults:
+          - override hydra/launcher: basic
+          - _self_
+        x: 0
+        """,
+    )
+    starts = project.root / "starts"
+    ended = app(project, "x=1,3", "launch.nproc=2", env={"STARTS": str(starts)})
+    assert ended.code == 0, ended.err
+    # the jobs are runs all the same, one after another
+    assert starts.read_text().split("\n")[:-1] in [
+        [f"{x} {rank}" for x, rank in zip("1133", ranks, strict=True)]
+        for ranks in ("0101", "0110", "1001", "1010")
+    ]
+    assert [project.result(job)["state"] for job in (0, 1)] == ["succeeded"] * 2
+    assert not project.journal.exists()
+
+
+FORMS = {
+    "without a guard": (
+        ("train.py",),
+        {
+            "train.py": """
+            import os
+            import hydra
+
+            @hydra.main(version_base="1.3", config_path=None)
+            def train(cfg):
+                return [cfg.x, os.environ["RANK"]]
+
+            train()
+            raise SystemExit("workers must not come here" if "RANK" in os.environ else 0)
+            """
+        },
+    ),
+    "decorated again": (
+        ("train.py",),
+        {
+            "train.py": """
+            import functools, os
+            import hydra
+
+            def timed(function):
+                @functools.wraps(function)
+                def wrapper(cfg):
+                    return [*function(cfg), "timed"]
+                return wrapper
+
+            @hydra.main(version_base="1.3", config_path=None)
+            @timed
+            def train(cfg):
+                return [cfg.x, os.environ["RANK"]]
+
+            if __name__ == "__main__":
+                train()
+            """
+        },
+    ),
+    "a closure": (
+        ("train.py",),
+        {
+            "train.py": """
+            import os
+            import hydra
+
+            def made(offset):
+                def train(cfg):
+                    return [cfg.x + offset, os.environ["RANK"]]
+                return train
+
+            if __name__ == "__main__":
+                hydra.main(version_base="1.3", config_path=None)(made(10))()
+            """
+        },
+    ),
+    "a module": (
+        ("-m", "pkg.app"),
+        {
+            "pkg/__init__.py": "",
+            "pkg/more.py": "def rank(environ):\n    return environ['RANK']\n",
+            "pkg/app.py": """
+            import os
+            import hydra
+            from .more import rank
+
+            class Kept:
+                names = {__name__}
+
+            @hydra.main(version_base="1.3", config_path=None)
+            def train(cfg):
+                return [cfg.x, rank(os.environ)]
+
+            if __name__ == "__main__":
+                train()
+            """,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_workers_find_the_function(tmp_path: Path, form: str) -> None:
+    command, files = FORMS[form]
+    project = SweepProject(tmp_path)
+    for name, text in files.items():
+        project.write(name, text)
+    ended = project.run(OURS, TWO, "+x=1,2", python=(*command, "-m"))
+    assert ended.code == 0, ended.err
+    plus = 10 if form == "a closure" else 0
+    more = ["timed"] if form == "decorated again" else []
+    for job, x in enumerate([1, 2]):
+        assert values(project, job) == {rank: [x + plus, str(rank), *more] for rank in (0, 1)}
+        state = project.result(job)["state"]
+        assert state == "succeeded"
+
+
+SWEEPER = """
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="bisect",
+    node={"_target_": "hydra_plugins.bisecting.bisecting.Bisect", "low": 0, "high": 16},
+)
+
+class Bisect(Sweeper):
+    '''Looks for the lowest x that is good, by what earlier jobs returned.'''
+
+    def __init__(self, low, high):
+        self.low, self.high = low, high
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        asked = []
+        number = 0
+        while self.low < self.high:
+            step = (self.high - self.low) // 4 or 1
+            tries = sorted({self.low + step, self.high - step})
+            jobs = [(*arguments, f"+x={x}") for x in tries]
+            for x, job in zip(tries, self.launcher.launch(jobs, initial_job_idx=number)):
+                try:
+                    good = job.return_value
+                except Exception as error:
+                    print("failed:", x, job.status.name, job.overrides, error)
+                    good = False
+                asked.append((x, good))
+            number += len(jobs)
+            self.low = max([self.low, *(x + 1 for x, good in asked if not good)])
+            self.high = min([self.high, *(x for x, good in asked if good)])
+        print("found:", self.low, asked)
+        return self.low
+"""
+
+JUDGED = """
+import os
+import hydra
+
+@hydra.main(version_base="1.3", config_path=None)
+def judge(cfg):
+    if cfg.x < 3:
+        raise ValueError("far too low")
+    return cfg.x >= 11 if os.environ["RANK"] == "0" else "not rank 0's"
+
+judge()
+"""
+
+
+def test_a_sweeper_chooses_jobs_by_what_rank_0_of_others_returned(project: SweepProject) -> None:
+    project.write("plugins/hydra_plugins/bisecting/__init__.py", "")
+    project.write("plugins/hydra_plugins/bisecting/bisecting.py", SWEEPER)
+    project.write("judge.py", JUDGED)
+    path = [str(project.root / "plugins"), os.environ.get("PYTHONPATH", "")]
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    chosen = "hydra/sweeper=bisect"
+    ended = app(project, OURS, chosen, TWO, "hydra.sweeper.low=-2", script="judge.py", env=env)
+    assert ended.code == 0, ended.err
+    assert "found: 11 " in ended.out
+    assert "failed: 2 FAILED ['+x=2'] lllaunch: job 0 (+x=2) failed (exit code 3)" in ended.out
+    document = project.document()
+    # the failure is the sweeper's affair, but the sweep remembers it
+    assert document["exit_code"] == 6
+    assert [job["job"] for job in document["jobs"]] == list(range(len(document["jobs"])))
+    assert len(document["jobs"]) >= 6
