@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -28,11 +28,16 @@ class LllaunchLauncher(Launcher):
     Args:
         settings: the node ``hydra.launcher``; read from each job's config instead, where all that
             is wrong with it is told at once.
+
+    Attributes:
+        on_begin: called when a sweep's directory is taken, and nothing has been started; with
+            whether the sweep is resumed.
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ARG002 - see above
         super().__init__()
         self.launching: Launching | None = None
+        self.on_begin: Callable[[bool], None] | None = None
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -62,5 +67,7 @@ class LllaunchLauncher(Launcher):
 
         if self.launching is None:
             context = self.hydra_context
-            self.launching = Launching(self, context, self.task_function, self.config)
+            self.launching = Launching(
+                self, context, self.task_function, self.config, self.on_begin
+            )
         return self.launching.launch(job_overrides, initial_job_idx)

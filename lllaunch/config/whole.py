@@ -22,7 +22,7 @@ from lllaunch.config.secrets import (
     without_defaults,
 )
 
-__all__ = ["public_config", "redacted_overrides"]
+__all__ = ["public_config", "redacted_overrides", "with_sources"]
 
 _LEFT_OUT = ("hydra", "launch")
 # What they give is a secret, or another one each time.
@@ -52,6 +52,38 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
     with watching(*_WATCHED) as calls:
         config: dict[str, Any] = _Writer(root, calls).container(cfg, own)
     return config
+
+
+def with_sources(decided: Mapping[str, Any], cfg: DictConfig, *nodes: str) -> dict[str, Any]:
+    """A decided ``launch`` node that is the same whenever the config is composed.
+
+    Args:
+        decided: the plan's node (`lllaunch.config.plan.plan_node`).
+        cfg: the composed config that it was decided from.
+        nodes: dotted keys of the nodes that it was read from, the strongest last.
+
+    Returns:
+        The node, but for leaves of which `public_config` would leave the config's own text: that
+        text stands there.
+    """
+    register_resolvers()
+    root: Any = OmegaConf.to_container(cfg, resolve=False)
+    found = dict(decided)
+    for node in nodes:
+        raw = _below(root, node.split("."))
+        if isinstance(raw, dict):
+            with watching(*_WATCHED) as calls:
+                texts = _Writer(root, calls).container(OmegaConf.select(cfg, node), raw)
+            found = {key: _with_text(item, texts.get(key)) for key, item in found.items()}
+    return found
+
+
+def _with_text(decided: Any, text: Any) -> Any:
+    if isinstance(decided, dict) and isinstance(text, dict):
+        return {key: _with_text(item, text.get(key)) for key, item in decided.items()}
+    if isinstance(decided, list) and isinstance(text, list) and len(decided) == len(text):
+        return [_with_text(*pair) for pair in zip(decided, text, strict=True)]
+    return text if isinstance(text, str) and "${" in text else decided
 
 
 class _Writer:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.lines import Line
 from lllaunch.console.outlet import Outlet
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.wording import counted, shown_path, working_directory
 from lllaunch.units import duration
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Console:
         last_patience: float = _LAST_PATIENCE_S,
     ) -> None:
         self._stream = stream
-        self._cwd = os.getcwd() if cwd is None else cwd
+        self._cwd = working_directory() if cwd is None else cwd
         self._patience = patience
         self._last_patience = last_patience
         self._outlet: Outlet | None = None

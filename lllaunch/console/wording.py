@@ -26,6 +26,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def working_directory() -> str:
+    """Returns where paths are shown relative to; nowhere if that directory is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        # below which there is nothing
+        return os.devnull
+
+
 def shown_path(path: str, cwd: str) -> str:
     """Returns a path as the user would type it: relative where it lies below ``cwd``.
 

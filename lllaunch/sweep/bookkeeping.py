@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import lllaunch.sweep.vocabulary as v
+from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.prepared import Broken, Done, Prepared, record_of
 from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Skipped, Started
@@ -82,13 +83,11 @@ class Books:
         if job.answer.directory:
             directory = os.path.join(self._base, job.answer.directory)
             result = read_result(directory, job.started_ns)
+            exit_code = _believed(exit_code, result)
             kind = _kind(directory) if result is not None and exit_code else ""
-        if result is not None and result.succeeded and by_signal(exit_code):
-            # All was done and said; a resume counts it as succeeded, too.
-            exit_code = 0
         if result is None or result.exit_code != exit_code:
             cause = _line(job.why) if result is None else result.root_cause
-            result = Result(_state(exit_code), exit_code, cause)
+            result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
         self._append(Ended(job.number, job.attempt, result))
         return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind))
 
@@ -150,6 +149,23 @@ class Books:
             return directory
         relative = os.path.relpath(directory, self._base)
         return directory if relative.split(os.sep)[0] == os.pardir else relative
+
+
+def _believed(exit_code: int, result: Result | None) -> int:
+    """Returns what a job ended with, by its process and by its result.json, as a resume sees it."""
+    if result is None:
+        return exit_code or int(ExitCode.ERROR)
+    if result.succeeded and by_signal(exit_code):
+        # all was done and said
+        return 0
+    if exit_code == 0 and not result.succeeded:
+        return result.exit_code or int(ExitCode.ERROR)
+    return exit_code
+
+
+def _said_nothing(job: JobProcess, exit_code: int) -> str:
+    """The cause of a job that failed though its process ended well."""
+    return "its process ended without a result" if job.exit_code == 0 and exit_code else ""
 
 
 def _state(exit_code: int) -> str:

@@ -162,7 +162,7 @@ def test_a_job_is_tried_again(played: Played, delay: float) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return 3 if job.payload == 1 else 0
 
-    job = Prepared(Need(1), directory="dir")
+    job = Prepared(Need(1))
     policy = SweepPolicy(retries=Retries(failure=1, signal=2), retry_delay=delay)
     finish = played.sweep(3, each(job), execute, policy)
     assert finish.summary == Summary(succeeded=2, failed=1)
@@ -486,7 +486,12 @@ def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch)
         return ONE._replace(directory="same", payload=number)
 
     def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
-        return 3 if job.payload == 2 else 0
+        if job.payload == 2:
+            return 3
+        (played.place / f"reviewed{job.payload}").mkdir()
+        result = {"state": "succeeded", "exit_code": 0, "ended": "9999"}
+        (played.place / f"reviewed{job.payload}" / "result.json").write_text(json.dumps(result))
+        return 0
 
     policy = SweepPolicy(retries=Retries(failure=1))
     began = time.monotonic()

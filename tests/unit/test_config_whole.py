@@ -10,7 +10,7 @@ from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from lllaunch.config.whole import public_config, redacted_overrides
+from lllaunch.config.whole import public_config, redacted_overrides, with_sources
 
 SECRET = "hunter2"
 
@@ -153,3 +153,32 @@ def test_overrides() -> None:
         "x=${oc.env:X}",
         "a={token:${oc.env:TOKEN},c:1}",
     )
+
+
+def test_a_plan_says_where_what_changes_comes_from() -> None:
+    cfg = OmegaConf.create(
+        {
+            "stamp": "${now:%f}",
+            "lr": 1,
+            "hydra": {"launcher": {"env": {"A": "${now:%f}", "B": "x"}, "tee": None}},
+            "launch": {
+                "args": {"name": "run-${stamp}", "lr": "${lr}", "rank": "${worker:rank}"},
+                "env_per_rank": {0: {"C": ["${stamp}"]}},
+                "nproc": 2,
+            },
+        }
+    )
+    decided = {
+        "args": {"name": "run-123", "lr": 1, "rank": "${worker:rank}"},
+        "env": {"A": "456", "B": "x"},
+        "env_per_rank": {0: {"C": ["789"]}},
+        "tee": "all",
+        "nproc": 2,
+    }
+    assert with_sources(decided, cfg, "hydra.launcher", "launch", "missing") == {
+        "args": {"name": "run-${stamp}", "lr": 1, "rank": "${worker:rank}"},
+        "env": {"A": "${now:%f}", "B": "x"},
+        "env_per_rank": {0: {"C": ["${stamp}"]}},
+        "tee": "all",
+        "nproc": 2,
+    }

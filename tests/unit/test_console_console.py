@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +162,15 @@ def test_secrets_are_hidden():
     assert said(speak) == (
         "lllaunch: warning: login with ${oc.env:PASSWORD}\nlllaunch: no ${oc.env:PASSWORD}\n"
     )
+
+
+def test_a_working_directory_that_is_gone_keeps_nobody_from_speaking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    stream = io.StringIO()
+    Console(stream).started(0, 1, "train.py", str(tmp_path))
+    assert stream.getvalue().endswith(f"logs in {tmp_path}\n")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import lllaunch.sweep.vocabulary as v
 from lllaunch.sweep import prepared
-from lllaunch.sweep.bookkeeping import Books, kind_of
+from lllaunch.sweep.bookkeeping import Books, _believed, kind_of
 from lllaunch.sweep.jobs import ForkFailed, JobProcess
 from lllaunch.sweep.journal import Journal, read_journal
 from lllaunch.sweep.leases import Leases
@@ -235,6 +235,31 @@ def test_what_is_settled_before_its_start(written: Written) -> None:
         Composed(2, ("a=2",), "", None),
         Ended(2, 0, Result("error", 2, "needs 9 GPUs")),
     ]
+
+
+SUCCEEDED, FAILED = Result("succeeded", 0), Result("failed", 3)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "result", "believed"),
+    [
+        (0, SUCCEEDED, 0),
+        (3, FAILED, 3),
+        # all was done and said before it was killed
+        (137, SUCCEEDED, 0),
+        (137, FAILED, 137),
+        (137, None, 137),
+        # what a resume would run again has not succeeded
+        (0, None, 1),
+        (0, FAILED, 3),
+        (0, Result("failed", None), 1),
+        (1, SUCCEEDED, 1),
+    ],
+)
+def test_a_job_has_succeeded_if_its_result_says_so(
+    exit_code: int, result: Result | None, believed: int
+) -> None:
+    assert _believed(exit_code, result) == believed
 
 
 def sweep_of_nothing(ticks: float | None = None) -> Sweep:

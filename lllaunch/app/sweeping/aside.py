@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NoReturn, TypeVar
 
 from lllaunch.errors import LaunchError
+from lllaunch.linux.process import set_parent_death_signal
+from lllaunch.spawner import signals
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -67,10 +69,15 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe2(os.O_CLOEXEC)
+    parent, ignored = os.getpid(), signals.ignored_at_start()
+    # A signal that came before the fork has dispositions of its own would run our handlers in it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid == 0:
         os.close(read)
+        _become(parent, ignored)
         _answer(function, items, write)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(write)
     try:
         with os.fdopen(read, "rb") as file:
@@ -79,6 +86,16 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
         # one that has answered all is ending; the others are not wanted any more
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _become(parent: int, ignored: frozenset[signal.Signals]) -> None:
+    """In the fork: ends with the process that forked it, and only that tells it to."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # Ctrl-C is for the launcher, which ends the fork then
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signals.reset(ignored, python=True)  # lifts the mask, too
 
 
 def _answer_of(pipe: IO[bytes]) -> Any:

@@ -15,12 +15,14 @@ from hydra.core.utils import env_override, run_job
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.planning import perform
 from lllaunch.app.returned import load, plain
+from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.config.plan import plan_node
-from lllaunch.config.whole import public_config
+from lllaunch.config.whole import public_config, with_sources
 from lllaunch.console.job import JobConsole
-from lllaunch.errors import LaunchError
+from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
+from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.prepared import Broken, Prepared, WarmKey
 from lllaunch.sweep.resources import Need, need_of
 
@@ -117,13 +119,15 @@ class SweepJobs:
         config = self.composer.compose(overrides, number, directory)
         everything = self.machine.environment(self.machine.everything)
         spec = self.composer.plan(config, everything)
+        self._expect_own_gpus(spec, config)
         where = config.where
         places = (
             (where.output_dir, "<output_dir>"),
             (config.sweep_dir, "<sweep_dir>"),
             (where.runtime_cwd, "<cwd>"),
         )
-        identity = job_config(plan_node(spec)["launch"], public_config(config.whole), places)
+        launch = with_sources(plan_node(spec)["launch"], config.whole, LAUNCHER, "launch")
+        identity = job_config(launch, public_config(config.whole), places)
         with env_override(config.whole.hydra.job.env_set):
             warm = self._warm_key(spec)
         return Planned(config, spec, identity, warm)
@@ -182,6 +186,11 @@ class SweepJobs:
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
+        except SystemExit as end:
+            # a callback's, or a library's; what it says of the run is not true
+            if task.outcome is None:
+                raise NotRun(f"it was ended by SystemExit({end.code!r})") from end
+            return task.outcome.exit_code
         except Exception as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
@@ -190,6 +199,27 @@ class SweepJobs:
             # what it raised: the run could not be started
             return int(done.return_value or 0)
         return task.outcome.exit_code
+
+    def _expect_own_gpus(self, spec: LaunchSpec, config: JobConfig) -> None:
+        """Raises if the job says itself which GPUs its workers see: the lease does."""
+        if not self.machine.masks_gpus:
+            return
+        env_set = config.whole.hydra.job.env_set
+        ranks = spec.env_per_rank.items()
+        named = {"launch.env": spec.env, "hydra.job.env_set": env_set}
+        named |= {f"launch.env_per_rank.{rank}": env for rank, env in ranks}
+        problems = [
+            Problem(
+                f"{key}.{VISIBLE}",
+                repr(str(env[VISIBLE])),
+                "is set for each job of a sweep by its lease",
+                "say with hydra.launcher.gpus which GPUs the sweep may use",
+            )
+            for key, env in named.items()
+            if VISIBLE in env
+        ]
+        if problems:
+            raise ConfigError(tuple(problems))
 
     def _warm_key(self, spec: LaunchSpec) -> WarmKey | None:
         user = self.composer.user

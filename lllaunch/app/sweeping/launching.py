@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import setup_globals
+from omegaconf import OmegaConf
 
 from lllaunch import __version__
 from lllaunch.app.ending import AppEnded
@@ -24,6 +26,7 @@ from lllaunch.app.sweeping.sweepers import launches_once
 from lllaunch.app.user_function import UserFunction
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.whole import redacted_overrides
+from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.session import SweepSession
@@ -32,7 +35,14 @@ from lllaunch.sweep.warmth import Warmth
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from hydra.types import HydraContext, TaskFunction
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, ListConfig
+
+
+class NotInMainThread(LaunchError):
+    """A sweep was asked for in another thread."""
+
+    def __str__(self) -> str:
+        return "a sweep is launched from the main thread only: its jobs end with the thread"
 
 
 class Launching:
@@ -43,6 +53,8 @@ class Launching:
         context: Hydra's.
         task_function: Hydra's.
         config: what the sweep itself was composed to.
+        on_begin: called when the sweep's directory is taken, and nothing has been started; with
+            whether the sweep is resumed.
 
     Attributes:
         exit_code: of the sweep so far.
@@ -54,11 +66,13 @@ class Launching:
         context: HydraContext,
         task_function: TaskFunction,
         config: DictConfig,
+        on_begin: Callable[[bool], None] | None = None,
     ) -> None:
         self.exit_code = int(ExitCode.SUCCESS)
         self._context = context
         self._task_function = task_function
         self._config = config
+        self._on_begin = on_begin
         self._open: Resources | None = None
         self._resources = contextlib.ExitStack()
         # Hydra does not tell a launcher when it is done
@@ -95,6 +109,8 @@ class Launching:
         return run.returns()
 
     def _begin(self, overrides: Sequence[Sequence[str]], first: int) -> Resources:
+        if threading.current_thread() is not threading.main_thread():
+            raise NotInMainThread
         config = self._config
         settings, machine = read_settings(config)
         source = TaskSource.of(self._task_function)
@@ -108,16 +124,24 @@ class Launching:
         import_for_jobs()
         session = SweepSession.begin(
             os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir)),
-            command=redacted_overrides(list(config.hydra.overrides.task)),
+            command=redacted_overrides(_raw(config.hydra.overrides.task)),
             version=__version__,
             resume=settings.resume is not None,
             say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
         )
         self._resources.callback(session.close)
+        if self._on_begin is not None:
+            self._on_begin(session.resumed)
         leases = Leases(machine, lock_cpus=settings.pin_cpus)
         self._resources.callback(leases.close)
         resumable = launches_once(config)
         return Resources(settings, machine, leases, session, warmth, jobs, {}, resumable)
+
+
+def _raw(texts: ListConfig) -> list[str]:
+    """Returns overrides as they were written: their interpolations are not this config's."""
+    found: Any = OmegaConf.to_container(texts, resolve=False)
+    return list(map(str, found))
 
 
 def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:

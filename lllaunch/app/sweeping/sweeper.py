@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.ending import AppEnded
@@ -44,10 +43,12 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
     assert context is not None
     with refusing():
         _check(sweeper)
-        params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+        # not `sweeper.params`, where Hydra has put values in the place of interpolations
+        raw: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
+        params = [f"{key}={value}" for key, value in (raw.get("params") or {}).items()]
         parser = OverridesParser.create(config_loader=context.config_loader)
         grid = Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
-        _save(config)
+    launcher.on_begin = lambda resumed: _save(config, resumed)
     returns = launcher.launch(grid, initial_job_idx=0)
     assert launcher.launching is not None
     launcher.launching.close()
@@ -86,18 +87,21 @@ def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
             found[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             assert override.value_type is not None
-            kind = override.value_type.name
-            raise HydraException(f"the sweeper of lllaunch does not support sweep type : {kind}")
+            kind = override.value_type.name.partition("_")[0].lower()
+            expected = f"is a sweep of a kind ({kind}) that gives no list of values"
+            hint = "use choice(...) or range(...), or a sweeper that searches, such as Optuna's"
+            text = override.get_value_string()
+            raise ConfigError((Problem(key, repr(text), expected, hint),))
     return list(found.values())
 
 
-def _save(config: DictConfig) -> None:
+def _save(config: DictConfig, resumed: bool) -> None:
     """Leaves what the sweep was composed to in its directory; that of a resumed one stays."""
     directory = str(config.hydra.sweep.dir)
     path = os.path.join(directory, MULTIRUN)
     try:
         os.makedirs(directory, exist_ok=True)
-        if not os.path.exists(path):
+        if not (resumed and os.path.exists(path)):
             OmegaConf.save(config, path)
     except OSError as error:
         raise OutputError(error.filename or path, error.strerror or str(error)) from error

@@ -17,7 +17,7 @@ from lllaunch.console.sweep.lines import change_lines
 from lllaunch.console.sweep.paint import is_terminal, painted
 from lllaunch.console.sweep.screen import Screen, Size, size_of
 from lllaunch.console.sweep.table import Row, Span, table_rows
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.wording import counted, shown_path, working_directory
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.vocabulary import JobEnded, JobState, StartJob
 
@@ -64,7 +64,7 @@ class SweepConsole:
     ) -> None:
         stream = sys.stderr if stream is None else stream
         out = sys.stdout if out is None else out
-        self._cwd = os.getcwd() if cwd is None else cwd
+        self._cwd = working_directory() if cwd is None else cwd
         self._machine = machine
         self._clock = clock
         # None where the launcher was started without that stream.
