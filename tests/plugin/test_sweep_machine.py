@@ -214,3 +214,28 @@ def test_cores_are_slots_where_there_are_no_gpus(project: SweepProject) -> None:
     too_many = project.run("+exp=test", "hydra.launcher.cpus=1", "n=2", env=none)
     assert too_many.code == 2
     assert "2 CPU slots" in too_many.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env", "threads"),
+    [
+        ((), {"LLLAUNCH_PRETEND_GPUS": ""}, "1"),
+        (("+launch.resources.cpus_per_proc=2",), {"LLLAUNCH_PRETEND_GPUS": ""}, "2"),
+        (("launch.nproc=2",), {"LLLAUNCH_PRETEND_GPUS": ""}, "1"),
+        # as under torchrun, where no core is leased
+        ((), {}, "none"),
+        (("launch.nproc=2",), {}, "1"),
+        # whoever says it is believed
+        ((), {"LLLAUNCH_PRETEND_GPUS": "", "OMP_NUM_THREADS": "7"}, "7"),
+        (("+launch.env.OMP_NUM_THREADS=5",), {"LLLAUNCH_PRETEND_GPUS": ""}, "5"),
+    ],
+)
+def test_workers_compute_on_the_cores_that_they_lease(
+    project: SweepProject, overrides: tuple[str, ...], env: dict[str, str], threads: str
+) -> None:
+    project.experiment(
+        "threads", "{entrypoint: sh, args: ['-c', 'printenv OMP_NUM_THREADS || echo none']}"
+    )
+    ended = project.run("+exp=threads", *overrides, env=env)
+    assert ended.code == 0, ended.err
+    assert project.log(0) == f"{threads}\n"

@@ -91,6 +91,21 @@ def test_groups_and_the_launch_node_decide_whether_a_job_can_run(
     assert decides(Loader())(override) is matters  # type: ignore[arg-type]
 
 
+def test_hydra_is_asked_once_for_each_key() -> None:
+    asked: list[str] = []
+
+    class Asked(Loader):
+        def list_groups(self, parent: str) -> list[str]:
+            asked.append(parent)
+            return super().list_groups(parent)
+
+    matters = decides(Asked())  # type: ignore[arg-type]
+    assert not any(matters(f"seed={seed}") for seed in range(1000))
+    assert matters("db=x")
+    assert matters("db=y")
+    assert len(asked) == 2
+
+
 def test_what_is_wrong_with_many_jobs_is_told_once() -> None:
     faults = {f"job {number}": Fault(2, "no\nnot at all") for number in range(9)}
     error = SweepRefused({**faults, "job 10": Fault(1, "else")})

@@ -96,7 +96,8 @@ class BatchRun:
         numbers = [number for number in batch.numbers if number not in batch.skipped]
         console = SweepConsole(machine=_machine_text(self._opened.machine))
         with contextlib.closing(console):
-            common = _common(self._labels)
+            # what one batch of several has in common may be what the sweeper chooses
+            common = _common(self._labels) if self._opened.resumable else ()
             total = len(batch.numbers)
             console.began(
                 session.path,

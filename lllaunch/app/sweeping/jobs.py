@@ -7,7 +7,7 @@ import importlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, run_job
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from lllaunch.sweep.machine import Machine
     from lllaunch.sweep.resources import Lease
 
+
+THREADS = "OMP_NUM_THREADS"
 
 # What every job needs and imports lazily: here it is imported once, and not in each fork.
 _FOR_JOBS = (
@@ -120,6 +122,7 @@ class SweepJobs:
         everything = self.machine.environment(self.machine.everything)
         spec = self.composer.plan(config, everything)
         self._expect_own_gpus(spec, config)
+        spec = self._with_threads(spec)
         where = config.where
         places = (
             (where.output_dir, "<output_dir>"),
@@ -220,6 +223,17 @@ class SweepJobs:
         ]
         if problems:
             raise ConfigError(tuple(problems))
+
+    def _with_threads(self, spec: LaunchSpec) -> LaunchSpec:
+        """Lets workers compute on the cores that they lease, and not each of them on all there are.
+
+        A worker that leases none, but a GPU, has what torchrun would give it.
+        """
+        threads = self.need(spec).cpus // spec.nproc
+        known = {**self._environ, **os.environ, **spec.env}
+        if not threads or THREADS in known:
+            return spec
+        return replace(spec, env={**spec.env, THREADS: str(threads)})
 
     def _warm_key(self, spec: LaunchSpec) -> WarmKey | None:
         user = self.composer.user

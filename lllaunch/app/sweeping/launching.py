@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -93,6 +94,8 @@ class Launching:
         Raises:
             SystemExit: as `LllaunchLauncher.launch` has it.
         """
+        # our own app has disabled it for its start
+        gc.enable()
         setup_globals()
         register_resolvers()
         with refusing():

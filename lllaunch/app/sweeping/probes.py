@@ -7,6 +7,7 @@ a config group. A job that only a value elsewhere makes wrong fails when its tur
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -91,10 +92,12 @@ def choose(jobs: Sequence[Sequence[str]], matters: Callable[[str], bool]) -> lis
 
 def decides(loader: ConfigLoader) -> Callable[[str], bool]:
     """Returns what tells whether an override may decide whether a job can run."""
+    # to ask Hydra takes milliseconds, and a sweep has few keys
+    is_group = functools.cache(lambda key: _is_group(loader, key))
 
     def matters(override: str) -> bool:
         key = override.partition("=")[0].lstrip("+~").partition("@")[0]
-        return key == "launch" or key.startswith("launch.") or _is_group(loader, key)
+        return key == "launch" or key.startswith("launch.") or is_group(key)
 
     return matters
 

@@ -38,6 +38,9 @@ _STYLES = {"succeeded": "good", "failed": "bad", "unknown": "bad"}
 Job = Mapping[str, Any]
 
 
+_RANK = re.compile(r"\brank \d+: ")
+
+
 class Setting(NamedTuple):
     """What a summary needs to know beside sweep.json.
 
@@ -128,8 +131,10 @@ def _failures(failed: Sequence[Job], setting: Setting) -> Iterator[Row]:
     """Tells why jobs failed, those that failed of the same together."""
     groups: dict[str, list[Job]] = {}
     for job in failed:
-        groups.setdefault(_why(job), []).append(job)
-    for why, jobs in list(groups.items())[:_MOST_FAILURES]:
+        # whichever rank came first
+        groups.setdefault(_RANK.sub("", _why(job)), []).append(job)
+    for jobs in list(groups.values())[:_MOST_FAILURES]:
+        why = _why(jobs[0])
         name = _name(jobs[0], setting) if len(jobs) == 1 else ""
         who = named_jobs(job["job"] for job in jobs) + (f" ({name})" if name else "")
         yield (Span(f"  {who} failed: ", "bad"), Span(why))
