@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,7 @@ def test_a_sweep_that_is_refused_leaves_nothing(project: SweepProject) -> None:
         (f"+params.api_key={PLANTED}",),
         ("launch.nproc=1,99",),
         ("params.lr=interval(0,1)",),
+        ("params.lr=glob(nothing*)",),
         ("hydra.launcher.nporc=2",),
         ("hydra.sweeper.max_batch_size=3",),
     ):
@@ -152,6 +155,14 @@ def test_a_name_made_from_the_moment_does_not_keep_a_sweep_from_being_resumed(
     assert ended.code == 0, ended.err
     assert project.tries() == {0: 1, 1: 1, 2: 1}
     assert project.log(0) == names
+
+
+def test_a_sweep_without_any_stream_runs(project: SweepProject) -> None:
+    command = 'exec "$@" <&- >&- 2>&-'
+    python = (sys.executable, "-m", "lllaunch", "-m")
+    closed = ["sh", "-c", command, "sh", *python, "+exp=x", "hydra.sweep.dir=sweep", "+i=1,2"]
+    subprocess.run(closed, cwd=project.root, env=project.environment(), check=True)
+    assert project.states() == {0: "succeeded", 1: "succeeded"}
 
 
 def test_the_composing_of_a_killed_launcher_ends_with_it(project: SweepProject) -> None:

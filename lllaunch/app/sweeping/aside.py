@@ -63,11 +63,17 @@ def aside_each(function: Callable[[A], T], items: Sequence[A], processes: int) -
             yield _answer_of(pipes[place % processes])
 
 
+def flush_streams() -> None:
+    """Writes what Python has buffered, before a fork would write it again."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, or closed
+            stream.flush()
+
+
 @contextlib.contextmanager
 def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
     """The pipe that a fork writes its answers to; the fork is gone afterwards."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     read, write = os.pipe2(os.O_CLOEXEC)
     parent, ignored = os.getpid(), signals.ignored_at_start()
     # A signal that came before the fork has dispositions of its own would run our handlers in it.
@@ -125,6 +131,6 @@ def _answer(function: Callable[[A], object], items: Sequence[A], write: int) -> 
         os._exit(0)
     except BaseException:  # noqa: BLE001 - see above
         traceback.print_exc()
-        sys.stderr.flush()
+        flush_streams()
         os._exit(1)
     os._exit(0)

@@ -121,7 +121,7 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     """
     labels, size = Labels(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
-    chosen = choose(labels, decides(jobs.composer.context.config_loader))
+    chosen = choose(overrides, decides(jobs.composer.context.config_loader))
 
     def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None]:
         found: dict[str, tuple[int, str]] = {}

@@ -79,8 +79,10 @@ def _check(sweeper: LllaunchSweeper) -> None:
 def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
     """The choices that each override gives, in the order of the command line; the last one wins."""
     found: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
     for override in overrides:
         key = override.get_key_element()
+        texts[key] = repr(override.get_value_string())
         if not override.is_sweep_override():
             found[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
@@ -92,6 +94,10 @@ def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
             hint = "use choice(...) or range(...), or a sweeper that searches, such as Optuna's"
             text = override.get_value_string()
             raise ConfigError((Problem(key, repr(text), expected, hint),))
+    empty = [key for key, choices in found.items() if not choices]
+    if empty:
+        expected = "gives no value to sweep over"
+        raise ConfigError(tuple(Problem(key, texts[key], expected) for key in empty))
     return list(found.values())
 
 
