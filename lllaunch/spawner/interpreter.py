@@ -56,4 +56,6 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         [*interpreter_command(), "-c", code],
         environ,
         file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+        # Ctrl-C is for the launcher, also while the interpreter starts
+        setsid=True,
     )

@@ -269,7 +269,6 @@ def main(fd: int, launcher: int) -> NoReturn:
         launcher: process id of the launcher.
     """
     _close_inherited(fd)
-    os.setsid()
     os.set_inheritable(fd, False)
     ignored = signals.ignored_at_start()
     signals.ignore_all()

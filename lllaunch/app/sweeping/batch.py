@@ -108,8 +108,9 @@ class BatchRun:
                 policy=self._opened.settings.policy,
             )
             finish = self._sweep(console, numbers)
-        resumable = self._opened.resumable
-        console.finished(session.finish(), batch.numbers, resumable=resumable)
+            # before the console has its last word, which it may have to wait for
+            document = session.finish()
+        console.finished(document, batch.numbers, resumable=self._opened.resumable)
         return finish
 
     def _sweep(self, console: SweepConsole, numbers: Sequence[int]) -> Finish:
@@ -143,7 +144,8 @@ class BatchRun:
 
     def _prepare(self, number: int) -> Prepared | Broken:
         index = self._indices.index(number)
-        directory = self._batch.directories.get(number)
+        # where it was tried before, by this launcher or another
+        directory = self._places.get(number) or self._batch.directories.get(number)
         if directory is not None:
             directory = os.path.join(self._opened.session.path, directory)
         labels, overrides = self._labels[index], self._overrides[index]
@@ -179,15 +181,14 @@ class BatchRun:
             directory = skipped.history.directory
         else:
             directory = self._places.get(number) or self._batch.directories.get(number, "")
-        directory = os.path.join(self._opened.session.path, directory)
+        directory = os.path.join(self._opened.session.path, directory) if directory else ""
         if skipped is None:
             name = self._labels.name(index, number)
             failure = _failure(name, self._ends.get(number), directory)
         composer = self._opened.jobs.composer
-        given = directory if number in self._batch.directories else None
 
         def again() -> JobConfig:
-            return composer.compose(overrides, number, given)
+            return composer.compose(overrides, number, directory)
 
         return SweptJob(filter_overrides(overrides), directory, failure, again)
 

@@ -53,6 +53,9 @@ class Composer:
         master: what the sweep itself was composed to.
         user: what the workers run instead of the configured entrypoint, or None.
         users_own: whether the app is a user's own that knows nothing of lllaunch.
+
+    Attributes:
+        sweep_dir: the sweep's directory, absolute; empty for where the config says.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Composer:
         self.user = user
         self._master = master
         self._users_own = users_own
+        self.sweep_dir = ""
 
     def compose(
         self, overrides: Sequence[str], number: int, directory: str | None = None
@@ -75,7 +79,8 @@ class Composer:
         Args:
             overrides: of the job.
             number: of the job.
-            directory: where it shall run, absolute; None for where its config says.
+            directory: where its result.json shall be, absolute; None or empty for where its config
+                says.
 
         Raises:
             Exception: whatever Hydra, OmegaConf and resolvers raise.
@@ -86,7 +91,7 @@ class Composer:
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
-        return _placed(config, directory)
+        return self._placed(config, directory)
 
     def plan(self, job: JobConfig, environ: Mapping[str, str] | None = None) -> LaunchSpec:
         """Decides what the run of a job is.
@@ -109,18 +114,26 @@ class Composer:
                 environ=around,
             )
 
+    def _placed(self, config: DictConfig, directory: str | None) -> JobConfig:
+        """Finds the job's directories, and tells Hydra."""
+        # a run that says itself where its files go has other directories than Hydra
+        if OmegaConf.select(config, "launch.log_dir") is not None:
+            directory = None
+        sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
+        return _placed(config, sweep_dir, directory)
 
-def _placed(config: DictConfig, directory: str | None) -> JobConfig:
-    """Finds the job's directories, and tells Hydra."""
+
+def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobConfig:
     node: Any = config.hydra
     cwd = node.runtime.cwd
-    sweep_dir = os.path.abspath(str(node.sweep.dir))
     output_dir = os.path.abspath(os.path.join(sweep_dir, str(node.sweep.subdir)))
     # Hydra's own copy, too: setting it anew would copy all of it, which takes 10 ms
     known: Any = HydraConfig.get()
     for each in (node, known):
         with read_write(each), open_dict(each):
-            if directory is not None and directory != output_dir:
+            if sweep_dir != os.path.abspath(str(each.sweep.dir)):
+                each.sweep.dir = sweep_dir
+            if directory and directory != output_dir:
                 # a name that is another one each time, such as that of a moment
                 each.sweep.dir, each.sweep.subdir = os.path.split(directory)
             each.runtime.output_dir = directory or output_dir

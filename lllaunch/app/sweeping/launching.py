@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.utils import setup_globals
-from omegaconf import OmegaConf
 
-from lllaunch import __version__
 from lllaunch.app.ending import AppEnded
 from lllaunch.app.sweeping.batch import BatchRun, Resources
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
+from lllaunch.app.sweeping.place import begin_session
 from lllaunch.app.sweeping.probes import probe
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.app.sweeping.settings import read_settings
@@ -26,17 +24,15 @@ from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.sweeping.sweepers import launches_once
 from lllaunch.app.user_function import UserFunction
 from lllaunch.config.read import register_resolvers
-from lllaunch.config.whole import redacted_overrides
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.session import SweepSession
 from lllaunch.sweep.warmth import Warmth
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from hydra.types import HydraContext, TaskFunction
-    from omegaconf import DictConfig, ListConfig
+    from omegaconf import DictConfig
 
 
 class NotInMainThread(LaunchError):
@@ -125,13 +121,10 @@ class Launching:
         self._resources.callback(warmth.close)
         probe(jobs, overrides, first, warmth)
         import_for_jobs()
-        session = SweepSession.begin(
-            os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir)),
-            command=redacted_overrides(_raw(config.hydra.overrides.task)),
-            version=__version__,
-            resume=settings.resume is not None,
-            say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+        session = begin_session(
+            config, settings.resume is not None, moves=self._on_begin is not None
         )
+        composer.sweep_dir = session.path
         self._resources.callback(session.close)
         if self._on_begin is not None:
             self._on_begin(session.resumed)
@@ -139,12 +132,6 @@ class Launching:
         self._resources.callback(leases.close)
         resumable = launches_once(config)
         return Resources(settings, machine, leases, session, warmth, jobs, {}, resumable)
-
-
-def _raw(texts: ListConfig) -> list[str]:
-    """Returns overrides as they were written: their interpolations are not this config's."""
-    found: Any = OmegaConf.to_container(texts, resolve=False)
-    return list(map(str, found))
 
 
 def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:
