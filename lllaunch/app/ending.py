@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from hydra.errors import CompactHydraException
 
+from lllaunch.app.ci import tell_ci_error
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 
@@ -115,3 +116,4 @@ class Ledger:
         from lllaunch.console.console import Console  # noqa: PLC0415 - an app that fails to compose needs none
 
         Console().error(ended.error)
+        tell_ci_error(str(ended.error))

@@ -11,8 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded, Ledger
-from lllaunch.app.planning import Whereabouts, perform, plan_job
+from lllaunch.app.planning import Whereabouts, modules_of, perform, plan_job
 from lllaunch.errors import ConfigError, LaunchError, Problem
 
 if TYPE_CHECKING:
@@ -68,13 +69,24 @@ class Jobs:
             raise self._failed(JobEnded(error.exit_code, str(error), error)) from error
 
     def _execute(self, cfg: DictConfig, user: UserFunction | None) -> RunOutcome:
-        from lllaunch.console.console import Console  # noqa: PLC0415 - --cfg and --help say nothing
+        # --cfg and --help say nothing
+        from lllaunch.console.console import Console  # noqa: PLC0415
+        from lllaunch.run.build import BuildQuery  # noqa: PLC0415
 
         runtime = HydraConfig.get().runtime
         # where hydra.job.chdir has moved this process, if it is set
         where = Whereabouts(runtime.cwd, runtime.output_dir, os.getcwd())
         spec = plan_job(cfg, where, user)
-        return perform(spec, cfg, user, Console(), self.spawner)
+        query = BuildQuery.start(runtime.cwd)
+        try:
+            outcome = perform(
+                *(spec, cfg, user, Console(), self.spawner),
+                build=lambda: query.result(modules=modules_of(spec), own=[spec.log_dir]),
+            )
+        finally:
+            query.close()
+        tell_ci(outcome.directory)
+        return outcome
 
     def _failed(self, ended: JobEnded) -> JobEnded:
         return self.ledger.note(ended, last=HydraConfig.get().mode == RunMode.RUN)

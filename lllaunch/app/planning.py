@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -108,8 +108,17 @@ def perform(
     user: UserFunction | None,
     console: Speaker,
     spawner: Spawner | None,
+    build: Callable[[], Mapping[str, Any]] | None = None,
 ) -> RunOutcome:
     """Runs a job that `plan_job` planned; its result is on the disk when this returns.
+
+    Args:
+        spec: the run.
+        cfg: the job's config.
+        user: as for `plan_job`.
+        console: tells the user.
+        spawner: to use, or None.
+        build: as for `lllaunch.run.execute.execute`.
 
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
@@ -128,7 +137,15 @@ def perform(
         console=console,
         spawner=spawner,
         targets=targets,
+        build=build,
     )
+
+
+def modules_of(spec: LaunchSpec) -> list[str]:
+    """Modules that a config names: what they belong to is worth knowing the version of."""
+    entrypoint = spec.entrypoint
+    named = [entrypoint.name] if entrypoint.form in {"function", "module"} else []
+    return [*spec.preload, *named]
 
 
 def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:

@@ -53,7 +53,10 @@ class UserFunction(NamedTuple):
     @classmethod
     def _of(cls, function: Callable[[Any], Any], reach: Reach | None) -> UserFunction:
         in_main = reach is not None and reach.module == "__main__"
-        return cls(function, reach, started_as(sys.modules["__main__"], needed=in_main))
+        script = started_as(sys.modules["__main__"], needed=in_main)
+        # read from standard input: there is nothing that workers could import
+        lost = in_main and script == Script()
+        return cls(function, None if lost else reach, script)
 
     @property
     def forked(self) -> bool:

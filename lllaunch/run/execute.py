@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
@@ -39,6 +39,7 @@ def execute(
     console: Speaker,
     spawner: Spawner | None = None,
     targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
+    build: Callable[[], Mapping[str, Any]] | None = None,
 ) -> RunOutcome:
     """Runs one experiment to its end and says on the console what became of it.
 
@@ -55,13 +56,14 @@ def execute(
         spawner: one that was started early; it stays open. None: one of the run's own.
         targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
             the entrypoint.
+        build: tells what the code is that ran (`lllaunch.run.build`); asked in the end.
 
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
     """
     redact = Redactor.of(spec)
     console.hide(redact)
-    run = _Run(spec, plan_hash, console, redact)
+    run = _Run(spec, plan_hash, console, redact, build)
     try:
         directory = RunDirectory.claim(spec.log_dir)
     except LaunchError as error:
@@ -76,12 +78,18 @@ class _Run:
     """One call of `execute`."""
 
     def __init__(
-        self, spec: LaunchSpec, plan_hash: str, console: Speaker, redact: Redactor
+        self,
+        spec: LaunchSpec,
+        plan_hash: str,
+        console: Speaker,
+        redact: Redactor,
+        build: Callable[[], Mapping[str, Any]] | None,
     ) -> None:
         self._spec = spec
         self._plan_hash = plan_hash
         self._console = console
         self._redact = redact
+        self._build = build
         self._started_ns = time.time_ns()
         self._memory = read_memory()
         self._watcher: Watcher | None = None
@@ -124,7 +132,8 @@ class _Run:
         from lllaunch.run.ending import complete, render_result  # noqa: PLC0415 - as above
 
         outcome = complete(self.outcome(signum), failure, self._redact)
-        data = render_result(outcome, host_facts(self._memory), self._redact)
+        build = None if self._build is None else self._build()
+        data = render_result(outcome, host_facts(self._memory), self._redact, build)
         try:
             write_atomic(directory.file(RESULT), data)
         except OutputError as error:

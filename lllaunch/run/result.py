@@ -40,7 +40,10 @@ _FATES: dict[type[Fate], str] = {
 
 
 def render_result(
-    outcome: RunOutcome, host: Mapping[str, Any], redact: Callable[[str], str] = str
+    outcome: RunOutcome,
+    host: Mapping[str, Any],
+    redact: Callable[[str], str] = str,
+    build: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Returns the text of result.json.
 
@@ -48,6 +51,7 @@ def render_result(
         outcome: what became of the run.
         host: facts about this machine, JSON.
         redact: applied to every text in it.
+        build: what the code is that ran, JSON; None if that is not known.
     """
     root = outcome.directory
     document = {
@@ -69,6 +73,7 @@ def render_result(
             str(rank): _value(value, root) for rank, value in outcome.return_values.items()
         },
         "host": dict(host),
+        "build": None if build is None else dict(build),
     }
     text = json.dumps(_redacted(document, redact), indent=2, ensure_ascii=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"

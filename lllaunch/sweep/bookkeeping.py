@@ -155,10 +155,10 @@ def _believed(exit_code: int, result: Result | None) -> int:
     """Returns what a job ended with, by its process and by its result.json, as a resume sees it."""
     if result is None:
         return exit_code or int(ExitCode.ERROR)
-    if result.succeeded and by_signal(exit_code):
+    if result.succeeded:
         # all was done and said
         return 0
-    if exit_code == 0 and not result.succeeded:
+    if exit_code == 0:
         return result.exit_code or int(ExitCode.ERROR)
     return exit_code
 

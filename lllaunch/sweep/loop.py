@@ -10,7 +10,7 @@ import contextlib
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import lllaunch.sweep.vocabulary as v
@@ -62,7 +62,9 @@ class Loop:
         observer: Callable[[object], None],
         review: Callable[[int, Prepared], Prepared | Broken] | None = None,
         ticks: float | None = None,
+        label: Callable[[int], Sequence[str]] | None = None,
     ) -> None:
+        self._label = label
         self._leases = leases
         self._books = books
         self._warm = warm
@@ -176,6 +178,9 @@ class Loop:
             self._tell(v.JobDone(job.number))
 
     def _broken(self, number: int, answer: Broken) -> None:
+        if self._label is not None and not answer.overrides:
+            # it came to say nothing
+            answer = answer._replace(overrides=tuple(self._label(number)))
         self._books.broken(number, answer)
         self._observer(JobAnswered(number, answer))
         self._tell(v.JobBroken(number, answer.exit_code, answer.why))

@@ -58,6 +58,7 @@ class Sweep(Loop):
         pins: whether jobs are bound to the cores of their leases.
         ticks: the observer gets a `lllaunch.sweep.output.Tick` every so many seconds at least, for
             a display that shows the time; None for only when something has happened.
+        label: gives the overrides of a job, redacted, for one that dies before it can say them.
         signals: signals that end the sweep; None for those of a run.
     """
 
@@ -77,9 +78,10 @@ class Sweep(Loop):
         captures: bool = False,
         pins: bool = False,
         ticks: float | None = None,
+        label: Callable[[int], Sequence[str]] | None = None,
         signals: Sequence[signal.Signals] | None = None,
     ) -> None:
-        super().__init__(leases, Books(journal), warm, observer, review, ticks)
+        super().__init__(leases, Books(journal), warm, observer, review, ticks, label)
         self._work = Work(prepare, execute, machine, pins, warm)
         self._scheduler = Scheduler(machine.everything, policy)
         self._total = len(numbers)

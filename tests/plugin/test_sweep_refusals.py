@@ -157,6 +157,48 @@ def test_a_name_made_from_the_moment_does_not_keep_a_sweep_from_being_resumed(
     assert project.log(0) == names
 
 
+APP = """
+import hydra
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    return cfg.sort_key
+
+main()
+"""
+OURS = ("hydra/launcher=lllaunch", "hydra/sweeper=lllaunch")
+
+
+def test_jobs_that_differ_in_what_only_sounds_secret_are_not_mixed_up(
+    project: SweepProject,
+) -> None:
+    project.write("app.py", APP)
+    for values, more in (("name,date", ()), ("size,date", ("hydra.launcher.resume=sweep",))):
+        ended = project.run(*OURS, f"+sort_key={values}", *more, python=("app.py", "-m"))
+        assert ended.code == 0, ended.err
+    assert project.tries() == {0: 1, 1: 1, 2: 1}
+    values = [job["return_value"] for job in project.document()["jobs"]]
+    assert [str(value).strip('"') for value in values] == ["name", "date", "size"]
+    assert len(project.numbers()) == 3
+
+
+def test_an_app_without_a_file_is_forked(project: SweepProject) -> None:
+    command = [sys.executable, "-", "-m", *OURS, "+sort_key=name", "hydra.sweep.dir=sweep"]
+    env = project.environment()
+    subprocess.run(command, cwd=project.root, env=env, input=APP.encode(), check=True)
+    assert project.states() == {0: "succeeded"}
+
+
+def test_jobs_that_a_reference_makes_too_large_are_found_before_anything_starts(
+    project: SweepProject,
+) -> None:
+    project.experiment("n", "{entrypoint: echo, nproc: '${params.n}'}", "params: {n: 1}")
+    ended = project.run("+exp=n", "params.n=1,2,99")
+    assert ended.code == 2, ended.err
+    assert "params.n=99" in ended.err
+    assert not project.sweep.exists()
+
+
 def test_a_sweep_without_any_stream_runs(project: SweepProject) -> None:
     command = 'exec "$@" <&- >&- 2>&-'
     python = (sys.executable, "-m", "lllaunch", "-m")

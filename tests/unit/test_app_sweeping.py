@@ -15,7 +15,7 @@ from lllaunch.app.ending import JobEnded
 from lllaunch.app.sweeping.aside import AsideFailed, aside, aside_each
 from lllaunch.app.sweeping.grid import Grid
 from lllaunch.app.sweeping.jobs import reason_of
-from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides
+from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides, references
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.app.sweeping.resume import check, with_directory
 from lllaunch.app.sweeping.returns import SweptJob, returned
@@ -286,3 +286,24 @@ def test_a_task_function_tells_what_stands_behind_it() -> None:
     assert TaskSource.of(task) is None
     TaskSource(None, None).mark(task)
     assert TaskSource.of(task) == TaskSource(None, None)
+
+
+def test_what_the_launch_node_refers_to_matters_too() -> None:
+    master = OmegaConf.create(
+        {
+            "launch": {
+                "nproc": "${params.n}",
+                "args": ["${params.lr}"],
+                "watchdog": {"timeout": "${times.long}"},
+                "tee": "${oc.select:shown, all}",
+            },
+            "params": {"n": "${size}", "lr": 1},
+            "size": 1,
+            "times": {"long": "1h"},
+            "hydra": {"sweep": {"dir": "x", "subdir": "${name}"}, "launcher": {"cpus": None}},
+        }
+    )
+    assert references(master) == {"params.n", "size", "times.long", "shown", "name"}
+    matters = decides(Loader(), master)  # type: ignore[arg-type]
+    assert all(map(matters, ("size=2", "params.n=3", "+times={long: 2h}", "name=a", "shown=x")))
+    assert not any(map(matters, ("params.lr=1", "sizes=3", "other=1")))

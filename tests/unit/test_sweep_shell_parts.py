@@ -253,7 +253,7 @@ SUCCEEDED, FAILED = Result("succeeded", 0), Result("failed", 3)
         (0, None, 1),
         (0, FAILED, 3),
         (0, Result("failed", None), 1),
-        (1, SUCCEEDED, 1),
+        (1, SUCCEEDED, 0),
     ],
 )
 def test_a_job_has_succeeded_if_its_result_says_so(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.utils import filter_overrides
 
+from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.sweeping.comparing import Comparing
 from lllaunch.app.sweeping.labels import Labels
@@ -75,7 +76,7 @@ class BatchRun:
     def __init__(self, opened: Resources, overrides: Sequence[Sequence[str]], first: int) -> None:
         self._opened = opened
         self._overrides = overrides
-        self._labels = Labels(overrides)
+        self._labels = Labels(overrides, marks=opened.jobs.composer.users_own)
         self._ends: dict[int, Settle] = {}
         self._places: dict[int, str] = {}
         comparing = Comparing(opened.jobs, overrides, opened.session.path)
@@ -111,6 +112,7 @@ class BatchRun:
             # before the console has its last word, which it may have to wait for
             document = session.finish()
         console.finished(document, batch.numbers, resumable=self._opened.resumable)
+        tell_ci(session.path)
         return finish
 
     def _sweep(self, console: SweepConsole, numbers: Sequence[int]) -> Finish:
@@ -137,6 +139,7 @@ class BatchRun:
             captures=True,
             pins=opened.settings.pin_cpus,
             ticks=_TICK_SECONDS if console.live else None,
+            label=self._label,
         )
         return sweep.run()
 
@@ -159,8 +162,8 @@ class BatchRun:
         if other == number:
             return prepared
         why = (
-            f"hydra.sweep.subdir: job {number} would run in the directory of job {other} "
-            f"({prepared.directory}); make it depend on the job, as ${{hydra.job.num}} does"
+            f"hydra.sweep.subdir or launch.log_dir: job {number} would run in the directory of job "
+            f"{other} ({prepared.directory}); make it depend on the job, as ${{hydra.job.num}} does"
         )
         return Broken(ExitCode.CONFIG, why, prepared.overrides, prepared.directory)
 

@@ -57,7 +57,7 @@ class Comparing:
 
     def _compose(self, asked: Asked) -> NewJob:
         index, number, directory = asked
-        label = Labels(self._overrides)[index]
+        label = Labels(self._overrides, marks=self._jobs.composer.users_own)[index]
         try:
             planned = self._jobs.plan(
                 self._overrides[index], number, os.path.join(self._sweep_dir, directory)

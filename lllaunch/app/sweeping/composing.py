@@ -55,6 +55,8 @@ class Composer:
         users_own: whether the app is a user's own that knows nothing of lllaunch.
 
     Attributes:
+        master: as above.
+        users_own: as above.
         sweep_dir: the sweep's directory, absolute; empty for where the config says.
     """
 
@@ -67,8 +69,8 @@ class Composer:
     ) -> None:
         self.context = context
         self.user = user
-        self._master = master
-        self._users_own = users_own
+        self.master = master
+        self.users_own = users_own
         self.sweep_dir = ""
 
     def compose(
@@ -87,7 +89,7 @@ class Composer:
         """
         setup_globals()
         loader = self.context.config_loader
-        config = loader.load_sweep_config(self._master, list(overrides))
+        config = loader.load_sweep_config(self.master, list(overrides))
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
@@ -103,6 +105,7 @@ class Composer:
         Raises:
             ConfigError: something is wrong with it.
         """
+        _check_env_set(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
             return plan_job(
@@ -110,7 +113,7 @@ class Composer:
                 job.where,
                 self.user,
                 outer=LAUNCHER,
-                users_own=self._users_own,
+                users_own=self.users_own,
                 environ=around,
             )
 
@@ -140,6 +143,14 @@ def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobCon
     output_dir = directory or output_dir
     works_in = output_dir if chdirs(config) else os.getcwd()
     return JobConfig(config, Whereabouts(cwd, output_dir, works_in), sweep_dir)
+
+
+def _check_env_set(config: DictConfig) -> None:
+    """Raises what Hydra will when it runs the job: there it resolves this node without the rest."""
+    raw: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
+    if any("${" in str(value) for value in raw.values()):
+        alone: Any = copy.deepcopy(HydraConfig.instance().cfg)
+        dict(alone.hydra.job.env_set)
 
 
 def chdirs(config: DictConfig) -> bool:

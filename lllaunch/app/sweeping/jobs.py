@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, run_job
+from omegaconf import OmegaConf
 
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.planning import perform
 from lllaunch.app.returned import load, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
+from lllaunch.app.sweeping.labels import mark
 from lllaunch.config.plan import plan_node
+from lllaunch.config.secrets import literals
 from lllaunch.config.whole import public_config, with_sources
 from lllaunch.console.job import JobConsole
 from lllaunch.errors import ConfigError, LaunchError, Problem
@@ -92,6 +95,9 @@ class SweepJobs:
         task_function: Hydra's, for its callbacks.
         machine: whose GPUs and cores they share.
         environ: the launcher's environment.
+
+    Attributes:
+        build: what the code is that the jobs run (`lllaunch.run.build`), None if not known.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class SweepJobs:
         self._task_function = task_function
         self.machine = machine
         self._environ = dict(environ)
+        self.build: Mapping[str, Any] | None = None
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
         """Composes a job and decides what it is.
@@ -130,7 +137,8 @@ class SweepJobs:
             (where.runtime_cwd, "<cwd>"),
         )
         launch = with_sources(plan_node(spec)["launch"], config.whole, LAUNCHER, "launch")
-        identity = job_config(launch, public_config(config.whole), places)
+        rest = public_config(config.whole) | self._hidden(config)
+        identity = job_config(launch, rest, places)
         with env_override(config.whole.hydra.job.env_set):
             warm = self._warm_key(spec)
         return Planned(config, spec, identity, warm)
@@ -179,7 +187,7 @@ class SweepJobs:
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
-        task = _Task(planned.spec, self.composer, spawner)
+        task = _Task(planned.spec, self.composer, spawner, self.build)
         functools.update_wrapper(task, self._task_function)
         try:
             done = run_job(
@@ -224,6 +232,15 @@ class SweepJobs:
         if problems:
             raise ConfigError(tuple(problems))
 
+    def _hidden(self, config: JobConfig) -> dict[str, Any]:
+        """Marks for the literals that `public_config` hides, so that others make another job."""
+        if not self.composer.users_own:
+            return {}
+        raw: Any = OmegaConf.to_container(config.whole, resolve=False)
+        own = {name: item for name, item in raw.items() if name not in {"hydra", "launch"}}
+        marks = {where: mark(text) for where, _, text in literals(own)}
+        return {"$hidden": marks} if marks else {}
+
     def _with_threads(self, spec: LaunchSpec) -> LaunchSpec:
         """Lets workers compute on the cores that they lease, and not each of them on all there are.
 
@@ -250,15 +267,23 @@ class _Task:
         outcome: what became of the run; None if it could not be started.
     """
 
-    def __init__(self, spec: LaunchSpec, composer: Composer, spawner: Spawner | None) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        composer: Composer,
+        spawner: Spawner | None,
+        build: Mapping[str, Any] | None,
+    ) -> None:
         self._spec = spec
+        self._build = build
         self._composer = composer
         self._spawner = spawner
         self.outcome: RunOutcome | None = None
 
     def __call__(self, cfg: DictConfig) -> Any:
         user = self._composer.user
-        outcome = perform(self._spec, cfg, user, JobConsole(), self._spawner)
+        build = None if self._build is None else lambda: self._build or {}
+        outcome = perform(self._spec, cfg, user, JobConsole(), self._spawner, build)
         self.outcome = outcome
         if outcome.exit_code:
             raise JobEnded(outcome.exit_code, f"the run in {outcome.directory} failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import overload
 
@@ -15,10 +16,13 @@ class Labels(Sequence[Sequence[str]]):
 
     Args:
         overrides: of each job.
+        marks: whether hidden values that differ are told apart, by a part of their hash: of an app
+            where literals stand under names that only sound secret (``sort_key``).
     """
 
-    def __init__(self, overrides: Sequence[Sequence[str]]) -> None:
+    def __init__(self, overrides: Sequence[Sequence[str]], *, marks: bool = False) -> None:
         self._overrides = overrides
+        self._marks = marks
 
     def __len__(self) -> int:
         return len(self._overrides)
@@ -30,7 +34,9 @@ class Labels(Sequence[Sequence[str]]):
     def __getitem__(self, index: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        return redacted_overrides(filter_overrides(self._overrides[index]))
+        written = filter_overrides(self._overrides[index])
+        shown = redacted_overrides(written)
+        return tuple(map(_marked, written, shown)) if self._marks else shown
 
     def name(self, index: int, number: int | None = None) -> str:
         """What a message calls a job: by its number, if it is known, and its overrides."""
@@ -38,3 +44,14 @@ class Labels(Sequence[Sequence[str]]):
         if number is None:
             return overrides or "the job"
         return f"job {number} ({overrides})" if overrides else f"job {number}"
+
+
+def mark(text: str) -> str:
+    """Returns a name for a hidden value: a part of its hash, which tells it from others."""
+    return f"<hidden {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+
+
+def _marked(written: str, shown: str) -> str:
+    if written == shown or "${" in written:
+        return shown
+    return f"{written.partition('=')[0]}={mark(written)}"

@@ -26,6 +26,7 @@ from lllaunch.app.user_function import UserFunction
 from lllaunch.config.read import register_resolvers
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.run.build import BuildQuery
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.warmth import Warmth
 
@@ -119,12 +120,16 @@ class Launching:
         jobs = SweepJobs(composer, self._task_function, machine, environ)
         warmth = Warmth(environ, prestarted=None if source is None else source.spawner)
         self._resources.callback(warmth.close)
+        query = BuildQuery.start(config.hydra.runtime.cwd)
+        self._resources.callback(query.close)
         probe(jobs, overrides, first, warmth)
         import_for_jobs()
         session = begin_session(
             config, settings.resume is not None, moves=self._on_begin is not None
         )
         composer.sweep_dir = session.path
+        # once for all jobs
+        jobs.build = query.result(own=[session.path])
         self._resources.callback(session.close)
         if self._on_begin is not None:
             self._on_begin(session.resumed)

@@ -1,16 +1,20 @@
 """Jobs that are tried before any is started: what is wrong with them is wrong with the sweep.
 
 Composing them all would take as long as a short sweep. So those are chosen that are likely to
-differ in what is checked: the first one, and one for each value that is swept of ``launch`` and of
-a config group. A job that only a value elsewhere makes wrong fails when its turn comes.
+differ in what is checked: the first one, and one for each value that is swept of ``launch``, of
+what that refers to, and of a config group. A job that only a value elsewhere makes wrong fails when
+its turn comes.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import OmegaConf
 
 from lllaunch.app.sweeping.aside import aside
 from lllaunch.app.sweeping.labels import Labels
@@ -22,12 +26,16 @@ from lllaunch.sweep.resources import Need
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
+    from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.sweep.prepared import WarmKey
     from lllaunch.sweep.warmth import Warmth
 
 MOST_PROBES = 32
+# Keys of the launch node whose values may be anything.
+_HARMLESS = frozenset({"args", "env", "env_per_rank"})
+_REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:)?\s*([\w.-]+)\s*[,}]")
 _SHOWN = 5
 
 
@@ -90,16 +98,57 @@ def choose(jobs: Sequence[Sequence[str]], matters: Callable[[str], bool]) -> lis
     return chosen
 
 
-def decides(loader: ConfigLoader) -> Callable[[str], bool]:
-    """Returns what tells whether an override may decide whether a job can run."""
+def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[[str], bool]:
+    """Returns what tells whether an override may decide whether a job can run.
+
+    Args:
+        loader: knows the config groups.
+        master: what the sweep was composed to: what its ``launch`` refers to matters, too.
+    """
+    referenced = frozenset() if master is None else references(master)
     # to ask Hydra takes milliseconds, and a sweep has few keys
     is_group = functools.cache(lambda key: _is_group(loader, key))
 
     def matters(override: str) -> bool:
         key = override.partition("=")[0].lstrip("+~").partition("@")[0]
-        return key == "launch" or key.startswith("launch.") or is_group(key)
+        if key == "launch" or key.startswith("launch.") or is_group(key):
+            return True
+        return any(
+            f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}.") for path in referenced
+        )
 
     return matters
+
+
+def references(master: DictConfig) -> frozenset[str]:
+    """Returns the keys that decide with the launch node whether a job can run, and where.
+
+    Args:
+        master: what the sweep was composed to.
+    """
+    raw: Any = OmegaConf.to_container(master, resolve=False)
+    launch = {key: item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS}
+    found: set[str] = set()
+    texts = [*_texts(launch), *_texts(raw["hydra"]["sweep"]), *_texts(raw["hydra"]["launcher"])]
+    while texts:
+        new = {path for text in texts for path in _REFERENCE.findall(text)} - found
+        found |= new
+        texts = [text for path in new for text in _texts(_below(raw, path))]
+    return frozenset(found)
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) and "${" in value else []
+
+
+def _below(raw: Any, path: str) -> Any:
+    for part in path.split("."):
+        raw = raw.get(part) if isinstance(raw, dict) else None
+    return raw
 
 
 def _is_group(loader: ConfigLoader, key: str) -> bool:
@@ -121,7 +170,8 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     """
     labels, size = Labels(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
-    chosen = choose(overrides, decides(jobs.composer.context.config_loader))
+    composer = jobs.composer
+    chosen = choose(overrides, decides(composer.context.config_loader, composer.master))
 
     def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None]:
         found: dict[str, tuple[int, str]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from lllaunch.app.ci import tell_ci_error
 from lllaunch.app.ending import AppEnded
 from lllaunch.errors import LaunchError
 
@@ -25,4 +26,5 @@ def refusing() -> Iterator[None]:
         from lllaunch.console.console import Console  # noqa: PLC0415 - only if something is wrong
 
         Console().error(error)
+        tell_ci_error(str(error))
         raise AppEnded(int(error.exit_code)) from error

@@ -1,0 +1,130 @@
+"""The end of a run or a sweep in GitHub Actions: annotations and the step's summary."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from lllaunch.run.files import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lllaunch.report.cases import Report
+
+
+def announce(path: str, environ: Mapping[str, str]) -> None:
+    """Tells GitHub Actions what became of a run or a sweep, if this process runs there.
+
+    Prints annotations for failures to standard output and adds to the step's summary. Whatever
+    goes wrong with that changes nothing: the run is over, and its exit code stands.
+
+    Args:
+        path: directory of the run or sweep.
+        environ: of this process; nothing is done unless ``GITHUB_ACTIONS`` is ``true`` in it.
+    """
+    if not in_github_actions(environ):
+        return
+    try:
+        # only in CI
+        from lllaunch.report.read import load  # noqa: PLC0415
+        from lllaunch.report.secrets import redactor_of  # noqa: PLC0415
+
+        report = load(path, source_roots(environ), redactor_of(path, environ))
+        tell_github(report, environ)
+    except Exception as error:  # noqa: BLE001 - a report that fails must not fail the run
+        kind = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(f"lllaunch: no report for GitHub Actions: {kind}", file=sys.stderr)
+
+
+def announce_error(message: str, environ: Mapping[str, str], title: str = "lllaunch") -> None:
+    """Tells GitHub Actions why nothing was run, if this process runs there; as `announce` does.
+
+    Args:
+        message: what is wrong, of any number of lines.
+        environ: of this process.
+        title: what stands above it.
+    """
+    if not in_github_actions(environ):
+        return
+    from lllaunch.report.fields import tidy  # noqa: PLC0415 - only in CI
+    from lllaunch.report.github import annotation  # noqa: PLC0415
+
+    try:
+        emit(annotation("error", tidy(message), title=title) + "\n")
+    except (OSError, ValueError):
+        return  # nobody reads it
+
+
+def in_github_actions(environ: Mapping[str, str]) -> bool:
+    """Whether a process runs in a step of GitHub Actions."""
+    return environ.get("GITHUB_ACTIONS") == "true"
+
+
+def source_roots(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the directories of the user's own source files: the checkout, then where we are.
+
+    Args:
+        environ: of this process.
+    """
+    checkouts = (environ.get("GITHUB_WORKSPACE", ""), environ.get("CI_PROJECT_DIR", ""))
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        here = ""
+    return tuple(root for root in (*checkouts, here) if root)
+
+
+def tell_github(report: Report, environ: Mapping[str, str], output: str | None = None) -> None:
+    """Prints annotations and adds to the step's summary.
+
+    Args:
+        report: what is told.
+        environ: names the file of the summary.
+        output: a file that the summary is written to instead.
+
+    Raises:
+        OutputError: the file of the summary cannot be written.
+        OSError: standard output, or the step's summary, cannot be written.
+    """
+    from lllaunch.report.github import SUMMARY_BYTES, commands, summary  # noqa: PLC0415
+    from lllaunch.run.files import naming, write_atomic  # noqa: PLC0415
+
+    emit("".join(f"{command}\n" for command in commands(report)))
+    if output is not None:
+        write_atomic(output, encoded(summary(report)))
+        return
+    path = environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    with naming(path):
+        # other commands of the step may have written to it
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            room = SUMMARY_BYTES - os.fstat(fd).st_size - 1
+            text = summary(report, room)
+            write_all(fd, encoded(f"\n{text}" if text else ""))
+        finally:
+            os.close(fd)
+
+
+def encoded(text: str) -> bytes:
+    """Returns a text in UTF-8, whatever it holds."""
+    return text.encode("utf-8", errors="replace")
+
+
+def emit(text: str) -> None:
+    """Prints whole lines to standard output, in UTF-8 whatever the locale is.
+
+    Raises:
+        OSError: nobody reads it any more.
+        ValueError: it is closed.
+    """
+    binary = getattr(sys.stdout, "buffer", None)
+    if binary is None:  # a stand-in of a notebook
+        sys.stdout.write(text)
+    else:
+        sys.stdout.flush()
+        binary.write(encoded(text))
+    sys.stdout.flush()

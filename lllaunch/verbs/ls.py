@@ -1,0 +1,212 @@
+"""``python -m lllaunch ls [DIR ...]``: runs and sweeps, the newest first."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.console.sweep.cells import cells, cut, padded
+from lllaunch.console.sweep.cells import plain as shown
+from lllaunch.console.sweep.naming import counts_text, short_overrides
+from lllaunch.console.sweep.objective import objective_text
+from lllaunch.console.sweep.table import Row, Span
+from lllaunch.console.wording import counted, shown_path
+from lllaunch.records.find import DEFAULT_ROOTS
+from lllaunch.records.listing import STATES, Entry, jobs_of, list_entries
+from lllaunch.records.locate import NoSuchRun
+from lllaunch.records.plain import plain
+from lllaunch.units import duration
+from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_DESCRIPTION = """\
+Lists runs and sweeps, the newest first: when they began, where they are, what became of them,
+how long they took, how often their workers were started, what rank 0 returned, and the
+overrides of their command lines."""
+_GAP = "  "
+_LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
+# What is left out first where a terminal is narrow.
+_SPARE = ("tries", "code", "value")
+_STYLES = {
+    "succeeded": "good",
+    "running": "busy",
+    "failed": "bad",
+    "signalled": "bad",
+    "error": "bad",
+    "died": "bad",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _list)
+
+
+def _parser() -> argparse.ArgumentParser:
+    told = "\n".join(f"  {_worded(name):<10} {meaning}" for name, meaning in STATES.items())
+    parser = Parser(
+        prog="python -m lllaunch ls",
+        description=_DESCRIPTION,
+        epilog=f"states:\n{told}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = " and ".join(DEFAULT_ROOTS)
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="*", help=f"where to look, and below; default: {where}"
+    )
+    parser.add_argument("--json", action="store_true", help="print an array of objects")
+    parser.add_argument(
+        "--state",
+        metavar="STATE[,...]",
+        type=_states,
+        help="only what is in one of these states",
+    )
+    parser.add_argument("--limit", metavar="N", type=_count, help="the first N only")
+    parser.add_argument("--sweeps", action="store_true", help="sweeps only")
+    parser.add_argument("--jobs", action="store_true", help="with the jobs of sweeps")
+    return parser
+
+
+def _states(text: str) -> frozenset[str]:
+    names = frozenset(name.strip().replace("-", "_").replace(" ", "_") for name in text.split(","))
+    unknown = sorted(names - STATES.keys())
+    if unknown:
+        known = ", ".join(map(_worded, STATES))
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a state ({known})")
+    return names
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
+def _worded(state: str) -> str:
+    return state.replace("_", "-")
+
+
+def _list(given: argparse.Namespace) -> None:
+    for directory in given.dirs:
+        if not os.path.isdir(directory):
+            raise NoSuchRun(directory, "is not a directory")
+    roots = given.dirs or DEFAULT_ROOTS
+    found = list(_chosen(list_entries(roots), given))[: given.limit]
+    cwd = os.getcwd()
+    if given.json:
+        print_json([plain(entry, os.path.join(cwd, entry.path)) for entry in found])
+    elif found:
+        print_rows(list_rows(found, cwd, columns()))
+    else:
+        what = "sweeps" if given.sweeps else "runs"
+        like = " of that kind" if given.state else ""
+        complain(f"no {what}{like} below {' or '.join(roots)}")
+
+
+def _chosen(entries: Iterable[Entry], given: argparse.Namespace) -> Iterator[Entry]:
+    """Yields what is to be shown, jobs after their sweeps."""
+    for entry in entries:
+        wanted = entry.kind == "sweep" or not given.sweeps
+        if wanted and (given.state is None or entry.state in given.state):
+            yield entry
+        for job in jobs_of(entry) if given.jobs and entry.kind == "sweep" else ():
+            if given.state is None or job.state in given.state:
+                yield job
+
+
+def list_rows(entries: Sequence[Entry], cwd: str, width: int) -> list[Row]:
+    """Returns a table, with titles.
+
+    Args:
+        entries: a line for each.
+        cwd: directory that paths below it are shown relative to.
+        width: of the terminal, which overrides are cut to; 0 if there is none.
+    """
+    table = [
+        ("when", [_when(entry) for entry in entries], False),
+        ("path", [_path(entry, cwd) for entry in entries], False),
+        ("state", [_worded(entry.state) for entry in entries], False),
+        ("code", [_number(entry.exit_code) for entry in entries], True),
+        ("time", [_time(entry) for entry in entries], True),
+        ("tries", [_number(entry.attempts) for entry in entries], True),
+        ("value", [objective_text({"return_value": entry.value}) for entry in entries], True),
+    ]
+    columns = {title: _padded(title, texts, right) for title, texts, right in table if any(texts)}
+    while width and _room(columns, width) < _WANTED_OVERRIDES:
+        spare = next((title for title in _SPARE if title in columns), None)
+        if spare is None:
+            break
+        del columns[spare]
+    room = max(_LEAST_OVERRIDES, _room(columns, width)) if width else None
+    last = ["overrides", *map(_overrides, entries)]
+    columns["overrides"] = last if room is None else [cut(text, room) for text in last]
+    at = list(columns).index("state")
+    styles = ["faint", *(_STYLES.get(entry.state, "") for entry in entries)]
+    return [
+        _row(texts, at, style)
+        for texts, style in zip(zip(*columns.values(), strict=True), styles, strict=True)
+    ]
+
+
+def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
+    """How wide another column may be."""
+    return width - 1 - sum(cells(column[0]) + len(_GAP) for column in columns.values())
+
+
+def _row(texts: Sequence[str], state_at: int, style: str) -> Row:
+    if style == "faint":
+        return (Span(_GAP.join(texts).rstrip(), style),)
+    before, after = _GAP.join(texts[:state_at]), _GAP.join(texts[state_at + 1 :])
+    return (
+        Span(f"{before}{_GAP}"),
+        Span(texts[state_at], style),
+        Span(f"{_GAP}{after}".rstrip()),
+    )
+
+
+def _padded(title: str, texts: Sequence[str], right: bool) -> list[str]:
+    width = max(map(cells, (title, *texts)))
+    return [padded(text, width, right=right) for text in (title, *texts)]
+
+
+def _when(entry: Entry) -> str:
+    if entry.started_ns is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.started_ns / 1e9))
+
+
+def _path(entry: Entry, cwd: str) -> str:
+    return shown(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _time(entry: Entry) -> str:
+    return "" if entry.seconds is None else duration(entry.seconds)
+
+
+def _overrides(entry: Entry) -> str:
+    text = shown(short_overrides(entry.overrides))
+    if entry.kind != "sweep":
+        return text
+    told = counts_of(entry)
+    return f"{told}; {text}" if text else told
+
+
+def counts_of(sweep: Entry) -> str:
+    """Returns ``4 jobs: 3 succeeded, 1 failed``."""
+    counts: dict[str, Any] = dict(sweep.counts)
+    parts = counts_text((counts.get(state, 0), _worded(state)) for state in STATES)
+    told = counted(sum(counts.values()), "job")
+    return f"{told}: {parts}" if parts else told

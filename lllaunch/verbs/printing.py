@@ -1,0 +1,84 @@
+"""How verbs take their arguments, print what was asked for, and complain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lllaunch.console.sweep.cells import plain
+from lllaunch.console.sweep.paint import is_terminal, painted
+from lllaunch.console.sweep.table import Row, Span
+from lllaunch.errors import LaunchError
+from lllaunch.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors read as all others of lllaunch."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with what is wrong with the arguments."""
+        self.exit(ExitCode.CONFIG, f"lllaunch: {message}; see {self.prog} --help\n")
+
+
+def perform(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str],
+    verb: Callable[[argparse.Namespace], None],
+) -> int:
+    """Does what a verb does and returns its exit code.
+
+    Args:
+        parser: of its arguments.
+        argv: what follows it on the command line.
+        verb: gets the arguments; prints to standard output, raises `LaunchError`.
+    """
+    try:
+        given = parser.parse_args(argv)
+    except SystemExit as end:  # --help, or a wrong option
+        return end.code if isinstance(end.code, int) else ExitCode.ERROR
+    try:
+        verb(given)
+        sys.stdout.flush()
+    except LaunchError as error:
+        complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        # nobody reads on, as in "... | head"; what is left must not be written at the end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
+    except OSError as error:
+        complain(f"standard output: {error.strerror or error}")
+        return ExitCode.ERROR
+    return ExitCode.SUCCESS
+
+
+def complain(message: str) -> None:
+    """Says what is wrong."""
+    for line in message.splitlines():
+        print(f"lllaunch: {line}", file=sys.stderr)
+
+
+def columns() -> int:
+    """The width of the terminal that standard output is; 0 if it is none."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
+
+
+def print_rows(rows: Iterable[Row]) -> None:
+    """Prints rows, in colours on a terminal; they cannot move its cursor."""
+    stream = sys.stdout
+    tame = [tuple(Span(plain(span.text), span.style) for span in row) for row in rows]
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    for line in painted(tame, stream):
+        text = line.encode(encoding, errors="backslashreplace").decode(encoding)
+        stream.write(f"{text}\n")
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON, in ASCII."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")

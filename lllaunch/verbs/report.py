@@ -1,0 +1,95 @@
+"""``python -m lllaunch report PATH``: what became of a run or a sweep, in one of several forms."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from lllaunch.report.announce import emit, encoded, source_roots, tell_github
+from lllaunch.verbs.printing import Parser, perform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lllaunch.report.cases import Report
+
+_DESCRIPTION = """\
+Tells what became of a run or a sweep, from the files that it has left.
+
+PATH is the directory of a run or a sweep, or its result.json or sweep.json."""
+_EPILOG = """\
+formats:
+  text    for people
+  json    for programs; the same fields for a run and for a sweep
+  junit   JUnit XML: a run, or each job of a sweep, is a test case
+  github  GitHub Actions: annotations on standard output; the step's summary goes to FILE, else
+          to $GITHUB_STEP_SUMMARY
+
+The exit code is 0 when the report was made, whatever it says; 2 if PATH is something else."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _report)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m lllaunch report",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("path", metavar="PATH", help="what is reported")
+    forms = ("text", "json", "junit", "github")
+    parser.add_argument("--format", choices=forms, default="text", help="default: text")
+    parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
+    parser.add_argument(
+        "--name", default="lllaunch", help="class name of the test cases in JUnit XML"
+    )
+    return parser
+
+
+def _report(given: argparse.Namespace) -> None:
+    # --help does without
+    from lllaunch.report.read import load  # noqa: PLC0415
+    from lllaunch.report.secrets import redactor_of  # noqa: PLC0415
+
+    hide = redactor_of(given.path, os.environ)
+    report = load(given.path, source_roots(os.environ), hide)
+    if given.output is not None:
+        _make_directory_of(given.output)
+    if given.format == "github":
+        tell_github(report, os.environ, given.output)
+        return
+    text = _rendered(report, given.format, given.name)
+    if given.output is None:
+        emit(text)
+        return
+    from lllaunch.run.files import write_atomic  # noqa: PLC0415 - as above
+
+    write_atomic(given.output, encoded(text))
+
+
+def _make_directory_of(output: str) -> None:
+    from lllaunch.run.files import naming  # noqa: PLC0415 - as above
+
+    if directory := os.path.dirname(output):
+        with naming(output):
+            os.makedirs(directory, exist_ok=True)
+
+
+def _rendered(report: Report, form: str, name: str) -> str:
+    if form == "junit":
+        from lllaunch.report.junit import render_junit  # noqa: PLC0415 - one of several
+
+        return render_junit(report, name)
+    from lllaunch.report.text import render_json, render_text  # noqa: PLC0415
+
+    return render_json(report) if form == "json" else render_text(report)

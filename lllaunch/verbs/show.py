@@ -1,0 +1,290 @@
+"""``python -m lllaunch show RUN``: what ran, and what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.console.fates import fate_text
+from lllaunch.console.report import failure_text, report_lines
+from lllaunch.console.sweep.cells import cells, padded
+from lllaunch.console.sweep.summary import Setting, summary_rows
+from lllaunch.console.sweep.table import Row, Span
+from lllaunch.console.wording import counted, shown_path
+from lllaunch.records.files import last_event, read_text
+from lllaunch.records.find import PLAN
+from lllaunch.records.listing import Entry, entry_of
+from lllaunch.records.locate import locate
+from lllaunch.records.plain import plain
+from lllaunch.records.readback import read_back
+from lllaunch.units import duration, size
+from lllaunch.verbs.ls import counts_of
+from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
+
+if TYPE_CHECKING:
+    from lllaunch.console.lines import Line
+    from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
+
+_DESCRIPTION = """\
+Shows what ran and what became of it, from the files that a run or a sweep has left.
+
+RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
+result.json; or 'latest', which is what was started last below outputs and multirun."""
+_GAP = "  "
+_LONGEST_VALUE = 200  # characters
+_MOST_VALUES = 16
+_SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _show)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m lllaunch show",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="what is shown")
+    parser.add_argument("--json", action="store_true", help="print an object")
+    return parser
+
+
+def _show(given: argparse.Namespace) -> None:
+    found = locate(given.run)
+    cwd = os.getcwd()
+    entry = replace(entry_of(found), path=os.path.abspath(found.path))
+    text = read_text(os.path.join(entry.path, PLAN)) if entry.kind == "run" else None
+    if given.json:
+        print_json(_json(entry, text))
+    elif entry.kind == "sweep":
+        print_rows(sweep_rows(entry, cwd, columns()))
+    else:
+        print_rows(run_rows(entry, text, _outcome(entry, text), cwd))
+
+
+def _json(entry: Entry, text: str | None) -> dict[str, Any]:
+    found = plain(entry, entry.path)
+    document = entry.document or None
+    if entry.kind == "sweep":
+        return {**found, "summary": document}
+    return {
+        **found,
+        "plan_hash": entry.document.get("plan_hash"),
+        "build": entry.document.get("build"),
+        "plan": text,
+        "result": document,
+    }
+
+
+def _outcome(entry: Entry, text: str | None) -> RunOutcome | None:
+    """Returns the outcome as the run's own end told it, with the end of the log."""
+    outcome = read_back(entry.document, entry.path)
+    root = outcome.root_cause if outcome is not None else None
+    if outcome is None or root is None or root.traceback or not _is_own(root.files.stderr, entry):
+        return outcome
+    # not every run has failed
+    from lllaunch.report.secrets import names_in, redactor  # noqa: PLC0415
+    from lllaunch.run.excerpts import tail  # noqa: PLC0415
+
+    hide = redactor(names_in(text or ""), os.environ)
+    return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
+
+
+def _is_own(path: str, entry: Entry) -> bool:
+    """Whether a path is of a file in the directory of the run."""
+    inside = os.path.realpath(path).startswith(os.path.realpath(entry.path) + "/")
+    return bool(path) and inside and os.path.isfile(path)
+
+
+# A run
+
+
+def run_rows(entry: Entry, text: str | None, outcome: RunOutcome | None, cwd: str) -> list[Row]:
+    """Returns what is shown of a run.
+
+    Args:
+        entry: what is known of it.
+        text: its plan.yaml, or None.
+        outcome: what became of it, if that is known.
+        cwd: directory that paths below it are shown relative to.
+    """
+    rows = [*_facts([*_head(entry, cwd), *_origin(entry.document)]), ()]
+    if text is not None:
+        rows += [(Span(f"{PLAN}:", "faint"),)]
+        rows += [(Span(f"  {line}".rstrip()),) for line in text.splitlines()]
+        rows.append(())
+    if outcome is not None:
+        for attempt in outcome.attempts:
+            rows += [*_attempt(attempt, cwd), ()]
+        rows += _values(outcome, cwd)
+        rows += [_row(line) for line in report_lines(outcome, cwd)]
+    else:
+        rows += _without_outcome(entry, cwd)
+    return rows
+
+
+def _row(line: Line) -> Row:
+    return (Span(line.text, "error" if line.style == "title" else line.style),)
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> list[Row]:
+    told = [(name, text) for name, text in facts if text]
+    width = max((cells(name) for name, _ in told), default=0)
+    return [(Span(padded(name, width), "faint"), Span(f"{_GAP}{text}")) for name, text in told]
+
+
+def _head(entry: Entry, cwd: str) -> Iterator[tuple[str, str]]:
+    yield entry.kind, shown_path(entry.path, cwd)
+    code = "" if entry.exit_code is None else f" (exit code {entry.exit_code})"
+    yield "state", entry.state.replace("_", " ") + code
+    if entry.started_ns is not None:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started_ns / 1e9))
+        verb = "for" if entry.state == "running" else "took"
+        took = "" if entry.seconds is None else f", {verb} {duration(entry.seconds)}"
+        yield "began", began + took
+    if entry.kind == "sweep":
+        yield "jobs", counts_of(entry).partition(": ")[2]
+    elif entry.attempts is not None:
+        yield "attempts", str(entry.attempts)
+    yield "overrides", shlex.join(entry.overrides)
+
+
+def _origin(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields what the run was made from and where it ran."""
+    yield "plan hash", str(document.get("plan_hash") or "")
+    build = document.get("build")
+    if isinstance(build, Mapping):
+        yield "commit", _commit(build)
+        versions = build.get("versions")
+        told = versions.items() if isinstance(versions, Mapping) else ()
+        python = f"{build.get('implementation', '')} {build.get('python', '')}".strip()
+        yield "versions", ", ".join(filter(None, (*(f"{k} {v}" for k, v in told), python)))
+    host = document.get("host")
+    if isinstance(host, Mapping):
+        memory = host.get("memory")
+        parts = [
+            str(host.get("hostname", "")),
+            str(host.get("kernel", "")),
+            f"{host['cpus']} CPUs" if host.get("cpus") else "",
+            size(memory) if isinstance(memory, int) else "",
+        ]
+        yield "host", ", ".join(filter(None, parts))
+
+
+def _commit(build: Mapping[str, Any]) -> str:
+    commit, branch, problem = (build.get(key) for key in ("commit", "branch", "git_problem"))
+    if not commit:
+        return f"not known: {problem}" if problem else ""
+    text = f"{commit}" + (f" ({branch})" if branch else "")
+    if build.get("dirty"):
+        counts = [(build.get("changed"), "changed"), (build.get("untracked"), "untracked")]
+        told = ", ".join(f"{number} {what}" for number, what in counts if number)
+        text += f", with changes ({told})" if told else ", with changes"
+    return f"{text}; {problem}" if problem else text
+
+
+def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
+    took = duration(max(0, attempt.ended_ns - attempt.started_ns) / 1e9)
+    text = f"attempt {attempt.number} {attempt.state} after {took}"
+    if attempt.root_cause is not None:
+        text += f": {failure_text(attempt.root_cause, cwd)}"
+    yield (Span(text, "cause"),)
+    known = attempt.root_cause is not None
+    table = [_worker(worker, cwd, after_root=known) for worker in attempt.workers]
+    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
+    for texts in table:
+        line = _GAP.join(padded(text, width) for text, width in zip(texts, widths, strict=True))
+        yield (Span(f"  {line}".rstrip()),)
+
+
+def _worker(worker: WorkerOutcome, cwd: str, *, after_root: bool) -> tuple[str, ...]:
+    began, ended = worker.started_ns, worker.ended_ns
+    took = duration(max(0, ended - began) / 1e9) if began and ended else ""
+    files = worker.files
+    log = files.stderr or files.stdout or files.error or files.stacks
+    return (
+        f"rank {worker.rank}",
+        fate_text(worker.fate, after_root=after_root),
+        "" if worker.pid is None else f"pid {worker.pid}",
+        took,
+        size(worker.max_rss) if worker.max_rss else "",
+        shown_path(os.path.dirname(log), cwd) if log else "",
+    )
+
+
+def _values(outcome: RunOutcome, cwd: str) -> list[Row]:
+    rows: list[Row] = []
+    for rank, value in list(outcome.return_values.items())[:_MOST_VALUES]:
+        short = value.json is not None and len(value.json) <= _LONGEST_VALUE
+        what = value.json if short else f"{value.type_name}, {size(value.size)}"
+        rows.append((Span(f"rank {rank} returned {what}; {shown_path(value.path, cwd)}"),))
+    more = len(outcome.return_values) - len(rows)
+    if more > 0:
+        rows.append((Span(f"and {counted(more, 'more rank')} returned something", "faint"),))
+    return [*rows, ()] if rows else []
+
+
+def _without_outcome(entry: Entry, cwd: str) -> Iterator[Row]:
+    """Tells of a run that has no result, or one that cannot be understood."""
+    if entry.root_cause:
+        yield (Span(f"lllaunch: root cause: {entry.root_cause}", "error"),)
+    event = last_event(entry.path) or {}
+    if event.get("type"):
+        yield (Span(f"last event  {event.get('time')} {event['type']}"),)
+    why = _WHY.get(entry.state, _WHY["unknown"])
+    yield (Span(f"lllaunch: {why}", "busy" if entry.state == "running" else "error"),)
+    yield (Span(f"Logs: {shown_path(os.path.join(entry.path, 'latest'), cwd)}"),)
+
+
+_WHY = {
+    "running": "it runs",
+    "died": "its launcher ended without a result: it was killed, or the machine went down",
+    "unknown": "its result.json cannot be understood, or nobody can tell whether it runs",
+}
+
+
+# A sweep
+
+
+def sweep_rows(entry: Entry, cwd: str, width: int) -> list[Row]:
+    """Returns what is shown of a sweep.
+
+    Args:
+        entry: what is known of it.
+        cwd: directory that paths below it are shown relative to.
+        width: of the terminal, 0 if there is none.
+    """
+    rows = _facts(list(_head(entry, cwd)))
+    running = entry.state == "running"
+    document = dict(entry.document)
+    try:
+        jobs = document["jobs"]
+        overrides = [set(job["overrides"]) for job in jobs]
+        common = set.intersection(*overrides) if len(overrides) > 1 else set()
+        if running:
+            document["jobs"] = [_of_running(job) for job in jobs]
+        setting = Setting(entry.path, cwd, len(jobs), common, columns=width, resumable=not running)
+        told = summary_rows(document, setting)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return [*rows, (), (Span("lllaunch: its journal cannot be understood", "error"),)]
+    # the last line says how it ended
+    return [*rows, *(told[:-1] if running else told)]
+
+
+def _of_running(job: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"started": "running", "composed": "waiting"}
+    return {**job, "state": names.get(job["state"], job["state"])}

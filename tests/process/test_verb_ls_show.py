@@ -1,0 +1,369 @@
+"""``ls`` and ``show`` of runs and sweeps that really ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.project import Project, environment, quiet_environment
+
+from lllaunch.verbs import ls, show
+
+WORK = """\
+import argparse
+import os
+import sys
+import time
+
+import lllaunch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--how")
+parser.add_argument("--lr", type=float)
+given = parser.parse_args()
+if given.how == "raise" and os.environ["RANK"] == "1":
+    raise ValueError("no luck")
+if given.how == "exit" and os.environ["RANK"] == "1":
+    print("the key is", os.environ["OPENING"], file=sys.stderr)
+    sys.exit(7)
+if given.how != "work":
+    time.sleep(60)
+lllaunch.report(given.lr)
+"""
+LAUNCH = """
+  entrypoint: work.py
+  args: {how: "${params.how}", lr: "${params.lr}"}
+  nproc: 2
+  redirects: all
+  tee: none
+  env: {OPENING: "${oc.env:OPENING,nothing}"}
+"""
+PARAMS = "params: {how: work, lr: 0.5}"
+RUNNERS = {"ls": ls.main, "show": show.main}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a run that succeeded, two that failed, and a sweep."""
+    project = Project(tmp_path_factory.mktemp("a project"))
+    project.write("work.py", WORK)
+    project.experiment("toy", LAUNCH, PARAMS)
+    secret = {"OPENING": "sesame-4711"}
+    assert project.lllaunch("+exp=toy", "hydra.run.dir=outputs/1").returncode == 0
+    for number, how in ((2, "raise"), (3, "exit")):
+        run_dir = f"hydra.run.dir=outputs/{number}"
+        ended = project.lllaunch("+exp=toy", f"params.how={how}", run_dir, env=secret)
+        assert ended.returncode == 3
+    jobs = ("params.how=work,exit", "params.lr=1,2", "hydra.sweep.dir=multirun/1")
+    assert project.lllaunch("-m", "+exp=toy", *jobs, env=secret).returncode == 6
+    return project
+
+
+class Told:
+    """What a verb said."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, verb: str, *arguments: str, code: int = 0) -> str:
+        assert RUNNERS[verb](arguments) == code
+        self.out, self.err = self._capsys.readouterr()
+        return self.out
+
+    def json(self, verb: str, *arguments: str) -> Any:
+        return json.loads(self(verb, "--json", *arguments))
+
+
+@pytest.fixture
+def told(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Told:
+    monkeypatch.chdir(project.root)
+    return Told(capsys)
+
+
+def test_a_list_of_all(told: Told) -> None:
+    titles, *lines = told("ls").splitlines()
+    names = ["when", "path", "state", "code", "time", "tries", "value", "overrides"]
+    assert titles.split() == names
+    found = [re.split(r"\s{2,}", line) for line in lines]
+    assert [line[1] for line in found] == ["multirun/1", "outputs/3", "outputs/2", "outputs/1"]
+    assert [line[2] for line in found] == ["failed", "failed", "failed", "succeeded"]
+    assert [line[3] for line in found] == ["6", "3", "3", "0"]
+    assert found[0][-1] == "4 jobs: 2 succeeded, 2 failed; exp=toy how=work,exit lr=1,2"
+    assert found[1][-1] == "exp=toy how=exit"
+    assert found[3][-2:] == ["0.5", "exp=toy"]
+    assert told.err == ""
+
+
+def test_a_list_of_some(told: Told) -> None:
+    def paths(*arguments: str) -> list[str]:
+        found = told.json("ls", *arguments)
+        return [os.path.relpath(each["path"]) for each in found]
+
+    assert paths("--state", "failed", "outputs") == ["outputs/3", "outputs/2"]
+    assert paths("--limit", "1") == ["multirun/1"]
+    assert paths("--sweeps") == ["multirun/1"]
+    assert paths("--jobs", "multirun") == ["multirun/1", *(f"multirun/1/{n}" for n in range(4))]
+    assert paths("--jobs", "--state=succeeded") == ["multirun/1/0", "multirun/1/1", "outputs/1"]
+    assert paths("--state", "running,died,not-run") == []
+    assert paths("outputs/1", "outputs", "multirun") == [
+        "multirun/1",
+        "outputs/3",
+        "outputs/2",
+        "outputs/1",
+    ]
+
+
+def test_a_list_for_programs(told: Told) -> None:
+    sweep, *_, first = told.json("ls")
+    assert (sweep["kind"], sweep["counts"]) == ("sweep", {"failed": 2, "succeeded": 2})
+    assert first["path"] == os.path.abspath("outputs/1")
+    assert (first["state"], first["exit_code"], first["attempts"]) == ("succeeded", 0, 1)
+    assert first["overrides"] == ["+exp=toy"]
+    assert first["return_value"] == 0.5
+    job = told.json("ls", "--jobs", "multirun")[-1]
+    assert (job["kind"], job["job"], job["root_cause"]) == (
+        "job",
+        3,
+        "rank 1: exited with status 7",
+    )
+
+
+def test_lists_of_nothing_and_of_nonsense(told: Told, tmp_path: Path) -> None:
+    assert told("ls", str(tmp_path)) == ""
+    assert told.err == f"lllaunch: no runs below {tmp_path}\n"
+    assert told.json("ls", "--state=died") == []
+    told("ls", "gone", code=2)
+    assert told.err == "lllaunch: 'gone' is not a directory\n"
+    told("ls", "--state", "fine", code=2)
+    assert told.err.startswith("lllaunch: argument --state: 'fine' is not a state (succeeded, ")
+    told("ls", "--limit", "0", code=2)
+    assert "is not a number above 0" in told.err
+    assert "died" in told("ls", "--help")
+
+
+def test_what_ran_and_why_it_failed(told: Told) -> None:
+    text = told("show", "outputs/2")
+    plan = Path("outputs/2/plan.yaml").read_text().splitlines()
+    assert "\n".join(f"  {line}" for line in plan) in text
+    document = json.loads(Path("outputs/2/result.json").read_text())
+    assert re.search(rf"^plan hash +{document['plan_hash']}$", text, re.MULTILINE)
+    assert re.search(r"^overrides +\+exp=toy params\.how=raise", text, re.MULTILINE)
+    assert re.search(
+        r"^  rank 0 +ended by the launcher \(SIGTERM\) .* outputs/2/attempt_0/0$", text, re.M
+    )
+    assert "  Root cause: rank 1 (attempt 0) raised ValueError: no luck" in text
+    assert '    raise ValueError("no luck")' in text
+    assert text.endswith("  Logs: outputs/2/attempt_0\n")
+
+
+def test_the_report_is_that_of_the_end_of_the_run(told: Told, project: Project) -> None:
+    ended = project.lllaunch("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
+    report = ended.stderr[ended.stderr.index("lllaunch: FAILED") :]
+    report = report.partition("Error executing job")[0]
+    assert told("show", "elsewhere/1").endswith(report)
+
+
+def test_a_secret_in_a_log_is_not_shown(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENING", "sesame-4711")
+    text = told("show", "outputs/3")
+    assert "    | the key is ${oc.env:OPENING}" in text
+    assert "sesame" not in text + told("show", "--json", "outputs/3") + told("ls", "--json")
+
+
+def test_a_run_for_programs(told: Told) -> None:
+    found = told.json("show", "outputs/1/result.json")
+    document = json.loads(Path("outputs/1/result.json").read_text())
+    assert found["result"] == document
+    assert found["plan"] == Path("outputs/1/plan.yaml").read_text()
+    assert found["plan_hash"] == document["plan_hash"]
+    assert found["build"] == document.get("build")
+    assert (found["kind"], found["path"]) == ("run", os.path.abspath("outputs/1"))
+    assert "rank 1 returned 0.5; outputs/1/attempt_0/1/return.json" in told("show", "outputs/1")
+
+
+def test_the_build_is_shown_where_it_is_known(told: Told, tmp_path: Path) -> None:
+    document = json.loads(Path("outputs/1/result.json").read_text())
+    facts = {"commit": "12ab" * 10, "branch": "main", "dirty": True, "changed": 2, "untracked": 0}
+    more = {"versions": {"torch": "2.13"}, "python": "3.11", "implementation": "cpython"}
+    for build, expected in (
+        ({**facts, **more}, f"commit {'12ab' * 10} (main), with changes (2 changed)"),
+        ({**facts, "dirty": False}, f"commit {'12ab' * 10} (main)"),
+        ({"git_problem": "git is not installed"}, "commit not known: git is not installed"),
+        (more, "versions torch 2.13, cpython 3.11"),
+        ("nonsense", "attempts 1"),
+    ):
+        (tmp_path / "result.json").write_text(json.dumps({**document, "build": build}))
+        lines = [" ".join(line.split()) for line in told("show", str(tmp_path)).splitlines()]
+        assert expected in lines
+
+
+def test_a_sweep_and_a_job_of_it(told: Told) -> None:
+    text = told("show", "latest")
+    assert re.search(r"^sweep +multirun/1$", text, re.MULTILINE)
+    assert re.search(r"^ +3 +how=exit lr=2 +failed +1 ", text, re.MULTILINE)
+    assert "  jobs 2-3 failed: exit code 3: rank 1: exited with status 7\n" in text
+    assert "2 of 4 jobs succeeded, 2 failed" in text
+    summary = json.loads(Path("multirun/1/sweep.json").read_text())
+    assert told.json("show", "multirun/1")["summary"] == summary
+    job = told("show", "multirun/1/3")
+    assert re.search(r"^run +multirun/1/3$", job, re.MULTILINE)
+    assert "params.how=exit" in job
+
+
+def test_what_is_no_run(told: Told) -> None:
+    told("show", "conf", code=2)
+    assert told.err == (
+        "lllaunch: 'conf' is not the directory of a run or a sweep; 'python -m lllaunch ls conf' "
+        "lists what is there\n"
+    )
+    told("show", code=2)
+    assert told.err.startswith("lllaunch: the following arguments are required: RUN; see ")
+
+
+def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
+    told: Told, tmp_path: Path
+) -> None:
+    document = json.loads(Path("outputs/2/result.json").read_text())
+    document["root_cause"]["cause"] = {"type": "New", "text": "was \x1b[2Jnew"}
+    del document["attempts"][0]["workers"]
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    text = told("show", str(tmp_path))
+    assert "lllaunch: root cause: rank 1: was new" in text
+    assert "cannot be understood" in text
+    (tmp_path / "sweep.json").write_text('{"jobs": [{"job": 0}]}')
+    assert "its journal cannot be understood" in told("show", str(tmp_path))
+
+
+# With a launcher that lives, and one that was killed
+
+
+@contextmanager
+def launcher(project: Project, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", *arguments],
+        cwd=project.root,
+        env=environment() | quiet_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
+    place = project.root / "alive" / "1"
+    with launcher(project, "+exp=toy", "params.how=wait", f"hydra.run.dir={place}"):
+        wait_for(place / "events.jsonl", '"Started"')
+        (line,) = told("ls", "alive").splitlines()[1:]
+        assert re.split(r"\s{2,}", line)[2] == "running"
+        text = told("show", "alive/1")
+        assert re.search(r"^state +running$", text, re.MULTILINE)
+        assert "lllaunch: it runs\n" in text
+        assert "  entrypoint: work.py" in text
+    assert told.json("ls", "alive")[0]["state"] == "died"
+    text = told("show", "alive/1")
+    assert "its launcher ended without a result" in text
+    assert re.search(r"^overrides +\+exp=toy params.how=wait", text, re.MULTILINE)
+    assert told.json("show", "alive/1")["result"] is None
+    again = project.lllaunch("+exp=toy", f"hydra.run.dir={place}")
+    assert again.returncode == 0, again.stderr
+    assert told.json("ls", "alive")[0]["state"] == "succeeded"
+
+
+def test_a_sweep_that_runs_and_is_killed(told: Told, project: Project) -> None:
+    place = project.root / "alive" / "2"
+    jobs = ("params.how=work,wait", "params.lr=1", f"hydra.sweep.dir={place}")
+    with launcher(project, "-m", "+exp=toy", "hydra.launcher.max_parallel=1", *jobs):
+        wait_for(place / "1" / "events.jsonl", '"Started"')
+        sweep, *found = told.json("ls", "--jobs", "alive/2")
+        assert sweep["state"] == "running"
+        assert [job["state"] for job in found] == ["succeeded", "running"]
+        text = told("show", "alive/2")
+        assert re.search(r"^ +1 +how=wait +running", text, re.MULTILINE)
+        assert "to run the rest" not in text
+    sweep, *found = told.json("ls", "--jobs", "alive/2")
+    assert sweep["state"] == "died"
+    assert [job["state"] for job in found] == ["succeeded", "died"]
+    assert "hydra.launcher.resume=alive/2" in told("show", "alive/2")
+
+
+# Where it is printed
+
+
+def verb(project: Project, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    code = "import sys; from lllaunch.verbs import {0}; sys.exit({0}.main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code.format(arguments[0]), *arguments[1:]],
+        cwd=project.root,
+        env=environment() | quiet_environment() | {"TERM": "xterm", "COLUMNS": "70"},
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def on_terminal(project: Project, *arguments: str) -> str:
+    ours, theirs = pty.openpty()
+    with verb(project, *arguments, stdout=theirs) as process:
+        os.close(theirs)
+        told = b""
+        try:
+            while data := os.read(ours, 65536):
+                told += data
+        except OSError:  # nobody holds the other side any more
+            pass
+        finally:
+            os.close(ours)
+        assert process.wait(60) == 0
+    return told.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colours_and_lines_that_fit(project: Project) -> None:
+    text = on_terminal(project, "ls")
+    assert "\x1b[32m" in text
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "multirun/1" in plain
+    assert plain.splitlines()[0].split() == ["when", "path", "state", "time", "overrides"]
+    assert max(map(len, plain.splitlines())) < 70
+    assert "\x1b[" in on_terminal(project, "show", "outputs/2")
+
+
+def test_nobody_reads_on(project: Project) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with verb(project, "ls", stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+
+
+def test_nothing_heavy_is_imported(project: Project) -> None:
+    code = (
+        "import sys; from lllaunch.verbs import ls, show; ls.main([]); show.main(['latest'])\n"
+        "heavy = {'torch', 'hydra', 'omegaconf', 'rich', 'psutil', 'numpy', 'subprocess'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = project.python("-c", code, env=quiet_environment())
+    assert done.returncode == 0, done.stderr

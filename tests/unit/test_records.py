@@ -1,0 +1,420 @@
+"""Runs and sweeps on the disk: finding them, and what became of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.records.files import (
+    finite,
+    last_event,
+    nanoseconds,
+    read_json,
+    read_overrides,
+    read_text,
+)
+from lllaunch.records.find import find, look
+from lllaunch.records.listing import STATES, entry_of, jobs_of, list_entries, read_sweep
+from lllaunch.records.locate import NoSuchRun, locate
+from lllaunch.records.locks import is_held
+from lllaunch.records.plain import plain
+from lllaunch.run.directory import LOCK_NAME
+from lllaunch.run.events import isoformat
+from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.sweep.records import Composed, Ended, Header, Over, Result, Skipped, Started, encode
+
+T0 = 1_700_000_000_000_000_000
+S = 1_000_000_000
+GONE = f"pid 4194304 on {socket.gethostname()}\n"  # above any process id
+
+
+def write(path: Path, text: str | bytes = "", at: int | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    if at is not None:
+        os.utime(path, ns=(at, at))
+    return path
+
+
+def result(state: str = "succeeded", code: int = 0, at: int = T0, **more: Any) -> str:
+    document = {
+        "version": 1,
+        "state": state,
+        "exit_code": code,
+        "started": isoformat(at),
+        "ended": isoformat(at + 2 * S),
+        "seconds": 2.0,
+        "attempts": [{}, {}],
+        "root_cause": None,
+        "return_values": {},
+        **more,
+    }
+    return json.dumps(document)
+
+
+def run(path: Path, document: str | None = None, at: int = T0, lock: str = GONE) -> Path:
+    """A run's directory; without a document, one that has none."""
+    write(path / "plan.yaml", "launch: {}\n", at)
+    write(path / "events.jsonl", json.dumps({"time_ns": at + S, "type": "Started"}) + "\n")
+    write(path / LOCK_NAME, lock)
+    write(path / ".hydra" / "overrides.yaml", "- +exp=a\n- params.lr=0.1\n")
+    (path / "attempt_0" / "0").mkdir(parents=True, exist_ok=True)
+    if document is not None:
+        write(path / "result.json", document, at + 2 * S)
+    return path
+
+
+def sweep(path: Path, *more: tuple[int, Any]) -> Path:
+    """A sweep's directory with a journal of two jobs that succeeded, and more."""
+    entries = [
+        (0, Header("id", "0.1", ("+exp=a", "params.lr=1,2"))),
+        (1, Composed(0, ("+exp=a", "params.lr=1"), "0", "f")),
+        (1, Started(0)),
+        (2, Ended(0, 0, Result("succeeded", 0, "", 1.0, "0.5"))),
+        (2, Composed(1, ("+exp=a", "params.lr=2"), "1", "g")),
+        (3, Started(1)),
+        *more,
+    ]
+    write(path / SWEEP_LOCK_NAME, GONE)
+    lines = [encode(record, T0 + at * S) for at, record in entries]
+    write(path / "sweep.jsonl", b"".join(lines), T0 + 9 * S)
+    return path
+
+
+FAILED = Ended(1, 0, Result("failed", 3, "rank 0: no", 2.0))
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """As another launcher holds it."""
+    lock.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def states(*roots: Path) -> dict[str, str]:
+    return {os.path.basename(each.path): each.state for each in list_entries(map(str, roots))}
+
+
+# Finding
+
+
+def test_runs_and_sweeps_are_found_and_nothing_else(tmp_path: Path):
+    run(tmp_path / "outputs" / "day" / "one", result())
+    run(tmp_path / "outputs" / "day" / "one" / "attempt_0" / "in it", result())
+    sweep(tmp_path / "multirun" / "day" / "two")
+    run(tmp_path / "multirun" / "day" / "two" / "0", result())
+    write(tmp_path / "only a result" / "result.json", result())
+    write(tmp_path / "not ours" / "result.json", '{"state": "fine"}')
+    write(tmp_path / "terraform" / "plan.yaml", "a: 1")
+    write(tmp_path / "claimed" / LOCK_NAME)
+    (tmp_path / "link").symlink_to(tmp_path / "outputs")
+    found = {os.path.relpath(each.path, tmp_path): each.kind for each in find(str(tmp_path))}
+    assert found == {
+        "outputs/day/one": "run",
+        "multirun/day/two": "sweep",
+        "only a result": "run",
+    }
+
+
+def test_the_walk_is_bounded(tmp_path: Path):
+    run(tmp_path / "1" / "2" / "3", result())
+    assert list(find(str(tmp_path), depth=2)) == []
+    assert len(list(find(str(tmp_path), depth=3))) == 1
+    assert list(find(str(tmp_path / "gone"))) == []
+
+
+def test_a_run_that_is_asked_for_may_hold_others(tmp_path: Path):
+    run(tmp_path, result())
+    run(tmp_path / "outputs" / "1", result())
+    assert len(list(find(str(tmp_path)))) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_cannot_be_read_is_passed_over(tmp_path: Path):
+    run(tmp_path / "good", result())
+    closed = run(tmp_path / "bad", result())
+    closed.chmod(0)
+    try:
+        assert states(tmp_path) == {"good": "succeeded"}
+    finally:
+        closed.chmod(0o755)
+
+
+# Runs
+
+
+def test_a_run_that_has_ended(tmp_path: Path):
+    values = {"0": {"path": "p", "size": 3, "type": "json", "value": 0.5}}
+    cause = {"rank": 1, "cause": {"type": "Raised", "text": "raised ValueError: no"}}
+    run(tmp_path, result("failed", 3, return_values=values, root_cause=cause))
+    (entry,) = list_entries([str(tmp_path)])
+    assert (entry.kind, entry.state, entry.exit_code) == ("run", "failed", 3)
+    assert (entry.started_ns, entry.seconds, entry.attempts) == (T0, 2.0, 2)
+    assert (entry.root_cause, entry.value) == ("rank 1: raised ValueError: no", 0.5)
+    assert entry.overrides == ("+exp=a", "params.lr=0.1")
+    assert plain(entry, "/there")["path"] == "/there"
+    assert json.loads(json.dumps(plain(entry, "")))["started"] == "2023-11-14T22:13:20.000000Z"
+
+
+def test_without_a_result_a_run_runs_or_its_launcher_died(tmp_path: Path):
+    run(tmp_path)
+    (entry,) = list_entries([str(tmp_path)])
+    assert (entry.state, entry.exit_code, entry.seconds) == ("died", None, 1.0)
+    assert (entry.started_ns, entry.attempts) == (T0, 1)
+    with held(tmp_path / LOCK_NAME):
+        (entry,) = list_entries([str(tmp_path)])
+        assert entry.state == "running"
+        assert entry.seconds is not None
+        assert entry.seconds > 1e6
+    # artifacts that were copied without hidden files
+    (tmp_path / LOCK_NAME).unlink()
+    assert entry_of(next(find(str(tmp_path)))).state == "died"
+
+
+def test_a_later_run_in_the_same_directory_is_the_one_that_counts(tmp_path: Path):
+    run(tmp_path, result())
+    write(tmp_path / "plan.yaml", "launch: {}\n", T0 + 10 * S)
+    # copied files have any times
+    assert states(tmp_path) == {tmp_path.name: "succeeded"}
+    with held(tmp_path / LOCK_NAME):
+        assert states(tmp_path) == {tmp_path.name: "running"}
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time_ns": T0 + 11 * S, "type": "Started"}) + "\n{torn")
+    assert states(tmp_path) == {tmp_path.name: "died"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        "null",
+        "\0",
+        "[" * 100_000,
+        '{"state": 1, "exit_code": 0, "attempts": []}',
+        '{"state": [], "exit_code": "x", "attempts": 7, "seconds": NaN, "started": 5}',
+        '{"state": "new", "exit_code": 0, "attempts": [], "seconds": Infinity, "ended": []}',
+        '{"state": "new", "exit_code": null, "attempts": null, "started": "99Z", "seconds": -1}',
+        '{"state": "new", "exit_code": 0, "attempts": {}, "return_values": {"0": 1}}',
+    ],
+)
+def test_a_result_of_any_make_is_survived(tmp_path: Path, text: str):
+    run(tmp_path, text)
+    (entry,) = list_entries([str(tmp_path)])
+    assert entry.state == "unknown"
+    assert entry.value is None
+    json.dumps(plain(entry, ""), allow_nan=False)
+
+
+def test_newest_first_and_each_once(tmp_path: Path):
+    for number in (2, 0, 1):
+        run(tmp_path / "outputs" / str(number), result(at=T0 + number * S))
+    (tmp_path / "same").symlink_to(tmp_path / "outputs")
+    entries = list_entries([f"{tmp_path}/outputs", f"{tmp_path}/same/", f"{tmp_path}/outputs/1"])
+    assert [os.path.basename(entry.path) for entry in entries] == ["2", "1", "0"]
+
+
+# Sweeps
+
+
+def test_a_sweep_tells_of_its_jobs(tmp_path: Path):
+    sweep(tmp_path, (5, FAILED), (6, Over(6)))
+    (entry,) = list_entries([str(tmp_path)])
+    assert (entry.kind, entry.state, entry.exit_code) == ("sweep", "failed", 6)
+    assert entry.counts == {"succeeded": 1, "failed": 1}
+    assert entry.overrides == ("+exp=a", "params.lr=1,2")
+    first, second = jobs_of(entry)
+    assert (first.job, first.state, first.value, first.seconds) == (0, "succeeded", 0.5, 1.0)
+    assert first.path == str(tmp_path / "0")
+    assert (second.job, second.exit_code, second.root_cause) == (1, 3, "rank 0: no")
+    assert second.overrides == ("+exp=a", "params.lr=2")
+    assert plain(entry, "")["counts"] == {"failed": 1, "succeeded": 1}
+    assert plain(second, "")["job"] == 1
+
+
+def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
+    waiting = (4, Composed(2, ("+exp=a",), "2", None))
+    sweep(tmp_path, waiting)
+    (entry,) = list_entries([str(tmp_path)])
+    assert (entry.state, entry.seconds) == ("died", 9.0)
+    assert [job.state for job in jobs_of(entry)] == ["succeeded", "died", "not_run"]
+    with held(tmp_path / SWEEP_LOCK_NAME):
+        (entry,) = list_entries([str(tmp_path)])
+    assert entry.state == "running"
+    assert [job.state for job in jobs_of(entry)] == ["succeeded", "running", "waiting"]
+    sweep(tmp_path, waiting, (5, Skipped(2, "SIGINT")), (5, FAILED), (6, Over(130)))
+    (entry,) = list_entries([str(tmp_path)])
+    assert entry.state == "signalled"
+    *_, last = jobs_of(entry)
+    assert (last.state, last.root_cause) == ("not_run", "SIGINT")
+    assert set(entry.counts) <= set(STATES)
+
+
+def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
+    sweep(tmp_path, (5, FAILED), (6, Over(6)))
+    write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0 + 10 * S)
+    assert read_sweep(str(tmp_path)) == {"jobs": [], "exit_code": 0}
+    write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0)
+    assert states(tmp_path) == {tmp_path.name: "failed"}
+    # a damaged journal, and one of another version
+    (tmp_path / "sweep.jsonl").write_text("{}\n{}\n")
+    assert read_sweep(str(tmp_path)) == {"jobs": [], "exit_code": 0}
+    (tmp_path / "sweep.json").unlink()
+    assert states(tmp_path) == {tmp_path.name: "unknown"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"jobs": [1, {}, {"state": [], "job": "x", "directory": 5, "overrides": 7}]}',
+        '{"exit_code": "x", "command": 3, "started": {}, "seconds": "long", "jobs": {"a": 1}}',
+    ],
+)
+def test_a_summary_of_any_make_is_survived(tmp_path: Path, text: str):
+    write(tmp_path / "sweep.json", text)
+    (entry,) = list_entries([str(tmp_path)])
+    assert entry.state == "died"
+    for job in jobs_of(entry):
+        assert job.state == "unknown"
+        assert job.overrides == ()
+
+
+# Locks
+
+
+def test_locks(tmp_path: Path):
+    lock = tmp_path / "lock"
+    assert is_held(str(lock)) is False
+    with held(write(lock)):
+        assert is_held(str(lock)) is True
+    assert is_held(str(lock)) is False
+    # of a launcher elsewhere, as far as that can be told: the lock itself has to say
+    with held(lock):
+        lock.write_text("pid 1 on another-machine\n")
+        assert is_held(str(lock)) is True
+    assert is_held(str(lock)) is False
+
+
+def test_a_lock_is_given_back_at_once(tmp_path: Path):
+    lock = write(tmp_path / "lock", "pid 1 on another-machine\n")
+    assert is_held(str(lock)) is False
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_nobody_may_look_at(tmp_path: Path):
+    (tmp_path / "lock").symlink_to(tmp_path)
+    assert is_held(str(tmp_path / "lock")) is None
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- +exp=a\n- ~params.b\n- a/b=c\n", ("+exp=a", "~params.b", "a/b=c")),
+        ("- +exp=a\n- params.lr=1e-3,2\n", ("+exp=a", "params.lr=1e-3,2")),
+        ("- x=[1,2]\n- 'y={a: 1}'\n", ("x=[1,2]", "y={a: 1}")),
+        ("- x=#no comment\n", ("x=#no comment",)),
+        ("[]\n", ()),
+        ("- a=é\n", ("a=é",)),
+        ("{a: 1}", ()),
+        ("- a=1\n- 'torn", ()),
+        ("- !!python/object/apply:os.system [exit]\n", ()),
+    ],
+)
+def test_overrides_are_read_as_hydra_wrote_them(tmp_path: Path, text: str, expected: Any):
+    write(tmp_path / ".hydra" / "overrides.yaml", text)
+    assert read_overrides(str(tmp_path)) == expected
+
+
+def test_files_that_are_none(tmp_path: Path):
+    os.mkfifo(tmp_path / "result.json")
+    (tmp_path / "events.jsonl").mkdir()
+    assert read_json(str(tmp_path / "result.json")) is None
+    assert read_text(str(tmp_path / "gone")) is None
+    assert last_event(str(tmp_path)) is None
+    assert read_overrides(str(tmp_path)) == ()
+
+
+def test_the_last_event_is_the_last_whole_line(tmp_path: Path):
+    write(tmp_path / "events.jsonl", "x" * 100_000 + '\n{"type": "A"}\nnull\n{"type": "B"')
+    assert last_event(str(tmp_path)) == {"type": "A"}
+
+
+def test_times_and_spans():
+    assert nanoseconds("2023-11-14T22:13:20.000512Z") == T0 + 512_000
+    assert nanoseconds("2023-11-14T22:13:20") is None
+    assert nanoseconds(None) is None
+    assert finite(2) == 2.0
+    assert [finite(each) for each in (float("nan"), -1, 10**400, True, "1", None)] == [None] * 6
+
+
+# What users call a run
+
+
+def test_a_run_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = run(tmp_path / "outputs" / "1", result())
+    (path / "latest").symlink_to("attempt_0")
+    monkeypatch.chdir(tmp_path)
+    for name in ("", "/result.json", "/attempt_0", "/attempt_0/0/", "/latest", "/.hydra"):
+        assert os.path.normpath(locate(f"outputs/1{name}").path) == "outputs/1"
+    assert locate("latest").path == "outputs/1"
+    assert locate("1", cwd=str(tmp_path / "outputs")).path == str(path)
+    monkeypatch.chdir(path)
+    assert locate("result.json").path == "."
+    assert locate("latest").path == "."
+
+
+def test_the_latest_may_be_a_sweep(tmp_path: Path):
+    run(tmp_path / "outputs" / "1", result(at=T0 - S))
+    sweep(tmp_path / "multirun" / "1")
+    assert locate("latest", cwd=str(tmp_path)).kind == "sweep"
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path):
+    run(tmp_path, result())  # above what is asked for
+    (tmp_path / "conf").mkdir()
+    write(tmp_path / "conf" / "a.yaml")
+    for name, reason in (
+        ("conf", "is not the directory of a run or a sweep"),
+        ("conf/a.yaml", "is not the directory of a run or a sweep"),
+        ("gone", "is not there; 'python -m lllaunch ls'"),
+        ("latest", "is none: no run is below outputs or multirun"),
+    ):
+        with pytest.raises(NoSuchRun, match=reason) as caught:
+            locate(name, cwd=str(tmp_path))
+        assert caught.value.exit_code == 2
+    assert look(str(tmp_path / "conf")) is None
+
+
+def test_thousands_are_listed_from_their_results_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number in range(300):
+        run(tmp_path / str(number), result(at=T0 + number * S))
+    opened: list[str] = []
+    real = os.open
+
+    def counting(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(os.path.basename(os.fsdecode(path)))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", counting)
+    entries = list_entries([str(tmp_path)])
+    assert opened == ["result.json"] * 300
+    assert entries[0].overrides == ("+exp=a", "params.lr=0.1")
+    assert opened[300:] == ["overrides.yaml"]

@@ -1,0 +1,320 @@
+"""The published schemas of result.json and sweep.json say exactly what their writers write."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.linux.oom import Memory
+from lllaunch.run import causes
+from lllaunch.run.build import build_facts
+from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
+from lllaunch.run.hang import Hang
+from lllaunch.run.host import host_facts
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    AttemptState,
+    ReturnValue,
+    RootCause,
+    RunOutcome,
+    RunState,
+    WorkerOutcome,
+)
+from lllaunch.run.postmortem import Explanation, Sure, Suspect
+from lllaunch.run.records import WorkerFiles
+from lllaunch.run.result import render_result
+from lllaunch.spawner.facts import Leftover
+from lllaunch.sweep.history import SweepHistory
+from lllaunch.sweep.records import (
+    Composed,
+    Entry,
+    Header,
+    Over,
+    Result,
+    Resumed,
+    Skipped,
+    Started,
+)
+from lllaunch.sweep.records import (
+    Ended as JobEnded,
+)
+from lllaunch.sweep.summary import render_summary, summary_of
+from lllaunch.watchdog import findings
+from lllaunch.watchdog.stacks.facts import Frame, RankStack, Source
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
+T0 = 1_700_000_000_000_000_000
+WHY = Explanation("itself", "likely", "A bug.")
+FILES = WorkerFiles("/run/attempt_0/1", "/run/attempt_0/1/stdout.log", "/var/log/err")
+
+CAUSES = {
+    causes.Raised("ValueError: no", 1),
+    causes.ExitedNonZero(1),
+    causes.KilledBySignal(11, core_dumped=True),
+    causes.OutOfMemory(4096, None),
+    causes.OutOfMemory(4096, 8192),
+    causes.StartFailure("/bin/x", "No such file", 2),
+    causes.SpawnerLost(7, None),
+    causes.SpawnerLost(7, -9, "detail"),
+    causes.PreloadFailure("m", "no"),
+    causes.NotPicklableReturn("no"),
+    causes.HungInKernel(),
+}
+FINDINGS = {
+    findings.TimerExpired(0, 7, "x", 10.0, 9),
+    findings.Stalled((0, 1), 3.5, "rank", asleep=(0,), stopped=(1,)),
+    findings.HeartbeatLost((0,), 4),
+    findings.TimedOut(10.0, "run"),
+    findings.OverMemory(0, 5, 4),
+}
+FATES: tuple[Fate, ...] = (
+    Succeeded(),
+    Failed(causes.ExitedNonZero(1), T0, WHY),
+    Failed(causes.ExitedNonZero(1), T0),
+    Victim(causes.ExitedNonZero(1), T0, 5, WHY),
+    Ended(9, -9, (15, 9, 63), (0,)),
+    Lost("kernel"),
+    NotStarted(),
+)
+
+
+def schema(name: str) -> Any:
+    return json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+
+
+RESULT, SWEEP = schema("result"), schema("sweep")
+
+
+def check(name: str, document: Any) -> None:
+    Draft202012Validator(schema(name)).validate(document)
+
+
+def told(outcome: RunOutcome) -> Any:
+    host = host_facts(Memory(total=1 << 34, limit=None))
+    return json.loads(render_result(outcome, host, build=build_facts("/")))
+
+
+def run(state: RunState = "failed", code: int = 3, **more: Any) -> RunOutcome:
+    return RunOutcome(state, code, "/run", "id", T0, T0 + 10**9, plan_hash="ab", **more)
+
+
+def failed_for(cause: Any, hang: Hang | None = None, fates: tuple[Fate, ...] = FATES) -> RunOutcome:
+    workers = tuple(
+        WorkerOutcome(rank, rank, fate, FILES, 7, -9 if rank else None, T0, T0 + 5, 1, 0.5, "T")
+        for rank, fate in enumerate(fates)
+    )
+    root = RootCause(0, 1, 1, cause, T0, WHY, "Traceback", FILES, hang)
+    attempt = AttemptOutcome(
+        0, 0, "/run/attempt_0", "failed", T0, T0 + 9, workers, root, (Leftover(9, "x", True),)
+    )
+    return run(attempts=(attempt, attempt), root_cause=root)
+
+
+def hang_of(finding: Any) -> Hang:
+    stack = RankStack(1, "/run/attempt_0/1/stacks.txt", (Frame("a.py", 3, "f"),), "S", "futex")
+    stacks = {1: dataclasses.replace(stack, source="py-spy"), 2: RankStack(2)}
+    return Hang(finding, T0, T0 - 5, named=(1,), hung=(1,), waiting=(0,), stacks=stacks)
+
+
+def documents() -> Iterator[Any]:
+    for cause in CAUSES:
+        yield told(failed_for(cause))
+    for finding in FINDINGS:
+        yield told(failed_for(finding, hang_of(finding)))
+    yield told(run("error", 1, error="internal error\nTraceback"))
+    yield told(run("signalled", for_signal(15), signum=15))
+    yield told(run("failed", 4, limit=findings.TimedOut(3.0, "run")))
+    values = {
+        0: ReturnValue("/run/attempt_0/0/return.json", 4, "json", "null"),
+        11: ReturnValue("/run/attempt_0/1/return.pkl", 4, "torch.Tensor"),
+    }
+    yield told(run("succeeded", 0, return_values=values))
+    # nothing is known but that it was refused
+    yield told(RunOutcome("error", 2, "", error="launch.nproc: no"))
+
+
+ALL = list(documents())
+
+
+@pytest.mark.parametrize("name", ["result", "sweep"])
+def test_the_schemas_are_schemas(name: str) -> None:
+    Draft202012Validator.check_schema(schema(name))
+
+
+@pytest.mark.parametrize("document", ALL)
+def test_what_is_written_is_valid(document: Any) -> None:
+    check("result", document)
+
+
+# What the schema says, part by part
+
+
+def resolved(part: Any, root: Any) -> Any:
+    while "$ref" in part:
+        part = root["$defs"][part["$ref"].removeprefix("#/$defs/")]
+    return part
+
+
+def closed_parts(part: Any, root: Any, path: str = "$") -> Iterator[tuple[str, Any]]:
+    """All descriptions of objects with known fields, each with its place."""
+    if isinstance(part, dict):
+        if isinstance(part.get("properties"), dict):
+            yield path, part
+        for key, value in part.items():
+            yield from closed_parts(value, root, f"{path}.{key}")
+    elif isinstance(part, list):
+        for index, value in enumerate(part):
+            yield from closed_parts(value, root, f"{path}[{index}]")
+
+
+def used(part: Any, value: Any, root: Any, path: str, found: dict[str, set[str]]) -> None:
+    """Notes which fields a document has of each part of its schema that it fits."""
+    if "$ref" in part:
+        path = f"$.$defs.{part['$ref'].removeprefix('#/$defs/')}"
+        part = resolved(part, root)
+    for index, choice in enumerate(part.get("oneOf", ())):
+        if Draft202012Validator({**choice, "$defs": root["$defs"]}).is_valid(value):
+            used(choice, value, root, f"{path}.oneOf[{index}]", found)
+    if isinstance(value, dict):
+        if "properties" in part:
+            found.setdefault(path, set()).update(value)
+        for key, item in value.items():
+            inner = part.get("properties", {}).get(key, part.get("additionalProperties"))
+            if isinstance(inner, dict):
+                used(inner, item, root, f"{path}.properties.{key}", found)
+    if isinstance(value, list) and "items" in part:
+        for item in value:
+            used(part["items"], item, root, f"{path}.items", found)
+
+
+@pytest.mark.parametrize(("root", "written"), [(RESULT, "result"), (SWEEP, "sweep")])
+def test_every_field_of_the_schema_is_written_and_every_written_one_is_in_it(
+    root: Any, written: str
+) -> None:
+    found: dict[str, set[str]] = {}
+    for document in ALL if written == "result" else sweeps():
+        used(root, document, root, "$", found)
+    for path, part in closed_parts(root, root):
+        assert part["additionalProperties"] is False, path
+        assert found.get(path) == set(part["properties"]), path
+        optional = set(part["properties"]) - set(part["required"])
+        assert optional <= {"value", "return_value"}, path
+
+
+def test_every_cause_is_in_the_schema_with_its_fields() -> None:
+    members = {
+        kind
+        for module in (causes, findings)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+    }
+    assert members == {type(cause) for cause in CAUSES | FINDINGS}
+    choices = [each["$ref"].rpartition("/")[2] for each in RESULT["$defs"]["cause"]["oneOf"]]
+    assert sorted(choices) == sorted(kind.__name__ for kind in members)
+    found = {each["$ref"].rpartition("/")[2] for each in RESULT["$defs"]["finding"]["oneOf"]}
+    assert found == {kind.__name__ for kind in get_args(findings.Finding)}
+    for kind in members:
+        fields = {field.name for field in dataclasses.fields(kind)}
+        part = RESULT["$defs"][kind.__name__]
+        assert set(part["properties"]) == {"type", "text", *fields}
+        assert part["properties"]["type"] == {"const": kind.__name__}
+
+
+def test_states_and_names_are_those_of_the_writer() -> None:
+    parts = RESULT["$defs"]
+    assert RESULT["properties"]["state"]["enum"] == list(get_args(RunState))
+    assert parts["attempt"]["properties"]["state"]["enum"] == list(get_args(AttemptState))
+    assert parts["explanation"]["properties"]["suspect"]["enum"] == [
+        *("launcher", "oom", "outside", "itself")
+    ]
+    assert set(get_args(Suspect)) == {"launcher", "oom", "outside", "itself"}
+    assert parts["explanation"]["properties"]["sure"]["enum"] == list(get_args(Sure))
+    # an empty one is written as null
+    assert [each or "" for each in parts["stack"]["properties"]["source"]["enum"]] == [
+        *get_args(Source)
+    ]
+    fates = [each["$ref"].partition("worker_")[2] for each in parts["worker"]["oneOf"]]
+    assert len(fates) == len(get_args(Fate)) == len({type(fate) for fate in FATES})
+
+
+def test_exit_codes_are_those_of_a_run() -> None:
+    codes = RESULT["$defs"]["exit_code"]
+    named, signals = codes["oneOf"]
+    # a run has no jobs, and one that is not the reviewed one writes nothing
+    assert set(named["enum"]) == {int(code) for code in ExitCode if code not in {5, 6}}
+    assert (signals["minimum"], signals["maximum"]) == (for_signal(1), for_signal(64))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"state": "finished"},
+        {"exit_code": 7},
+        {"signal": 15},
+        {"started": "2024-05-01T12:10:00+02:00"},
+        {"seconds": -1},
+        {"surplus": None},
+        {"return_values": {"a": {"path": "x", "size": 1, "type": "json"}}},
+        {"root_cause": {"rank": 0}},
+    ],
+)
+def test_what_is_wrong_is_not_valid(change: dict[str, Any]) -> None:
+    document = {**told(run("succeeded", 0)), **change}
+    assert not Draft202012Validator(RESULT).is_valid(document)
+
+
+def test_a_field_of_another_fate_or_cause_is_not_valid() -> None:
+    document = told(failed_for(causes.ExitedNonZero(1)))
+    document["attempts"][0]["workers"][0]["why"] = "kernel"
+    assert not Draft202012Validator(RESULT).is_valid(document)
+    document = told(failed_for(causes.ExitedNonZero(1)))
+    document["root_cause"]["cause"]["signum"] = 9
+    assert not Draft202012Validator(RESULT).is_valid(document)
+
+
+# sweep.json
+
+
+def sweeps() -> list[Any]:
+    fingerprint = "ab" * 32
+    returned = Result("succeeded", 0, "", 1.5, '{"a": [1]}')
+    records = [
+        Header("id", "0.1.0", ("x=1,2,3",)),
+        *(Composed(job, (f"x={job}",), str(job), fingerprint) for job in range(6)),
+        Composed(6, ("x=no",), "", None),
+        Started(0),
+        JobEnded(0, 0, returned),
+        Started(1),
+        JobEnded(1, 0, Result("failed", 3, "rank 0: exited with status 1", 0.5)),
+        Skipped(1, "was tried often enough"),
+        Started(2),
+        Started(3),
+        JobEnded(3, 0, Result("signalled", 143)),
+        Skipped(4, "the sweep was cancelled"),
+        JobEnded(6, 0, Result("error", 2, "launch.nproc: no")),
+        Resumed("0.1.0"),
+        Over(6),
+    ]
+    history = SweepHistory(Entry(T0 + number, each) for number, each in enumerate(records))
+    found = [summary_of(history, T0 + 10**9), summary_of(SweepHistory(), T0, 1)]
+    return [json.loads(render_summary(document)) for document in found]
+
+
+def test_what_is_written_of_sweeps_is_valid() -> None:
+    for document in sweeps():
+        check("sweep", document)
+    states = {job["state"] for job in sweeps()[0]["jobs"]}
+    assert states == set(SWEEP["$defs"]["state"]["enum"])
+
+
+@pytest.mark.parametrize("change", [{"jobs": [{}]}, {"counts": {"lost": 1}}, {"ended": None}])
+def test_what_is_wrong_of_a_sweep_is_not_valid(change: dict[str, Any]) -> None:
+    assert not Draft202012Validator(SWEEP).is_valid({**sweeps()[0], **change})

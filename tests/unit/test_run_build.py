@@ -1,0 +1,305 @@
+"""What a run was built from: git's answer, and the versions of packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from lllaunch.linux import proc
+from lllaunch.run.build import BuildQuery, build_facts, parse_status
+from lllaunch.run.git import Git
+from lllaunch.run.versions import versions_of
+from lllaunch.testing import leaked_fds, live_descendants, open_fds
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+HASH = "0123456789abcdef0123456789abcdef01234567"
+# of this machine's user nothing counts
+ENV = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+}
+
+
+def git(directory: Path, *arguments: str) -> str:
+    told = subprocess.run(
+        ["git", "-c", "user.name=A", "-c", "user.email=a@b", *arguments],
+        cwd=directory,
+        env=ENV,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return told.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    path = tmp_path / "a tree"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "main")
+    (path / "train.py").write_text("1\n")
+    (path / ".gitignore").write_text("*.log\n")
+    git(path, "add", ".")
+    git(path, "commit", "-q", "-m", "first")
+    return path
+
+
+def status(*entries: str) -> str:
+    return "".join(f"{entry}\0" for entry in entries)
+
+
+def test_what_git_says_is_understood():
+    told = status(
+        f"# branch.oid {HASH}",
+        "# branch.head main",
+        "# branch.upstream origin/main",
+        "1 .M N... 100644 100644 100644 a b a # branch.head no",
+        "u UU N... 1 2 3 4 a b c f",
+        "? new\nline",
+        "? data/",
+    )
+    assert parse_status(told, "", cwd="/nowhere") == {
+        "commit": HASH,
+        "dirty": True,
+        "branch": "main",
+        "changed": 2,
+        "untracked": 2,
+        "git_problem": None,
+    }
+
+
+def test_a_clean_tree_and_a_detached_one():
+    told = status(f"# branch.oid {HASH}", "# branch.head (detached)")
+    found = parse_status(told, "warning: x", cwd="/nowhere")
+    assert (found["commit"], found["branch"], found["dirty"]) == (HASH, None, False)
+
+
+def test_a_refusal_is_told_in_one_line():
+    errors = "fatal: detected dubious ownership in repository at '/x'\nTo add an exception ...\n"
+    found = parse_status("", errors, cwd="/nowhere")
+    assert found["git_problem"] == "detected dubious ownership in repository at '/x'"
+    assert found["dirty"] is None
+    assert found["commit"] is None
+
+
+def test_directories_of_outputs_do_not_make_a_tree_dirty(tmp_path: Path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "net").mkdir()
+    told = status(f"# branch.oid {HASH}", "? outputs/", "? net/", "? outputs.txt", "? data/")
+    run = str(tmp_path / "outputs/2024-05-01/12-00-00")
+    found = parse_status(told, "", cwd=str(tmp_path), own=[run])
+    assert found["untracked"] == 3
+    # a project that is not tracked at all is not made of output
+    inside = str(tmp_path / "net/outputs/1")
+    found = parse_status(
+        status("# branch.oid 1", "? net/"), "", cwd=str(tmp_path / "net"), own=[inside]
+    )
+    assert (found["untracked"], found["dirty"]) == (1, True)
+
+
+@needs_git
+def test_a_repository(tree: Path):
+    head = git(tree, "rev-parse", "HEAD")
+    found = build_facts(str(tree), environ=ENV)
+    assert (found["commit"], found["branch"]) == (head, "main")
+    assert (found["dirty"], found["changed"], found["untracked"]) == (False, 0, 0)
+    assert found["git_problem"] is None
+    assert found["python"] == sys.version.split()[0]
+    assert found["implementation"] == sys.implementation.name
+    assert found["versions"]["hydra-core"] == metadata.version("hydra-core")
+    json.dumps(found)
+
+    (tree / "noise.log").write_text("ignored")
+    assert build_facts(str(tree), environ=ENV)["dirty"] is False
+    (tree / "outputs" / "1").mkdir(parents=True)
+    (tree / "outputs" / "1" / "plan.yaml").write_text("launch:")
+    found = build_facts(str(tree), environ=ENV, own=[str(tree / "outputs" / "1")])
+    assert (found["dirty"], found["untracked"]) == (False, 0)
+    (tree / "train.py").write_text("2\n")
+    found = build_facts(str(tree), environ=ENV)
+    assert (found["dirty"], found["changed"], found["untracked"]) == (True, 1, 1)
+
+
+@needs_git
+def test_subdirectories_worktrees_and_hooks(tree: Path, tmp_path: Path):
+    head = git(tree, "rev-parse", "HEAD")
+    (tree / "sub").mkdir()
+    assert build_facts(str(tree / "sub"), environ=ENV)["commit"] == head
+    other = tmp_path / "other"
+    git(tree, "worktree", "add", "-q", "-b", "side", str(other))
+    assert build_facts(str(other), environ=ENV)["branch"] == "side"
+    # as in a hook of another repository
+    led_astray = ENV | {"GIT_DIR": str(tmp_path), "GIT_INDEX_FILE": "x", "GIT_TRACE": "1"}
+    assert build_facts(str(tree), environ=led_astray)["commit"] == head
+
+
+@needs_git
+def test_a_submodule_with_changes_makes_its_tree_dirty(tree: Path, tmp_path: Path):
+    top = tmp_path / "top"
+    top.mkdir()
+    git(top, "init", "-q")
+    git(top, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(tree), "part")
+    git(top, "commit", "-q", "-m", "with a part")
+    assert build_facts(str(top), environ=ENV)["dirty"] is False
+    part = build_facts(str(top / "part"), environ=ENV)
+    assert part["commit"] == git(tree, "rev-parse", "HEAD")
+    (top / "part" / "train.py").write_text("3\n")
+    assert build_facts(str(top), environ=ENV)["changed"] == 1
+
+
+@needs_git
+def test_where_there_is_nothing_to_say(tmp_path: Path):
+    environ = ENV | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    found = build_facts(str(tmp_path), environ=environ)
+    assert (found["commit"], found["git_problem"]) == (None, "not in a git repository")
+    found = build_facts(str(tmp_path / "gone"), environ=environ)
+    assert "cannot change to" in found["git_problem"]
+    git(tmp_path, "init", "-q", "-b", "new")
+    found = build_facts(str(tmp_path), environ=ENV)
+    assert (found["commit"], found["branch"], found["dirty"]) == (None, "new", False)
+    assert found["git_problem"] == "there is no commit yet"
+
+
+def test_without_git_all_else_is_told(tmp_path: Path):
+    found = build_facts(str(tmp_path), environ={"PATH": str(tmp_path)})
+    assert (found["commit"], found["git_problem"]) == (None, "git is not installed")
+    assert "omegaconf" in found["versions"]
+    broken = tmp_path / "git"
+    broken.write_bytes(b"\x7fELF, but not really")
+    broken.chmod(0o755)
+    found = build_facts(str(tmp_path), environ={"PATH": str(tmp_path)})
+    assert found["git_problem"].startswith("git cannot be started")
+
+
+@needs_git
+def test_nothing_of_the_repository_is_run(tree: Path, tmp_path: Path):
+    proof = tmp_path / "proof"
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch '{proof}'\n")
+    trap.chmod(0o755)
+    git(tree, "config", "core.fsmonitor", str(trap))
+    shutil.copy(trap, tree / ".git" / "hooks" / "post-index-change")
+    (tree / "train.py").touch()
+    before = (tree / ".git" / "index").read_bytes()
+    assert build_facts(str(tree), environ=ENV)["dirty"] is False
+    assert not proof.exists()
+    assert (tree / ".git" / "index").read_bytes() == before
+
+
+def slow_git(directory: Path) -> dict[str, str]:
+    """An environment whose git takes for ever to say what the state of a tree is."""
+    program = directory / "git"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *status*) sleep 600 & sleep 600;; esac\n'
+        f"printf '{HASH}\\nmain\\n'\n"
+    )
+    program.chmod(0o755)
+    return ENV | {"PATH": f"{directory}:{ENV['PATH']}"}
+
+
+def test_a_git_that_hangs_is_ended_with_what_it_started(tmp_path: Path):
+    fds = open_fds()
+    query = BuildQuery.start(str(tmp_path), slow_git(tmp_path))
+    deadline = time.monotonic() + 30
+    while len(started := live_descendants(os.getpid())) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(started) == 3  # the program and what it started
+    found = query.result(0.0)
+    assert found["git_problem"] == "git status took too long"
+    assert (found["commit"], found["branch"], found["dirty"]) == (HASH, "main", None)
+    assert query.result(0.0) == found
+    while any(map(proc.same_process, started)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(proc.same_process, started))
+    assert not leaked_fds(fds)
+
+
+def test_a_question_that_nobody_wants_answered(tmp_path: Path):
+    fds = open_fds()
+    query = BuildQuery.start(str(tmp_path), slow_git(tmp_path))
+    query.close()
+    query.close()
+    assert query.result()["git_problem"] == "nobody waited for git"
+    assert not live_descendants(os.getpid(), settle=10.0)
+    assert not leaked_fds(fds)
+
+
+def test_git_has_a_session_of_its_own_and_no_input(tmp_path: Path):
+    program = tmp_path / "git"
+    program.write_text(
+        "#!/bin/sh\nps -o sid= -p $$ 2>/dev/null || cut -d' ' -f6 /proc/$$/stat\ncat\n"
+    )
+    program.chmod(0o755)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as under some supervisors
+    try:
+        told = Git(str(tmp_path), [], ENV | {"PATH": f"{tmp_path}:{ENV['PATH']}"}).end(30.0)
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert told is not None
+    assert int(told[0]) != os.getsid(0)
+
+
+# Versions
+
+
+def distribution(site: Path, name: str, version: str, **files: str) -> Path:
+    place = site / f"{name}-{version}.dist-info"
+    place.mkdir(parents=True)
+    text = (
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 0 is what follows\n"
+    )
+    (place / "METADATA").write_text(text)
+    for file, content in files.items():
+        (place / file.replace("__", ".")).write_text(content)
+    return place
+
+
+def module(site: Path, name: str) -> None:
+    (site / name).mkdir(parents=True)
+    (site / name / "__init__.py").write_text("raise RuntimeError('imported')")
+
+
+def test_versions_are_those_that_importlib_tells():
+    names = ["hydra-core", "omegaconf", "pytest", "PyYAML", "torch"]
+    found = versions_of(names)
+    assert found == {name: metadata.version(name) for name in names}
+
+
+def test_modules_are_of_the_distributions_that_list_them(tmp_path: Path):
+    site, project = tmp_path / "site", tmp_path / "project"
+    distribution(site, "scikit_learn", "1.5", RECORD="sklearn/__init__.py,sha256=x,1\n")
+    distribution(site, "Pillow", "10.1", top_level__txt="PIL\n")
+    distribution(site, "Six", "1.16", RECORD="six.py,sha256=x,1\n")
+    distribution(site, "train", "9", RECORD="other/__init__.py,,\n")
+    place = distribution(site, "mine", "0.2", direct_url__json='{"dir_info": {"editable": true}}')
+    for name in ("sklearn", "PIL", "strange"):
+        module(site, name)
+    (site / "six.py").write_text("")
+    module(project, "mine")
+    (project / "train.py").write_text("")
+    wanted = ["sklearn.svm", "PIL.Image", "six", "mine.app", "train", "strange", "os.path", "gone"]
+    found = versions_of(["pillow"], wanted, [str(project), str(site), str(tmp_path / "gone")])
+    assert found == {"pillow": "10.1", "scikit_learn": "1.5", "Six": "1.16", "mine": "0.2"}
+    (place / "direct_url.json").unlink()
+    assert versions_of([], ["mine"], [str(project), str(site)]) == {}
+
+
+def test_the_first_on_the_path_counts_and_broken_ones_do_not(tmp_path: Path):
+    distribution(tmp_path / "a", "torch", "2.1+cpu")
+    distribution(tmp_path / "b", "torch", "1.0")
+    (tmp_path / "a" / "half-1.dist-info").mkdir()
+    (tmp_path / "a" / "old.egg-info").write_text("Name: old\nVersion: 3\n")
+    path = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert versions_of(["torch", "half", "old"], [], path) == {"torch": "2.1+cpu", "old": "3"}
