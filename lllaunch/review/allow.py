@@ -1,0 +1,275 @@
+"""Holds a run against the allowlist of its project.
+
+Judged is what things resolve to: the file behind a link, the module that defines a function, the
+program on PATH. What cannot be told without importing it, or is an interpolation, is allowed only
+by a pattern that is the very same text.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from lllaunch.config.locate import locate_main
+from lllaunch.config.secrets import holds_env
+from lllaunch.config.tree import shorten, show
+from lllaunch.errors import Problem
+from lllaunch.review.objects import Objects
+from lllaunch.review.policy import POLICY_FILE, POLICY_VARIABLE, Policy
+from lllaunch.review.targets import Asked, asked_for
+from lllaunch.spec import LaunchSpec
+
+_REFUSED_VARIABLES = ("PYTHON*", "LD_*", "PATH")
+# of the two classes that Hydra always makes
+_OWN_TARGETS = {
+    ("hydra", "launcher", "_target_"): (
+        "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+        "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher",
+    ),
+    ("hydra", "sweeper", "_target_"): (
+        "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
+    ),
+}
+
+
+def check(
+    spec: LaunchSpec,
+    config: Mapping[Any, Any],
+    policy: Policy | None,
+    root: str,
+    *,
+    locked: bool = False,
+    environ: Mapping[str, str] | None = None,
+    sys_path: Iterable[str] | None = None,
+) -> list[Problem]:
+    """Tells what of a run its project does not allow.
+
+    Args:
+        spec: the run.
+        config: the whole composed config, Hydra's node included: plain data, unresolved.
+        policy: of the project; None if it has none, which allows everything unless ``locked``.
+        root: top of the working tree.
+        locked: whether the run must be a reviewed one.
+        environ: of the launcher, for PATH; None for the real one.
+        sys_path: of the launcher; None for the real one.
+
+    Returns:
+        A problem for each value that is not allowed; with exit code 5 they belong into a
+        `lllaunch.review.refused.PlanRefused`.
+    """
+    if policy is None:
+        if not locked:
+            return []
+        expected = "is not there, and a locked run needs it: nothing says what may run"
+        hint = f"write 'allow: {{...}}', or name a file in {POLICY_VARIABLE}"
+        return [Problem(POLICY_FILE, "", expected, hint)]
+    environ = os.environ if environ is None else environ
+    judge = _Judge(spec, policy, root, environ, sys.path if sys_path is None else sys_path)
+    judge.entrypoint()
+    judge.directories()
+    judge.preload()
+    judge.variables(config)
+    for asked in asked_for(config):
+        judge.asked(asked)
+    return judge.problems
+
+
+class _Forms(NamedTuple):
+    """What a pattern may fit.
+
+    Attributes:
+        names: dotted names, or that of a program.
+        file: path, relative to the tree if in it, else absolute; empty if there is none.
+        exact: a name that only the same text allows: what is there may be something else.
+    """
+
+    names: tuple[str, ...] = ()
+    file: str = ""
+    exact: str = ""
+
+
+class _Judge:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        policy: Policy,
+        root: str,
+        environ: Mapping[str, str],
+        sys_path: Iterable[str],
+    ) -> None:
+        self.problems: list[Problem] = []
+        self._spec = spec
+        self._policy = policy
+        self._root = os.path.realpath(root)
+        self._environ = environ
+        # as workers have it: their own directory first
+        self._path = tuple(dict.fromkeys((spec.cwd, spec.runtime_cwd, *sys_path)))
+        self._objects = Objects(self._path)
+
+    def entrypoint(self) -> None:
+        entry = self._spec.entrypoint
+        name = "programs" if entry.form == "program" else "entrypoints"
+        patterns = getattr(self._policy, name)
+        refused = [each for each in self._forms() if not _fits_any(patterns, each)]
+        if not refused:
+            return
+        first = refused[0]
+        wanted = next(iter(first.names), first.file) or first.exact
+        if holds_env(entry.text):
+            expected, wanted = _not_in(name), ""
+        elif wanted == first.exact and any(_fits(pattern, wanted) for pattern in patterns):
+            expected = f"cannot be told without importing it, {_only_by(name)}"
+        else:
+            same = wanted == " ".join(entry.text.split())
+            expected = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
+        self._refuse("launch.entrypoint", repr(shorten(entry.text)), expected, name, wanted)
+
+    def _forms(self) -> list[_Forms]:
+        entry = self._spec.entrypoint
+        if entry.form == "program":
+            return [self._program(entry.name)]
+        if entry.form == "script":
+            return [_Forms(file=self._place(entry.name))]
+        if entry.form == "module":
+            file = locate_main(entry.name, self._path).file
+            place = self._place(file) if file else ""
+            return [_Forms((f"-m {entry.name}", entry.name), place)]
+        if entry.name == "__main__":
+            return [_Forms((entry.text,))]  # of the script that the user started
+        exact = f"{entry.name}:{entry.qualname}"
+        told = self._objects.function(entry.name, entry.qualname) if entry.name else ()
+        found = [_Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
+        return found or [_Forms(exact=exact)]
+
+    def _program(self, name: str) -> _Forms:
+        if "/" in name:
+            return _Forms(file=self._place(name))
+        found = shutil.which(name, path=self._environ.get("PATH") or os.defpath)
+        return _Forms((name,), os.path.abspath(found) if found else "")
+
+    def directories(self) -> None:
+        spec = self._spec
+        named = {"hydra.runtime.output_dir": spec.output_dir}
+        if spec.log_dir != spec.output_dir:
+            named["launch.log_dir"] = spec.log_dir
+        if spec.cwd != spec.output_dir:
+            named["launch.cwd"] = spec.cwd
+        for key, path in named.items():
+            place = self._place(path) if path else ""
+            if not place.startswith("/") or _is_within(place, self._policy.paths):
+                continue
+            # of a directory that the environment names, the name is not shown
+            hidden = holds_env(spec.redacted.get(key.partition(".")[2]))
+            shown, wanted = ("", "") if hidden else (repr(path), place)
+            expected = f"is outside of the tree and {_not_in('paths')}"
+            self._refuse(key, shown, expected, "paths", wanted)
+
+    def preload(self) -> None:
+        written = self._spec.redacted.get("preload")
+        hidden = any(map(holds_env, written if isinstance(written, list) else [written]))
+        for module in self._spec.preload:
+            ours = module.startswith("lllaunch.")
+            if not ours and not any(_fits(each, module) for each in self._policy.preload):
+                shown, wanted = ("", "") if hidden else (repr(module), module)
+                self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
+
+    def variables(self, config: Mapping[Any, Any]) -> None:
+        launch = self._spec.redacted
+        nodes: dict[str, Any] = {"launch.env": launch.get("env", self._spec.env)}
+        per_rank = launch.get("env_per_rank", self._spec.env_per_rank)
+        if isinstance(per_rank, Mapping):
+            nodes |= {f"launch.env_per_rank.{ranks}": env for ranks, env in per_rank.items()}
+        nodes["hydra.job.env_set"] = _below(config, "hydra", "job", "env_set")
+        for key, env in nodes.items():
+            for name in map(str, env if isinstance(env, Mapping) else ()):
+                changes = any(fnmatchcase(name, each) for each in _REFUSED_VARIABLES)
+                if changes and name not in self._policy.env:
+                    expected = f"changes what programs run and {_not_in('env')}"
+                    self._refuse(f"{key}.{name}", "", expected, "env", name)
+
+    def asked(self, asked: Asked) -> None:
+        value, name = asked.value, asked.lists[0]
+        if not isinstance(value, str):
+            problem = Problem(asked.key, show(value), "is no text that could be judged")
+            self.problems.append(problem)
+            return
+        patterns = [each for name in asked.lists for each in getattr(self._policy, name)]
+        if value in _OWN_TARGETS.get(asked.path, ()) or value in patterns:
+            return
+        told = self._resolved(name, value) if asked.clear else ()
+        refused = [each for each in told if not any(_fits(pattern, each) for pattern in patterns)]
+        if told and not refused:
+            return
+        wanted = refused[0] if refused else value
+        if not told and not any(_fits(pattern, value) for pattern in patterns):
+            expected = _not_in(name)
+        elif not asked.clear:
+            expected = f"is an interpolation, which may come to anything, {_only_by(name)}"
+        elif not told:
+            expected = f"cannot be told without importing it, {_only_by(name)}"
+        else:
+            expected = _not_in(name) if wanted == value else f"is {wanted!r}, which {_not_in(name)}"
+        self._refuse(asked.key, show(value), expected, name, wanted)
+
+    def _resolved(self, name: str, value: str) -> tuple[str, ...]:
+        """What a text names, every way that it may be read; nothing if that cannot be told."""
+        if name == "searchpath":
+            scheme, separator, path = value.rpartition("://")
+            return (f"{scheme}{separator}{os.path.normpath(path)}",)
+        return tuple(f"{t.module}.{t.qualname}" for t in self._objects.dotted(value))
+
+    def _place(self, path: str) -> str:
+        """A path with its links resolved: relative if it is in the tree, else absolute."""
+        real = os.path.realpath(path)
+        inside = os.path.commonpath((real, self._root)) == self._root
+        return os.path.relpath(real, self._root) if inside else real
+
+    def _refuse(self, key: str, value: str, expected: str, name: str, wanted: str) -> None:
+        path = self._policy.path
+        hint = f"to allow it, add {wanted!r} to allow.{name} in {path}" if wanted else ""
+        self.problems.append(Problem(shorten(key), value, shorten(expected), shorten(hint)))
+
+
+def _not_in(name: str) -> str:
+    return f"is not in allow.{name}"
+
+
+def _only_by(name: str) -> str:
+    return f"so only the same text in allow.{name} would do"
+
+
+def _is_within(path: str, patterns: Iterable[str]) -> bool:
+    return any(_fits(each, path) or _fits(each, f"{path}/") for each in patterns)
+
+
+def _below(node: Any, *names: str) -> Any:
+    for name in names:
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return pattern == text or fnmatchcase(text, pattern)
+
+
+def _fits_any(patterns: Iterable[str], forms: _Forms) -> bool:
+    return any(
+        (forms.exact and each == forms.exact) or _fits_forms(each, forms) for each in patterns
+    )
+
+
+def _fits_forms(pattern: str, forms: _Forms) -> bool:
+    of_files = not pattern.startswith("-m ") and ("/" in pattern or pattern.endswith(".py"))
+    if not of_files and any(_fits(pattern, name) for name in forms.names):
+        return True
+    if not of_files and pattern != "*":
+        return False
+    # a star that begins a pattern does not lead out of the tree
+    if not forms.file or pattern.startswith("/") != forms.file.startswith("/"):
+        return False
+    return _fits(pattern, forms.file)

@@ -1,0 +1,211 @@
+"""In what two plans differ, key by key, for a person and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+_WIDEST = 200  # characters of a value that is shown
+_PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
+
+Kind = Literal["added", "removed", "changed"]
+
+
+class Absent(Enum):
+    """Stands where there is no value; null is one."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
+
+
+class Index(int):
+    """A place in a list, in a path; other whole numbers there are keys of mappings."""
+
+
+class Change(NamedTuple):
+    """One value that differs.
+
+    Attributes:
+        path: the keys and `Index`es that lead to it.
+        old: the value, `ABSENT` if there was none.
+        new: the value that it has now, `ABSENT` if there is none.
+    """
+
+    path: tuple[Any, ...]
+    old: Any
+    new: Any
+
+    @property
+    def key(self) -> str:
+        """Where it is, dotted: ``launch.args[3]``."""
+        return dotted(self.path)
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the value was added, removed or changed."""
+        if self.old is ABSENT:
+            return "added"
+        return "removed" if self.new is ABSENT else "changed"
+
+    def __str__(self) -> str:
+        if self.kind == "added":
+            return f"{self.key}: new, {_short(_text(self.new))}"
+        if self.kind == "removed":
+            return f"{self.key}: was {_short(_text(self.old))}, is gone"
+        old, new = _text(self.old), _text(self.new)
+        if _short(old) == _short(new):
+            old, new = _around(old, new)
+        return f"{self.key}: {_short(old)} -> {_short(new)}"
+
+
+def differences(old: Any, new: Any) -> tuple[Change, ...]:
+    """Returns in what two plans differ.
+
+    Mappings are compared key by key; of a mapping with the same items in another order, the whole
+    counts as changed, since the order of some matters. Lists are compared place by place where few
+    of them differ or where one goes on after the end of the other; else the whole list has changed.
+    ``true``, ``1`` and ``1.0`` are three values.
+
+    Args:
+        old: plain data, such as `lllaunch.config.plan.plan_node` returns.
+        new: the same.
+
+    Returns:
+        Nothing for equal plans; else in the order of the keys of ``old``, with new ones after them.
+    """
+    return tuple(_changes((), old, new))
+
+
+def text_lines(changes: Sequence[Change], most: int | None = None) -> list[str]:
+    """Returns a difference as lines of text such as ``launch.nproc: 2 -> 4``.
+
+    Args:
+        changes: what differs.
+        most: how many lines there may be; what is left out is counted in one more. None for all.
+    """
+    shown = [str(change) for change in changes[:most]]
+    more = len(changes) - len(shown)
+    return [*shown, f"... and {more} more"] if more else shown
+
+
+def as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """Returns a difference as JSON.
+
+    Returns:
+        Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value. Keys of
+        mappings are text, and numbers that are not finite are texts such as ``nan``.
+    """
+    return [
+        {
+            "key": change.key,
+            "kind": change.kind,
+            **({} if change.old is ABSENT else {"old": _jsonable(change.old)}),
+            **({} if change.new is ABSENT else {"new": _jsonable(change.new)}),
+        }
+        for change in changes
+    ]
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """Returns a path as text: ``launch.env_per_rank[3]["A.B"]``, or ``launch.args[2]``."""
+    text = ""
+    for part in path:
+        if isinstance(part, str) and _PLAIN_KEY.fullmatch(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{_text(part)}]"
+    return text or "the plan"
+
+
+def _changes(path: tuple[Any, ...], old: Any, new: Any) -> Iterator[Change]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        yield from _in_mappings(path, old, new)
+    elif isinstance(old, list) and isinstance(new, list):
+        yield from _in_lists(path, old, new)
+    elif not _same(old, new):
+        yield Change(path, old, new)
+
+
+def _in_mappings(
+    path: tuple[Any, ...], old: Mapping[Any, Any], new: Mapping[Any, Any]
+) -> Iterator[Change]:
+    found = False
+    for key in (*old, *(key for key in new if key not in old)):
+        below = (*path, key)
+        before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+        for change in _changes(below, before, after):
+            found = True
+            yield change
+    if not found and [*map(_typed, old)] != [*map(_typed, new)]:
+        yield Change(path, old, new)
+
+
+def _in_lists(path: tuple[Any, ...], old: list[Any], new: list[Any]) -> Iterator[Change]:
+    common = min(len(old), len(new))
+    by_place = [
+        [*_changes((*path, Index(place)), old[place], new[place])] for place in range(common)
+    ]
+    differing = sum(1 for changes in by_place if changes)
+    many = differing > common / 2 or (differing and len(old) != len(new))
+    if many and not any(isinstance(item, (Mapping, list)) for item in (*old, *new)):
+        yield Change(path, old, new)
+        return
+    for changes in by_place:
+        yield from changes
+    for place in range(common, len(old)):
+        yield Change((*path, Index(place)), old[place], ABSENT)
+    for place in range(common, len(new)):
+        yield Change((*path, Index(place)), ABSENT, new[place])
+
+
+def _same(old: Any, new: Any) -> bool:
+    if type(old) is not type(new):
+        return False
+    return bool(old == new) or (isinstance(old, float) and math.isnan(old) and math.isnan(new))
+
+
+def _typed(key: Any) -> tuple[str, Any]:
+    return type(key).__name__, key
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_key(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else json.dumps(_jsonable(key))
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(_jsonable(value), ensure_ascii=False)
+    # what a terminal obeys or hides would make another text of it
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def _around(old: str, new: str) -> tuple[str, str]:
+    """Returns two long texts from a little before the place where they begin to differ."""
+    pairs = enumerate(zip(old, new, strict=False))
+    first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
+    start = max(0, first - _WIDEST // 3)
+    dots = "..." if start else ""
+    return f"{dots}{old[start:]}", f"{dots}{new[start:]}"

@@ -1,0 +1,260 @@
+"""Locks: reviewed plans in ``conf/locks``, one file for each experiment.
+
+A lock holds a plan without what differs from place to place: exactly what
+`lllaunch.config.plan.plan_hash` hashes. So a plan fits its lock if the hashes are equal, and the
+difference of the two is what a reviewer has to look at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+# What `plan_hash` hashes has to be what is written: the parts of it, not another implementation.
+from lllaunch.config.plan import _dump, _Dumper, _elsewhere, _places, default_run_id, plan_node
+from lllaunch.config.suggest import did_you_mean
+from lllaunch.config.tree import shorten, show
+from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.review.difference import Change, differences
+from lllaunch.review.document import FileProblem, parse, read_text
+from lllaunch.review.names import lock_path, name_problem
+from lllaunch.review.refused import PlanRefused
+from lllaunch.run.files import naming, write_atomic
+from lllaunch.spec import LaunchSpec
+
+FORMAT = 1
+"""Of the file; grows when an older reader would misunderstand it."""
+
+_KEYS = ("lock", "command", "plan_hash", "plan")
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class _LockDumper(_Dumper):
+    """Escapes all that is not seen: PyYAML reads some line breaks back as others."""
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_LockDumper.add_representer(str, _represent_text)
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A reviewed plan.
+
+    Attributes:
+        path: of the file.
+        command: overrides and flags that the plan was made with.
+        plan_hash: of the plan, as `lllaunch.config.plan.plan_hash` gives it.
+        plan: plain data, ``launch`` with the node under it.
+    """
+
+    path: str
+    command: tuple[str, ...]
+    plan_hash: str
+    plan: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def renew(self) -> str:
+        """The command that writes this lock anew."""
+        return renew_command(self.command)
+
+
+def locked_plan(spec: LaunchSpec) -> dict[str, Any]:
+    """Returns the plan of a run without what differs from place to place: what a lock holds."""
+    launch = plan_node(spec)["launch"]
+    if spec.run_id == default_run_id(spec.output_dir):
+        launch.pop("run_id", None)
+    return {"launch": _elsewhere(launch, _places(spec))}
+
+
+def lock_text(name: str, command: Sequence[str], spec: LaunchSpec) -> str:
+    """Returns the text of a lock; the same for the same arguments, on every machine.
+
+    Args:
+        name: of the experiment, such as ``vision/resnet``.
+        command: overrides and flags that the plan was made with, already redacted.
+        spec: the run.
+
+    Raises:
+        ConfigError: the name is none that a lock can have, or the plan holds what YAML's plain
+            data cannot say.
+    """
+    problem = name_problem(name)
+    if problem is not None:
+        raise ConfigError((problem,))
+    plan = locked_plan(spec)
+    content = {
+        "lock": FORMAT,
+        "command": list(command),
+        "plan_hash": _hash(plan),
+        "plan": plan,
+    }
+    text = _header(name, command) + _written(content)
+    _read_back(text, content)
+    return text
+
+
+def read_lock(path: str) -> Lock:
+    """Reads a lock.
+
+    Raises:
+        ConfigError: there is none, or it is no lock of this format; problems are `FileProblem`s.
+        PlanRefused: the plan in it is not the one that it was made with: somebody edited it.
+    """
+    return parse_lock(read_text(path), path)
+
+
+def parse_lock(text: str, path: str) -> Lock:
+    """Reads the text of a lock; `read_lock` tells what is raised.
+
+    Args:
+        text: of the file.
+        path: its name, for messages.
+    """
+    document = parse(text, path)
+    problems = _misfits(document.data, document.lines, path)
+    if problems:
+        raise ConfigError(tuple(problems))
+    data = document.data
+    lock = Lock(path, tuple(data["command"]), data["plan_hash"], data["plan"])
+    if _hash(data["plan"]) != lock.plan_hash:
+        expected = "does not fit the plan below it: the file was edited by hand"
+        line = document.lines[("plan_hash",)]
+        shown = f"{lock.plan_hash[:12]}..."
+        edited = FileProblem("plan_hash", shown, expected, "renew it", path, line)
+        raise PlanRefused(path, problems=(edited,), renew=lock.renew)
+    return lock
+
+
+def write_lock(root: str, name: str, text: str) -> str:
+    """Writes a lock so that a reader sees the old one or the new.
+
+    Args:
+        root: top directory of the project; what is missing below it is made.
+        name: of the experiment.
+        text: as `lock_text` made it.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
+            project.
+        OutputError: it cannot be written.
+    """
+    path = lock_path(root, name)
+    directory = os.path.dirname(path)
+    with naming(directory):
+        os.makedirs(directory, exist_ok=True)
+    if os.path.isdir(path):
+        raise OutputError(path, "is a directory")
+    write_atomic(path, text.encode())
+    return path
+
+
+def compare(lock: Lock, spec: LaunchSpec) -> tuple[Change, ...]:
+    """Returns in what a run's plan differs from the reviewed one; nothing if it is that."""
+    return differences(lock.plan, locked_plan(spec))
+
+
+def renew_command(command: Sequence[str]) -> str:
+    """Returns the command that writes a lock, as a shell takes it."""
+    return f"python -m lllaunch plan --lock {shlex.join(command)}".rstrip()
+
+
+def _header(name: str, command: Sequence[str]) -> str:
+    renewal = renew_command(command)
+    lines = [
+        f"The reviewed plan of {name}: with launch.locked=true nothing else is started.",
+        "Made by lllaunch, not to be edited. To renew it:",
+        # a line break in it would end the comment
+        f"  {renewal}" if renewal.isprintable() else "  python -m lllaunch plan --lock ...",
+    ]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _written(content: Mapping[str, Any]) -> str:
+    text: str = yaml.dump(
+        content,
+        Dumper=_LockDumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=1_000_000,
+    )
+    return text
+
+
+def _hash(plan: Any) -> str:
+    return hashlib.sha256(_dump(plan).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _read_back(text: str, content: Mapping[str, Any]) -> None:
+    """Raises if a lock would not be read as what it was written from."""
+    try:
+        read = parse_lock(text, "the lock")
+        same = not differences(read.plan, content["plan"])
+        same = same and list(read.command) == content["command"]
+        reason = "it does not read back"
+    except LaunchError as error:
+        same, reason = False, str(error)
+    if not same:
+        problem = Problem("the plan", "", f"cannot be written as a lock: {shorten(reason)}")
+        raise ConfigError((problem,))
+
+
+def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list[Problem]:
+    def problem(key: str, value: Any, expected: str, hint: str = "") -> Problem:
+        shown = "" if value is None else show(value)
+        line = lines.get((key,), 1)
+        return FileProblem(key, shown, expected, hint, path, line)
+
+    if not isinstance(data, dict):
+        return [problem("", None, "is no lock (lock, command, plan_hash, plan)", "renew it")]
+    found = data.get("lock")
+    if found != FORMAT or isinstance(found, bool):
+        if "lock" not in data:
+            return [problem("", None, "is no lock: it has no key 'lock'")]
+        expected = f"is not a format that this lllaunch reads ({FORMAT})"
+        return [problem("lock", found, expected, "renew it, or use a newer lllaunch")]
+    problems = [
+        problem(str(key), None, "is no key of a lock", did_you_mean(str(key), _KEYS))
+        for key in data
+        if key not in _KEYS
+    ]
+    shapes = {
+        "command": (_is_texts, "is no list of texts"),
+        "plan_hash": (_is_hash, "is no SHA-256 in hexadecimal"),
+        "plan": (_is_plan, "is no plan (launch: {...})"),
+    }
+    for key, (fits, expected) in shapes.items():
+        if key not in data:
+            problems.append(FileProblem(key, "", "is not there", "renew it", path, 1))
+        elif not fits(data[key]):
+            problems.append(problem(key, data[key], expected, "renew it"))
+    return problems
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
+def _is_plan(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and set(value) == {"launch"} and isinstance(value["launch"], dict)
+    )

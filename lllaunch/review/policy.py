@@ -1,0 +1,168 @@
+"""What a project allows to be run: ``conf/lllaunch.yaml``, read and never composed.
+
+No override, no group and no defaults list can change it: it comes from the top of the working tree,
+or from the file that LLLAUNCH_POLICY names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lllaunch.config.findings import MOST_PROBLEMS
+from lllaunch.config.suggest import did_you_mean, one_of
+from lllaunch.config.tree import shorten, show
+from lllaunch.errors import ConfigError, Problem
+from lllaunch.review.document import Document, FileProblem, parse, read_text
+
+POLICY_FILE = "conf/lllaunch.yaml"
+"""Relative to the top of the working tree."""
+
+POLICY_VARIABLE = "LLLAUNCH_POLICY"
+"""Names another file."""
+
+LISTS: tuple[str, ...] = (
+    *("entrypoints", "programs", "preload", "callbacks", "targets"),
+    *("searchpath", "env", "paths"),
+)
+"""Lists of patterns under ``allow``."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be run; what no pattern fits may not.
+
+    Attributes:
+        path: of the file.
+        entrypoints: functions (``package.module:name``), modules (``-m package.module``) and
+            scripts (paths).
+        programs: names on PATH, or paths.
+        preload: modules.
+        callbacks: targets of ``hydra.callbacks``.
+        targets: other targets.
+        searchpath: entries of ``hydra.searchpath``.
+        env: variables that are refused otherwise, such as ``PYTHONHASHSEED``.
+        paths: absolute paths outside of the tree where workers may work and write.
+    """
+
+    path: str
+    entrypoints: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    searchpath: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+def tree_top(directory: str) -> str:
+    """Returns the top of the git working tree that a directory is in; without git, itself.
+
+    Args:
+        directory: absolute.
+    """
+    above = directory
+    while not os.path.lexists(os.path.join(above, ".git")):
+        parent = os.path.dirname(above)
+        if parent == above:
+            return directory
+        above = parent
+    return above
+
+
+def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
+    """Returns the policy file that counts, None if there is none.
+
+    Args:
+        top: of the working tree.
+        environ: of the launcher. A file named there counts, whether it is there or not.
+    """
+    named = environ.get(POLICY_VARIABLE)
+    if named:
+        return os.path.abspath(named)
+    path = os.path.join(top, POLICY_FILE)
+    return path if os.path.lexists(path) else None
+
+
+def read_policy(path: str) -> Policy:
+    """Reads a policy.
+
+    Raises:
+        ConfigError: something is wrong with the file; it holds everything that is, as
+            `FileProblem`s.
+    """
+    return parse_policy(read_text(path), path)
+
+
+def parse_policy(text: str, path: str) -> Policy:
+    """Reads the text of a policy; `read_policy` tells what is raised.
+
+    Args:
+        text: of the file.
+        path: its name, for messages.
+    """
+    reader = _Reader(parse(text, path), path)
+    lists = reader.lists()
+    if reader.problems:
+        more = len(reader.problems) - MOST_PROBLEMS
+        left_out = [Problem("and", "", f"{more} more problems")] if more > 0 else []
+        raise ConfigError((*reader.problems[:MOST_PROBLEMS], *left_out))
+    return Policy(path, **lists)
+
+
+class _Reader:
+    def __init__(self, document: Document, path: str) -> None:
+        self.problems: list[Problem] = []
+        self._document = document
+        self._path = path
+
+    def lists(self) -> dict[str, tuple[str, ...]]:
+        data = self._document.data
+        if not isinstance(data, dict) or "allow" not in data:
+            self._note((), data, "says nothing of what is allowed", "write 'allow: {...}'")
+            return {}
+        self._note_unknown((), data, ("allow",))
+        allow = data["allow"]
+        if not isinstance(allow, dict):
+            self._note(("allow",), allow, f"is no mapping ({one_of(LISTS)})")
+            return {}
+        self._note_unknown(("allow",), allow, LISTS)
+        return {name: self._patterns(name, allow[name]) for name in LISTS if name in allow}
+
+    def _patterns(self, name: str, value: Any) -> tuple[str, ...]:
+        where = ("allow", name)
+        if isinstance(value, str):
+            self._note(where, value, "is no list of patterns", f"write [{value!r}]")
+        elif not isinstance(value, list):
+            hint = "leave it out, or write []" if value is None else ""
+            self._note(where, value, "is no list of patterns", hint)
+        else:
+            for place, item in enumerate(value):
+                self._check(name, (*where, place), item)
+            return tuple(item for item in value if isinstance(item, str))
+        return ()
+
+    def _check(self, name: str, where: tuple[Any, ...], item: Any) -> None:
+        if not isinstance(item, str):
+            hint = "" if item is None or isinstance(item, (dict, list)) else "quote it"
+            self._note(where, item, "is no text", hint)
+        elif not item or item != item.strip():
+            self._note(where, item, "is empty or has blanks around it")
+        elif name == "paths" and not item.startswith("/"):
+            self._note(where, item, "is no absolute path", "those in the tree are allowed anyway")
+
+    def _note_unknown(self, where: tuple[Any, ...], node: Any, names: tuple[str, ...]) -> None:
+        for key in node:
+            if key not in names:
+                hint = did_you_mean(str(key), names)
+                self._note((*where, key), None, "is no key of a policy", hint)
+
+    def _note(self, where: tuple[Any, ...], value: Any, expected: str, hint: str = "") -> None:
+        line = self._document.lines.get(where, 1)
+        key = ".".join(str(part) for part in where if not isinstance(part, int))
+        shown = "" if value is None or isinstance(value, dict) else show(value)
+        problem = FileProblem(shorten(key), shown, expected, shorten(hint), self._path, line)
+        self.problems.append(problem)

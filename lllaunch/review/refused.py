@@ -1,0 +1,45 @@
+"""The error of a run that is not the reviewed one, or not an allowed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lllaunch.errors import LaunchError, Problem
+from lllaunch.review.difference import Change, text_lines
+
+REVIEW_EXIT_CODE = 5
+
+_MOST = 50  # lines of each kind
+
+
+@dataclass(eq=False)
+class PlanRefused(LaunchError):
+    """What would run was not reviewed, or is not allowed; nothing was started.
+
+    Attributes:
+        lock: path of the lock that the plan was compared with, or an empty string.
+        changes: in what the plan differs from the lock: old is the lock's, new is the run's.
+        problems: what is not allowed, or is wrong with the lock.
+        renew: command that writes the lock anew, or an empty string.
+    """
+
+    lock: str = ""
+    changes: tuple[Change, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    renew: str = ""
+    exit_code: ClassVar[int] = REVIEW_EXIT_CODE
+
+    def __str__(self) -> str:
+        lines = []
+        if self.changes:
+            lines.append(f"the plan is not the reviewed one, {self.lock}:")
+            lines += [f"  {line}" for line in text_lines(self.changes, _MOST)]
+        if self.problems:
+            lines.append("this may not run:")
+            lines += [f"  {problem}" for problem in self.problems[:_MOST]]
+            more = len(self.problems) - _MOST
+            lines += [f"  ... and {more} more"] if more > 0 else []
+        if self.renew:
+            lines.append(f"if this is what shall run, have the lock reviewed anew: {self.renew}")
+        return "\n".join(lines) or "the plan is refused"

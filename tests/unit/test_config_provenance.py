@@ -1,0 +1,693 @@
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hypothesis import HealthCheck, Phase, assume, event, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lllaunch.app.schema_store import install
+from lllaunch.config.origin import Origin, Origins
+from lllaunch.config.origin_lines import lines_of
+from lllaunch.config.provenance import origins
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hydra() -> Iterator[None]:
+    """The schema, as `python -m lllaunch` installs it; what was stored before is put back."""
+    base = version.VersionBase.instance().version_base
+    version.setbase("1.3")
+    Plugins.instance()
+    store = ConfigStore.instance()
+    root = store.load("hydra/config.yaml")
+    install()
+    yield
+    store.repo["hydra"]["config.yaml"] = root
+    store.repo.pop("_lllaunch_schema.yaml", None)
+    version.VersionBase.instance().version_base = base
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "conf").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "conf"
+
+
+@pytest.fixture
+def store() -> Iterator[ConfigStore]:
+    """The ConfigStore, for configs in the groups ``stored`` and at the root as ``_stored``."""
+    yield ConfigStore.instance()
+    for name in ("stored", "_stored.yaml", "primary.yaml"):
+        ConfigStore.instance().repo.pop(name, None)
+
+
+def write(directory: Path, **files: str) -> None:
+    """Writes configs; two underscores in a name are a slash."""
+    for name, text in files.items():
+        path = directory / f"{name.replace('__', '/')}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"))
+
+
+def loader_of(directory: Path | str) -> ConfigLoaderImpl:
+    return ConfigLoaderImpl(create_config_search_path(str(directory)))
+
+
+def found(directory: Path | str, name: str | None, *overrides: str, **options: Any) -> Origins:
+    return origins(loader_of(directory), name, overrides, **options)
+
+
+def places(found: Origins, key: str) -> list[str]:
+    """Kind and place of a key's origin, after those that it won over."""
+    origin = found.of(key)
+    assert origin is not None, key
+    return [f"{each.kind} {each.place}" for each in (*origin.overridden, origin)]
+
+
+SCHEMA = "schema structured://_lllaunch_schema"
+
+# ---- this repository's own experiments
+
+
+@pytest.fixture
+def ours(here: Path) -> Path:
+    shutil.copytree(CONF, here, dirs_exist_ok=True)
+    write(
+        here,
+        exp__resnet="""
+        # @package _global_
+        # A small ResNet.
+        launch:
+          entrypoint: examples/resnet/train.py
+          args:
+            epochs: ${params.epochs}
+            lr: ${params.lr}
+            checkpoint: ${hydra:runtime.output_dir}/checkpoint.pt
+          nproc: 2
+          preload: [torch]
+
+        params: {epochs: 3, lr: 0.1}
+        """,
+        exp__restart="""
+        # @package _global_
+        defaults:
+          - resnet
+          - _self_
+
+        launch:
+          entrypoint: examples/resnet/unlucky.py
+          restart:
+            on: [hang, oom]
+        """,
+    )
+    return here
+
+
+def test_a_file_an_override_and_the_schema_are_told_apart(ours: Path) -> None:
+    one = found(ours, None, "+exp=resnet", "params.lr=0.2", "launch.role=trainer")
+    assert places(one, "launch.nproc") == [SCHEMA, "file conf/exp/resnet.yaml:9"]
+    assert places(one, "launch.role") == [SCHEMA, "override launch.role=trainer"]
+    assert places(one, "launch.tee") == [SCHEMA]
+    assert places(one, "params.lr") == ["file conf/exp/resnet.yaml:12", "override params.lr=0.2"]
+    assert one.of("launch.no_such_key") is None
+    assert one.of("nowhere") is None
+
+
+def test_an_origin_says_which_choice_brought_the_file(ours: Path) -> None:
+    one = found(ours, None, "+exp=restart")
+    assert one.of("launch.entrypoint") == Origin(
+        "file",
+        "conf/exp/restart.yaml",
+        7,
+        "exp=restart",
+        (
+            Origin("schema", "structured://_lllaunch_schema"),
+            Origin("file", "conf/exp/resnet.yaml", 4, "exp=restart"),
+        ),
+    )
+    nproc = one.of("launch.nproc")
+    assert nproc is not None
+    assert (nproc.where, nproc.group) == ("conf/exp/resnet.yaml", "exp=restart")
+
+
+def test_a_mapping_and_a_list_have_origins_of_their_own(ours: Path) -> None:
+    one = found(ours, None, "+exp=restart", "+launch.env.A=1")
+    resnet, restart = "file conf/exp/resnet.yaml:3", "file conf/exp/restart.yaml:6"
+    assert places(one, "launch") == [SCHEMA, resnet, restart]
+    assert places(one, "launch.preload") == [SCHEMA, "file conf/exp/resnet.yaml:10"]
+    assert places(one, "launch.preload[0]") == ["file conf/exp/resnet.yaml:10"]
+    # a key in it came from the command line, the mapping did not
+    assert places(one, "launch.env") == [SCHEMA]
+    assert places(one, "launch.env.A") == ["override +launch.env.A=1"]
+
+
+def test_a_key_that_yaml_reads_as_a_boolean_is_found_by_its_name(ours: Path) -> None:
+    one = found(ours, None, "+exp=restart")
+    for key in ("launch.restart.on", "launch.restart.True", "launch.restart.true"):
+        assert places(one, key) == ["file conf/exp/restart.yaml:9"]
+
+
+def test_a_chain_follows_what_the_text_refers_to(ours: Path) -> None:
+    one = found(ours, None, "+exp=resnet", "params.lr=0.2")
+    chain = one.chain("launch.args.lr")
+    assert [(link.key, link.origin.place) for link in chain] == [
+        ("launch.args.lr", "conf/exp/resnet.yaml:7"),
+        ("params.lr", "params.lr=0.2"),
+    ]
+    checkpoint = one.chain("launch.args.checkpoint")
+    assert [(link.key, link.origin.kind) for link in checkpoint] == [
+        ("launch.args.checkpoint", "file"),
+        ("hydra.runtime.output_dir", "hydra"),
+    ]
+    assert one.chain("nowhere") == ()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "exp").glob("*.yaml")))
+def test_every_key_of_our_experiments_has_an_origin(ours: Path, name: str) -> None:
+    one = found(ours, None, f"+exp={name}", "launch.nproc=5")
+    kinds = [origin.kind for origin in map(one.of, one.keys()) if origin is not None]
+    assert len(kinds) == len(list(one.keys())) > 100
+    assert "unknown" not in kinds
+
+
+# ---- Hydra's ways of composing
+
+
+def test_self_decides_who_wins(here: Path) -> None:
+    write(here, a="defaults: [_self_, b]\nx: 1\n", b="x: 2\n", c="defaults: [b, _self_]\nx: 3\n")
+    assert places(found(here, "a"), "x") == ["file conf/a.yaml:2", "file conf/b.yaml:1"]
+    assert places(found(here, "c"), "x") == ["file conf/b.yaml:1", "file conf/c.yaml:2"]
+
+
+def test_packages_of_headers_defaults_lists_and_overrides(here: Path) -> None:
+    write(
+        here,
+        main="""
+        defaults:
+          - db: one
+          - db@backup: one
+          - db@_global_.deep.er: two
+          - _self_
+        """,
+        db__one="host: a\n",
+        db__two="host: b\n",
+        db__three="# @package _global_.there\nhost: c\n",
+    )
+    one = found(here, "main", "db@backup=two", "+db@more.of=three")
+    assert places(one, "db.host") == ["file conf/db/one.yaml:1"]
+    assert places(one, "backup.host") == ["file conf/db/two.yaml:1"]
+    assert places(one, "deep.er.host") == ["file conf/db/two.yaml:1"]
+    assert places(one, "more.of.host") == ["file conf/db/three.yaml:2"]
+    groups = {key: one.of(f"{key}.host") for key in ("db", "backup", "deep.er", "more.of")}
+    assert {key: origin.group for key, origin in groups.items() if origin} == {
+        "db": "db=one",
+        "backup": "db@backup=two",
+        "deep.er": "db@deep.er=two",
+        "more.of": "db@more.of=three",
+    }
+    assert places(found(here, "main", "db=three"), "there.host") == ["file conf/db/three.yaml:2"]
+
+
+def test_overrides_in_defaults_lists_options_and_optional_configs(here: Path) -> None:
+    write(
+        here,
+        main="""
+        defaults:
+          - base
+          - optional db: none_such
+          - many: [p, q]
+          - override server: small
+          - _self_
+        """,
+        base="defaults: [server: big, _self_]\nin_base: 1\n",
+        server__big="size: 9\n",
+        server__small="size: 1\n",
+        many__p="x: 1\ny: 1\n",
+        many__q="# q\nx: 2\n",
+    )
+    one = found(here, "main")
+    assert places(one, "server.size") == ["file conf/server/small.yaml:1"]
+    assert places(one, "many.x") == ["file conf/many/p.yaml:1", "file conf/many/q.yaml:2"]
+    assert places(one, "many.y") == ["file conf/many/p.yaml:2"]
+    assert places(one, "in_base") == ["file conf/base.yaml:2"]
+    assert found(here, "main", "~server").of("server.size") is None
+
+
+def test_what_overrides_do(here: Path) -> None:
+    write(here, main="a: {x: 1, y: {z: 2}}\nl: [1, {k: 2}]\nn: null\n")
+    one = found(
+        here,
+        "main",
+        "~a.x",
+        "+a.new=1",
+        "++a.y.z=3",
+        "l.1.k=4",
+        "n={deep: {er: 5}}",
+        "+a.y={more: 6}",
+        "+e={}",
+    )
+    assert one.of("a.x") is None
+    assert places(one, "a.new") == ["override +a.new=1"]
+    assert places(one, "a.y.z") == ["file conf/main.yaml:1", "override ++a.y.z=3"]
+    assert places(one, "a.y.more") == ["override +a.y={more: 6}"]
+    assert places(one, "l[1].k") == ["file conf/main.yaml:2", "override l.1.k=4"]
+    assert places(one, "l[0]") == ["file conf/main.yaml:2"]
+    assert places(one, "n") == ["file conf/main.yaml:3", "override n={deep: {er: 5}}"]
+    assert places(one, "n.deep.er") == ["override n={deep: {er: 5}}"]
+    assert places(one, "e") == ["override +e={}"]
+
+
+def test_a_whole_node_that_is_replaced_takes_its_keys_along(here: Path) -> None:
+    write(here, main="l: [1, 2, 3]\n")
+    one = found(here, "main", "launch.watchdog=strict", "l=[7]")
+    assert places(one, "launch.watchdog") == [SCHEMA, "override launch.watchdog=strict"]
+    assert one.of("launch.watchdog.preset") is None
+    assert places(one, "l") == ["file conf/main.yaml:1", "override l=[7]"]
+    assert one.of("l[1]") is None
+
+
+def test_a_mandatory_value_does_not_replace_one(here: Path) -> None:
+    write(here, main="defaults: [b, _self_]\nx: ???\ny: ???\n", b="x: 1\n")
+    one = found(here, "main")
+    assert places(one, "x") == ["file conf/b.yaml:1"]
+    assert places(one, "y") == ["file conf/main.yaml:3"]
+
+
+def test_a_deleted_key_that_is_added_again_won_over_nothing(here: Path) -> None:
+    write(here, main="x: 1\n")
+    assert places(found(here, "main", "~x", "+x=2"), "x") == ["override +x=2"]
+
+
+def test_what_is_merged_into_a_reference_is_merged_into_a_copy(here: Path) -> None:
+    write(here, main="defaults: [b, _self_]\na: {x: 2}\n", b="a: ${b}\nb: {x: 1, y: {z: 1}}\n")
+    one = found(here, "main")
+    assert places(one, "a") == ["file conf/b.yaml:1", "file conf/main.yaml:2"]
+    assert places(one, "a.x") == ["file conf/b.yaml:2", "file conf/main.yaml:2"]
+    assert places(one, "a.y.z") == ["file conf/b.yaml:2"]
+    assert places(one, "b.x") == ["file conf/b.yaml:2"]
+
+
+def test_an_override_below_a_reference_replaces_the_reference(here: Path) -> None:
+    write(here, main="a: ${b}\nb: {x: 1, y: 1}\n")
+    one = found(here, "main", "++a.x=2")
+    assert places(one, "a") == ["file conf/main.yaml:1", "override ++a.x=2"]
+    assert places(one, "a.x") == ["override ++a.x=2"]
+    assert one.of("a.y") is None
+    assert found(here, "main", "~a.x").of("b.x") is None
+
+
+def test_the_origin_below_a_reference_is_that_of_the_reference(here: Path) -> None:
+    write(here, main="a: ${b}\nb:\n  x: ${.y}\n  y: ${c} and ${oc.select:d,0}\nc: 1\nd: ${a}\n")
+    one = found(here, "main")
+    assert places(one, "a.x") == ["file conf/main.yaml:1"]
+    assert [link.key for link in one.chain("a.x")] == ["a", "b.x", "b.y", "c", "d"]
+
+
+def test_escaped_references_and_resolvers_refer_to_nothing(here: Path) -> None:
+    write(here, main="a: \\${b}\nb: ${oc.env:HOME}\nc: ${worker:rank}\nd: \\\\${b}\ne: ${e}\n")
+    one = found(here, "main")
+    chains = {key: [link.key for link in one.chain(key)] for key in "abcde"}
+    assert chains == {"a": ["a"], "b": ["b"], "c": ["c"], "d": ["d", "b"], "e": ["e"]}
+
+
+def test_the_same_config_loaded_again_is_unknown_where_hydra_keeps_another_value(
+    here: Path,
+) -> None:
+    """Hydra merges into what it has loaded, so that the second `base` has the values of `b`."""
+    write(here, main="defaults: [base, b, base]\n", base="x: {y: 1, z: 1}\n", b="x: {y: 2}\n")
+    loader = loader_of(here)
+    assert loader.load_configuration("main", [], RunMode.RUN).x.y == 2
+    one = origins(loader, "main", [])
+    assert places(one, "x.y") == ["unknown "]
+    assert places(one, "x.z")[-1] == "file conf/base.yaml:1"
+
+
+def test_keys_with_dots_cannot_be_told_from_others(here: Path) -> None:
+    write(here, main="a.b: 1\na: {b: 2, c: 3}\nd.e: 4\n")
+    one = found(here, "main")
+    assert places(one, "a.b") == ["unknown "]
+    assert places(one, "a.c") == ["file conf/main.yaml:2"]
+    assert places(one, "d.e") == ["file conf/main.yaml:3"]
+
+
+def test_under_multirun_what_is_swept_keeps_its_other_origin(here: Path) -> None:
+    write(here, main="defaults: [_self_, {db: '???'}]\nx: 1\n", db__one="h: 1\n")
+    one = found(here, "main", "x=1,2", "db=one", run_mode=RunMode.MULTIRUN)
+    assert places(one, "x") == ["file conf/main.yaml:2"]
+    assert places(found(here, "main", "x=2", "db=one"), "x")[-1] == "override x=2"
+    assert found(here, "main", "x=1,2", run_mode=RunMode.MULTIRUN).of("db") is None
+
+
+def test_hydras_own_values(here: Path) -> None:
+    write(here, main="hydra: {run: {dir: there}, job: {env_copy: [HOME]}}\nx: 1\n")
+    one = found(here, "main", "hydra.verbose=true", "hydra.job.config_name=mine")
+    assert places(one, "hydra.run.dir")[-1] == "file conf/main.yaml:1"
+    assert places(one, "hydra.verbose")[-1] == "override hydra.verbose=true"
+    for key in ("overrides.task[0]", "runtime.cwd", "runtime.choices.exp", "job.config_name"):
+        assert places(one, f"hydra.{key}") == ["hydra hydra"]
+    assert places(one, "hydra.job.env_set.HOME") == ["hydra hydra"]
+    assert (
+        places(one, "hydra.sweep.subdir")[-1]
+        == "hydra pkg://hydra.conf/hydra/output/default.yaml:7"
+    )
+    assert places(one, "hydra.job_logging.root.level") == [
+        "hydra pkg://hydra.conf/hydra/job_logging/default.yaml:17"
+    ]
+    assert places(one, "hydra.verbose")[:-1] == ["hydra structured://hydra/config"]
+    assert places(one, "hydra.help.footer") == ["hydra pkg://hydra.conf/hydra/help/default.yaml:8"]
+
+
+# ---- other sources
+
+
+@dataclass
+class Db:
+    host: str = "localhost"
+    port: int = 1
+    name: str = "???"
+
+
+def test_structured_configs(here: Path, store: ConfigStore) -> None:
+    store.store(group="stored", name="db", node=Db)
+    write(here, main="defaults: [stored@db: db, _self_]\ndb: {port: '7', name: n}\n")
+    one = found(here, "main", "db.name=other")
+    stored = "schema structured://stored/db"
+    assert places(one, "db.host") == [stored]
+    assert places(one, "db.port") == [stored, "file conf/main.yaml:2"]
+    expected = [stored, "file conf/main.yaml:2", "override db.name=other"]
+    assert places(one, "db.name") == expected
+
+
+def test_defaults_that_a_type_fills_in_are_unknown(here: Path, store: ConfigStore) -> None:
+    @dataclass
+    class Holder:
+        db: Db | None = None
+
+    Holder.__annotations__["db"] = Db | None  # what OmegaConf reads, as this file defers it
+    store.store(name="_stored", node=Holder)
+    write(here, main="defaults: [_stored, _self_]\ndb: {name: n}\n")
+    one = found(here, "main")
+    assert places(one, "db.name") == ["file conf/main.yaml:2"]
+    assert places(one, "db.host") == ["unknown "]
+
+
+def test_a_stored_config_of_the_same_name_is_the_schema_of_a_file(
+    here: Path, store: ConfigStore, recwarn: pytest.WarningsRecorder
+) -> None:
+    store.store(name="primary", node=Db)
+    version.setbase("1.1")
+    try:
+        write(here, primary="port: 2\n")
+        recwarn.clear()
+        one = found(here, "primary")
+        assert not recwarn.list
+    finally:
+        version.setbase("1.3")
+    assert places(one, "port") == ["schema structured://primary", "file conf/primary.yaml:1"]
+    assert places(one, "host") == ["schema structured://primary"]
+
+
+def test_configs_in_packages_and_elsewhere(here: Path, tmp_path: Path) -> None:
+    one = found("pkg://lllaunch.conf", "_lllaunch_app")
+    assert places(one, "hydra.help.app_name")[-1].startswith(
+        "package pkg://lllaunch.conf/_lllaunch_app.yaml:"
+    )
+    outside = tmp_path.parent / f"{tmp_path.name} elsewhere"
+    outside.mkdir()
+    write(outside, main="x: 1\n")
+    assert places(found(outside, "main"), "x") == [f"file {outside}/main.yaml:1"]
+
+
+def test_a_searchpath_of_the_primary_config_is_searched(here: Path, tmp_path: Path) -> None:
+    write(here, main=f"hydra: {{searchpath: ['file://{tmp_path}/more']}}\ndefaults: [g: x]\n")
+    write(tmp_path / "more", g__x="y: 1\n")
+    assert places(found(here, "main"), "g.y") == ["file more/g/x.yaml:1"]
+
+
+# ---- what it must not do
+
+
+def test_no_secret_is_in_it(here: Path) -> None:
+    write(here, main="api_key: hunter2\nlaunch: {env: {HF_TOKEN: hunter2}}\nother: hunter2\n")
+    one = found(here, "main", "+my.password=hunter2", "+d={token: hunter2}")
+    assert places(one, "my.password") == ["override +my.password=${oc.env:PASSWORD}"]
+    assert "hunter2" not in repr(list(map(one.chain, one.keys())))
+    assert "hunter2" not in repr(vars(one))
+
+
+def test_nothing_of_hydras_changes(here: Path, recwarn: pytest.WarningsRecorder) -> None:
+    # without _self_ Hydra warns, and whoever composed has seen it
+    write(here, main="defaults: [b]\nx: 1\n", b="y: 1\n")
+    loader = loader_of(here)
+    stored = OmegaConf.to_yaml(ConfigStore.instance().load("hydra/config.yaml").node)
+    singletons = dict(Singleton._instances)
+    sources = loader.repository.get_sources()
+    files = sorted(here.parent.rglob("*"))
+    origins(loader, "main", ["x=2"])
+    assert not recwarn.list
+    assert Singleton._instances == singletons
+    assert not GlobalHydra.instance().is_initialized()
+    assert loader.repository.get_sources() is sources
+    assert sorted(here.parent.rglob("*")) == files
+    assert OmegaConf.to_yaml(ConfigStore.instance().load("hydra/config.yaml").node) == stored
+
+
+def test_a_config_that_hydra_refuses_is_refused(here: Path) -> None:
+    write(here, main="x: 1\n")
+    for override in ("y=1", "+db=one,two", "~y", "x=["):
+        with pytest.raises(HydraException):
+            loader_of(here).load_configuration("main", [override], RunMode.RUN)
+    with pytest.raises(HydraException):
+        found(here, "main", "y=1")
+
+
+# ---- lines
+
+
+def test_lines_of_anchors_and_merge_keys() -> None:
+    text = """
+        base: &base
+          a: 1
+          b: &list [1,
+            2]
+        one:
+          <<: *base
+          b: 3
+        two: {<<: [{a: 5}, *base], c: *list}
+        2: x
+        'on': y
+        on: z
+        """
+    lines = lines_of(textwrap.dedent(text).lstrip("\n"))
+    assert lines.below("base").below("b").below(1).line == 4
+    assert lines.below("one").below("a").line == 2
+    assert lines.below("one").below("b").line == 7
+    assert [lines.below("two").below(key).line for key in "abc"] == [8, 3, 8]
+    assert lines.below("two").below("c").below(1).line == 4
+    assert [lines.below(key).line for key in (2, "on", True, "no")] == [9, 10, 11, None]
+
+
+def test_what_is_no_yaml_has_no_lines() -> None:
+    for text in ("", "a: [", "a: 1\n---\nb: 2\n", "\x00"):
+        assert lines_of(text).below("a").line is None
+
+
+# ---- all that Hydra may compose
+
+KEYS = "abc"
+GROUPS = ("g", "h", "g/s")
+OPTIONS = ("x", "y", "z")
+
+
+@st.composite
+def contents(draw: st.DrawFn, deep: int = 3) -> dict[str, Any]:
+    """Mappings of which each value will be another text: see `numbered`."""
+    scalars = st.sampled_from(["v", "v", "v", "???", None])
+    inner = [contents(deep - 1)] * 2 if deep else []
+    content: dict[str, Any] = draw(
+        st.dictionaries(st.sampled_from(KEYS), st.one_of(scalars, *inner), max_size=3)
+    )
+    # Hydra refuses to merge lists and mappings, so they have keys of their own
+    if draw(st.booleans()):
+        content["l"] = draw(st.sampled_from([["v", "v"], [], [{"a": "v"}, "v"]]))
+    return content
+
+
+def numbered(content: Any, numbers: Iterator[int]) -> Any:
+    if isinstance(content, dict):
+        return {key: numbered(item, numbers) for key, item in content.items()}
+    if isinstance(content, list):
+        return [numbered(item, numbers) for item in content]
+    return f"v{next(numbers)}v" if content == "v" else content
+
+
+@st.composite
+def choices(draw: st.DrawFn, groups: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """A defaults list, and keys by which its groups can be overridden if it is a primary one's."""
+    primary = len(groups) == len(GROUPS)
+    packages = {
+        "": "",
+        "@a": "@a",
+        "@a.b": "@a.b",
+        "@_global_": "@_global_",
+        "@_global_.c": "@c",
+        "@_here_": "@_global_",
+    }
+    entries: list[Any] = []
+    keys = []
+    for group in draw(st.lists(st.sampled_from(groups), max_size=3 if primary else 1, unique=True)):
+        package = draw(st.sampled_from(sorted(packages)))
+        option: Any = draw(st.sampled_from([*OPTIONS, ["x", "y"]] if primary else OPTIONS))
+        optional = draw(st.sampled_from(["", "", "", "optional "]))
+        entries.append({f"{optional}/{group}{package}": "none_such" if optional else option})
+        keys.append(f"{group}{packages[package]}")
+    if draw(st.booleans()):
+        entries.append(draw(st.sampled_from(["/base", "/base@b", "/other@_here_"])))
+    if entries:
+        entries.insert(draw(st.integers(0, len(entries))), "_self_")
+    return entries, keys
+
+
+@st.composite
+def overrides(draw: st.DrawFn, keys: Sequence[str], content: Any) -> list[str]:
+    """A command line: of values, and of the groups with these keys."""
+    written = []
+    paths = [key.replace("[", ".").replace("]", "") for key, _ in leaves(content) if key]
+    path = st.lists(st.sampled_from([*KEYS, "n"]), min_size=1, max_size=3).map(".".join)
+    for _ in range(draw(st.integers(0, 3))):
+        value = draw(st.sampled_from(["V", "V", "{a: V, b: {c: V}}", "{}", "null"]))
+        written.append(f"++{draw(path)}={value}")
+    if paths and draw(st.booleans()):
+        key = draw(st.sampled_from(paths))
+        # Hydra cannot delete from a list, nor add to one
+        within = ".l." in f".{key}"
+        more = [] if within else [f"~{key}", f"+{key}.n.n=[V, {{a: V}}]"]
+        written.append(draw(st.sampled_from([f"{key}=V", *more])))
+    for key in draw(st.lists(st.sampled_from(keys), max_size=2, unique=True)) if keys else ():
+        option = draw(st.sampled_from(OPTIONS))
+        written.append(draw(st.sampled_from([f"{key}={option}", f"{key}={option}", f"~{key}"])))
+    if draw(st.booleans()):
+        group, option = draw(st.sampled_from(GROUPS)), draw(st.sampled_from(OPTIONS))
+        written.append(f"+{group}@{draw(st.sampled_from(['p', 'a.p', 'b']))}={option}")
+    return draw(st.permutations(written))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[dict[str, str], list[str]]:
+    """Texts of config files by their names (the primary one is ``top``), and overrides."""
+    numbers = iter(range(100_000))
+    files = {}
+    options = [f"{group}/{option}" for group in GROUPS for option in OPTIONS]
+    main: Any = {}
+    keys: list[str] = []
+    for name in ("main", "base", "other", *options):
+        content = numbered(draw(contents()), numbers)
+        entries: list[Any] = []
+        if name == "main":
+            main = content
+            entries, keys = draw(choices(GROUPS))
+        elif name in {"g/x", "g/y", "h/x"}:
+            # only groups further on, so that no config leads to itself
+            entries, _ = draw(choices(GROUPS[1 + GROUPS.index(name[0]) :]))
+        header = draw(st.sampled_from(["", "", "# @package _global_\n", "# @package a.q\n"]))
+        text = yaml.safe_dump({**({"defaults": entries} if entries else {}), **content})
+        files[name] = ("" if name == "main" else header) + ("" if text == "{}\n" else text)
+    replaced = draw(st.lists(st.sampled_from(keys), max_size=1)) if keys else []
+    entries = ["main", "_self_", *({f"override /{key}": "z"} for key in replaced)]
+    top = numbered(draw(contents(1)), numbers)
+    files["top"] = yaml.safe_dump({"defaults": entries, **top})
+    line = draw(overrides(keys, main))
+    return files, [re.sub("V", lambda _: f"v{next(numbers)}v", text) for text in line]
+
+
+def leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict) and content:
+        for name, item in content.items():
+            yield from leaves(item, f"{key}.{name}" if key else name)
+    elif isinstance(content, list) and content:
+        for index, item in enumerate(content):
+            yield from leaves(item, f"{key}[{index}]")
+    else:
+        yield key, content
+
+
+def is_there(value: Any, origin: Origin, key: str) -> bool:
+    """Whether a value stands where it is said to come from."""
+    text = origin.where
+    if origin.kind == "file":
+        config = Path(origin.where).read_text()
+        if value == {} and not set(yaml.safe_load(config) or ()) - {"defaults"}:
+            # an empty config gives its package an empty mapping
+            return True
+        assert origin.line is not None
+        text = config.splitlines()[origin.line - 1]
+    if isinstance(value, str) and value != "???":
+        return re.findall(r"v\d+v", text).count(value) == 1
+    shown = {"???": "???", "None": "null"}.get(str(value), str(value))
+    return shown in text and (origin.kind == "override" or key[-1] in f"{text}]")
+
+
+def replayed(one: Origins, content: Any, *, may_be_unknown: bool) -> int:
+    """Compares each leaf with what stands at its origin; returns how many there are."""
+    told = 0
+    for key, value in leaves(content) if content else ():
+        origin = one.of(key)
+        assert origin is not None, key
+        if origin.kind == "unknown":
+            assert may_be_unknown, key
+        else:
+            told += 1
+            assert is_there(value, origin, key), (key, value, origin)
+            assert all(each.kind in {"file", "override"} for each in origin.overridden)
+    return told
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    # without Phase.explain, which makes all examples slow
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(tree=trees())
+def test_the_value_of_every_leaf_stands_where_its_origin_says(
+    tree: tuple[dict[str, str], list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files, line = tree
+    directory = tmp_path_factory.mktemp("conf")
+    write(directory, **{name.replace("/", "__"): text for name, text in files.items()})
+    loader = loader_of(directory)
+    try:
+        composed = loader.load_configuration("top", line, RunMode.RUN)
+    except HydraException as error:
+        event(f"refused: {str(error)[:60]}")
+        assume(False)
+    content: Any = OmegaConf.to_container(composed, resolve=False)
+    own = {key: item for key, item in content.items() if key not in {"hydra", "launch"}}
+    defaults = loader.compute_defaults_list("top", line, RunMode.RUN).defaults
+    paths = [each.config_path for each in defaults]
+    # Hydra may change a config that it has loaded, and use it again
+    repeats = len(paths) > len(set(paths))
+    told = replayed(origins(loader, "top", line), own, may_be_unknown=repeats)
+    event(f"leaves: {'none' if not told else 'some' if told < 8 else 'many'}")

@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lllaunch.config.resolve import resolve
+from lllaunch.errors import Problem
+from lllaunch.review.allow import check
+from lllaunch.review.objects import Objects
+from lllaunch.review.policy import Policy
+
+FILES = {
+    "pkg/__init__.py": "from .train import main\nfrom . import tools as kit\n",
+    "pkg/train.py": """
+import os, subprocess as sp
+from os import path
+from .tools import helper as helped
+from .stars import *
+def main(): pass
+class Trainer:
+    def fit(self): pass
+    shell = os.system
+def late():
+    global decided
+    decided = os.system
+call = sp.call
+made = lambda: None
+alias = main
+if main():
+    from .tools import either
+else:
+    def either(): pass
+""",
+    "pkg/tools.py": "def helper(): pass\ndef either(): pass\n",
+    "pkg/stars.py": "from json import dumps\ndef starred(): pass\n",
+    "pkg/lazy.py": "def __getattr__(name): return print\n",
+    "pkg/cycle.py": "from .cycle2 import a\n",
+    "pkg/cycle2.py": "from .cycle import a\n",
+    "pkg/broken.py": "def (",
+    "pkg/__main__.py": "",
+    "scripts/ok.py": "",
+    "other/no.py": "",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    top = tmp_path / "tree"
+    for name, text in FILES.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+    monkeypatch.syspath_prepend(str(top))
+    return top
+
+
+Refusals = Callable[..., list[Problem]]
+
+
+@pytest.fixture
+def refusals(tree: Path) -> Refusals:
+    def ask(
+        launch: dict[str, Any], config: dict[str, Any] | None = None, **lists: list[str]
+    ) -> list[Problem]:
+        if "entrypoint" not in launch:
+            launch = {"entrypoint": "pkg.train:main", **launch}
+            lists = {"entrypoints": ["pkg.train:main"], **lists}
+        cfg = OmegaConf.create({"launch": launch})
+        spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+        policy = Policy("conf/lllaunch.yaml", **{k: tuple(v) for k, v in lists.items()})
+        return check(spec, {"launch": launch, **(config or {})}, policy, str(tree))
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("qualname", "module", "found"),
+    [
+        ("main", "pkg.train", ["pkg.train:main"]),
+        ("main", "pkg", ["pkg.train:main"]),
+        ("kit.helper", "pkg", ["pkg.tools:helper"]),
+        ("train.main", "pkg", ["pkg.train:main"]),
+        ("Trainer", "pkg.train", ["pkg.train:Trainer"]),
+        ("Trainer.fit", "pkg.train", ["pkg.train:Trainer.fit"]),
+        ("helped", "pkg.train", ["pkg.tools:helper"]),
+        ("starred", "pkg.train", ["pkg.stars:starred"]),
+        ("dumps", "pkg.train", ["json:dumps"]),
+        ("alias", "pkg.train", ["pkg.train:main"]),
+        ("made", "pkg.train", ["pkg.train:made"]),
+        ("call", "pkg.train", ["subprocess:call"]),
+        ("sp.call", "pkg.train", ["subprocess:call"]),
+        ("either", "pkg.train", ["pkg.tools:either", "pkg.train:either"]),
+        # what cannot be told
+        ("os.system", "pkg.train", []),
+        ("Trainer.shell", "pkg.train", []),
+        ("Trainer.fit.__globals__", "pkg.train", []),
+        ("main.__globals__.get", "pkg.train", []),
+        ("decided", "pkg.train", []),
+        ("path", "pkg.train", []),
+        ("anything", "pkg.lazy", []),
+        ("a", "pkg.cycle", []),
+        ("a", "pkg.broken", []),
+        ("a", "nowhere", []),
+        ("a", "", []),
+        ("sleep", "time", []),
+    ],
+)
+def test_where_a_name_is_defined(tree: Path, module: str, qualname: str, found: list[str]) -> None:
+    told = Objects([str(tree), *sys.path]).function(module, qualname)
+    assert [f"{each.module}:{each.qualname}" for each in told] == found
+    assert not {"pkg", "nowhere"} & {*sys.modules}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "pattern"),
+    [
+        ("pkg.train:main", "pkg.*"),
+        ("pkg.train:main", "pkg.train:*"),
+        ("pkg.train:main", "pkg/*.py"),
+        ("pkg.train:main", "*"),
+        ("pkg:main", "pkg.train:main"),
+        ("pkg:main", "pkg:main"),
+        ("pkg.train:Trainer.shell", "pkg.train:Trainer.shell"),
+        ("-m pkg", "-m pkg"),
+        ("-m  pkg", "-m pkg"),
+        ("-m pkg.tools", "pkg.*"),
+        ("-m pkg", "pkg/__main__.py"),
+        ("-m json.tool", "-m json.tool"),
+        ("scripts/ok.py", "scripts/*.py"),
+        ("./other/../scripts/ok.py", "scripts/ok.py"),
+    ],
+)
+def test_entrypoints_that_are_allowed(entrypoint: str, pattern: str, refusals: Refusals) -> None:
+    assert refusals({"entrypoint": entrypoint}, entrypoints=[pattern]) == []
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "pattern", "expected"),
+    [
+        ("pkg.train:main", "pkg", "is not in allow.entrypoints; to allow it, add 'pkg.train:main'"),
+        ("pkg.train:sp.call", "pkg.*", "is 'subprocess:call', which is not in"),
+        ("pkg.train:call", "pkg.*", "is 'subprocess:call', which is not in"),
+        ("pkg.train:os.system", "pkg.*", "cannot be told without importing it, so only the same"),
+        ("pkg.train:Trainer.shell", "pkg.*", "cannot be told without importing it"),
+        ("pkg.lazy:popen", "*", "cannot be told without importing it"),
+        ("pkg:main", "pkg:*", "is 'pkg.train:main', which is not in"),
+        ("pkg.train:either", "pkg.train:*", "is 'pkg.tools:either', which is not in"),
+        ("-m json.tool", "pkg.*", "add '-m json.tool' to allow.entrypoints in conf/lllaunch.yaml"),
+        ("-m pkg", "-m json.*", "is not in"),
+        ("other/no.py", "scripts/*.py", "add 'other/no.py'"),
+        ("scripts/../other/no.py", "scripts/*.py", "is 'other/no.py', which is not in"),
+        ("other/no.py", "other.*", "is not in"),
+    ],
+)
+def test_entrypoints_that_are_not(
+    entrypoint: str, pattern: str, expected: str, refusals: Refusals
+) -> None:
+    (problem,) = refusals({"entrypoint": entrypoint}, entrypoints=[pattern])
+    assert problem.key == "launch.entrypoint"
+    assert expected in str(problem)
+
+
+def test_a_link_is_what_it_leads_to(tree: Path, tmp_path: Path, refusals: Refusals) -> None:
+    evil = tmp_path / "evil.py"
+    evil.write_text("")
+    (tree / "scripts/link.py").symlink_to(evil)
+    (tree / "scripts/inner.py").symlink_to(tree / "other/no.py")
+    (tree / "door").symlink_to(tmp_path)
+    for entrypoint in ("scripts/link.py", "door/evil.py", str(evil), f"{tree}/../evil.py"):
+        for pattern in ("scripts/*.py", "*", "*.py", "*/evil.py", entrypoint.lstrip("/")):
+            (problem,) = refusals({"entrypoint": entrypoint}, entrypoints=[pattern])
+            assert str(evil) in str(problem)
+        assert refusals({"entrypoint": entrypoint}, entrypoints=[str(evil)]) == []
+    (problem,) = refusals({"entrypoint": "scripts/inner.py"}, entrypoints=["scripts/*.py"])
+    assert "is 'other/no.py'" in str(problem)
+    inside = str(tree / "scripts/ok.py")
+    assert refusals({"entrypoint": inside}, entrypoints=["scripts/*.py"]) == []
+
+
+def test_programs(tree: Path, refusals: Refusals) -> None:
+    tool = tree / "scripts/tool"
+    tool.symlink_to("/bin/sh")
+    real = os.path.realpath("/bin/sh")
+
+    def ask(entrypoint: str, *programs: str) -> list[Problem]:
+        return refusals({"entrypoint": entrypoint}, programs=programs, entrypoints=["*"])
+
+    assert ask("env", "env") == ask("env", "e*") == ask("env", "*") == []
+    assert ask("env", "/*/env") == []
+    assert ask(real, real) == []
+    for entrypoint, pattern in (("env", "python*"), ("scripts/tool", "scripts/*"), (real, "*")):
+        (problem,) = ask(entrypoint, pattern)
+        assert "allow.programs" in str(problem)
+    assert f"is {real!r}" in str(ask("scripts/tool", "scripts/*")[0])
+    tool.unlink()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    assert ask("scripts/tool", "scripts/*") == []
+
+
+def test_a_secret_name_is_not_shown(refusals: Refusals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHAT", "other/no.py")
+    monkeypatch.setenv("WHERE", "/planted")
+    monkeypatch.setenv("MODULE", "decimal")
+    launch = {
+        "entrypoint": "${oc.env:WHAT}",
+        "log_dir": "${oc.env:WHERE}",
+        "preload": ["${oc.env:MODULE}"],
+    }
+    text = "\n".join(map(str, refusals(launch)))
+    assert "launch.entrypoint: '${oc.env:WHAT}' is not in allow.entrypoints" in text
+    assert "launch.log_dir: is outside of the tree" in text
+    assert "launch.preload: is not in allow.preload" in text
+    for value in ("no.py", "planted", "decimal"):
+        assert value not in text
+
+
+def test_preloads(refusals: Refusals) -> None:
+    launch = {"preload": ["json", "decimal"]}
+    assert refusals(launch, preload=["json", "dec*"]) == []
+    (problem,) = refusals(launch, preload=["json"])
+    expected = (
+        "launch.preload: 'decimal' is not in allow.preload; "
+        "to allow it, add 'decimal' to allow.preload in conf/lllaunch.yaml"
+    )
+    assert str(problem) == expected
+
+
+def test_variables_that_change_what_runs(refusals: Refusals) -> None:
+    launch = {
+        "env": {"PYTHONPATH": "/x", "LD_PRELOAD": "/x.so", "PATH": "/bin:/usr/bin", "MY_PATH": "1"},
+        "env_per_rank": {0: {"PYTHONHASHSEED": "0", "A": "1"}},
+    }
+    config = {"hydra": {"job": {"env_set": {"LD_LIBRARY_PATH": "/x", "B": "2"}}}}
+    keys = [problem.key for problem in refusals(launch, config, env=["PATH"])]
+    assert keys == [
+        "launch.env.LD_PRELOAD",
+        "launch.env.PYTHONPATH",
+        "launch.env_per_rank.0.PYTHONHASHSEED",
+        "hydra.job.env_set.LD_LIBRARY_PATH",
+    ]
+
+
+def test_directories_outside_of_the_tree(tree: Path, tmp_path: Path, refusals: Refusals) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    (tree / "door").symlink_to(outside)
+    launch = {"cwd": "door", "log_dir": f"{outside}/logs"}
+    told = {problem.key: str(problem) for problem in refusals(launch)}
+    assert [*told] == ["launch.log_dir", "launch.cwd"]
+    assert f"add '{outside}' to allow.paths" in told["launch.cwd"]
+    assert refusals(launch, paths=[str(outside), f"{outside}/*"]) == []
+    assert refusals({"cwd": "scripts", "log_dir": "out/../logs"}) == []
+
+
+def test_a_run_outside_of_the_tree_is_refused_by_its_output_directory(tree: Path) -> None:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "pkg.train:main"}})
+    spec = resolve(cfg, runtime_cwd=str(tree), output_dir="/nowhere/out")
+    (problem,) = check(spec, {}, Policy("p", entrypoints=("*",)), str(tree))
+    assert problem.key == "hydra.runtime.output_dir"
+
+
+EVIL: list[tuple[dict[str, Any], str]] = [
+    ({"_target_": "os.system"}, "_target_"),
+    ({"model": {"_target_": "os.system"}}, "model._target_"),
+    ({"a": [{"b": {"_target_": "os.system"}}]}, "a[0].b._target_"),
+    ({"launch": {"args": {"x": {"_target_": "os.system"}}}}, "launch.args.x._target_"),
+    (
+        {"hydra": {"callbacks": {"c": {"_target_": "os.system"}}}},
+        "hydra.callbacks.c._target_",
+    ),
+    (
+        {"hydra": {"callbacks": {"c": {"d": {"_target_": "os.system"}}}}},
+        "hydra.callbacks.c.d._target_",
+    ),
+    ({"hydra": {"callbacks": "${cb}"}}, "hydra.callbacks"),
+    ({"hydra": {"callbacks": {"c": "${cb}"}}}, "hydra.callbacks.c"),
+    ({"hydra": {"launcher": {"_target_": "os.system"}}}, "hydra.launcher._target_"),
+    ({"hydra": {"sweeper": {"_target_": "os.system"}}}, "hydra.sweeper._target_"),
+    ({"hydra": {"sweeper": {"x": {"_target_": "os.system"}}}}, "hydra.sweeper.x._target_"),
+    ({"hydra": {"searchpath": ["file:///evil"]}}, "hydra.searchpath[0]"),
+    ({"hydra": {"searchpath": "${x}"}}, "hydra.searchpath"),
+    (
+        {"hydra": {"job_logging": {"formatters": {"f": {"()": "os.system"}}}}},
+        "hydra.job_logging.formatters.f.()",
+    ),
+    (
+        {"hydra": {"hydra_logging": {"handlers": {"h": {"class": "os.system"}}}}},
+        "hydra.hydra_logging.handlers.h.class",
+    ),
+    (
+        {"hydra": {"job_logging": {"handlers": {"h": {"stream": "ext://evil.run"}}}}},
+        "hydra.job_logging.handlers.h.stream",
+    ),
+    ({"a": "${oc.decode:'{_target_: os.system}'}"}, "a"),
+    ({"a": "x ${oc.create:${b}}"}, "a"),
+    ({"a": "${ oc.decode :${oc.env:X,'{a: 1}'}}"}, "a"),
+    ({"a": "${oc.${b}:'{x: 1}'}"}, "a"),
+    ({"a": {"_target_": "${b}"}, "b": "os.system"}, "a._target_"),
+    ({"a": {"_target_": "os.${b}"}, "b": "system"}, "a._target_"),
+    ({"a": {"_target_": 3}}, "a._target_"),
+    ({"a": {"_target_": ["os.system"]}}, "a._target_"),
+    ({"a": {"_target_": "pkg.train.os.system"}}, "a._target_"),
+    ({"a": {"_target_": "{0.__class__}"}}, "a._target_"),
+]
+
+
+@pytest.mark.parametrize(("config", "key"), EVIL)
+def test_what_a_config_may_not_make(config: dict[str, Any], key: str, refusals: Refusals) -> None:
+    lists = {"targets": ["pkg.*", "torch.*"], "callbacks": ["pkg.*"], "searchpath": ["pkg://pkg.*"]}
+    (problem,) = refusals({}, config, **lists)
+    assert problem.key == key
+    if "callbacks" not in key:
+        # a target that is allowed elsewhere makes no callback
+        return
+    lists["targets"] += ["os.system", "${cb}"]
+    expected = 0 if key == "hydra.callbacks.c.d._target_" else 1
+    assert len(refusals({}, config, **lists)) == expected
+
+
+def test_what_a_config_may_make(refusals: Refusals) -> None:
+    config = {
+        "model": {"_target_": "pkg.tools.helper"},
+        "again": {"_target_": "${model._target_}"},
+        "name": "${model._target_}",
+        "c_function": {"_target_": "time.sleep"},
+        "port": "${oc.decode:${oc.env:PORT,8000}}",
+        "off": {"_target_": None, "x": {"_target_": "???"}},
+        "hydra": {
+            "launcher": {
+                "_target_": "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher",
+            },
+            "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"},
+            "callbacks": {"c": {"_target_": "pkg.train.Trainer"}},
+            "searchpath": ["pkg://pkg.conf", "file://${oc.env:HOME}/conf"],
+            "overrides": {"task": ["+a._target_=${b}", "x='${oc.create:1}'"]},
+            "job_logging": {
+                "handlers": {"h": {"class": "logging.FileHandler", "stream": "ext://sys.stdout"}}
+            },
+        },
+    }
+    lists = {
+        "targets": ["pkg.*", "time.sleep"],
+        "callbacks": ["pkg.train.*"],
+        "searchpath": ["pkg://pkg.*", "file://${oc.env:HOME}/conf"],
+    }
+    assert refusals({}, config, **lists) == []
+    keys = [problem.key for problem in refusals({}, config)]
+    assert keys == [
+        "model._target_",
+        "again._target_",
+        "c_function._target_",
+        "hydra.callbacks.c._target_",
+        "hydra.searchpath[0]",
+        "hydra.searchpath[1]",
+    ]
+
+
+def test_a_search_path_does_not_climb(refusals: Refusals) -> None:
+    config = {"hydra": {"searchpath": ["file:///data/../evil", "file:///data/a/../b"]}}
+    (problem,) = refusals({}, config, searchpath=["file:///data/*"])
+    assert problem.key == "hydra.searchpath[0]"
+
+
+def test_a_config_that_is_huge_or_holds_itself(refusals: Refusals) -> None:
+    wide: dict[str, Any] = {f"k{n}": {"_target_": "os.system"} for n in range(10_000)}
+    assert len(refusals({}, wide)) == 10_000
+    deep: dict[str, Any] = {}
+    node = deep
+    for _ in range(5_000):
+        node["a"] = {}
+        node = node["a"]
+    node["_target_"] = "os.system"
+    node["itself"] = deep
+    (problem,) = refusals({}, deep)
+    assert len(problem.key) <= 400
+
+
+def test_without_a_policy_everything_may_run_unless_it_is_locked(tree: Path) -> None:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "env": {"LD_PRELOAD": "x"}}})
+    spec = resolve(cfg, runtime_cwd=str(tree), output_dir="/elsewhere")
+    assert check(spec, {"_target_": "os.system"}, None, str(tree)) == []
+    (problem,) = check(spec, {}, None, str(tree), locked=True)
+    assert str(problem).startswith("conf/lllaunch.yaml: is not there, and a locked run needs it")
+
+
+def test_the_function_of_an_app_is_known_by_its_script(tree: Path) -> None:
+    cfg = OmegaConf.create({"launch": {}})
+    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out", entrypoint_required=False)
+    entrypoint = dataclasses.replace(
+        spec.entrypoint, name="__main__", qualname="main", text="train.py:main"
+    )
+    spec = dataclasses.replace(spec, entrypoint=entrypoint, preload=("lllaunch.app.hydra_worker",))
+    assert check(spec, {}, Policy("p", entrypoints=("train.py:*",)), str(tree)) == []
+    (problem,) = check(spec, {}, Policy("p", entrypoints=("pkg.*",)), str(tree))
+    assert "add 'train.py:main'" in str(problem)
+    empty = dataclasses.replace(spec, entrypoint=dataclasses.replace(entrypoint, name="", text=""))
+    assert len(check(empty, {}, Policy("p", entrypoints=("pkg.*",)), str(tree))) == 1

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lllaunch.errors import Problem
+from lllaunch.review.difference import (
+    ABSENT,
+    Change,
+    Index,
+    as_json,
+    differences,
+    text_lines,
+)
+from lllaunch.review.refused import PlanRefused
+
+keys = st.sampled_from(["a", "b", "A.B", "1", "é"]) | st.integers(0, 3)
+leaves = (
+    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.5, 1.0]) | st.text("ab\n")
+)
+plans = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def applied(plan: Any, changes: tuple[Change, ...]) -> Any:
+    """The plan with the changes made."""
+    holder = {"plan": copy.deepcopy(plan)}
+    removed_last_first = sorted(changes, key=lambda change: change.new is ABSENT)
+    kept = [change for change in removed_last_first if change.new is not ABSENT]
+    for change in [*kept, *reversed(removed_last_first[len(kept) :])]:
+        node: Any = holder
+        *path, last = ("plan", *change.path)
+        for part in path:
+            node = node[part]
+        if change.new is ABSENT:
+            assert node[last] == change.old
+            del node[last]
+        elif isinstance(last, Index) and change.old is ABSENT:
+            assert len(node) == last
+            node.append(change.new)
+        else:
+            node[last] = change.new
+    return holder["plan"]
+
+
+def typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {(type(key), key): typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [typed(item) for item in value]
+    return type(value), value
+
+
+@settings(deadline=None)
+@given(plans)
+def test_equal_plans_differ_in_nothing(plan: Any) -> None:
+    assert differences(plan, copy.deepcopy(plan)) == ()
+
+
+@settings(deadline=None)
+@given(plans, plans)
+def test_applying_the_changes_gives_the_other_plan(old: Any, new: Any) -> None:
+    changes = differences(old, new)
+    assert typed(applied(old, changes)) == typed(new)
+    assert bool(changes) == (repr(old) != repr(new))
+    assert len(text_lines(changes)) == len(changes)
+    json.dumps(as_json(changes), allow_nan=False)
+
+
+OLD = {
+    "launch": {
+        "entrypoint": "train.py",
+        "args": ["--epochs", "3", "--lr", "0.1"],
+        "nproc": 2,
+        "env": {"A": "1", "B.C": "x"},
+        "env_per_rank": {0: {"X": "a"}, "1-2": {"X": "b"}},
+        "preload": ["torch"],
+        "tee": "0:all",
+        "signals": ["SIGTERM"],
+    }
+}
+NEW = {
+    "launch": {
+        "entrypoint": "train.py",
+        "args": ["--epochs", "3", "--lr", "0.2"],
+        "nproc": 4,
+        "env": {"B.C": "y\x1b[2K", "D": "2"},
+        "env_per_rank": {0: {"X": "c"}, "1-2": {"X": "b"}},
+        "preload": ["torch", "numpy"],
+        "tee": None,
+        "signals": ["SIGINT", "SIGTERM"],
+        "role": "default",
+    }
+}
+
+
+def test_a_difference_reads_like_this() -> None:
+    assert text_lines(differences(OLD, NEW)) == [
+        'launch.args[3]: "0.1" -> "0.2"',
+        "launch.nproc: 2 -> 4",
+        'launch.env.A: was "1", is gone',
+        'launch.env["B.C"]: "x" -> "y\\u001b[2K"',
+        'launch.env.D: new, "2"',
+        'launch.env_per_rank[0].X: "a" -> "c"',
+        'launch.preload[1]: new, "numpy"',
+        'launch.tee: "0:all" -> null',
+        'launch.signals: ["SIGTERM"] -> ["SIGINT", "SIGTERM"]',
+        'launch.role: new, "default"',
+    ]
+    assert text_lines(differences(OLD, NEW), 2)[2:] == ["... and 8 more"]
+
+
+def test_a_difference_as_json() -> None:
+    old, new = {"a": {3: math.nan}, "b": None}, {"a": {3: 1}, "c": {4: [math.inf]}}
+    assert as_json(differences(old, new)) == [
+        {"key": "a[3]", "kind": "changed", "old": "nan", "new": 1},
+        {"key": "b", "kind": "removed", "old": None},
+        {"key": "c", "kind": "added", "new": {"4": ["inf"]}},
+    ]
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), (0, False), ("1", 1), ("", None)])
+def test_values_of_two_types_differ(old: Any, new: Any) -> None:
+    assert differences({"a": old}, {"a": new}) == (Change(("a",), old, new),)
+
+
+def test_not_a_number_is_what_it_was() -> None:
+    assert differences({"a": math.nan}, {"a": float("nan")}) == ()
+
+
+def test_another_order_is_a_change_of_the_whole() -> None:
+    lines = text_lines(differences({"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}))
+    assert lines == ['a: {"x": 1, "y": 2} -> {"y": 2, "x": 1}']
+
+
+def test_long_texts_are_shown_where_they_begin_to_differ() -> None:
+    old, new = "a" * 5000, "a" * 4000 + "b"
+    (line,) = text_lines(differences({"k": old}, {"k": new}))
+    assert line.startswith("k: ...aaa")
+    assert "aab -> " not in line
+    assert line.endswith('aab"')
+    assert len(line) < 500
+
+
+def test_text_that_would_turn_a_line_around_is_escaped() -> None:
+    (line,) = text_lines(differences({"k": "a"}, {"k": "\u202eb\u2028"}))
+    assert line == 'k: "a" -> "\\u202eb\\u2028"'
+
+
+def test_a_refusal_says_all_and_is_picklable() -> None:
+    problem = Problem("launch.preload", "'evil'", "is not in allow.preload")
+    refused = PlanRefused("conf/locks/a.yaml", differences(OLD, NEW)[1:2], (problem,), "renew me")
+    expected = (
+        "the plan is not the reviewed one, conf/locks/a.yaml:\n"
+        "  launch.nproc: 2 -> 4\n"
+        "this may not run:\n"
+        "  launch.preload: 'evil' is not in allow.preload\n"
+        "if this is what shall run, have the lock reviewed anew: renew me"
+    )
+    assert str(refused) == expected
+    assert refused.exit_code == 5
+    again = pickle.loads(pickle.dumps(refused))
+    assert str(again) == expected
+    added = differences({}, {"a": 1})
+    assert pickle.loads(pickle.dumps(added))[0].kind == "added"
+
+
+def test_a_refusal_of_very_much_is_short() -> None:
+    changes = differences({}, {str(number): number for number in range(10_000)})
+    problems = (Problem("a", "b", "c"),) * 1000
+    lines = str(PlanRefused("l", changes, problems)).splitlines()
+    assert len(lines) == 104
+    assert lines[51] == "  ... and 9950 more"
+    assert lines[-1] == "  ... and 950 more"

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lllaunch.config.plan import plan_hash
+from lllaunch.config.resolve import resolve
+from lllaunch.errors import ConfigError, OutputError
+from lllaunch.review.lock import (
+    compare,
+    lock_text,
+    locked_plan,
+    parse_lock,
+    read_lock,
+    write_lock,
+)
+from lllaunch.review.names import lock_path, name_problem
+from lllaunch.review.refused import PlanRefused
+from lllaunch.spec import LaunchSpec
+
+
+def spec_of(launch: Any, cwd: str = "/", out: str = "/out/day/time", **root: Any) -> LaunchSpec:
+    cfg = OmegaConf.create({"launch": launch, **root})
+    return resolve(cfg, runtime_cwd=cwd, output_dir=out)
+
+
+SMALL = {"entrypoint": "env", "nproc": 2, "args": ["${hydra_out}/x"], "watchdog": "none"}
+COMMAND = ["+exp=vision/resnet", "params.note=it's"]
+
+GOLDEN_HEAD = """\
+# The reviewed plan of vision/resnet: with launch.locked=true nothing else is started.
+# Made by lllaunch, not to be edited. To renew it:
+#   python -m lllaunch plan --lock +exp=vision/resnet 'params.note=it'"'"'s'
+lock: 1
+command:
+- +exp=vision/resnet
+- params.note=it's
+plan_hash: """
+GOLDEN_PLAN = """\
+plan:
+  launch:
+    entrypoint: env
+    args:
+    - <output_dir>/x
+    nproc: 2
+    role: default
+    start_method: forkserver
+    preload: []
+    cwd: <cwd>/sub
+    env:
+      HF_TOKEN: ${oc.env:HF_TOKEN}
+    env_per_rank: {}
+    redirects: all
+    tee: 0:all
+    local_ranks_filter: null
+    duplicate_stdout_filters: []
+    duplicate_stderr_filters: []
+    log_line_prefix: null
+    log_dir: <output_dir>
+"""
+
+
+def golden_spec(place: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchSpec:
+    (place / "sub").mkdir(parents=True)
+    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
+    out = f"{place}/outputs/day"
+    env = {"HF_TOKEN": "${oc.env:HF_TOKEN}"}
+    return spec_of({**SMALL, "cwd": "sub", "env": env}, str(place), out, hydra_out=out)
+
+
+def test_a_lock_reads_like_this_and_is_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [golden_spec(tmp_path / name, monkeypatch) for name in ("one", "two")]
+    one, two = (lock_text("vision/resnet", COMMAND, spec) for spec in specs)
+    assert one == two
+    assert one.startswith(f"{GOLDEN_HEAD}{plan_hash(specs[0])}\n{GOLDEN_PLAN}")
+    assert str(tmp_path) not in one
+    assert "hf_planted_secret" not in one
+    lock = parse_lock(one, "x")
+    assert lock.command == tuple(COMMAND)
+    assert lock.plan_hash == plan_hash(specs[1])
+    assert compare(lock, specs[1]) == ()
+
+
+def test_what_differs_from_a_lock_is_told_by_key() -> None:
+    lock = parse_lock(lock_text("a", [], spec_of({"entrypoint": "env", "nproc": 2})), "x")
+    changes = compare(lock, spec_of({"entrypoint": "env", "nproc": 4, "run_id": "mine"}))
+    told = [str(change) for change in changes]
+    assert "launch.nproc: 2 -> 4" in told
+    assert 'launch.run_id: new, "mine"' in told
+    assert lock.renew == "python -m lllaunch plan --lock"
+
+
+texts = st.text(st.characters(exclude_categories=()), max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.just("2020-01-01"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(texts | st.integers() | st.booleans(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(texts, values, max_size=4), st.lists(texts, max_size=3))
+@example({"a": ["\ud800", "\x85\u2028", "\ufeff\r", "2020-01-01"], 3: {True: "1e3"}}, ["\udc80"])
+def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[str]) -> None:
+    spec = LaunchSpec(
+        spec_of({"entrypoint": "env"}).entrypoint, 1, "/out", "/", redacted=node, output_dir="/out"
+    )
+    text = lock_text("a", command, spec)
+    lock = parse_lock(text, "x")
+    assert lock.plan_hash == plan_hash(spec)
+    assert list(lock.command) == command
+    assert compare(lock, spec) == ()
+    assert repr(lock.plan) == repr(locked_plan(spec))
+    assert text == lock_text("a", command, spec)
+
+
+def test_a_command_cannot_end_the_comment() -> None:
+    text = lock_text("a", ["x=1\nlock: 2"], spec_of({"entrypoint": "env"}))
+    assert yaml.safe_load(text)["lock"] == 1
+    assert parse_lock(text, "x").command == ("x=1\nlock: 2",)
+
+
+def test_a_lock_with_ten_thousand_keys() -> None:
+    args = {f"key_{number}": number for number in range(10_000)}
+    spec = spec_of({"entrypoint": "env", "args": args})
+    assert compare(parse_lock(lock_text("a", [], spec), "x"), spec) == ()
+
+
+def test_a_lock_is_written_and_read(tmp_path: Path) -> None:
+    spec = spec_of({"entrypoint": "env"})
+    text = lock_text("vision/resnet", [], spec)
+    path = write_lock(str(tmp_path), "vision/resnet", text)
+    assert path == f"{tmp_path}/conf/locks/vision/resnet.yaml"
+    assert compare(read_lock(path), spec) == ()
+    write_lock(str(tmp_path), "vision/resnet", text + "\n")
+    assert os.listdir(os.path.dirname(path)) == ["resnet.yaml"]
+    assert stat.S_IMODE(os.stat(path).st_mode) & 0o111 == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            "/",
+            "a/",
+            "/etc/passwd",
+            "..",
+            "../a",
+            "a/../../b",
+            "a//b",
+            "./a",
+            ".a",
+            "-a",
+            "a b",
+        ),
+        *("a\0b", "a\nb", "a\\b", "é", "a:b", "~a", "a\u202eb", "a" * 300, "a.yaml", "a/.git/b"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    assert name_problem(name) is not None
+    with pytest.raises(ConfigError, match="the lock's name"):
+        lock_path(str(tmp_path), name)
+    with pytest.raises(ConfigError):
+        write_lock(str(tmp_path), name, "x")
+    with pytest.raises(ConfigError):
+        lock_text(name, [], spec_of({"entrypoint": "env"}))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["resnet", "vision/resnet", "a/b/c", "_x", "v1.2", "a-b+c", "7"])
+def test_a_name_of_an_experiment_is_one_of_a_lock(name: str) -> None:
+    assert name_problem(name) is None
+
+
+@pytest.mark.parametrize("link", ["conf", "conf/locks", "conf/locks/vision", "file"])
+def test_a_link_out_of_the_project_is_not_followed(link: str, tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "resnet.yaml").write_text("precious")
+    where = root / ("conf/locks/vision/resnet.yaml" if link == "file" else link)
+    where.parent.mkdir(parents=True)
+    where.symlink_to(outside / "resnet.yaml" if link == "file" else outside)
+    with pytest.raises(ConfigError, match="leads out of"):
+        write_lock(str(root), "vision/resnet", "new")
+    assert (outside / "resnet.yaml").read_text() == "precious"
+    assert os.listdir(outside) == ["resnet.yaml"]
+
+
+def test_a_lock_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text("a file")
+    with pytest.raises(OutputError, match="conf/locks"):
+        write_lock(str(tmp_path), "a", "text")
+
+
+def good() -> str:
+    return lock_text("a", ["+exp=a"], spec_of({"entrypoint": "env", "nproc": 2}))
+
+
+def test_a_lock_that_somebody_edited_is_refused() -> None:
+    text = good().replace("    nproc: 2\n", "    nproc: 3\n")
+    with pytest.raises(PlanRefused, match="was edited by hand") as caught:
+        parse_lock(text, "conf/locks/a.yaml")
+    assert caught.value.exit_code == 5
+    (problem,) = caught.value.problems
+    assert str(problem).startswith("conf/locks/a.yaml:7: plan_hash: ")
+    assert caught.value.renew == "python -m lllaunch plan --lock +exp=a"
+
+
+def test_another_layout_of_the_same_plan_is_no_edit() -> None:
+    text = good().replace("    nproc: 2\n", "    nproc:   2  # two\n").replace("\n", "\r\n")
+    assert parse_lock("\n" + text, "x").plan["launch"]["nproc"] == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lock: 1", "lock: 2", r"a.yaml:4: lock: 2 is not a format that this lllaunch reads \(1\)"),
+        ("lock: 1\n", "", "has no key 'lock'"),
+        ("command:\n- +exp=a\n", "command: 3\n", "a.yaml:5: command: 3 is no list of texts"),
+        ("plan_hash: ", "plan_hash: x", r"a.yaml:7: plan_hash: .* is no SHA-256"),
+        ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: is no key of a lock; did you mean"),
+        ("  launch:", "  lunch:", "a.yaml:8: plan: .* is no plan"),
+        ("lock: 1", "lock: 1\nlock: 1", "a.yaml:5: has the key 'lock' of line 4"),
+        ("nproc: 2", "nproc: !!python/object:os.system {}", "has a tag"),
+        ("nproc: 2", "nproc: !!int 2", "has a tag"),
+        ("nproc: 2", "<<: {nproc: 2}", "merges mappings"),
+        ("nproc: 2", "? [nproc]\n    : 2", "has a key that is no plain value"),
+        ("nproc: 2", "<<<<<<< HEAD\n    nproc: 2", "is not valid YAML"),
+        ("nproc: 2", "nproc: \x07", "is not valid YAML"),
+        ("nproc: 2", f"nproc: {'9' * 5000}", "is no number that can be read"),
+        ("nproc: 2", "nproc: &a [*a]", r"holds itself: \*a stands within &a"),
+        ("nproc: 2", "nproc: *a", "has no &a"),
+        ("nproc: 2", f"nproc: {'[' * 5000}", "is nested more than 100 deep"),
+        ("plan:", "---\nplan:", "holds more than one document"),
+    ],
+)
+def test_a_broken_lock_is_told_with_file_and_line(old: str, new: str, message: str) -> None:
+    text = good()
+    assert old in text
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_lock(text.replace(old, new, 1), "a.yaml")
+    assert all(str(problem).startswith("a.yaml:") for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("text", ["", "a", "[]", "3", "null", "{}"])
+def test_what_is_no_lock_at_all(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no lock"):
+        parse_lock(text, "a.yaml")
+
+
+def test_a_merge_conflict_is_named() -> None:
+    with pytest.raises(ConfigError, match="a merge that was not resolved"):
+        parse_lock("lock: 1\n<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> b\n", "a.yaml")
+
+
+def test_a_yaml_bomb_goes_off_nowhere() -> None:
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    for level in range(1, 30):
+        aliases = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} [{aliases}]")
+    with pytest.raises(ConfigError, match=r"a\.yaml:5: comes to more than 100000 values"):
+        parse_lock("\n".join(lines), "a.yaml")
+
+
+def test_files_that_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "latin").write_bytes(b"lock: 1\n# \xe9\n")
+    (tmp_path / "long").write_bytes(b"#" * (2 * 1024**2 + 1))
+    expected = {
+        "missing": "missing: is not there",
+        "fifo": "fifo: is no ordinary file",
+        "": "is no ordinary file|Is a directory|cannot be read",
+        "latin": "latin:2: is not UTF-8 text",
+        "long": "long: is longer than 2 MiB",
+        "a\0b": "cannot be read",
+    }
+    for name, message in expected.items():
+        with pytest.raises(ConfigError, match=message):
+            read_lock(os.path.join(tmp_path, name))

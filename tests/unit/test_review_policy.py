@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lllaunch.errors import ConfigError
+from lllaunch.review.policy import Policy, parse_policy, policy_path, read_policy, tree_top
+
+GOOD = """\
+# what may run here
+allow:
+  entrypoints: ["examples.*", "mypkg.train:*", -m json.tool, scripts/*.py]
+  programs: [python, /usr/bin/env]
+  preload: &modules [torch, numpy]
+  targets: *modules
+  callbacks: []
+  searchpath: ["pkg://mypkg.conf"]
+  env: [PYTHONHASHSEED]
+  paths: [/scratch/*]
+"""
+ANYWAY = "those in the tree are allowed anyway"
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_policy(text, "p.yaml")
+    assert caught.value.exit_code == 2
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_policy_is_read() -> None:
+    assert parse_policy(GOOD, "p.yaml") == Policy(
+        "p.yaml",
+        entrypoints=("examples.*", "mypkg.train:*", "-m json.tool", "scripts/*.py"),
+        programs=("python", "/usr/bin/env"),
+        preload=("torch", "numpy"),
+        targets=("torch", "numpy"),
+        searchpath=("pkg://mypkg.conf",),
+        env=("PYTHONHASHSEED",),
+        paths=("/scratch/*",),
+    )
+
+
+def test_a_policy_may_allow_nothing() -> None:
+    assert parse_policy("allow: {}", "p") == Policy("p")
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    text = """\
+alow: {}
+allow:
+  entrypoint: [a]
+  programs: python
+  preload:
+    - torch
+    - 3.10
+    - yes
+    - {a: b}
+    - ""
+  targets:
+  paths: [scratch]
+  env: {A: b}
+"""
+    assert problems_of(text) == [
+        "p.yaml:1: alow: is no key of a policy; did you mean 'allow'?",
+        "p.yaml:3: allow.entrypoint: is no key of a policy; did you mean 'entrypoints'?",
+        "p.yaml:4: allow.programs: 'python' is no list of patterns; write ['python']",
+        "p.yaml:7: allow.preload: 3.1 is no text; quote it",
+        "p.yaml:8: allow.preload: true is no text; quote it",
+        "p.yaml:9: allow.preload: is no text",
+        "p.yaml:10: allow.preload: '' is empty or has blanks around it",
+        "p.yaml:11: allow.targets: is no list of patterns; leave it out, or write []",
+        "p.yaml:13: allow.env: is no list of patterns",
+        f"p.yaml:12: allow.paths: 'scratch' is no absolute path; {ANYWAY}",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a", "3", "allowed: {}", "launch: {}"])
+def test_a_file_that_allows_nothing_by_mistake(text: str) -> None:
+    assert "p.yaml:1: " in problems_of(text)[0]
+    assert "says nothing of what is allowed" in problems_of(text)[0]
+
+
+@pytest.mark.parametrize("allow", ["", "[a]", "all", "true"])
+def test_allow_is_a_mapping(allow: str) -> None:
+    (problem,) = problems_of(f"allow: {allow}")
+    assert problem.startswith("p.yaml:1: allow: ")
+    assert "is no mapping (entrypoints, programs," in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("allow:\n  programs: [*]\n", "p.yaml:2: is not valid YAML"),
+        ("allow:\n  entrypoints: [*.py]\n", "quote a pattern that begins with *"),
+        ("allow:\n  entrypoints: [*a]\n", "has no &a for *a; quote a pattern that begins with *"),
+        ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
+        ("allow: !!python/name:os.system\n", "has a tag"),
+        ("allow: !include other.yaml\n", "has a tag"),
+        ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1"),
+        ("allow: &a\n  programs: *a\n", "p.yaml:2: holds itself"),
+        ("allow: {programs: [a\n", "is not valid YAML"),
+        ("%TAG ! tag:x,2000:\n---\nallow: !y {}\n", "has a tag"),
+    ],
+)
+def test_broken_and_hostile_yaml(text: str, expected: str) -> None:
+    (problem,) = problems_of(text)
+    assert expected in problem
+
+
+def test_ten_thousand_wrong_keys_fill_no_screen() -> None:
+    problems = problems_of("allow:\n" + "".join(f"  k{n}: []\n" for n in range(10_000)))
+    assert len(problems) == 51
+    assert problems[-1] == "and: 9950 more problems"
+
+
+def test_the_file_that_counts(tmp_path: Path) -> None:
+    top = str(tmp_path)
+    assert policy_path(top, {}) is None
+    assert policy_path(top, {"LLLAUNCH_POLICY": "/ci/policy.yaml"}) == "/ci/policy.yaml"
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/lllaunch.yaml").symlink_to("nowhere")
+    # there, but broken: that is no permission
+    path = policy_path(top, {"LLLAUNCH_POLICY": ""})
+    assert path == f"{top}/conf/lllaunch.yaml"
+    with pytest.raises(ConfigError, match="is not there"):
+        read_policy(path)
+
+
+def test_the_top_of_the_tree(tmp_path: Path) -> None:
+    below = tmp_path / "tree" / "a" / "b"
+    below.mkdir(parents=True)
+    (tmp_path / "tree" / ".git").write_text("gitdir: elsewhere")
+    assert tree_top(str(below)) == str(tmp_path / "tree")
+    assert tree_top(str(tmp_path / "tree")) == str(tmp_path / "tree")
