@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workplace import environment
+
 _MIB = 2**20
 _PAUSE_SECONDS = 0.05
 _LIMIT_SECONDS = 3600.0
@@ -163,11 +165,7 @@ class SweepPlace:
         (root / "conf" / "exp").mkdir(parents=True)
         for name, text in _FILES.items():
             (root / name).write_text(text)
-        # Launchers are compared with their bytecode in place, as it is after the first use.
-        unwanted = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
-        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-        # torchrun leaves a directory of logs behind
-        self._environ = kept | {"TMPDIR": str(root)}
+        self._environ = environment(root)
 
     def add_joblib(self) -> bool:
         """Makes Hydra's joblib launcher available; returns whether it is."""

@@ -45,6 +45,17 @@ while not os.path.exists("go"):
 _SCRIPTS["hold_with_torch"] = _SCRIPTS["with_torch"] + _SCRIPTS["hold"]
 
 
+def environment(root: Path) -> dict[str, str]:
+    """The environment that launchers are compared in: with their bytecode, as after the first use.
+
+    Args:
+        root: where what they leave behind goes; torchrun leaves a directory of logs.
+    """
+    unwanted = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return kept | {"TMPDIR": str(root)}
+
+
 class Workplace:
     """A directory with the scripts and experiments that both launchers run.
 
@@ -63,11 +74,7 @@ class Workplace:
             (root / "conf" / "exp" / f"{name}.yaml").write_text(
                 f"# @package _global_\nlaunch: {node}\n"
             )
-        # Launchers are compared with their bytecode in place, as it is after the first use.
-        unwanted = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
-        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-        # torchrun leaves a directory of logs behind
-        self._environ = kept | {"TMPDIR": str(root)}
+        self._environ = environment(root)
 
     def seconds(self, launcher: str, script: str, nproc: int) -> float:
         """Seconds from the launcher's start to its exit.

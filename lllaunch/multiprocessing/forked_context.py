@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.multiprocessing.context import PContext
 from lllaunch.spawner.forker import Forker
@@ -27,9 +27,7 @@ class ForkedContext(PContext):
         envs: variables per local rank.
         logs_specs: as for `PContext`.
         entrypoint: what to call it in messages.
-        log_line_prefixes, duplicate_stdout_filters, duplicate_stderr_filters, handle_signals: as
-        for
-            `PContext`.
+        options: as for `PContext`.
     """
 
     def __init__(
@@ -40,22 +38,10 @@ class ForkedContext(PContext):
         logs_specs: LogsSpecs,
         *,
         entrypoint: str = "",
-        log_line_prefixes: Mapping[int, str] | None = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-        handle_signals: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            dict.fromkeys(targets, ()),
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            handle_signals=handle_signals,
-        )
+        nothing = dict.fromkeys(targets, ())
+        super().__init__(name, entrypoint, nothing, envs, logs_specs, **options)
         self.targets = dict(targets)
 
     def _start(self) -> None:

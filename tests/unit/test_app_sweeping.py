@@ -230,7 +230,7 @@ def test_what_hydra_is_told_is_looked_up_when_it_asks(tmp_path: Any) -> None:
     def compose() -> Any:
         asked.append(1)
         whole = OmegaConf.create({"a": 1, "hydra": {"job": {"num": 3}}})
-        where = SimpleNamespace(cwd="/work/here")
+        where = SimpleNamespace(cwd="/some/where")
         own = OmegaConf.create({"a": 1})
         return SimpleNamespace(whole=whole, where=where, own=lambda: own)
 
@@ -241,7 +241,7 @@ def test_what_hydra_is_told_is_looked_up_when_it_asks(tmp_path: Any) -> None:
     assert not asked
     assert job.cfg == {"a": 1}
     assert job.hydra_cfg == {"hydra": {"job": {"num": 3}}}
-    assert job.working_dir == "/work/here"
+    assert job.working_dir == "/some/where"
     assert len(asked) == 3
 
 

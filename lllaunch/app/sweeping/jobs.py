@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.utils import env_override, run_job
 from omegaconf import OmegaConf
 
-from lllaunch.app.ending import JobEnded
-from lllaunch.app.planning import perform
-from lllaunch.app.returned import load, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
+from lllaunch.app.sweeping.task import JobTask
 from lllaunch.config.plan import plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.whole import public_config, with_sources
-from lllaunch.console.job import JobConsole
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import Composer, JobConfig
-    from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
     from lllaunch.sweep.machine import Machine
@@ -187,7 +183,7 @@ class SweepJobs:
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
-        task = _Task(planned.spec, self.composer, spawner, self.build)
+        task = JobTask(planned.spec, self.composer, spawner, self.build)
         functools.update_wrapper(task, self._task_function)
         try:
             done = run_job(
@@ -258,37 +254,6 @@ class SweepJobs:
             return None
         cwd = spec.spawner_cwd or spec.cwd
         return WarmKey.of(spec.preload, cwd, spawner_environment(spec), self._environ)
-
-
-class _Task:
-    """The task function that Hydra calls for a job: launches its workers and waits for them.
-
-    Attributes:
-        outcome: what became of the run; None if it could not be started.
-    """
-
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        composer: Composer,
-        spawner: Spawner | None,
-        build: Mapping[str, Any] | None,
-    ) -> None:
-        self._spec = spec
-        self._build = build
-        self._composer = composer
-        self._spawner = spawner
-        self.outcome: RunOutcome | None = None
-
-    def __call__(self, cfg: DictConfig) -> Any:
-        user = self._composer.user
-        build = None if self._build is None else lambda: self._build or {}
-        outcome = perform(self._spec, cfg, user, JobConsole(), self._spawner, build)
-        self.outcome = outcome
-        if outcome.exit_code:
-            raise JobEnded(outcome.exit_code, f"the run in {outcome.directory} failed")
-        value = outcome.return_values.get(0)
-        return plain(value) if user is None else load(value)
 
 
 def reason_of(error: BaseException) -> str:
