@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 class JobTask:
     """The task function that Hydra calls for a job: launches its workers and waits for them.
 
+    Args:
+        spec: the run.
+        composer: knows what the workers run.
+        spawner: a warm one, or None.
+        build: what the code is that they run, or None.
+
     Attributes:
         outcome: what became of the run; None if it could not be started.
     """
@@ -40,6 +46,11 @@ class JobTask:
         self.outcome: RunOutcome | None = None
 
     def __call__(self, cfg: DictConfig) -> Any:
+        """Runs the job, and returns what rank 0 returned.
+
+        Raises:
+            JobEnded: it did not succeed.
+        """
         user = self._composer.user
         build = None if self._build is None else lambda: self._build or {}
         outcome = perform(self._spec, cfg, user, JobConsole(), self._spawner, build)
