@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _BLOCK = 1 << 16
-# A longer line is told in parts: the launcher's memory stays flat.
-LONGEST = 1 << 20
+# A longer line is told in parts: the launcher's memory stays bounded.
+LONGEST = 16 << 20
 
 
 class JobPrinted(NamedTuple):

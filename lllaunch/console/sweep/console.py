@@ -74,6 +74,7 @@ class SweepConsole:
         self._live = _can_show(stream) if live is None else live and stream is not None
         self._screen: Screen | None = None
         self._board = Board()
+        self._begun: float | None = None
         self._directory = self._cwd
         self._common: Collection[str] = ()
         self._started_ns: dict[int, int] = {}
@@ -114,6 +115,7 @@ class SweepConsole:
             common: overrides that all jobs share, which are not shown.
             policy: of the sweep; tells how often jobs are tried again, and how many may fail.
         """
+        self._begun = self._clock()
         self._directory, self._common = directory, frozenset(common)
         self._board = Board(total, overrides, self._common, policy, self._clock(), resumed)
         where = shown_path(directory, self._cwd)
@@ -190,6 +192,7 @@ class SweepConsole:
             cancelled=self._board.cancelled,
             columns=0 if self._flow is None else _columns(self._flow.stream),
             resumable=resumable,
+            seconds=None if self._begun is None else self._clock() - self._begun,
         )
         if numbers is not None:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)

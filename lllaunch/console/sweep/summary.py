@@ -53,6 +53,8 @@ class Setting(NamedTuple):
         cancelled: numbers of the jobs that a signal to the launcher ended.
         columns: of the terminal; 0 where there is none.
         resumable: whether the rest could be run by resuming the sweep.
+        seconds: how long the launcher took; None for as long as sweep.json says, which counts from
+            the first launcher's start.
     """
 
     directory: str
@@ -63,6 +65,7 @@ class Setting(NamedTuple):
     cancelled: Collection[int] = ()
     columns: int = 0
     resumable: bool = True
+    seconds: float | None = None
 
 
 def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
@@ -181,8 +184,9 @@ def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting)
     )
     text = f"{good} of {counted(sum(counts), 'job')} succeeded"
     text += f", {rest}" if rest else ""
-    if document["seconds"] is not None:
-        text += f" in {duration(document['seconds'])}"
+    seconds = document["seconds"] if setting.seconds is None else setting.seconds
+    if seconds is not None:
+        text += f" in {duration(seconds)}"
     text += f" (exit code {code})" if code else ""
     path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
     whole = good == sum(counts)
