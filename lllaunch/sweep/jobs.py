@@ -215,9 +215,13 @@ class JobProcess:
         if self.exit_code is None and self.pidfd >= 0:
             send_signal(self.pidfd, signum)
 
-    def awaited(self) -> list[int]:
-        """The descriptors that are readable when there is something to do for this job."""
-        fds = [pipe.fileno() for pipe in self.pipes]
+    def awaited(self, prints: bool = True) -> list[int]:
+        """The descriptors that are readable when there is something to do for this job.
+
+        Args:
+            prints: whether what it prints is wanted now.
+        """
+        fds = [pipe.fileno() for pipe in self.pipes if prints]
         if self.channel is not None:
             fds.append(self.channel.fileno())
         # That of an ended process stays readable.

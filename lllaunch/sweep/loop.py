@@ -63,8 +63,10 @@ class Loop:
         review: Callable[[int, Prepared], Prepared | Broken] | None = None,
         ticks: float | None = None,
         label: Callable[[int], Sequence[str]] | None = None,
+        full: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._label = label
+        self._full = full
         self._leases = leases
         self._books = books
         self._warm = warm
@@ -115,8 +117,12 @@ class Loop:
             poll.register(watch, select.POLLIN)
         for pidfd in self._remains.pidfds.values():
             poll.register(pidfd, select.POLLIN)
+        # Who cannot be told more lets jobs wait, as a terminal does that was stopped.
+        full = self._full()
+        for fd in full:
+            poll.register(fd, select.POLLOUT)
         for job in self._jobs.values():
-            for fd in job.awaited():
+            for fd in job.awaited(prints=not full):
                 poll.register(fd, select.POLLIN)
         return frozenset(fd for fd, _ in poll.poll(self._milliseconds()))
 

@@ -59,6 +59,8 @@ class Sweep(Loop):
         ticks: the observer gets a `lllaunch.sweep.output.Tick` every so many seconds at least, for
             a display that shows the time; None for only when something has happened.
         label: gives the overrides of a job, redacted, for one that dies before it can say them.
+        full: descriptors that are to be writable before the observer gets more of what jobs print;
+            nothing if it takes all.
         signals: signals that end the sweep; None for those of a run.
     """
 
@@ -79,9 +81,10 @@ class Sweep(Loop):
         pins: bool = False,
         ticks: float | None = None,
         label: Callable[[int], Sequence[str]] | None = None,
+        full: Callable[[], Sequence[int]] = tuple,
         signals: Sequence[signal.Signals] | None = None,
     ) -> None:
-        super().__init__(leases, Books(journal), warm, observer, review, ticks, label)
+        super().__init__(leases, Books(journal), warm, observer, review, ticks, label, full)
         self._work = Work(prepare, execute, machine, pins, warm)
         self._scheduler = Scheduler(machine.everything, policy)
         self._total = len(numbers)

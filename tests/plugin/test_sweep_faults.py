@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +330,33 @@ def test_lines_of_parallel_jobs_never_mix(project: SweepProject) -> None:
         # and no line came without its job's number
         others = [line for line in text.splitlines() if not line.startswith("[")]
         assert not [line for line in others if "aaaa" in line or "dddd" in line]
+
+
+def test_a_slow_reader_gets_every_line_whole(project: SweepProject) -> None:
+    project.write(
+        "long.py",
+        """
+        import os
+
+        def go():
+            os.write(1, b"y" * 3_000_000 + b"\\n")
+            print("after")
+        """,
+    )
+    project.experiment("long", "{entrypoint: 'long:go'}")
+    command = [sys.executable, "-m", "lllaunch", "-m", "+exp=long", "+i=1,2,3,4"]
+    with subprocess.Popen(
+        [*command, "hydra.sweep.dir=sweep"],
+        cwd=project.root,
+        env=project.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        assert launcher.stdout is not None
+        # much more than a pipe holds has been written when the first byte is read
+        until(lambda: len(list(project.sweep.glob("*/attempt_0/0/return.json"))) >= 2, "two jobs")
+        lines = launcher.stdout.read().splitlines()
+        assert launcher.wait(60) == 0
+    expected = [b"[%d] [default0]:%s" % (n, b"y" * 3_000_000) for n in range(4)]
+    expected += [b"[%d] [default0]:after" % n for n in range(4)]
+    assert sorted(lines) == sorted(expected)

@@ -140,6 +140,7 @@ class BatchRun:
             pins=opened.settings.pin_cpus,
             ticks=_TICK_SECONDS if console.live else None,
             label=self._label,
+            full=console.awaited,
         )
         return sweep.run()
 

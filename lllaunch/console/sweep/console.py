@@ -129,6 +129,11 @@ class SweepConsole:
             self._screen = Screen(self._flow, lambda: _size(stream))
             self._draw(self._clock())
 
+    def awaited(self) -> tuple[int, ...]:
+        """Descriptors that are writable when what is kept can be shown; nothing if all was."""
+        flows = [flow for flow in (self._flow, self._out) if flow is not None]
+        return tuple({flow.awaited() for flow in flows} - {-1})
+
     def observe(self, event: object) -> None:
         """Takes note of a fact, a decision, or what a job printed.
 

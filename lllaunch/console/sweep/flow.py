@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lllaunch.console.channel import Channel
 
 KEPT = 1 << 20
-"""So many bytes are kept; what comes then is left out, and a line says how often."""
+"""If more bytes are kept, what comes then is left out, and a line says how often."""
 
 
 class Flow(Outlet):
@@ -40,6 +40,12 @@ class Flow(Outlet):
     def pending(self) -> bool:
         """Whether text is kept."""
         return bool(self._rest or self._kept)
+
+    def awaited(self) -> int:
+        """The descriptor that is writable when it can go on; -1 if nothing is kept."""
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+            return self.stream.fileno() if self.pending else -1
+        return -1
 
     def put(self, text: str, patience: float, *, last: bool = False) -> None:
         """Writes whole lines, after those that are kept; arguments as `Outlet.write` has them."""
@@ -72,7 +78,7 @@ class Flow(Outlet):
         return False
 
     def _keep(self, data: bytes) -> None:
-        if self._kept and self._size + len(data) > KEPT:
+        if data and self._size > KEPT:
             self._left_out += 1
             return
         self._kept.extend(pieces(data))
