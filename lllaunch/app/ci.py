@@ -12,7 +12,7 @@ def tell_ci(directory: str) -> None:
         directory: of the run or sweep.
     """
     if _in_ci():
-        from lllaunch.report.announce import announce  # noqa: PLC0415 - in CI only
+        from lllaunch.reports.announce import announce  # noqa: PLC0415 - in CI only
 
         announce(directory, os.environ)
 
@@ -20,7 +20,7 @@ def tell_ci(directory: str) -> None:
 def tell_ci_error(message: str) -> None:
     """The same with why nothing was run."""
     if _in_ci():
-        from lllaunch.report.announce import announce_error  # noqa: PLC0415 - in CI only
+        from lllaunch.reports.announce import announce_error  # noqa: PLC0415 - in CI only
 
         announce_error(message, os.environ)
 

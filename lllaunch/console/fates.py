@@ -22,9 +22,12 @@ _LONGEST_MESSAGE = 120
 
 
 def first_line(text: str, limit: int = _LONGEST_MESSAGE) -> str:
-    """Returns the first line of a text, shortened."""
+    """Returns the first line of a text, shortened where a long path stands: in the middle."""
     line = text.strip().partition("\n")[0]
-    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+    if len(line) <= limit:
+        return line
+    end = limit // 3
+    return f"{line[: limit - end - 3]}...{line[-end:]}"
 
 
 def cause_text(cause: Cause) -> str:

@@ -6,13 +6,13 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.report.announce import emit, encoded, source_roots, tell_github
+from lllaunch.reports.announce import emit, encoded, source_roots, tell_github
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.report.cases import Report
+    from lllaunch.reports.cases import Report
 
 _DESCRIPTION = """\
 Tells what became of a run or a sweep, from the files that it has left.
@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(given: argparse.Namespace) -> None:
     # --help does without
-    from lllaunch.report.read import load  # noqa: PLC0415
-    from lllaunch.report.secrets import redactor_of  # noqa: PLC0415
+    from lllaunch.reports.read import load  # noqa: PLC0415
+    from lllaunch.reports.secrets import redactor_of  # noqa: PLC0415
 
     hide = redactor_of(given.path, os.environ)
     report = load(given.path, source_roots(os.environ), hide)
@@ -87,9 +87,9 @@ def _make_directory_of(output: str) -> None:
 
 def _rendered(report: Report, form: str, name: str) -> str:
     if form == "junit":
-        from lllaunch.report.junit import render_junit  # noqa: PLC0415 - one of several
+        from lllaunch.reports.junit import render_junit  # noqa: PLC0415 - one of several
 
         return render_junit(report, name)
-    from lllaunch.report.text import render_json, render_text  # noqa: PLC0415
+    from lllaunch.reports.text import render_json, render_text  # noqa: PLC0415
 
     return render_json(report) if form == "json" else render_text(report)

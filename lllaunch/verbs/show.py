@@ -97,7 +97,7 @@ def _outcome(entry: Entry, text: str | None) -> RunOutcome | None:
     if outcome is None or root is None or root.traceback or not _is_own(root.files.stderr, entry):
         return outcome
     # not every run has failed
-    from lllaunch.report.secrets import names_in, redactor  # noqa: PLC0415
+    from lllaunch.reports.secrets import names_in, redactor  # noqa: PLC0415
     from lllaunch.run.excerpts import tail  # noqa: PLC0415
 
     hide = redactor(names_in(text or ""), os.environ)

@@ -24,8 +24,11 @@ def test_hydra_finds_the_launcher() -> None:
     "overrides",
     [
         pytest.param([f"hydra.launcher.nproc={nproc}", *more], id=f"{name}{nproc}")
-        for nproc in (1, 2)
-        for name, more in (("basic", []), ("lllaunch", ["hydra/sweeper=lllaunch"]))
+        for nproc, name, more in (
+            (1, "basic", []),
+            (2, "basic", []),
+            (2, "lllaunch", ["hydra/sweeper=lllaunch"]),
+        )
     ],
 )
 class TestLauncher(LauncherTestSuite):  # type: ignore[misc]

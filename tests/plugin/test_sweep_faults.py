@@ -169,25 +169,35 @@ def test_a_job_that_hangs_is_found_and_tried_once_more(project: SweepProject) ->
 
 
 def test_a_job_that_cannot_run_does_not_keep_the_others_from_it(project: SweepProject) -> None:
+    # what arguments and variables are made of is not looked at before jobs are started
     project.experiment(
         "mixed",
-        "{entrypoint: '${program}', nproc: '${n}', args: '${list}'}",
-        "program: echo\nn: 1\nlist: [a]\n",
+        "{entrypoint: echo, env: {FLAG: '${flag}'}}",
+        "flag: text\n",
     )
-    cases = "program=echo,no-such-program n=1,many"
-    ended = project.run("+exp=mixed", *cases.split())
+    ended = project.run("+exp=mixed", "+x=1,2", "flag=text,true")
     assert ended.code == 6
     assert project.states()[0] == "succeeded"
     found = {job["job"]: job for job in project.document()["jobs"]}
     assert sorted(found) == [0, 1, 2, 3]
-    for number in (1, 2, 3):
+    for number in (1, 3):
         assert found[number]["tries"] == 0
         assert found[number]["exit_code"] == 2
-    assert project.started() == [0]
+    assert project.started() == [0, 2]
+    assert "launch.env.FLAG: true " in ended.err
+    # a run is not begun that cannot be
+    assert not list(project.sweep.glob("[13]/attempt_0"))
+
+
+def test_a_program_that_is_not_there_keeps_a_sweep_from_starting(project: SweepProject) -> None:
+    project.experiment(
+        "mixed", "{entrypoint: '${program}', nproc: '${n}'}", "program: echo\nn: 1\n"
+    )
+    ended = project.run("+exp=mixed", "program=echo,no-such-program", "n=1,many")
+    assert ended.code == 2
     assert "launch.nproc: 'many' " in ended.err
     assert "no-such-program" in ended.err
-    # a run is not begun that cannot be
-    assert not list(project.sweep.glob("[123]/attempt_0"))
+    assert not project.sweep.exists()
 
 
 def test_a_config_that_hydra_cannot_compose_is_the_jobs_own_failure(project: SweepProject) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
@@ -308,7 +309,12 @@ def test_program_that_is_not_executable(run: Run) -> None:
     path = run.write("plain", "text")
     outcome = run.program(path)
     assert outcome.exit_code == 3
-    assert f"rank 0 (attempt 0) could not be started: '{path}': Permission denied" in run.text
+    (told,) = re.findall(
+        r"rank 0 \(attempt 0\) could not be started: '(.*)': Permission denied", run.text
+    )
+    # a long path is shortened
+    assert path.startswith(told.partition("...")[0])
+    assert path.endswith(told.rpartition("...")[2])
 
 
 def test_return_value_that_cannot_be_pickled(run: Run) -> None:

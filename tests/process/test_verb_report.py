@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from support.launching import Launcher, text_of, until
 from support.project import Project, environment
 
-from lllaunch.report.read import load
+from lllaunch.reports.read import load
 from lllaunch.verbs.report import main
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.report.cases import Case, Log, Report, details
-from lllaunch.report.github import SUMMARY_BYTES, annotation, commands, summary
-from lllaunch.report.places import Place, Tree, frames_of, without_ours
+from lllaunch.reports.cases import Case, Log, Report, details
+from lllaunch.reports.github import SUMMARY_BYTES, annotation, commands, summary
+from lllaunch.reports.places import Place, Tree, frames_of, without_ours
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
 
@@ -224,7 +224,7 @@ def test_the_first_root_that_a_file_is_below_of_counts() -> None:
 
 def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
     ours = Case.__module__.replace(".", "/")
-    import lllaunch.report.cases as module
+    import lllaunch.reports.cases as module
 
     assert module.__file__.endswith(f"{ours}.py")
     frame = f'  File "{module.__file__}", line 3 in f'

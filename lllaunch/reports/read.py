@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Literal
 
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.report.cases import Case, Log, Report
-from lllaunch.report.fields import number, objects, text, texts, tidy, whole
-from lllaunch.report.find import Fields, Found, checked, find, read_document
-from lllaunch.report.overrides import read_overrides, without_secrets
-from lllaunch.report.places import Tree
-from lllaunch.report.told import blamed, run_case, sweep_cases, unfinished_case
+from lllaunch.reports.cases import Case, Log, Report
+from lllaunch.reports.fields import number, objects, text, texts, tidy, whole
+from lllaunch.reports.find import Fields, Found, checked, find, read_document
+from lllaunch.reports.overrides import read_overrides, without_secrets
+from lllaunch.reports.places import Tree
+from lllaunch.reports.told import blamed, run_case, sweep_cases, unfinished_case
 from lllaunch.run.excerpts import tail
 
 LOG_LINES = 100

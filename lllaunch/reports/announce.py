@@ -11,7 +11,7 @@ from lllaunch.run.files import write_all
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lllaunch.report.cases import Report
+    from lllaunch.reports.cases import Report
 
 
 def announce(path: str, environ: Mapping[str, str]) -> None:
@@ -28,8 +28,8 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
         return
     try:
         # only in CI
-        from lllaunch.report.read import load  # noqa: PLC0415
-        from lllaunch.report.secrets import redactor_of  # noqa: PLC0415
+        from lllaunch.reports.read import load  # noqa: PLC0415
+        from lllaunch.reports.secrets import redactor_of  # noqa: PLC0415
 
         report = load(path, source_roots(environ), redactor_of(path, environ))
         tell_github(report, environ)
@@ -48,8 +48,8 @@ def announce_error(message: str, environ: Mapping[str, str], title: str = "lllau
     """
     if not in_github_actions(environ):
         return
-    from lllaunch.report.fields import tidy  # noqa: PLC0415 - only in CI
-    from lllaunch.report.github import annotation  # noqa: PLC0415
+    from lllaunch.reports.fields import tidy  # noqa: PLC0415 - only in CI
+    from lllaunch.reports.github import annotation  # noqa: PLC0415
 
     try:
         emit(annotation("error", tidy(message), title=title) + "\n")
@@ -88,7 +88,7 @@ def tell_github(report: Report, environ: Mapping[str, str], output: str | None =
         OutputError: the file of the summary cannot be written.
         OSError: standard output, or the step's summary, cannot be written.
     """
-    from lllaunch.report.github import SUMMARY_BYTES, commands, summary  # noqa: PLC0415
+    from lllaunch.reports.github import SUMMARY_BYTES, commands, summary  # noqa: PLC0415
     from lllaunch.run.files import naming, write_atomic  # noqa: PLC0415
 
     emit("".join(f"{command}\n" for command in commands(report)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lllaunch.report.fields import tidy
+from lllaunch.reports.fields import tidy
 
 _LONGEST = 64 * 1024  # bytes
 # Names that say that a value is a secret, as everywhere in lllaunch.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lllaunch.report.places import Place, without_ours
+from lllaunch.reports.places import Place, without_ours
 from lllaunch.units import duration
 
 Outcome = Literal["succeeded", "failed", "error", "skipped"]

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.report.cases import Case, Report, details
+from lllaunch.reports.cases import Case, Report, details
 from lllaunch.units import duration
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lllaunch.exit_codes import ExitCode
-from lllaunch.report.cases import Case, Log, Outcome
-from lllaunch.report.fields import (
+from lllaunch.reports.cases import Case, Log, Outcome
+from lllaunch.reports.fields import (
     first_line,
     inner,
     number,
@@ -18,8 +18,8 @@ from lllaunch.report.fields import (
     tidy,
     whole,
 )
-from lllaunch.report.find import Fields
-from lllaunch.report.places import Place, Tree, frames_of
+from lllaunch.reports.find import Fields
+from lllaunch.reports.places import Place, Tree, frames_of
 from lllaunch.units import spans
 
 _MOST_LINES = 300
