@@ -112,11 +112,16 @@ def test_a_launcher_that_is_killed_again_and_again_finishes_each_job_once(tmp_pa
     path = tmp_path / "sweep"
     chance = random.Random(6)
     finished: set[str] = set()
-    for _ in range(KILLS):
+    kills = resumes = 0
+    while kills < KILLS or resumes < 2:
+        kills += 1
+        assert kills < 10 * KILLS
+        # a machine with other work to do comes less far in that time
+        longest = 0.05 * 2 ** (kills // KILLS)
         resume = (path / JOURNAL).exists()
         launcher = forked(lambda: be_launcher(path, resume))  # noqa: B023
         try:
-            time.sleep(chance.uniform(0.0, 0.05))
+            time.sleep(chance.uniform(0.0, longest))
         finally:
             kill(launcher)
         now = {file.parent.name for file in path.glob("*/result.json")}
@@ -126,6 +131,7 @@ def test_a_launcher_that_is_killed_again_and_again_finishes_each_job_once(tmp_pa
             # readable at every moment, and knows of all that has finished
             history = SweepHistory(read_journal(str(path / JOURNAL)))
             assert finished <= {str(number) for number in history.jobs}
+            resumes = history.resumes
     launcher = forked(lambda: be_launcher(path, (path / JOURNAL).exists()))
     assert os.waitpid(launcher, 0)[1] == 0
     document = json.loads((path / SUMMARY).read_text())
