@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.prepared import Broken, Done, Prepared, record_of
 from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Skipped, Started
-from lllaunch.sweep.results import RESULT, read_result
+from lllaunch.sweep.results import read_document, result_of
 
 if TYPE_CHECKING:
     from lllaunch.sweep.jobs import JobProcess
@@ -82,9 +81,10 @@ class Books:
         result, kind = None, ""
         if job.answer.directory:
             directory = os.path.join(self._base, job.answer.directory)
-            result = read_result(directory, job.started_ns)
+            document = read_document(directory)
+            result = result_of(document, job.started_ns)
             exit_code = _believed(exit_code, result)
-            kind = _kind(directory) if result is not None and exit_code else ""
+            kind = kind_of(document) if result is not None and exit_code else ""
         if result is None or result.exit_code != exit_code:
             cause = _line(job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
@@ -176,16 +176,6 @@ def _state(exit_code: int) -> str:
 
 def _line(text: str) -> str:
     return text.strip().partition("\n")[0]
-
-
-def _kind(directory: str) -> str:
-    """Returns the ``type`` of the limit or of the root cause in a result.json; empty if none."""
-    try:
-        with open(os.path.join(directory, RESULT), "rb") as file:
-            document: Any = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
-        return ""
-    return kind_of(document) if isinstance(document, Mapping) else ""
 
 
 def kind_of(document: Mapping[str, Any]) -> str:

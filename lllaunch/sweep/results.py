@@ -38,17 +38,28 @@ def read_result(directory: str, since_ns: int = 0) -> Result | None:
     Raises:
         OutputError: it is there and cannot be read.
     """
+    return result_of(read_document(directory), since_ns)
+
+
+def read_document(directory: str) -> Any:
+    """Reads what the result.json in a directory holds.
+
+    Returns:
+        it, None if there is none or it is not JSON.
+
+    Raises:
+        OutputError: it is there and cannot be read.
+    """
     path = os.path.join(directory, RESULT)
     try:
         with open(path, "rb") as file:
-            document = json.loads(file.read())
+            return json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     except (ValueError, RecursionError):
         return None
-    return result_of(document, since_ns)
 
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:

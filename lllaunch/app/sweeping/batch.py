@@ -15,6 +15,7 @@ from lllaunch.app.sweeping.comparing import Comparing
 from lllaunch.app.sweeping.labels import Labels
 from lllaunch.app.sweeping.returns import SweptJob
 from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.wording import counted
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.results import read_result
@@ -238,6 +239,5 @@ def _common(labels: Sequence[Sequence[str]]) -> frozenset[str]:
 
 
 def _machine_text(machine: Machine) -> str:
-    gpus, cpus = len(machine.gpus), len(machine.cpus)
-    parts = [f"{gpus} GPU{'s' * (gpus != 1)}"] if gpus else []
-    return ", ".join([*parts, f"{cpus} core{'s' * (cpus != 1)}"])
+    parts = [counted(len(machine.gpus), "GPU")] if machine.gpus else []
+    return ", ".join([*parts, counted(len(machine.cpus), "core")])

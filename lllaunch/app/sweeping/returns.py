@@ -19,13 +19,12 @@ from lllaunch.app.ending import JobEnded
 from lllaunch.app.returned import load
 from lllaunch.errors import OutputError
 from lllaunch.run.outcome import ReturnValue
+from lllaunch.sweep.results import RESULT
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import JobConfig
-
-RESULT = "result.json"
 
 
 class SweptJob(JobReturn):
