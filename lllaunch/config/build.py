@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from lllaunch.config import fields
 from lllaunch.config.env import read_env, read_env_per_rank
 from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.masks import Mask, check_mask, parse_mask, write_mask
-from lllaunch.config.nproc import count_cpus, parse_nproc
+from lllaunch.config.nproc import count_cpus, nproc_word, parse_nproc
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.quantities import format_duration, parse_duration
 from lllaunch.config.ranks import check_within, parse_ranks
@@ -91,9 +91,20 @@ def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: Surrounding
         return count_gpus(visible, around.nvml, pretended=around.environ.get(PRETEND))
 
     def read(value: object) -> int | None:
+        if nproc_word(value) and not around.here:
+            return None
         return parse_nproc(value, cpus=count_cpus, gpus=gpus)
 
-    return settings.scalar("nproc", read, None)
+    nproc = settings.scalar("nproc", read, None)
+    if _left_to_machine(settings):
+        # a plan is the same on all machines
+        settings.decide("nproc", nproc_word(reveal(settings["nproc"])))
+    return nproc
+
+
+def _left_to_machine(settings: Settings) -> bool:
+    """Whether the number of workers is another one on another machine."""
+    return bool(nproc_word(reveal(settings["nproc"])))
 
 
 def _read_env_per_rank(settings: Settings, nproc: int | None) -> dict[range, dict[str, Tree]]:
@@ -178,6 +189,7 @@ def _read_names(settings: Settings, around: Surroundings) -> dict[str, Any]:
         "log_dir": settings.scalar("log_dir", read_log_dir, around.output_dir),
         "run_id": settings.scalar("run_id", fields.read_line, run_id),
         "virtual_local_rank": settings.scalar("virtual_local_rank", fields.read_flag, False),
+        "locked": settings.scalar("locked", fields.read_locked, fields.UNLOCKED),
     }
 
 
@@ -187,8 +199,9 @@ def _read_output(settings: Settings, nproc: int | None) -> dict[str, Any]:
     files = masks["redirects"].by_rank(nproc or 1)
     # What is shown is read from the file.
     redirects = {rank: Std(std | tee[rank]) for rank, std in files.items()}
-    settings.decide("tee", write_mask(tee))
-    settings.decide("redirects", write_mask(redirects))
+    varies = _left_to_machine(settings)
+    settings.decide("tee", masks["tee"].text if varies else write_mask(tee))
+    settings.decide("redirects", masks["redirects"].text if varies else write_mask(redirects))
     return {
         "redirects": redirects,
         "tee": tee,
@@ -219,11 +232,27 @@ def _read_ranks_filter(settings: Settings, nproc: int | None) -> frozenset[int] 
         return ranks
 
     parts = settings.each(name, read)
+    if nproc is None or _left_to_machine(settings):
+        # the ranges have no bound that is known, and could be huge
+        settings.decide(name, [_written(part) for part in _joined(parts)])
     if nproc is None:
-        return None  # the ranges have no bound that is known, and could be huge
+        return None
     ranks = frozenset(rank for part in parts for rank in part)
-    settings.decide(name, [_written(part) for part in as_ranges(ranks)])
+    if not _left_to_machine(settings):
+        settings.decide(name, [_written(part) for part in as_ranges(ranks)])
     return ranks
+
+
+def _joined(ranges: Sequence[range]) -> list[range]:
+    """Ranges in order, without overlaps and gaps of none."""
+    found: list[range] = []
+    for ranks in sorted(ranges, key=lambda each: each.start):
+        if found and ranks.start <= found[-1].stop:
+            last = found.pop()
+            found.append(range(last.start, max(last.stop, ranks.stop)))
+        else:
+            found.append(ranks)
+    return found
 
 
 def _read_ending(settings: Settings) -> dict[str, Any]:

@@ -22,6 +22,8 @@ _REFUSED_SIGNALS = {
 }
 _BARE_NAME = re.compile(r"\$\{(\w+)\}", re.ASCII)
 _MOST_RESTARTS = 1_000_000
+UNLOCKED: bool | str = False
+"""What `read_locked` makes of nothing."""
 
 
 def read_text(value: object) -> str:
@@ -49,6 +51,19 @@ def read_line(value: object) -> str:
     if not text.isprintable():
         raise Unfit("holds a line break or another character that cannot be printed")
     return text
+
+
+def read_locked(value: object) -> bool | str:
+    """True, false, or the name of a lock.
+
+    Raises:
+        Unfit: it is anything else.
+    """
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise Unfit("is not true, false or the name of a lock")
+    return read_line(value)
 
 
 def read_flag(value: object) -> bool:

@@ -51,6 +51,19 @@ class Mask:
             streams.update(dict.fromkeys(range(ranks.start, min(ranks.stop, nproc)), std))
         return streams
 
+    @property
+    def text(self) -> str:
+        """What is said of it, for whatever number of ranks there are, as `write_mask` writes it."""
+        if not self.parts:
+            return _name_of(self.rest)
+        joined: list[tuple[range, Std]] = []
+        for ranks, std in sorted(self.parts, key=lambda part: part[0].start):
+            if joined and joined[-1][0].stop == ranks.start and joined[-1][1] == std:
+                ranks = range(joined.pop()[0].start, ranks.stop)  # noqa: PLW2901 - one range now
+            joined.append((ranks, std))
+        named = [f"{write_range(ranks)}:{_name_of(std)}" for ranks, std in joined if std]
+        return " ".join(named) or _name_of(Std.NONE)
+
 
 def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
     """Reads a mask.
@@ -163,13 +176,16 @@ def write_mask(streams: Mapping[int, Std]) -> str:
         A name if all ranks have the same, else pairs such as ``0:all 1-7:out``, separated by
         blanks, without the ranks that have none.
     """
-    name_of = {std: name for name, std in _NAMES.items()}
     used = set(streams.values())
     if len(used) <= 1:
-        return name_of[used.pop()] if used else "none"
+        return _name_of(used.pop() if used else Std.NONE)
     parts = [
-        (ranks.start, f"{write_range(ranks)}:{name_of[std]}")
+        (ranks.start, f"{write_range(ranks)}:{_name_of(std)}")
         for std in used - {Std.NONE}
         for ranks in as_ranges(rank for rank, own in streams.items() if own == std)
     ]
     return " ".join(text for _, text in sorted(parts))
+
+
+def _name_of(streams: Std) -> str:
+    return next(name for name, std in _NAMES.items() if std == streams)

@@ -11,8 +11,16 @@ from lllaunch.config.suggest import did_you_mean
 # More than any machine runs as one group; a slip of the finger should not fill the process table.
 MOST_WORKERS = 10_000
 
-_WORDS = ("auto", "cpu", "gpu")
+WORDS = ("auto", "cpu", "gpu")
+"""What stands for a number that the machine decides."""
+
 _EXPECTED = "is not a number of workers (1, 2, ... or auto, cpu, gpu)"
+
+
+def nproc_word(value: object) -> str:
+    """The word that leaves the number of workers to the machine, an empty string for a number."""
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return word if word in WORDS else ""
 
 
 def count_cpus() -> int:
@@ -35,7 +43,7 @@ def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], in
     Raises:
         Unfit: it is none of these, or ``gpu`` on a machine without one.
     """
-    word = value.strip().lower() if isinstance(value, str) else ""
+    word = nproc_word(value)
     if word == "cpu":
         return cpus()
     if word == "gpu":
@@ -63,7 +71,7 @@ def _number(value: object) -> int:
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Unfit(_EXPECTED, did_you_mean(value, _WORDS) if isinstance(value, str) else "")
+        raise Unfit(_EXPECTED, did_you_mean(value, WORDS) if isinstance(value, str) else "")
     if value < 1:
         raise Unfit("is too few: there must be at least one worker")
     if value > MOST_WORKERS:

@@ -35,6 +35,7 @@ def resolve(
     users_own: bool = False,
     environ: Mapping[str, str] | None = None,
     nvml: Nvml | None = None,
+    here: bool = True,
 ) -> LaunchSpec:
     """Decides what a run is.
 
@@ -56,6 +57,8 @@ def resolve(
             literals under names that say secret are hidden, but refused in our own nodes only.
         environ: the launcher's environment; None for the real one.
         nvml: stands in for the module ``pynvml``.
+        here: False where nothing is to run: CPUs and GPUs are not counted, and where the number of
+            workers depends on them, ``LaunchSpec.nproc`` is 1.
 
     Returns:
         The run, resolved.
@@ -78,6 +81,7 @@ def resolve(
         environ=dict(os.environ if environ is None else environ),
         sys_path=tuple(sys.path),
         nvml=nvml,
+        here=here,
     )
     spec = build(Settings(tree, keys, findings), around)
     ours = tuple(f"{node}." for node in (key, outer) if node) if users_own else ("",)

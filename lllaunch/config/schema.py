@@ -237,6 +237,14 @@ class Launch:
     """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the last two parts of the output
     directory."""
 
+    locked: bool | str = False
+    """Whether only the reviewed plan may run: the one that `plan --lock` wrote to
+    [`conf/locks/NAME.yaml`](locks-and-allowlists.md#locks). NAME is the experiment's, the choice of
+    the group `exp`, or else the name of the primary config; instead of true it may stand here.
+    What differs is refused, with exit code 5 and the difference, before anything starts; so is
+    what the allowlist of the project does not have, or if there is none. `LLLAUNCH_LOCKED=1` in the
+    environment does the same to every run and every job of a sweep, whatever stands here."""
+
 
 KEYS: tuple[str, ...] = tuple(each.name for each in fields(Launch))
 
@@ -248,6 +256,9 @@ NULLABLE = frozenset(
         *("log_line_prefix", "log_dir", "watchdog", "restart", "resources", "run_id"),
     }
 )
+
+# Says how a run is begun and not what it is.
+UNPLANNED = frozenset({"locked"})
 
 # Where ${worker:NAME} is replaced.
 PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from lllaunch.config.args import check_worker_names
 from lllaunch.config.fields import read_each
 from lllaunch.config.findings import Findings
-from lllaunch.config.schema import KEYS, NULLABLE, PER_WORKER
+from lllaunch.config.schema import KEYS, NULLABLE, PER_WORKER, UNPLANNED
 from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, leaves, reveal
 from lllaunch.macros import names_in
 
@@ -43,7 +43,7 @@ class Settings:
 
     def plan(self) -> dict[str, Any]:
         """What has been decided, without secrets, in the order of the schema."""
-        return {name: self._plan.get(name) for name in KEYS}
+        return {name: self._plan.get(name) for name in KEYS if name not in UNPLANNED}
 
     def decide(self, name: str, tree: Tree) -> None:
         """Keeps what a setting came to; of a value with secrets, what was written."""

@@ -23,6 +23,7 @@ class Surroundings:
         environ: the launcher's environment.
         sys_path: the launcher's ``sys.path``.
         nvml: stands in for ``pynvml``.
+        here: whether the run would be on this machine, whose CPUs and GPUs are counted then.
     """
 
     runtime_cwd: str
@@ -34,3 +35,4 @@ class Surroundings:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     sys_path: tuple[str, ...] = ()
     nvml: Nvml | None = None
+    here: bool = True

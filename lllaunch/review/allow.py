@@ -19,9 +19,10 @@ from lllaunch.config.secrets import holds_env
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import Problem
 from lllaunch.review.objects import Objects
-from lllaunch.review.policy import POLICY_FILE, POLICY_VARIABLE, Policy
+from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
+from lllaunch.review.policy import Policy
 from lllaunch.review.targets import Asked, asked_for
-from lllaunch.spec import LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec
 
 _REFUSED_VARIABLES = ("PYTHON*", "LD_*", "PATH")
 # of the two classes that Hydra always makes
@@ -35,6 +36,15 @@ _OWN_TARGETS = {
         "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
     ),
 }
+
+
+NO_POLICY = Problem(
+    POLICY_FILE,
+    "",
+    "is not there, and a locked run needs it: nothing says what may run",
+    f"write 'allow: {{...}}', or name a file in {POLICY_VARIABLE}",
+)
+"""What is wrong with a locked run where no policy is."""
 
 
 def check(
@@ -63,20 +73,49 @@ def check(
         `lllaunch.review.refused.PlanRefused`.
     """
     if policy is None:
-        if not locked:
-            return []
-        expected = "is not there, and a locked run needs it: nothing says what may run"
-        hint = f"write 'allow: {{...}}', or name a file in {POLICY_VARIABLE}"
-        return [Problem(POLICY_FILE, "", expected, hint)]
+        return [NO_POLICY] if locked else []
     environ = os.environ if environ is None else environ
-    judge = _Judge(spec, policy, root, environ, sys.path if sys_path is None else sys_path)
-    judge.entrypoint()
-    judge.directories()
-    judge.preload()
-    judge.variables(config)
-    for asked in asked_for(config):
-        judge.asked(asked)
+    sys_path = sys.path if sys_path is None else sys_path
+    # as workers have it: their own directory first
+    judge = _Judge(policy, root, environ, (spec.cwd, spec.runtime_cwd, *sys_path))
+    judge.entrypoint(spec)
+    judge.directories(spec)
+    judge.preload(spec)
+    judge.variables(_variables(spec))
+    judge.config(config)
     return judge.problems
+
+
+def check_config(config: Mapping[Any, Any], policy: Policy, root: str) -> list[Problem]:
+    """Tells what of a config its project does not allow, before Hydra makes anything of it.
+
+    Args:
+        config: whole, Hydra's node included: plain data, unresolved.
+        policy: of the project.
+        root: top of the working tree.
+    """
+    judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
+    judge.config(config)
+    return judge.problems
+
+
+def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> list[Problem]:
+    """Tells which entries of ``hydra.searchpath`` a project does not allow.
+
+    Hydra imports packages that it looks in, so they are judged before anything is composed.
+    """
+    return check_config({"hydra": {"searchpath": list(entries)}}, policy, root)
+
+
+def _variables(spec: LaunchSpec) -> dict[str, Any]:
+    """Variables of workers, by the key of the node that sets them."""
+    launch = spec.redacted
+    per_rank = launch.get("env_per_rank", spec.env_per_rank)
+    per_rank = per_rank if isinstance(per_rank, Mapping) else {}
+    return {
+        "launch.env": launch.get("env", spec.env),
+        **{f"launch.env_per_rank.{ranks}": env for ranks, env in per_rank.items()},
+    }
 
 
 class _Forms(NamedTuple):
@@ -96,26 +135,23 @@ class _Forms(NamedTuple):
 class _Judge:
     def __init__(
         self,
-        spec: LaunchSpec,
         policy: Policy,
         root: str,
         environ: Mapping[str, str],
         sys_path: Iterable[str],
     ) -> None:
         self.problems: list[Problem] = []
-        self._spec = spec
         self._policy = policy
         self._root = os.path.realpath(root)
         self._environ = environ
-        # as workers have it: their own directory first
-        self._path = tuple(dict.fromkeys((spec.cwd, spec.runtime_cwd, *sys_path)))
+        self._path = tuple(dict.fromkeys(sys_path))
         self._objects = Objects(self._path)
 
-    def entrypoint(self) -> None:
-        entry = self._spec.entrypoint
+    def entrypoint(self, spec: LaunchSpec) -> None:
+        entry = spec.entrypoint
         name = "programs" if entry.form == "program" else "entrypoints"
         patterns = getattr(self._policy, name)
-        refused = [each for each in self._forms() if not _fits_any(patterns, each)]
+        refused = [each for each in self._forms(entry) if not _fits_any(patterns, each)]
         if not refused:
             return
         first = refused[0]
@@ -129,8 +165,7 @@ class _Judge:
             expected = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
         self._refuse("launch.entrypoint", repr(shorten(entry.text)), expected, name, wanted)
 
-    def _forms(self) -> list[_Forms]:
-        entry = self._spec.entrypoint
+    def _forms(self, entry: Entrypoint) -> list[_Forms]:
         if entry.form == "program":
             return [self._program(entry.name)]
         if entry.form == "script":
@@ -152,8 +187,7 @@ class _Judge:
         found = shutil.which(name, path=self._environ.get("PATH") or os.defpath)
         return _Forms((name,), os.path.abspath(found) if found else "")
 
-    def directories(self) -> None:
-        spec = self._spec
+    def directories(self, spec: LaunchSpec) -> None:
         named = {"hydra.runtime.output_dir": spec.output_dir}
         if spec.log_dir != spec.output_dir:
             named["launch.log_dir"] = spec.log_dir
@@ -169,22 +203,21 @@ class _Judge:
             expected = f"is outside of the tree and {_not_in('paths')}"
             self._refuse(key, shown, expected, "paths", wanted)
 
-    def preload(self) -> None:
-        written = self._spec.redacted.get("preload")
+    def preload(self, spec: LaunchSpec) -> None:
+        written = spec.redacted.get("preload")
         hidden = any(map(holds_env, written if isinstance(written, list) else [written]))
-        for module in self._spec.preload:
+        for module in spec.preload:
             ours = module.startswith("lllaunch.")
             if not ours and not any(_fits(each, module) for each in self._policy.preload):
                 shown, wanted = ("", "") if hidden else (repr(module), module)
                 self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
 
-    def variables(self, config: Mapping[Any, Any]) -> None:
-        launch = self._spec.redacted
-        nodes: dict[str, Any] = {"launch.env": launch.get("env", self._spec.env)}
-        per_rank = launch.get("env_per_rank", self._spec.env_per_rank)
-        if isinstance(per_rank, Mapping):
-            nodes |= {f"launch.env_per_rank.{ranks}": env for ranks, env in per_rank.items()}
-        nodes["hydra.job.env_set"] = _below(config, "hydra", "job", "env_set")
+    def config(self, config: Mapping[Any, Any]) -> None:
+        self.variables({"hydra.job.env_set": _below(config, "hydra", "job", "env_set")})
+        for asked in asked_for(config):
+            self.asked(asked)
+
+    def variables(self, nodes: Mapping[str, Any]) -> None:
         for key, env in nodes.items():
             for name in map(str, env if isinstance(env, Mapping) else ()):
                 changes = any(fnmatchcase(name, each) for each in _REFUSED_VARIABLES)

@@ -7,7 +7,6 @@ difference of the two is what a reviewer has to look at.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -15,10 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
-# What `plan_hash` hashes has to be what is written: the parts of it, not another implementation.
-from lllaunch.config.plan import _dump, _Dumper, _elsewhere, _places, default_run_id, plan_node
+from lllaunch.config.plan import PlanDumper, dump_yaml, hash_of, portable_plan
 from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
@@ -32,11 +28,12 @@ from lllaunch.spec import LaunchSpec
 FORMAT = 1
 """Of the file; grows when an older reader would misunderstand it."""
 
+_JOBS = "jobs"
 _KEYS = ("lock", "command", "plan_hash", "plan")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-class _LockDumper(_Dumper):
+class VisibleDumper(PlanDumper):
     """Escapes all that is not seen: PyYAML reads some line breaks back as others."""
 
 
@@ -45,7 +42,7 @@ def _represent_text(dumper: Any, text: str) -> Any:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_LockDumper.add_representer(str, _represent_text)
+VisibleDumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,8 @@ class Lock:
         path: of the file.
         command: overrides and flags that the plan was made with.
         plan_hash: of the plan, as `lllaunch.config.plan.plan_hash` gives it.
-        plan: plain data, ``launch`` with the node under it.
+        plan: plain data: ``launch`` with the node under it, or ``jobs``, where each job of a sweep
+            has such a plan under its overrides.
     """
 
     path: str
@@ -70,21 +68,22 @@ class Lock:
         return renew_command(self.command)
 
 
-def locked_plan(spec: LaunchSpec) -> dict[str, Any]:
-    """Returns the plan of a run without what differs from place to place: what a lock holds."""
-    launch = plan_node(spec)["launch"]
-    if spec.run_id == default_run_id(spec.output_dir):
-        launch.pop("run_id", None)
-    return {"launch": _elsewhere(launch, _places(spec))}
+def sweep_plan(jobs: Mapping[str, LaunchSpec]) -> dict[str, Any]:
+    """Returns the plan of a sweep, as a lock holds it.
+
+    Args:
+        jobs: each job's run, by its overrides.
+    """
+    return {_JOBS: {overrides: portable_plan(spec) for overrides, spec in jobs.items()}}
 
 
-def lock_text(name: str, command: Sequence[str], spec: LaunchSpec) -> str:
+def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str:
     """Returns the text of a lock; the same for the same arguments, on every machine.
 
     Args:
         name: of the experiment, such as ``vision/resnet``.
         command: overrides and flags that the plan was made with, already redacted.
-        spec: the run.
+        plan: of a run (`lllaunch.config.plan.portable_plan`) or of a sweep (`sweep_plan`).
 
     Raises:
         ConfigError: the name is none that a lock can have, or the plan holds what YAML's plain
@@ -93,14 +92,13 @@ def lock_text(name: str, command: Sequence[str], spec: LaunchSpec) -> str:
     problem = name_problem(name)
     if problem is not None:
         raise ConfigError((problem,))
-    plan = locked_plan(spec)
     content = {
         "lock": FORMAT,
         "command": list(command),
-        "plan_hash": _hash(plan),
+        "plan_hash": hash_of(plan),
         "plan": plan,
     }
-    text = _header(name, command) + _written(content)
+    text = _header(name, command) + dump_yaml(content, VisibleDumper)
     _read_back(text, content)
     return text
 
@@ -128,7 +126,7 @@ def parse_lock(text: str, path: str) -> Lock:
         raise ConfigError(tuple(problems))
     data = document.data
     lock = Lock(path, tuple(data["command"]), data["plan_hash"], data["plan"])
-    if _hash(data["plan"]) != lock.plan_hash:
+    if hash_of(data["plan"]) != lock.plan_hash:
         expected = "does not fit the plan below it: the file was edited by hand"
         line = document.lines[("plan_hash",)]
         shown = f"{lock.plan_hash[:12]}..."
@@ -163,9 +161,20 @@ def write_lock(root: str, name: str, text: str) -> str:
     return path
 
 
-def compare(lock: Lock, spec: LaunchSpec) -> tuple[Change, ...]:
-    """Returns in what a run's plan differs from the reviewed one; nothing if it is that."""
-    return differences(lock.plan, locked_plan(spec))
+def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
+    """Returns in what a run's plan differs from the reviewed one; nothing if it is that.
+
+    Args:
+        lock: of a run, or of the sweep that the run is a job of.
+        spec: the run.
+        job: its overrides in that sweep.
+    """
+    plan = portable_plan(spec)
+    if _JOBS not in lock.plan:
+        return differences(lock.plan, plan)
+    known = lock.plan[_JOBS]
+    reviewed = {_JOBS: {job: known[job]} if job in known else {}}
+    return differences(reviewed, {_JOBS: {job: plan}})
 
 
 def renew_command(command: Sequence[str]) -> str:
@@ -182,22 +191,6 @@ def _header(name: str, command: Sequence[str]) -> str:
         f"  {renewal}" if renewal.isprintable() else "  python -m lllaunch plan --lock ...",
     ]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _written(content: Mapping[str, Any]) -> str:
-    text: str = yaml.dump(
-        content,
-        Dumper=_LockDumper,
-        sort_keys=False,
-        default_flow_style=False,
-        allow_unicode=True,
-        width=1_000_000,
-    )
-    return text
-
-
-def _hash(plan: Any) -> str:
-    return hashlib.sha256(_dump(plan).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _read_back(text: str, content: Mapping[str, Any]) -> None:
@@ -236,7 +229,7 @@ def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list
     shapes = {
         "command": (_is_texts, "is no list of texts"),
         "plan_hash": (_is_hash, "is no SHA-256 in hexadecimal"),
-        "plan": (_is_plan, "is no plan (launch: {...})"),
+        "plan": (_is_plan, "is no plan (launch: {...}, or jobs: {...} of a sweep)"),
     }
     for key, (fits, expected) in shapes.items():
         if key not in data:
@@ -255,6 +248,15 @@ def _is_hash(value: Any) -> bool:
 
 
 def _is_plan(value: Any) -> bool:
+    if isinstance(value, dict) and set(value) == {_JOBS}:
+        jobs = value[_JOBS]
+        return isinstance(jobs, dict) and all(
+            isinstance(name, str) and _is_of_run(plan) for name, plan in jobs.items()
+        )
+    return _is_of_run(value)
+
+
+def _is_of_run(value: Any) -> bool:
     return (
         isinstance(value, dict) and set(value) == {"launch"} and isinstance(value["launch"], dict)
     )

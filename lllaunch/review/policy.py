@@ -6,8 +6,6 @@ or from the file that LLLAUNCH_POLICY names.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +14,6 @@ from lllaunch.config.suggest import did_you_mean, one_of
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.review.document import Document, FileProblem, parse, read_text
-
-POLICY_FILE = "conf/lllaunch.yaml"
-"""Relative to the top of the working tree."""
-
-POLICY_VARIABLE = "LLLAUNCH_POLICY"
-"""Names another file."""
 
 LISTS: tuple[str, ...] = (
     *("entrypoints", "programs", "preload", "callbacks", "targets"),
@@ -56,35 +48,6 @@ class Policy:
     searchpath: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
-
-
-def tree_top(directory: str) -> str:
-    """Returns the top of the git working tree that a directory is in; without git, itself.
-
-    Args:
-        directory: absolute.
-    """
-    above = directory
-    while not os.path.lexists(os.path.join(above, ".git")):
-        parent = os.path.dirname(above)
-        if parent == above:
-            return directory
-        above = parent
-    return above
-
-
-def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
-    """Returns the policy file that counts, None if there is none.
-
-    Args:
-        top: of the working tree.
-        environ: of the launcher. A file named there counts, whether it is there or not.
-    """
-    named = environ.get(POLICY_VARIABLE)
-    if named:
-        return os.path.abspath(named)
-    path = os.path.join(top, POLICY_FILE)
-    return path if os.path.lexists(path) else None
 
 
 def read_policy(path: str) -> Policy:

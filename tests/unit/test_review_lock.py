@@ -11,13 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.config.plan import plan_hash
+from lllaunch.config.plan import plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.review.lock import (
     compare,
     lock_text,
-    locked_plan,
     parse_lock,
     read_lock,
     write_lock,
@@ -80,7 +79,7 @@ def test_a_lock_reads_like_this_and_is_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [golden_spec(tmp_path / name, monkeypatch) for name in ("one", "two")]
-    one, two = (lock_text("vision/resnet", COMMAND, spec) for spec in specs)
+    one, two = (lock_text("vision/resnet", COMMAND, portable_plan(spec)) for spec in specs)
     assert one == two
     assert one.startswith(f"{GOLDEN_HEAD}{plan_hash(specs[0])}\n{GOLDEN_PLAN}")
     assert str(tmp_path) not in one
@@ -92,7 +91,9 @@ def test_a_lock_reads_like_this_and_is_the_same_everywhere(
 
 
 def test_what_differs_from_a_lock_is_told_by_key() -> None:
-    lock = parse_lock(lock_text("a", [], spec_of({"entrypoint": "env", "nproc": 2})), "x")
+    lock = parse_lock(
+        lock_text("a", [], portable_plan(spec_of({"entrypoint": "env", "nproc": 2}))), "x"
+    )
     changes = compare(lock, spec_of({"entrypoint": "env", "nproc": 4, "run_id": "mine"}))
     told = [str(change) for change in changes]
     assert "launch.nproc: 2 -> 4" in told
@@ -118,17 +119,17 @@ def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[s
     spec = LaunchSpec(
         spec_of({"entrypoint": "env"}).entrypoint, 1, "/out", "/", redacted=node, output_dir="/out"
     )
-    text = lock_text("a", command, spec)
+    text = lock_text("a", command, portable_plan(spec))
     lock = parse_lock(text, "x")
     assert lock.plan_hash == plan_hash(spec)
     assert list(lock.command) == command
     assert compare(lock, spec) == ()
-    assert repr(lock.plan) == repr(locked_plan(spec))
-    assert text == lock_text("a", command, spec)
+    assert repr(lock.plan) == repr(portable_plan(spec))
+    assert text == lock_text("a", command, portable_plan(spec))
 
 
 def test_a_command_cannot_end_the_comment() -> None:
-    text = lock_text("a", ["x=1\nlock: 2"], spec_of({"entrypoint": "env"}))
+    text = lock_text("a", ["x=1\nlock: 2"], portable_plan(spec_of({"entrypoint": "env"})))
     assert yaml.safe_load(text)["lock"] == 1
     assert parse_lock(text, "x").command == ("x=1\nlock: 2",)
 
@@ -136,12 +137,12 @@ def test_a_command_cannot_end_the_comment() -> None:
 def test_a_lock_with_ten_thousand_keys() -> None:
     args = {f"key_{number}": number for number in range(10_000)}
     spec = spec_of({"entrypoint": "env", "args": args})
-    assert compare(parse_lock(lock_text("a", [], spec), "x"), spec) == ()
+    assert compare(parse_lock(lock_text("a", [], portable_plan(spec)), "x"), spec) == ()
 
 
 def test_a_lock_is_written_and_read(tmp_path: Path) -> None:
     spec = spec_of({"entrypoint": "env"})
-    text = lock_text("vision/resnet", [], spec)
+    text = lock_text("vision/resnet", [], portable_plan(spec))
     path = write_lock(str(tmp_path), "vision/resnet", text)
     assert path == f"{tmp_path}/conf/locks/vision/resnet.yaml"
     assert compare(read_lock(path), spec) == ()
@@ -177,7 +178,7 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         write_lock(str(tmp_path), name, "x")
     with pytest.raises(ConfigError):
-        lock_text(name, [], spec_of({"entrypoint": "env"}))
+        lock_text(name, [], portable_plan(spec_of({"entrypoint": "env"})))
     assert os.listdir(tmp_path) == []
 
 
@@ -207,7 +208,7 @@ def test_a_lock_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path)
 
 
 def good() -> str:
-    return lock_text("a", ["+exp=a"], spec_of({"entrypoint": "env", "nproc": 2}))
+    return lock_text("a", ["+exp=a"], portable_plan(spec_of({"entrypoint": "env", "nproc": 2})))
 
 
 def test_a_lock_that_somebody_edited_is_refused() -> None:

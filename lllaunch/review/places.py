@@ -1,0 +1,51 @@
+"""Where a project keeps what was reviewed. Imports next to nothing: every run looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+POLICY_FILE = "conf/lllaunch.yaml"
+"""Relative to the top of the working tree."""
+
+POLICY_VARIABLE = "LLLAUNCH_POLICY"
+"""Names another file."""
+
+LOCKED_VARIABLE = "LLLAUNCH_LOCKED"
+"""Locks every run."""
+
+_NO = frozenset({"", "0", "false", "no", "off"})
+
+
+def tree_top(directory: str) -> str:
+    """Returns the top of the git working tree that a directory is in; without git, itself.
+
+    Args:
+        directory: absolute.
+    """
+    above = directory
+    while not os.path.lexists(os.path.join(above, ".git")):
+        parent = os.path.dirname(above)
+        if parent == above:
+            return directory
+        above = parent
+    return above
+
+
+def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
+    """Returns the policy file that counts, None if there is none.
+
+    Args:
+        top: of the working tree.
+        environ: of the launcher. A file named there counts, whether it is there or not.
+    """
+    named = environ.get(POLICY_VARIABLE)
+    if named:
+        return os.path.abspath(named)
+    path = os.path.join(top, POLICY_FILE)
+    return path if os.path.lexists(path) else None
+
+
+def locks_all(environ: Mapping[str, str]) -> bool:
+    """Whether the environment of the launcher locks every run."""
+    return environ.get(LOCKED_VARIABLE, "").strip().lower() not in _NO
