@@ -10,9 +10,11 @@ import hydra
 from hydra.core.plugins import Plugins
 
 from lllaunch.app import search_path
+from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import plain
 from lllaunch.app.schema_store import install
+from lllaunch.app.search_path import BASE, MODULE, PACKAGED, PRIMARY
 from lllaunch.app.sweeping.resume import with_directory
 from lllaunch.app.sweeping.source import TaskSource
 
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.spawner.client import Spawner
-
-_PRIMARY = "_lllaunch_app"
 
 
 def run(spawner: Spawner | None) -> int:
@@ -43,10 +43,9 @@ def run(spawner: Spawner | None) -> int:
         return plain(jobs.run(cfg).return_values.get(0))
 
     # Hydra names the job after the task's module, and finds relative paths from it
-    task.__module__ = "lllaunch"
+    task.__module__ = MODULE
     TaskSource(None, spawner).mark(task)
     sys.argv[1:] = with_directory(sys.argv[1:])
-    app = hydra.main(config_path=search_path.PACKAGED, config_name=_PRIMARY, version_base="1.3")(
-        task
-    )
-    return jobs.ledger.run(app) or 0
+    app = hydra.main(config_path=PACKAGED, config_name=PRIMARY, version_base=BASE)(task)
+    with guarded():
+        return jobs.ledger.run(app) or 0

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded, Ledger
+from lllaunch.app.gate import admit
 from lllaunch.app.planning import Whereabouts, modules_of, perform, plan_job
 from lllaunch.errors import ConfigError, LaunchError, Problem
 
@@ -77,6 +78,8 @@ class Jobs:
         # where hydra.job.chdir has moved this process, if it is set
         where = Whereabouts(runtime.cwd, runtime.output_dir, os.getcwd())
         spec = plan_job(cfg, where, user)
+        node: Any = HydraConfig.get()
+        admit(spec, node._get_root(), users_own=user is not None)
         query = BuildQuery.start(runtime.cwd)
         try:
             outcome = perform(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import hydra
 
 from lllaunch.app.early import prestarted
+from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
@@ -81,7 +82,8 @@ class LaunchedMain(Generic[R]):
             self._jobs = Jobs(spawner)
             TaskSource(self._function, spawner).mark(self._task)
             sys.argv[1:] = with_directory(sys.argv[1:])
-            return self._jobs.ledger.run(self._app)
+            with guarded():
+                return self._jobs.ledger.run(self._app)
         finally:
             self._jobs = None
             if spawner is not None:

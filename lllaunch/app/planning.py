@@ -44,6 +44,8 @@ def plan_job(
     outer: str | None = None,
     users_own: bool = False,
     environ: Mapping[str, str] | None = None,
+    here: bool = True,
+    entrypoint_required: bool = True,
 ) -> LaunchSpec:
     """Decides what the run of a job is; Hydra's config is that of the job.
 
@@ -54,6 +56,8 @@ def plan_job(
         outer: key of a node whose launch fields are weaker than those of ``launch``, or None.
         users_own: as `lllaunch.config.resolve.resolve` has it.
         environ: the launcher's environment; None for the real one.
+        here: as `lllaunch.config.resolve.resolve` has it.
+        entrypoint_required: the same; without a ``user``.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -67,10 +71,11 @@ def plan_job(
         runtime_cwd=where.runtime_cwd,
         output_dir=where.output_dir,
         searched=_searched(),
-        entrypoint_required=user is None,
+        entrypoint_required=entrypoint_required and user is None,
         environ=environ,
         outer=outer,
         users_own=users_own,
+        here=here,
     )
     nodes = ("launch",) if outer is None else ("launch", outer)
     if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):

@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PACKAGED = "pkg://lllaunch.conf"
+
+PRIMARY = "_lllaunch_app"
+"""Name of the app's primary config: one that no user has."""
+
+MODULE = "lllaunch"
+"""What Hydra names the app's job after, and finds relative paths from."""
+
+BASE = "1.3"
+"""Hydra's compatibility level of the app."""
+
 DIRECTORY = "conf"
 _PROVIDER = "lllaunch"
 # Hydra's names for its own configs and for the place of the primary config

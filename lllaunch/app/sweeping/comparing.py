@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.aside import aside_each
-from lllaunch.app.sweeping.jobs import reason_of
 from lllaunch.app.sweeping.labels import Labels
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.sweep.fingerprint import job_key

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from lllaunch.app.guarded_loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 
 if TYPE_CHECKING:
@@ -89,18 +90,21 @@ class Composer:
         """
         setup_globals()
         loader = self.context.config_loader
-        config = loader.load_sweep_config(self.master, list(overrides))
+        config = load_job(loader, self.master, overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
         return self._placed(config, directory)
 
-    def plan(self, job: JobConfig, environ: Mapping[str, str] | None = None) -> LaunchSpec:
+    def plan(
+        self, job: JobConfig, environ: Mapping[str, str] | None = None, *, here: bool = True
+    ) -> LaunchSpec:
         """Decides what the run of a job is.
 
         Args:
             job: just composed.
             environ: variables on top of this process's for those that look for GPUs.
+            here: as `lllaunch.config.resolve.resolve` has it.
 
         Raises:
             ConfigError: something is wrong with it.
@@ -115,6 +119,7 @@ class Composer:
                 outer=LAUNCHER,
                 users_own=self.users_own,
                 environ=around,
+                here=here,
             )
 
     def _placed(self, config: DictConfig, directory: str | None) -> JobConfig:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.utils import env_override, run_job
 from omegaconf import OmegaConf
 
+from lllaunch.app.gate import admit, job_name
+from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
 from lllaunch.app.sweeping.task import JobTask
+from lllaunch.config.nproc import WORDS
 from lllaunch.config.plan import plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.whole import public_config, with_sources
@@ -125,6 +128,8 @@ class SweepJobs:
         everything = self.machine.environment(self.machine.everything)
         spec = self.composer.plan(config, everything)
         self._expect_own_gpus(spec, config)
+        user = self.composer.user
+        admit(spec, config.whole, job_name(overrides), users_own=user is not None)
         spec = self._with_threads(spec)
         where = config.where
         places = (
@@ -133,6 +138,9 @@ class SweepJobs:
             (where.runtime_cwd, "<cwd>"),
         )
         launch = with_sources(plan_node(spec)["launch"], config.whole, LAUNCHER, "launch")
+        if launch["nproc"] in WORDS:
+            # of a job its outcome may depend on how many there are
+            launch["nproc"] = spec.nproc
         rest = public_config(config.whole) | self._hidden(config)
         identity = job_config(launch, rest, places)
         with env_override(config.whole.hydra.job.env_set):
@@ -254,13 +262,3 @@ class SweepJobs:
             return None
         cwd = spec.spawner_cwd or spec.cwd
         return WarmKey.of(spec.preload, cwd, spawner_environment(spec), self._environ)
-
-
-def reason_of(error: BaseException) -> str:
-    """Says in short why a config could not be composed, with what caused that."""
-    parts: list[str] = []
-    while error is not None and len(parts) < 4:
-        text = str(error).strip()
-        parts.append(text or type(error).__name__)
-        error = error.__cause__  # type: ignore[assignment]
-    return os.linesep.join(dict.fromkeys(parts))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.sweeping.aside import aside
 from lllaunch.app.sweeping.labels import Labels
 from lllaunch.errors import LaunchError
@@ -78,15 +79,18 @@ class SweepRefused(LaunchError):
         return "\n".join(lines)
 
 
-def choose(jobs: Sequence[Sequence[str]], matters: Callable[[str], bool]) -> list[int]:
+def choose(
+    jobs: Sequence[Sequence[str]], matters: Callable[[str], bool], *, all_of_them: bool = False
+) -> list[int]:
     """Returns the indices of the jobs to try; pure.
 
     Args:
         jobs: the overrides of each.
         matters: whether the value of an override may decide whether a job can run.
+        all_of_them: whether every job is to be tried.
     """
-    if not jobs:
-        return []
+    if all_of_them or not jobs:
+        return [*range(len(jobs))]
     chosen, seen = [0], set(jobs[0])
     for index in range(1, len(jobs)):
         new = [text for text in jobs[index] if text not in seen]
@@ -171,7 +175,9 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     labels, size = Labels(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
     composer = jobs.composer
-    chosen = choose(overrides, decides(composer.context.config_loader, composer.master))
+    matters = decides(composer.context.config_loader, composer.master)
+    # nothing starts of a sweep that is not the reviewed one
+    chosen = choose(overrides, matters, all_of_them=asks_for_lock(composer.master))
 
     def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None]:
         found: dict[str, tuple[int, str]] = {}

@@ -17,6 +17,7 @@ from lllaunch.exit_codes import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
@@ -43,11 +44,7 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
     assert context is not None
     with refusing():
         _check(sweeper)
-        # not `sweeper.params`, where Hydra has put values in the place of interpolations
-        raw: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
-        params = [f"{key}={value}" for key, value in (raw.get("params") or {}).items()]
-        parser = OverridesParser.create(config_loader=context.config_loader)
-        grid = Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
+        grid = grid_of(config, context.config_loader, arguments)
     launcher.on_begin = lambda resumed: _save(config, resumed)
     returns = launcher.launch(grid, initial_job_idx=0)
     assert launcher.launching is not None
@@ -58,6 +55,24 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
         context.callbacks.on_multirun_end(config=config, config_name=name)
         raise AppEnded(launcher.launching.exit_code)
     return [returns]
+
+
+def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) -> Grid:
+    """Returns the jobs of a sweep.
+
+    Args:
+        config: what the sweep itself was composed to.
+        loader: knows the config groups.
+        arguments: the task overrides of the command line.
+
+    Raises:
+        ConfigError: an override gives no values.
+    """
+    # not `sweeper.params`, where Hydra has put values in the place of interpolations
+    raw: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
+    params = [f"{key}={value}" for key, value in (raw.get("params") or {}).items()]
+    parser = OverridesParser.create(config_loader=loader)
+    return Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
 
 
 def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:

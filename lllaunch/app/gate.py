@@ -1,0 +1,170 @@
+"""Before a run starts: is its plan the reviewed one, and does its project allow it?
+
+Without a policy and without a lock everything may run, and this costs a look at a few directories.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.app.search_path import DIRECTORY, PRIMARY
+from lllaunch.review.places import locks_all, policy_path, tree_top
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lllaunch.errors import Problem
+    from lllaunch.review.lock import Lock
+    from lllaunch.review.policy import Policy
+    from lllaunch.spec import LaunchSpec
+
+EXPERIMENTS = "exp"
+"""The config group whose choice names a lock."""
+
+
+def admit(spec: LaunchSpec, config: DictConfig, job: str = "", *, users_own: bool = False) -> None:
+    """Lets a run start, or does not.
+
+    Args:
+        spec: the run.
+        config: that it was decided from, whole.
+        job: its overrides, if it is a job of a sweep.
+        users_own: whether workers run a function of the user's own, which no lock knows.
+
+    Raises:
+        PlanRefused: it is not what was reviewed, or not what its project allows.
+        ConfigError: a policy or a lock cannot be read.
+    """
+    locked = bool(spec.locked) or locks_all(os.environ)
+    top = tree_top(spec.runtime_cwd)
+    path = policy_path(top, os.environ)
+    if path is None and not locked:
+        return
+    # most runs need none of these
+    from lllaunch.review.allow import check  # noqa: PLC0415
+    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    problems = check(spec, plain, _policy(path), top, locked=locked)
+    refused = PlanRefused(problems=tuple(problems))
+    if locked:
+        refused = _against_lock(spec, config, job, problems, users_own=users_own)
+    if refused.problems or refused.changes:
+        raise refused
+
+
+def _policy(path: str | None) -> Policy | None:
+    from lllaunch.review.policy import read_policy  # noqa: PLC0415 - as above
+
+    return None if path is None else read_policy(shown(path))
+
+
+def shown(path: str) -> str:
+    """A path as its user would write it: relative if it is below the working directory."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _against_lock(
+    spec: LaunchSpec, config: DictConfig, job: str, problems: list[Problem], *, users_own: bool
+) -> Any:
+    from lllaunch.errors import Problem  # noqa: PLC0415 - as above
+    from lllaunch.review.lock import compare, renew_command  # noqa: PLC0415
+    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+
+    if users_own:
+        expected = "is of an app of its own, and locks hold plans of python -m lllaunch"
+        hint = "name the function as launch.entrypoint, or do not lock it"
+        own = Problem("the function", repr(spec.entrypoint.text), expected, hint)
+        return PlanRefused(problems=(*problems, own))
+    command = words_of(config)
+    lock = find_lock(spec, config)
+    if isinstance(lock, str):
+        expected = "is not there: nobody has reviewed this plan"
+        missing = Problem(lock, "", expected)
+        return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
+    renew = lock.renew if compare(lock, spec, job) else ""
+    return PlanRefused(lock.path, compare(lock, spec, job), tuple(problems), renew)
+
+
+def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
+    """Returns the lock of a run, or the path where it would be.
+
+    Raises:
+        PlanRefused: somebody edited it, or the run has no name.
+        ConfigError: it cannot be read.
+    """
+    from lllaunch.errors import Problem  # noqa: PLC0415 - as above
+    from lllaunch.review.lock import read_lock  # noqa: PLC0415
+    from lllaunch.review.names import lock_path  # noqa: PLC0415
+    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+
+    name = spec.locked if isinstance(spec.locked, str) else experiment_name(config)
+    if not name:
+        expected = "has no name that a lock could be found by"
+        raise PlanRefused(problems=(Problem("the run", "", expected, "set launch.locked=NAME"),))
+    path = lock_path(spec.runtime_cwd, name)
+    shown = os.path.relpath(path, spec.runtime_cwd)
+    return read_lock(shown) if os.path.lexists(path) else shown
+
+
+def experiment_name(config: DictConfig) -> str:
+    """Returns what a run is called in review: its choice of `EXPERIMENTS`, or its primary config.
+
+    Args:
+        config: whole.
+
+    Returns:
+        An empty string if there is neither.
+    """
+    choices: Any = OmegaConf.select(config, "hydra.runtime.choices")
+    choice = choices.get(EXPERIMENTS) if isinstance(choices, DictConfig) else None
+    if isinstance(choice, str) and choice:
+        return choice
+    name = OmegaConf.select(config, "hydra.job.config_name")
+    return "" if name in {None, PRIMARY} else str(name)
+
+
+def job_name(overrides: Sequence[str]) -> str:
+    """Returns what the lock of a sweep calls a job."""
+    from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - as above
+
+    return shlex.join(redacted_overrides(overrides))
+
+
+def words_of(config: DictConfig) -> tuple[str, ...]:
+    """Returns flags and overrides that compose a config again, without secrets and locks.
+
+    Args:
+        config: whole.
+    """
+    from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - as above
+
+    node: Any = config.hydra
+    given = [*node.overrides.hydra, *node.overrides.task]
+    name = node.job.config_name
+    flags = [] if name in {None, PRIMARY} else ["--config-name", str(name)]
+    for source in node.runtime.config_sources:
+        if source.provider == "command-line" and source.schema == "file":
+            path = os.path.relpath(source.path)
+            flags[:0] = ["--config-dir", path] if path != DIRECTORY else []
+    return (*dict.fromkeys(flags), *unlocked(redacted_overrides(given)))
+
+
+def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns overrides without those that lock, or choose between a run and a sweep."""
+    left_out = ("launch.locked", "hydra.mode")
+    return tuple(text for text in overrides if text.lstrip("+~").partition("=")[0] not in left_out)
+
+
+def asks_for_lock(config: DictConfig) -> bool:
+    """Whether a config, or the environment, asks for the reviewed plan, in whatever words."""
+    launch: Any = OmegaConf.select(config, "launch", throw_on_resolution_failure=False)
+    # unresolved: an interpolation counts as yes until it is known
+    node = launch._get_node("locked") if isinstance(launch, DictConfig) else None
+    wanted = getattr(node, "_value", lambda: None)()
+    return wanted not in (None, False) or locks_all(os.environ)

@@ -1,0 +1,147 @@
+"""Holds a config against the allowlist before Hydra makes anything of it.
+
+Hydra imports the packages that ``hydra.searchpath`` names, makes the logging, and then the
+callbacks, all before a run of ours begins. So in our own apps its config loader is one that looks
+first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import hydra._internal.hydra as hydra_app
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.app.gate import asks_for_lock, shown
+from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.review.places import policy_path, tree_top
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
+    from hydra.core.config_search_path import ConfigSearchPath
+
+    from lllaunch.errors import Problem
+    from lllaunch.review.policy import Policy
+
+_SEARCHPATH = "hydra.searchpath"
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Lets Hydra apps in the block compose with a `GuardedLoader`."""
+    known = hydra_app.ConfigLoaderImpl  # type: ignore[attr-defined]
+    hydra_app.ConfigLoaderImpl = GuardedLoader  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        hydra_app.ConfigLoaderImpl = known  # type: ignore[attr-defined]
+
+
+def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Composes a job of a sweep.
+
+    Raises:
+        PlanRefused: its project does not allow what it asks for.
+        Exception: whatever Hydra, OmegaConf and resolvers raise.
+    """
+    if isinstance(loader, GuardedLoader):
+        with loader.raising():
+            return loader.load_sweep_config(master, list(overrides))
+    return loader.load_sweep_config(master, list(overrides))
+
+
+class GuardedLoader(ConfigLoaderImpl):
+    """Hydra's config loader, but what is not allowed ends the app with exit code 5."""
+
+    _looks = True
+    _raises = False
+    _known: tuple[Policy | None] | None = None
+
+    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
+        """Composes a config; called by Hydra.
+
+        Raises:
+            SystemExit: it is not allowed.
+        """
+        config = super().load_configuration(*args, **kwargs)
+        if self._looks:
+            with self._refusing():
+                self._look_at(config)
+        return config
+
+    @classmethod
+    def for_reviewers(cls, path: ConfigSearchPath) -> GuardedLoader:
+        """Returns a loader that composes what is not allowed, too: its caller makes nothing of it.
+
+        Packages that are not allowed are not looked in: that is raised as a `PlanRefused`.
+        """
+        loader = cls(path)
+        loader._looks, loader._raises = False, True
+        return loader
+
+    def _process_config_searchpath(
+        self, config_name: str | None, parsed_overrides: Any, repo: Any
+    ) -> None:
+        with self._refusing():
+            policy = self._policy()
+            if policy is not None:
+                loaded = repo.load_config(config_path=config_name) if config_name else None
+                given = [_selected(loaded.config)] if loaded is not None else []
+                given += [o.value() for o in parsed_overrides if o.get_key_element() == _SEARCHPATH]
+                entries = [entry for each in given if isinstance(each, list) for entry in each]
+                from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - if there is one
+
+                _refuse_if_any(check_searchpath(entries, policy, tree_top(os.getcwd())))
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """What is not allowed is raised as a `PlanRefused` in the block, and ends nothing."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    def _refusing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._raises else refusing()
+
+    def _look_at(self, config: DictConfig) -> None:
+        policy = self._policy()
+        if policy is None:
+            if asks_for_lock(config):
+                from lllaunch.review.allow import NO_POLICY  # noqa: PLC0415 - as above
+
+                _refuse_if_any([NO_POLICY])
+            return
+        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+
+        plain: Any = OmegaConf.to_container(config, resolve=False)
+        _refuse_if_any(check_config(plain, policy, tree_top(os.getcwd())))
+
+    def _policy(self) -> Policy | None:
+        """The project's policy, read once."""
+        if self._known is None:
+            path = policy_path(tree_top(os.getcwd()), os.environ)
+            if path is None:
+                return None
+            from lllaunch.review.policy import read_policy  # noqa: PLC0415 - as above
+
+            self._known = (read_policy(shown(path)),)
+        return self._known[0]
+
+
+def _selected(config: Any) -> Any:
+    found = OmegaConf.select(config, _SEARCHPATH) if OmegaConf.is_dict(config) else None
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_list(found) else None
+
+
+def _refuse_if_any(problems: list[Problem]) -> None:
+    if problems:
+        from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
+
+        raise PlanRefused(problems=tuple(problems))

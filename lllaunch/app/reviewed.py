@@ -1,0 +1,205 @@
+"""What a command line would run, for a reviewer: the plan of a run, or of each job of a sweep."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from lllaunch.app.composed import Composed, composing
+from lllaunch.app.gate import experiment_name, job_name
+from lllaunch.config.locate import Located, locate, locate_main
+from lllaunch.config.origin import Origins
+from lllaunch.config.plan import SOURCES, hash_of, portable_plan
+from lllaunch.config.secrets import safe_source
+from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.review.annotated import Told
+from lllaunch.review.streams import streams_of
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.config.provenance import Origins as FoundOrigins
+    from lllaunch.spec import LaunchSpec
+
+_SWEEPERS = (
+    "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
+    "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+)
+
+
+class Reviewed(NamedTuple):
+    """One run, as a command line would start it.
+
+    Attributes:
+        spec: the run, on no machine in particular.
+        config: that it was decided from: whole, plain data, unresolved.
+        name: what its lock is called; empty if nothing says.
+        job: its overrides, if it is a job of a sweep.
+        directory: where its files would go, as the config says it.
+        told: where its values came from.
+    """
+
+    spec: LaunchSpec
+    config: Mapping[Any, Any]
+    name: str
+    job: str
+    directory: str
+    told: Told
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """Its plan, as it is compared."""
+        return portable_plan(self.spec)
+
+    @property
+    def plan_hash(self) -> str:
+        """Identifies the plan."""
+        return hash_of(self.plan)
+
+    @property
+    def readable(self) -> dict[str, Any]:
+        """Its plan as a config that comes to the same plan again."""
+        return portable_plan(self.spec, SOURCES)
+
+    def resolved(self) -> dict[str, Any]:
+        """What follows from the plan and is the same wherever the project is."""
+        launch = self.plan["launch"]
+        entry: dict[str, Any] = {"form": self.spec.entrypoint.form}
+        file = os.path.relpath(file_of(self.spec) or os.sep, self.spec.runtime_cwd)
+        if not file.startswith(os.pardir):
+            entry["file"] = file
+        directories = {"output": self.directory, "log": launch["log_dir"], "cwd": launch["cwd"]}
+        return {"entrypoint": entry, "streams": streams_of(launch), "directories": directories}
+
+
+@dataclass(eq=False)
+class JobsRefused(LaunchError):
+    """Some jobs of a sweep cannot run.
+
+    Attributes:
+        reasons: why, by job.
+        exit_code: what a run of the first of them would end with.
+    """
+
+    reasons: Mapping[str, str]
+    exit_code: int  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        lines = []
+        for job, reason in self.reasons.items():
+            lines += [f"{job}:", *(f"  {line}" for line in reason.splitlines())]
+        return "\n".join(lines)
+
+
+def review_run(composed: Composed) -> Reviewed:
+    """Decides what a command line would run.
+
+    Raises:
+        ConfigError: something is wrong; it holds everything that is.
+        ComposeFailed: Hydra cannot compose it.
+    """
+    config = composed.compose()
+    spec = composed.plan(config)
+    raw: Any = OmegaConf.to_container(config, resolve=False)
+    told = Told(composed.origins(), raw.get("launch") or {})
+    return Reviewed(spec, raw, name_of(spec, config), "", _directory(raw, "run"), told)
+
+
+def review_sweep(composed: Composed) -> list[Reviewed]:
+    """Decides what each job of a command line would run.
+
+    Raises:
+        ConfigError: something is wrong with the sweep.
+        JobsRefused: something is wrong with some of its jobs.
+        ComposeFailed: Hydra cannot compose the sweep.
+    """
+    # a run needs none
+    from lllaunch.app.sweeping.sweeper import grid_of  # noqa: PLC0415
+
+    master = composed.master()
+    _expect_grid(master)
+    with composing():
+        grid = grid_of(master, composed.loader, list(master.hydra.overrides.task))
+    composer = composed.composer(master)
+    found: list[Reviewed] = []
+    reasons: dict[str, str] = {}
+    code = 0
+    for number, overrides in enumerate(grid):
+        try:
+            with composing():
+                job = composer.compose(overrides, number)
+                spec = composer.plan(job, here=False)
+        except LaunchError as error:
+            reasons[job_name(overrides)] = str(error)
+            code = code or error.exit_code
+            continue
+        raw: Any = OmegaConf.to_container(job.whole, resolve=False)
+        # the first one is shown whole, the others by what differs
+        known = {} if found else raw.get("launch") or {}
+        told = Told(
+            _origins(composed, master, overrides) if not found else Origins({}), known, True
+        )
+        name, place = name_of(spec, job.whole), _directory(raw, "sweep")
+        found.append(Reviewed(spec, raw, name, job_name(overrides), place, told))
+    if reasons:
+        raise JobsRefused(reasons, code)
+    return found
+
+
+def _origins(composed: Composed, master: DictConfig, overrides: Sequence[str]) -> FoundOrigins:
+    from lllaunch.config.provenance import origins  # noqa: PLC0415 - as above
+
+    every = [*master.hydra.overrides.hydra, *overrides]
+    with composing():
+        return origins(composed.loader, composed.config_name, every, RunMode.RUN)
+
+
+def _expect_grid(master: DictConfig) -> None:
+    target = OmegaConf.select(master, "hydra.sweeper._target_")
+    if target not in _SWEEPERS:
+        problem = Problem(
+            "hydra.sweeper._target_",
+            repr(target),
+            "chooses its jobs while it runs: there is no list of them",
+            "show one job, without -m",
+        )
+        raise ConfigError((problem,))
+
+
+def name_of(spec: LaunchSpec, config: DictConfig) -> str:
+    """Returns what the lock of a run is called."""
+    return spec.locked if isinstance(spec.locked, str) else experiment_name(config)
+
+
+def _directory(raw: Mapping[Any, Any], kind: str) -> str:
+    """The output directory as the config says it, which is another one each time."""
+    node = raw["hydra"][kind]
+    texts = [node["dir"], node["subdir"]] if kind == "sweep" else [node["dir"]]
+    return "/".join(
+        str(safe_source(str(text), "dir")) if "${" in str(text) else str(text) for text in texts
+    )
+
+
+def file_of(spec: LaunchSpec) -> str:
+    """Returns the file that an entrypoint comes to, absolute; empty if it cannot be told."""
+    entry = spec.entrypoint
+    path = (spec.runtime_cwd, spec.cwd, *sys.path)
+    if entry.form == "script":
+        return entry.name
+    if entry.form == "program":
+        where = spec.env.get("PATH") or os.environ.get("PATH") or os.defpath
+        found = entry.name if "/" in entry.name else shutil.which(entry.name, path=where)
+        return os.path.abspath(found) if found else ""
+    located: Located = (
+        locate_main(entry.name, path)
+        if entry.form == "module"
+        else locate(entry.name, entry.qualname, path)
+    )
+    return os.path.abspath(located.file) if located.file else ""

@@ -1,0 +1,183 @@
+"""A plan as text, each line with a comment that says where its value came from. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.config.origin import Link, Origin, Origins
+from lllaunch.config.origin_lines import Lines, lines_of
+from lllaunch.config.plan import dump_yaml
+from lllaunch.review.lock import VisibleDumper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Path = tuple[Any, ...]
+
+_MOST = 200  # characters of a comment
+_COLUMN = 40  # where comments begin, behind lines that are not longer
+_LAUNCHER = "hydra.launcher"
+# Of these a loser is worth telling: what a schema or a preset says is there to be overridden.
+_TOLD = ("file", "override")
+
+
+def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> str:
+    """Returns plain data as YAML, with a comment behind each value.
+
+    Args:
+        plan: the data.
+        comment: of the value at a path of keys and places; empty for none.
+    """
+    lines = dump_yaml(plan, VisibleDumper).splitlines()
+    found = lines_of("\n".join(lines))
+    for path in leaf_paths(plan):
+        number = _line_at(found, path)
+        text = comment(path)
+        if number and text:
+            lines[number - 1] = f"{lines[number - 1]:<{_COLUMN}}  # {_tame(text)}"
+    return "\n".join(lines) + "\n"
+
+
+def leaf_paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Returns the path of each value of plain data that holds no others; empty ones are such."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaf_paths(item, (*path, key))
+    elif isinstance(value, list) and value:
+        for place, item in enumerate(value):
+            yield from leaf_paths(item, (*path, place))
+    else:
+        yield path
+
+
+def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> str:
+    """Returns a block of comments: a title, and facts below it.
+
+    Args:
+        title: ends with a colon.
+        facts: names and texts; what has no text is left out.
+    """
+    told = [(name, text) for name, text in facts if text]
+    width = max((len(name) for name, _ in told), default=0)
+    rows = [f"#   {name:<{width}}  {_tame(text)}" for name, text in told]
+    return "\n".join([f"# {title}", *rows]) + "\n"
+
+
+class Told:
+    """Says of the values of a plan where they came from.
+
+    Args:
+        origins: of the config that it was decided from.
+        launch: the node ``launch`` of that config, as it was given: which arguments have names.
+        sweeps: whether it is of a sweep, where ``hydra.launcher`` has defaults.
+    """
+
+    def __init__(self, origins: Origins, launch: Mapping[Any, Any], sweeps: bool = False) -> None:
+        self._origins = origins
+        args = launch.get("args")
+        self._names = [str(name) for name in args] if isinstance(args, dict) else []
+        self._sweeps = sweeps
+
+    def chain(self, path: Path, plan: Mapping[str, Any]) -> tuple[Link, ...]:
+        """Returns the origin of a value of a plan, and of what that refers to.
+
+        Args:
+            path: of the value, such as ``("launch", "args", 3)``.
+            plan: that it is in.
+        """
+        if path[:2] == ("launch", "args") and self._names and isinstance(path[-1], int):
+            name = self._argument(plan["launch"]["args"], path[2])
+            path = ("launch", "args", name) if name else path[:2]
+        if self._sweeps and len(path) > 1:
+            weaker = self._longest((*_LAUNCHER.split("."), *path[1:]), 3)
+            own = self._longest(path, 2)
+            if weaker and weaker[0].origin.kind not in {"schema", "hydra"} and _is_default(own):
+                return weaker
+        return self._longest(path, 2)
+
+    def comment(self, path: Path, plan: Mapping[str, Any]) -> str:
+        """Returns the same as text."""
+        return origin_text(self.chain(path, plan))
+
+    def _longest(self, path: Path, least: int) -> tuple[Link, ...]:
+        """The chain of a path, or of what it is within."""
+        while len(path) >= least:
+            found = self._origins.chain(".".join(map(str, path)))
+            if found:
+                return found
+            preset = (*path[:2], "preset")
+            if path[1:2] == ("watchdog",) and path != preset and len(path) == 3:
+                found = self._origins.chain(".".join(preset))
+                if found and not _is_default(found):
+                    return found
+            path = path[:-1]
+        return ()
+
+    def _argument(self, args: Sequence[Any], place: int) -> str:
+        """The name of the argument that stands at a place of a command line."""
+        words = args[: place + 1] if isinstance(args, list) else []
+        for word in reversed(words):
+            text = str(word)
+            for name in (text, text.removeprefix("--")):
+                if name in self._names and text.startswith("-"):
+                    return name
+        return ""
+
+
+def origin_text(chain: Sequence[Link]) -> str:
+    """Returns an origin for people: ``conf/exp/a.yaml:7 (exp=a) <- params.lr: override ...``."""
+    if not chain:
+        return ""
+    first, *rest = chain
+    texts = [_place(first.origin)]
+    # what Hydra fills in came from nowhere else
+    rest = [link for link in rest if link.origin.kind != "hydra"]
+    texts += [f"{link.key}: {_place(link.origin)}" for link in rest]
+    return " <- ".join(text for text in texts if text)
+
+
+def origin_json(chain: Sequence[Link]) -> list[dict[str, Any]]:
+    """Returns an origin for programs: an object for each link."""
+    return [{"key": link.key, **_json(link.origin)} for link in chain]
+
+
+def _json(origin: Origin) -> dict[str, Any]:
+    return {
+        "kind": origin.kind,
+        "where": origin.where,
+        "line": origin.line,
+        "group": origin.group or None,
+        "overridden": [_json(loser) for loser in origin.overridden],
+    }
+
+
+def _place(origin: Origin) -> str:
+    if origin.kind == "schema":
+        return "default"
+    if origin.kind == "unknown":
+        return "unknown"
+    prefix = "override " if origin.kind == "override" else ""
+    # conf/exp/a.yaml says exp=a already
+    told = os.path.splitext(origin.where)[0].endswith(origin.group.replace("=", "/"))
+    group = f" ({origin.group})" if origin.group and not told else ""
+    losers = [loser.place for loser in origin.overridden if loser.kind in _TOLD]
+    over = f", over {', '.join(losers)}" if losers else ""
+    return f"{prefix}{origin.place}{group}{over}"
+
+
+def _is_default(chain: Sequence[Link]) -> bool:
+    return not chain or chain[0].origin.kind == "schema"
+
+
+def _line_at(lines: Lines, path: Path) -> int | None:
+    for part in path:
+        lines = lines.below(part)
+    return lines.line
+
+
+def _tame(text: str) -> str:
+    """On one line, and nothing that a terminal obeys."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown if len(shown) <= _MOST else f"{shown[: _MOST - 3]}..."
