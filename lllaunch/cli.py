@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SIGINT = 2
 # Beside to run: what the command line may begin with. No override is a word alone.
-VERBS = ("ls", "report", "show")
+VERBS = ("check", "ls", "plan", "report", "rerun", "show")
 
 
 def main() -> int:

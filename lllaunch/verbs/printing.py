@@ -40,7 +40,8 @@ def perform(
         verb: gets the arguments; prints to standard output, raises `LaunchError`.
     """
     try:
-        given = parser.parse_args(argv)
+        # options may stand among overrides
+        given = parser.parse_intermixed_args(argv)
     except SystemExit as end:  # --help, or a wrong option
         return end.code if isinstance(end.code, int) else ExitCode.ERROR
     try:

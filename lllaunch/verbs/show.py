@@ -24,6 +24,7 @@ from lllaunch.records.locate import locate
 from lllaunch.records.plain import plain
 from lllaunch.records.readback import read_back
 from lllaunch.units import duration, size
+from lllaunch.verbs.build_text import commit_text, versions_text
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
 
@@ -168,11 +169,8 @@ def _origin(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "plan hash", str(document.get("plan_hash") or "")
     build = document.get("build")
     if isinstance(build, Mapping):
-        yield "commit", _commit(build)
-        versions = build.get("versions")
-        told = versions.items() if isinstance(versions, Mapping) else ()
-        python = f"{build.get('implementation', '')} {build.get('python', '')}".strip()
-        yield "versions", ", ".join(filter(None, (*(f"{k} {v}" for k, v in told), python)))
+        yield "commit", commit_text(build)
+        yield "versions", versions_text(build)
     host = document.get("host")
     if isinstance(host, Mapping):
         memory = host.get("memory")
@@ -183,18 +181,6 @@ def _origin(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             size(memory) if isinstance(memory, int) else "",
         ]
         yield "host", ", ".join(filter(None, parts))
-
-
-def _commit(build: Mapping[str, Any]) -> str:
-    commit, branch, problem = (build.get(key) for key in ("commit", "branch", "git_problem"))
-    if not commit:
-        return f"not known: {problem}" if problem else ""
-    text = f"{commit}" + (f" ({branch})" if branch else "")
-    if build.get("dirty"):
-        counts = [(build.get("changed"), "changed"), (build.get("untracked"), "untracked")]
-        told = ", ".join(f"{number} {what}" for number, what in counts if number)
-        text += f", with changes ({told})" if told else ", with changes"
-    return f"{text}; {problem}" if problem else text
 
 
 def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:

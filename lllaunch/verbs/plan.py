@@ -1,0 +1,179 @@
+"""``python -m lllaunch plan``: what would run, and where each value came from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lllaunch.app.composed import Command, Composed, add_hydra_flags
+from lllaunch.app.gate import shown
+from lllaunch.app.planning import modules_of
+from lllaunch.app.reviewed import Reviewed, file_of, review_run, review_sweep
+from lllaunch.config.gpus import PRETEND, count_gpus
+from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
+from lllaunch.config.plan import dump_yaml
+from lllaunch.review.allow import check
+from lllaunch.review.annotated import annotated, comment_lines, leaf_paths, origin_json
+from lllaunch.review.difference import as_json, differences, text_lines
+from lllaunch.review.lock import VisibleDumper
+from lllaunch.review.places import policy_path, tree_top
+from lllaunch.review.policy import read_policy
+from lllaunch.review.refused import PlanRefused
+from lllaunch.run.build import BuildQuery
+from lllaunch.verbs.build_text import commit_text, versions_text
+from lllaunch.verbs.locking import show_difference, write_locks
+from lllaunch.verbs.printing import Parser, perform, print_json
+
+_DESCRIPTION = """\
+Shows what would run: the plan, decided, as YAML that composes to the same plan again, and behind
+each value where it came from. Nothing is started, imported or written."""
+_EPILOG = """\
+Behind a value stands the file and line, the choice of a group or the override that gave it, what
+that won over, and behind '<-' where what it refers to came from. The plan is the same on every
+machine; what is not stands in the comments at the end.
+
+exit codes: 0; 1 if Hydra cannot compose the config; 2 if something is wrong with it; 5 if the plan
+differs from its lock (--diff), or the project's conf/lllaunch.yaml does not allow it."""
+_HERE = "On this machine, and no part of the plan:"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _plan)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m lllaunch plan",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print an object")
+    parser.add_argument("--portable", action="store_true", help="leave out what differs by machine")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
+        "--lock", action="store_true", help="write conf/locks/NAME.yaml: this plan is reviewed"
+    )
+    modes.add_argument(
+        "--diff", action="store_true", help="print how the plan differs from its lock"
+    )
+    parser.add_argument(
+        "--name", help="of the lock; otherwise the choice of group exp, or of the primary config"
+    )
+    add_hydra_flags(parser)
+    return parser
+
+
+def _plan(given: argparse.Namespace) -> None:
+    command = Command.of(given)
+    query = BuildQuery.start(os.getcwd())
+    try:
+        with Composed(command) as composed:
+            if composed.is_sweep():
+                runs = review_sweep(composed)
+                command = command._replace(multirun=True)
+            else:
+                runs = [review_run(composed)]
+        if given.lock:
+            write_locks(runs, command, given.name)
+        elif given.diff:
+            show_difference(runs, command, given.name, as_json=given.json)
+        else:
+            build = None if given.portable else query.result(modules=modules_of(runs[0].spec))
+            _show(runs, build, sweep=command.multirun, as_json=given.json)
+    finally:
+        query.close()
+    _refuse_what_is_not_allowed(runs)
+
+
+def _show(
+    runs: Sequence[Reviewed], build: Mapping[str, Any] | None, *, sweep: bool, as_json: bool
+) -> None:
+    if as_json:
+        print_json(_document(runs, build, sweep=sweep))
+        return
+    first = runs[0]
+    plan = first.readable
+    sys.stdout.write(annotated(plan, lambda path: first.told.comment(path, plan)))
+    rest: dict[str, Any] = {"resolved": first.resolved(), "plan_hash": first.plan_hash}
+    if sweep:
+        rest["jobs"] = [_job_of_text(run, first) for run in runs]
+    sys.stdout.write(dump_yaml(rest, VisibleDumper))
+    if build is not None:
+        sys.stdout.write(comment_lines(_HERE, _here(first, build)))
+
+
+def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:
+    changes = differences(first.plan, run.plan)
+    told = {"differs": text_lines(changes)} if changes else {}
+    return {"overrides": run.job, "plan_hash": run.plan_hash, **told}
+
+
+def _here(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "file" not in run.resolved()["entrypoint"]:
+        yield "entrypoint", file_of(run.spec) or "not told without importing it"
+    word = run.plan["launch"]["nproc"]
+    if word in WORDS:
+        yield "nproc", f"{word} is {_count(run, word)}"
+    yield "commit", commit_text(build)
+    yield "versions", versions_text(build)
+
+
+def _count(run: Reviewed, word: str) -> str:
+    visible = run.spec.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    def gpus() -> int:
+        return count_gpus(visible, pretended=os.environ.get(PRETEND))
+
+    try:
+        return str(parse_nproc(word, cpus=count_cpus, gpus=gpus))
+    except ValueError as unfit:
+        return f"no number: {getattr(unfit, 'expected', unfit)}"
+
+
+def _document(
+    runs: Sequence[Reviewed], build: Mapping[str, Any] | None, *, sweep: bool
+) -> dict[str, Any]:
+    first = runs[0]
+    plan = first.readable
+    here = {} if build is None else {"here": dict(_here(first, build))}
+    fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
+    jobs = [_job_of_json(run, first) for run in runs]
+    return {
+        "launch": plan["launch"],
+        "resolved": first.resolved(),
+        "origins": {
+            ".".join(map(str, path)): origin_json(first.told.chain(path, plan))
+            for path in leaf_paths(plan)
+        },
+        "fingerprint": fingerprint,
+        **here,
+        **({"jobs": jobs} if sweep else {}),
+    }
+
+
+def _job_of_json(run: Reviewed, first: Reviewed) -> dict[str, Any]:
+    changes = as_json(differences(first.plan, run.plan))
+    return {"overrides": run.job, "plan_hash": run.plan_hash, "differs": changes}
+
+
+def _refuse_what_is_not_allowed(runs: Sequence[Reviewed]) -> None:
+    top = tree_top(os.getcwd())
+    path = policy_path(top, os.environ)
+    if path is None:
+        return
+    policy = read_policy(shown(path))
+    problems = dict.fromkeys(
+        problem for run in runs for problem in check(run.spec, run.config, policy, top)
+    )
+    if problems:
+        raise PlanRefused(problems=tuple(problems))
