@@ -19,16 +19,25 @@ from lllaunch.app.sweeping.resume import with_directory
 from lllaunch.app.sweeping.source import TaskSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from omegaconf import DictConfig
 
     from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import LaunchSpec
 
 
-def run(spawner: Spawner | None) -> int:
+def run(
+    spawner: Spawner | None,
+    config_name: str = PRIMARY,
+    expect: Callable[[LaunchSpec], None] | None = None,
+) -> int:
     """Runs the app on ``sys.argv``.
 
     Args:
         spawner: started early, or None; the caller closes it.
+        config_name: of the primary config.
+        expect: called with what is about to be run; raises `LaunchError` if that is not right.
 
     Returns:
         The exit code.
@@ -36,7 +45,7 @@ def run(spawner: Spawner | None) -> int:
     install()
     search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])
     Plugins.instance().register(search_path.ConfDirectories)
-    jobs = Jobs(spawner)
+    jobs = Jobs(spawner, expect)
 
     def task(cfg: DictConfig) -> object:
         gc.enable()
@@ -46,6 +55,6 @@ def run(spawner: Spawner | None) -> int:
     task.__module__ = MODULE
     TaskSource(None, spawner).mark(task)
     sys.argv[1:] = with_directory(sys.argv[1:])
-    app = hydra.main(config_path=PACKAGED, config_name=PRIMARY, version_base=BASE)(task)
+    app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
     with guarded():
         return jobs.ledger.run(app) or 0

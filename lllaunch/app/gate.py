@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.search_path import DIRECTORY, PRIMARY
+from lllaunch.app.search_path import AGAIN, DIRECTORY, PRIMARY
 from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def experiment_name(config: DictConfig) -> str:
     if isinstance(choice, str) and choice:
         return choice
     name = OmegaConf.select(config, "hydra.job.config_name")
-    return "" if name in {None, PRIMARY} else str(name)
+    return "" if name in {None, PRIMARY, AGAIN} else str(name)
 
 
 def job_name(overrides: Sequence[str]) -> str:
@@ -147,7 +147,7 @@ def words_of(config: DictConfig) -> tuple[str, ...]:
     node: Any = config.hydra
     given = [*node.overrides.hydra, *node.overrides.task]
     name = node.job.config_name
-    flags = [] if name in {None, PRIMARY} else ["--config-name", str(name)]
+    flags = [] if name in {None, PRIMARY, AGAIN} else ["--config-name", str(name)]
     for source in node.runtime.config_sources:
         if source.provider == "command-line" and source.schema == "file":
             path = os.path.relpath(source.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,19 +23,27 @@ if TYPE_CHECKING:
     from lllaunch.app.user_function import UserFunction
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import LaunchSpec
 
 
 class Jobs:
     """Runs the jobs of one Hydra app, one after another, with one spawner.
+
+    Args:
+        spawner: started early, or None.
+        expect: called with each run before it starts; raises `LaunchError` if it must not.
 
     Attributes:
         ledger: what they ended with.
         spawner: started early, or None.
     """
 
-    def __init__(self, spawner: Spawner | None) -> None:
+    def __init__(
+        self, spawner: Spawner | None, expect: Callable[[LaunchSpec], None] | None = None
+    ) -> None:
         self.ledger = Ledger()
         self.spawner = spawner
+        self._expect = expect
 
     def run(self, cfg: DictConfig, user: UserFunction | None = None) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
@@ -78,6 +86,8 @@ class Jobs:
         # where hydra.job.chdir has moved this process, if it is set
         where = Whereabouts(runtime.cwd, runtime.output_dir, os.getcwd())
         spec = plan_job(cfg, where, user)
+        if self._expect is not None:
+            self._expect(spec)
         node: Any = HydraConfig.get()
         admit(spec, node._get_root(), users_own=user is not None)
         query = BuildQuery.start(runtime.cwd)

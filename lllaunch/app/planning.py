@@ -128,7 +128,7 @@ def perform(
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
     """
-    from lllaunch.config.plan import plan_hash, plan_text  # noqa: PLC0415 - see `plan_job`
+    from lllaunch.config.plan import plan_config, plan_hash  # noqa: PLC0415 - see `plan_job`
     from lllaunch.run.execute import execute  # noqa: PLC0415
 
     targets = None
@@ -137,7 +137,7 @@ def perform(
         targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
     return execute(
         spec,
-        plan_text=plan_text(spec),
+        plan_text=plan_config(spec),
         plan_hash=plan_hash(spec),
         console=console,
         spawner=spawner,

@@ -16,6 +16,9 @@ PACKAGED = "pkg://lllaunch.conf"
 PRIMARY = "_lllaunch_app"
 """Name of the app's primary config: one that no user has."""
 
+AGAIN = "_lllaunch_again"
+"""Name of the primary config of a run that is repeated."""
+
 MODULE = "lllaunch"
 """What Hydra names the app's job after, and finds relative paths from."""
 

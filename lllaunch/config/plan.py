@@ -36,6 +36,14 @@ def plan_text(spec: LaunchSpec) -> str:
     return dump_yaml(plan_node(spec))
 
 
+def plan_config(spec: LaunchSpec) -> str:
+    """The plan of a run as a config that comes to the same plan wherever the project is, as YAML.
+
+    Directories of the run and of the user stand as interpolations.
+    """
+    return dump_yaml(portable_plan(spec, SOURCES))
+
+
 def plan_hash(spec: LaunchSpec) -> str:
     """The identity of a plan: the same for the same experiment in another place.
 

@@ -1,0 +1,158 @@
+"""Runs the plan of a run again: its plan.yaml takes the place of what was composed for it.
+
+A plan.yaml is a config that comes to the same plan wherever the project is. The rest of the first
+run's config and what of Hydra's node bears on the job (variables, working directory, logging,
+callbacks) are taken from ``.hydra``, if that is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from hydra.core.config_store import ConfigStore
+
+from lllaunch.app.command import run
+from lllaunch.app.search_path import AGAIN
+from lllaunch.config.plan import SOURCES, portable_plan
+from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.review.difference import Change, differences, text_lines
+from lllaunch.review.document import parse, read_text
+from lllaunch.review.refused import REVIEW_EXIT_CODE
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import LaunchSpec
+
+PLAN = "plan.yaml"
+_CONFIG, _HYDRA = ".hydra/config.yaml", ".hydra/hydra.yaml"
+# What of Hydra's node bears on the job, and not on where and how it is started.
+_KEPT = (("callbacks",), ("job_logging",), ("job", "env_set"), ("job", "chdir"))
+_OURS = "lllaunch.conf"
+
+
+@dataclass(eq=False)
+class PlanChanged(LaunchError):
+    """A plan does not come to the same any more; nothing was started.
+
+    Attributes:
+        path: of the plan.yaml.
+        changes: old is what it says, new is what it comes to now.
+    """
+
+    path: str
+    changes: tuple[Change, ...]
+    exit_code: ClassVar[int] = REVIEW_EXIT_CODE
+
+    def __str__(self) -> str:
+        lines = [f"the plan comes to another one than {self.path} now:"]
+        return "\n".join([*lines, *(f"  {line}" for line in text_lines(self.changes))])
+
+
+class Again(NamedTuple):
+    """What is to be run again.
+
+    Attributes:
+        path: of its plan.yaml.
+        plan: plain data, ``launch`` with the node under it.
+        config: the primary config of the new run.
+        cwd: where the first run was started; empty if nothing says.
+    """
+
+    path: str
+    plan: Mapping[str, Any]
+    config: Mapping[Any, Any]
+    cwd: str
+
+    def expect(self, spec: LaunchSpec) -> None:
+        """Raises unless a run is the same again.
+
+        Raises:
+            PlanChanged: it is not.
+        """
+        changes = differences(self.plan, portable_plan(spec, SOURCES))
+        if changes:
+            raise PlanChanged(self.path, changes)
+
+
+def read_again(directory: str) -> Again:
+    """Reads what a run has left.
+
+    Args:
+        directory: of the run.
+
+    Raises:
+        ConfigError: it has no plan that could be read, or belongs to a user's own app.
+    """
+    path = os.path.join(directory, PLAN)
+    plan = parse(read_text(path), path).data
+    if not isinstance(plan, dict) or not isinstance(plan.get("launch"), dict):
+        raise ConfigError((Problem(path, "", "is no plan (launch: {...})"),))
+    rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
+    node = hydra.get("hydra") or {}
+    runtime = node.get("runtime") or {}
+    _expect_ours(directory, node)
+    kept: dict[str, Any] = {"runtime": {"choices": {"exp": _choice(runtime)}}}
+    for keys in _KEPT:
+        _keep(kept, node, keys)
+    known = rest.get("launch") or {}
+    launch = {**plan["launch"], "locked": known.get("locked", False)}
+    config = {**rest, "launch": launch, "hydra": kept}
+    return Again(path, plan, config, str(runtime.get("cwd") or ""))
+
+
+def run_again(again: Again, spawner: Spawner | None) -> int:
+    """Runs it, with the overrides of ``sys.argv``.
+
+    Args:
+        again: what is run.
+        spawner: started early, or None; the caller closes it.
+
+    Returns:
+        The exit code.
+    """
+    ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
+    return run(spawner, AGAIN, again.expect)
+
+
+def _read(path: str) -> dict[Any, Any]:
+    data = parse(read_text(path), path).data if os.path.lexists(path) else None
+    return data if isinstance(data, dict) else {}
+
+
+def _expect_ours(directory: str, node: Mapping[Any, Any]) -> None:
+    """Raises if a run was of a user's own app, whose function no plan can name."""
+    sources = (node.get("runtime") or {}).get("config_sources") or []
+    paths = [source.get("path") for source in sources if isinstance(source, dict)]
+    if not paths or _OURS in paths:
+        return
+    job = node.get("job") or {}
+    overrides = " ".join(map(str, (node.get("overrides") or {}).get("task") or []))
+    raise ConfigError(
+        (
+            Problem(
+                "RUN",
+                repr(directory),
+                f"was run by an app of its own, {job.get('name')!r}",
+                f"start that again: {overrides}" if overrides else "start that again",
+            ),
+        )
+    )
+
+
+def _choice(runtime: Mapping[Any, Any]) -> str | None:
+    choice = (runtime.get("choices") or {}).get("exp")
+    return choice if isinstance(choice, str) else None
+
+
+def _keep(kept: dict[str, Any], node: Mapping[Any, Any], keys: tuple[str, ...]) -> None:
+    value: Any = node
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None:
+        return
+    for key in keys[:-1]:
+        kept = kept.setdefault(key, {})
+    kept[keys[-1]] = value

@@ -1,0 +1,105 @@
+"""``python -m lllaunch rerun RUN``: runs exactly the plan of a run again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from lllaunch.app.early import prestarted
+from lllaunch.app.rerun import Again, read_again, run_again
+from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.records.files import read_json
+from lllaunch.records.find import RESULT
+from lllaunch.records.locate import locate
+from lllaunch.run.build import build_facts
+from lllaunch.verbs.build_text import commit_text
+from lllaunch.verbs.printing import Parser, complain
+
+_DESCRIPTION = """\
+Runs the plan of a run again, in a new directory.
+
+RUN is the directory of a run or of a job of a sweep, a file in it, or 'latest'. What is run is its
+plan.yaml, not what the config would come to today. Variables from the environment are read anew."""
+_EPILOG = """\
+Overrides may only be Hydra's own, such as hydra.run.dir=DIR. Relative paths start where they did in
+the first run, if that directory is still there.
+
+exit codes: those of a run; 5 if the plan comes to another one now."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    try:
+        given = _parser().parse_intermixed_args(argv)
+    except SystemExit as end:  # --help, or a wrong option
+        return end.code if isinstance(end.code, int) else 1
+    try:
+        again = _prepare(given)
+    except LaunchError as error:
+        complain(str(error))
+        return error.exit_code
+    # what Hydra reads
+    sys.argv[1:] = given.overrides
+    spawner = prestarted(given.overrides)
+    try:
+        return run_again(again, spawner)
+    finally:
+        if spawner is not None:
+            spawner.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m lllaunch rerun",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="what is run again")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of Hydra's own node")
+    return parser
+
+
+def _prepare(given: argparse.Namespace) -> Again:
+    found = locate(given.run)
+    problems = [
+        Problem(
+            text,
+            "",
+            "would make another plan",
+            "give Hydra's own overrides only, or run the experiment itself with it",
+        )
+        for text in given.overrides
+        if not text.lstrip("+~").startswith(("hydra.", "hydra/"))
+    ]
+    if found.kind == "sweep":
+        hint = "name one of its jobs; a sweep goes on with -m resume=DIR"
+        problems.insert(0, Problem("RUN", repr(found.path), "is a sweep", hint))
+    if problems:
+        raise ConfigError(tuple(problems))
+    directory = os.path.abspath(found.path)
+    again = read_again(directory)
+    _tell_of_other_code(directory)
+    if os.path.isdir(again.cwd):
+        os.chdir(again.cwd)
+    return again
+
+
+def _tell_of_other_code(directory: str) -> None:
+    """Says if what is run was another commit then."""
+    build = (read_json(os.path.join(directory, RESULT)) or {}).get("build")
+    if not isinstance(build, dict) or not build.get("commit"):
+        return
+    now = build_facts(os.getcwd())
+    if (now.get("commit"), now.get("dirty")) != (build["commit"], build.get("dirty")) or now[
+        "dirty"
+    ]:
+        complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
+        complain(f"then {commit_text(build)}")
