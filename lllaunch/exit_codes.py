@@ -23,6 +23,9 @@ class ExitCode(IntEnum):
     WATCHDOG = 4
     """The watchdog ended the run: a hang, a time limit or a memory limit."""
 
+    REFUSED = 5
+    """The plan is not the reviewed one, or not allowed; nothing was started."""
+
     SWEEP = 6
     """A sweep finished, and not all of its jobs succeeded."""
 

@@ -18,9 +18,9 @@ from lllaunch.app.command import run
 from lllaunch.app.search_path import AGAIN
 from lllaunch.config.plan import SOURCES, portable_plan
 from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.exit_codes import ExitCode
 from lllaunch.review.difference import Change, differences, text_lines
 from lllaunch.review.document import parse, read_text
-from lllaunch.review.refused import REVIEW_EXIT_CODE
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
@@ -44,7 +44,7 @@ class PlanChanged(LaunchError):
 
     path: str
     changes: tuple[Change, ...]
-    exit_code: ClassVar[int] = REVIEW_EXIT_CODE
+    exit_code: ClassVar[int] = ExitCode.REFUSED
 
     def __str__(self) -> str:
         lines = [f"the plan comes to another one than {self.path} now:"]

