@@ -32,6 +32,7 @@ from lllaunch.spawner import signals
 from lllaunch.spawner.adoption import end_adopted
 from lllaunch.spawner.client import MARK
 from lllaunch.spawner.facts import Exited, Fact, Started, StartFailed, Swept
+from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.tree import kill_below
 
 
@@ -89,19 +90,13 @@ class Forker:
             failure = StartFailed(rank, error.filename, reason, error.errno or 0, time.time_ns())
             self._tell(failure)
             return -1 - rank
-        for stream in (sys.stdout, sys.stderr):
-            # What is buffered here would be written by the child again.
-            stream.flush()
+        flush_streams()
         # The signal comes when the forking thread ends, and other threads do that all the time.
         main_thread = threading.current_thread() is threading.main_thread()
         parent = os.getpid() if main_thread else 0
-        # A signal that came before the child has dispositions of its own would run the handlers of
-        # this process in it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             _become(call, {**env, MARK: self.mark}, streams, parent)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in streams:
             if fd is not None:
                 os.close(fd)

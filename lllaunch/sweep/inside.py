@@ -23,6 +23,7 @@ from lllaunch.errors import LaunchError, SpawnerDied
 from lllaunch.exit_codes import for_signal
 from lllaunch.linux.process import flush_c_streams, set_parent_death_signal, wait_readable
 from lllaunch.spawner import signals
+from lllaunch.spawner.forks import flush_streams
 from lllaunch.spawner.wire import Channel, Message
 from lllaunch.sweep.machine import Machine, pin
 from lllaunch.sweep.prepared import (
@@ -248,8 +249,5 @@ def _code_of(error: BaseException) -> int:
 def _flush() -> None:
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        # Nobody may read it any more.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    flush_streams()  # nobody may read it any more
     flush_c_streams()

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from lllaunch.linux.process import (
     wait_pidfd,
     wait_readable,
 )
+from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.wire import Channel
 from lllaunch.sweep.inside import Place, Work, become
 from lllaunch.sweep.output import JobPrinted, OutputPipe
@@ -147,19 +147,10 @@ class JobProcess:
     ) -> None:
         ends = tuple(pipe.write_end for pipe in self.pipes)
         place = Place(self.number, theirs, os.getpid(), ends, ignored)
-        for stream in (sys.stdout, sys.stderr):
-            # What is buffered here would be written by the job again.
-            with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
-                stream.flush()
-        # A signal that came before the job has dispositions of its own would run the launcher's
-        # handlers in it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                become(work, place, lambda: self._leave(ours, leave))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        flush_streams()
+        self.pid = fork()
+        if self.pid == 0:
+            become(work, place, lambda: self._leave(ours, leave))
         try:
             pidfd = open_pidfd(self.pid)
         except OSError:

@@ -18,6 +18,7 @@ from typing import NoReturn
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, set_parent_death_signal, wait_pidfd
 from lllaunch.run.files import naming
+from lllaunch.spawner.forks import fork
 
 _SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
 
@@ -80,14 +81,10 @@ def await_release(lock: str, seconds: float) -> bool:
 def _fork(lock: str) -> tuple[int, int]:
     """Starts the process that waits."""
     parent = os.getpid()
-    # a signal to the process group is the launcher's alone
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _wait(lock, parent)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    pid = fork()
+    if pid == 0:
+        # a signal to the process group is the launcher's alone: they stay blocked
+        _wait(lock, parent)
     try:
         pidfd = open_pidfd(pid)
     except BaseException:

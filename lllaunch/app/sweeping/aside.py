@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NoReturn, TypeVar
@@ -14,6 +13,7 @@ from typing import IO, Any, NoReturn, TypeVar
 from lllaunch.errors import LaunchError
 from lllaunch.linux.process import set_parent_death_signal
 from lllaunch.spawner import signals
+from lllaunch.spawner.forks import flush_streams, fork
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -63,27 +63,17 @@ def aside_each(function: Callable[[A], T], items: Sequence[A], processes: int) -
             yield _answer_of(pipes[place % processes])
 
 
-def flush_streams() -> None:
-    """Writes what Python has buffered, before a fork would write it again."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, or closed
-            stream.flush()
-
-
 @contextlib.contextmanager
 def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
     """The pipe that a fork writes its answers to; the fork is gone afterwards."""
     flush_streams()
     read, write = os.pipe2(os.O_CLOEXEC)
     parent, ignored = os.getpid(), signals.ignored_at_start()
-    # A signal that came before the fork has dispositions of its own would run our handlers in it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(read)
         _become(parent, ignored)
         _answer(function, items, write)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(write)
     try:
         with os.fdopen(read, "rb") as file:
