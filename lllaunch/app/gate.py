@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,19 +21,34 @@ if TYPE_CHECKING:
     from lllaunch.errors import Problem
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
+    from lllaunch.review.refused import PlanRefused
     from lllaunch.spec import LaunchSpec
 
 EXPERIMENTS = "exp"
 """The config group whose choice names a lock."""
 
 
-def admit(spec: LaunchSpec, config: DictConfig, job: str = "", *, users_own: bool = False) -> None:
+class JobOf(NamedTuple):
+    """One job of a sweep.
+
+    Attributes:
+        overrides: of the job.
+        master: what the sweep itself was composed to.
+    """
+
+    overrides: Sequence[str]
+    master: DictConfig
+
+
+def admit(
+    spec: LaunchSpec, config: DictConfig, job: JobOf | None = None, *, users_own: bool = False
+) -> None:
     """Lets a run start, or does not.
 
     Args:
         spec: the run.
         config: that it was decided from, whole.
-        job: its overrides, if it is a job of a sweep.
+        job: which one of which sweep it is, if it is of one.
         users_own: whether workers run a function of the user's own, which no lock knows.
 
     Raises:
@@ -70,8 +86,13 @@ def shown(path: str) -> str:
 
 
 def _against_lock(
-    spec: LaunchSpec, config: DictConfig, job: str, problems: list[Problem], *, users_own: bool
-) -> Any:
+    spec: LaunchSpec,
+    config: DictConfig,
+    job: JobOf | None,
+    problems: list[Problem],
+    *,
+    users_own: bool,
+) -> PlanRefused:
     from lllaunch.errors import Problem  # noqa: PLC0415 - as above
     from lllaunch.review.lock import compare, renew_command  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
@@ -81,14 +102,14 @@ def _against_lock(
         hint = "name the function as launch.entrypoint, or do not lock it"
         own = Problem("the function", repr(spec.entrypoint.text), expected, hint)
         return PlanRefused(problems=(*problems, own))
-    command = words_of(config)
     lock = find_lock(spec, config)
     if isinstance(lock, str):
         expected = "is not there: nobody has reviewed this plan"
         missing = Problem(lock, "", expected)
+        command = words_of(config) if job is None else ("-m", *words_of(job.master))
         return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
-    renew = lock.renew if compare(lock, spec, job) else ""
-    return PlanRefused(lock.path, compare(lock, spec, job), tuple(problems), renew)
+    changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
+    return PlanRefused(lock.path, changes, tuple(problems), lock.renew if changes else "")
 
 
 def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
@@ -108,8 +129,8 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         expected = "has no name that a lock could be found by"
         raise PlanRefused(problems=(Problem("the run", "", expected, "set launch.locked=NAME"),))
     path = lock_path(spec.runtime_cwd, name)
-    shown = os.path.relpath(path, spec.runtime_cwd)
-    return read_lock(shown) if os.path.lexists(path) else shown
+    told = os.path.relpath(path, spec.runtime_cwd)
+    return replace(read_lock(path), path=told) if os.path.lexists(path) else told
 
 
 def experiment_name(config: DictConfig) -> str:
@@ -156,9 +177,14 @@ def words_of(config: DictConfig) -> tuple[str, ...]:
 
 
 def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns overrides without those that lock, or choose between a run and a sweep."""
-    left_out = ("launch.locked", "hydra.mode")
-    return tuple(text for text in overrides if text.lstrip("+~").partition("=")[0] not in left_out)
+    """Returns overrides without those that do not bear on the plan: whether and where it runs."""
+    keys = ("launch.locked", "hydra.mode", "hydra.launcher.resume")
+    return tuple(
+        text
+        for text in overrides
+        if text.lstrip("+~").partition("=")[0] not in keys
+        and not text.lstrip("+~").startswith(("hydra.run.", "hydra.sweep."))
+    )
 
 
 def asks_for_lock(config: DictConfig) -> bool:

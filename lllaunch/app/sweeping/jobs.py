@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.utils import env_override, run_job
 from omegaconf import OmegaConf
 
-from lllaunch.app.gate import admit, job_name
+from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
@@ -129,7 +129,8 @@ class SweepJobs:
         spec = self.composer.plan(config, everything)
         self._expect_own_gpus(spec, config)
         user = self.composer.user
-        admit(spec, config.whole, job_name(overrides), users_own=user is not None)
+        job = JobOf(overrides, self.composer.master)
+        admit(spec, config.whole, job, users_own=user is not None)
         spec = self._with_threads(spec)
         where = config.where
         places = (
