@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.config.origin import Link, Origin, Origins
 from lllaunch.config.origin_lines import Lines, lines_of
@@ -23,21 +23,35 @@ _LAUNCHER = "hydra.launcher"
 _TOLD = ("file", "override")
 
 
-def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> str:
+class Line(NamedTuple):
+    """A line of YAML.
+
+    Attributes:
+        text: without the comment.
+        comment: with the blanks before it; empty if there is none.
+    """
+
+    text: str
+    comment: str = ""
+
+
+def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[Line]:
     """Returns plain data as YAML, with a comment behind each value.
 
     Args:
         plan: the data.
         comment: of the value at a path of keys and places; empty for none.
     """
-    lines = dump_yaml(plan, VisibleDumper).splitlines()
-    found = lines_of("\n".join(lines))
+    lines = [Line(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
+    found = lines_of("\n".join(line.text for line in lines))
     for path in leaf_paths(plan):
         number = _line_at(found, path)
         text = comment(path)
         if number and text:
-            lines[number - 1] = f"{lines[number - 1]:<{_COLUMN}}  # {_tame(text)}"
-    return "\n".join(lines) + "\n"
+            line = lines[number - 1].text
+            blanks = " " * max(0, _COLUMN - len(line))
+            lines[number - 1] = Line(line, f"{blanks}  # {_tame(text)}")
+    return lines
 
 
 def leaf_paths(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -52,7 +66,7 @@ def leaf_paths(value: Any, path: Path = ()) -> Iterator[Path]:
         yield path
 
 
-def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> str:
+def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[Line]:
     """Returns a block of comments: a title, and facts below it.
 
     Args:
@@ -62,7 +76,7 @@ def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> str:
     told = [(name, text) for name, text in facts if text]
     width = max((len(name) for name, _ in told), default=0)
     rows = [f"#   {name:<{width}}  {_tame(text)}" for name, text in told]
-    return "\n".join([f"# {title}", *rows]) + "\n"
+    return [Line("", text) for text in (f"# {title}", *rows)]
 
 
 class Told:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from lllaunch.review.difference import differences, text_lines
 from lllaunch.review.lock import Lock, lock_text, read_lock, renew_command, sweep_plan, write_lock
 from lllaunch.review.names import lock_path
 from lllaunch.review.refused import PlanRefused
-from lllaunch.verbs.printing import print_json
+from lllaunch.verbs.printing import print_json, print_lines
 
 if TYPE_CHECKING:
     from lllaunch.app.composed import Command
@@ -49,9 +48,8 @@ def write_locks(runs: Sequence[Reviewed], command: Command, name: str | None) ->
         path = os.path.relpath(write_lock(os.getcwd(), lock.name, text))
         changes = () if known is None else differences(known.plan, lock.plan)
         what = "the plan is new" if known is None else "the plan is the same"
-        print(f"wrote {path}: {f'{len(changes)} changed' if changes else what}")
-        for line in text_lines(changes):
-            print(f"  {line}")
+        told = [f"wrote {path}: {f'{len(changes)} changed' if changes else what}"]
+        print_lines([*told, *(f"  {line}" for line in text_lines(changes))])
 
 
 def show_difference(
@@ -75,8 +73,8 @@ def show_difference(
         differs = differs or bool(changes)
         found.append({"lock": path, "changes": changes_as_json(changes)})
         if not as_json:
-            lines = text_lines(changes) if changes else [f"{path}: the plan is the reviewed one"]
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            same = [f"{path}: the plan is the reviewed one"]
+            print_lines(text_lines(changes) if changes else same)
     if as_json:
         print_json({"differs": differs, "locks": found})
     if differs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,9 @@ from lllaunch.app.reviewed import Reviewed, file_of, review_run, review_sweep
 from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
 from lllaunch.config.plan import dump_yaml
+from lllaunch.console.sweep.table import Span
 from lllaunch.review.allow import check
-from lllaunch.review.annotated import annotated, comment_lines, leaf_paths, origin_json
+from lllaunch.review.annotated import Line, annotated, comment_lines, leaf_paths, origin_json
 from lllaunch.review.difference import as_json, differences, text_lines
 from lllaunch.review.lock import VisibleDumper
 from lllaunch.review.places import policy_path, tree_top
@@ -25,7 +25,7 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.verbs.build_text import commit_text, versions_text
 from lllaunch.verbs.locking import show_difference, write_locks
-from lllaunch.verbs.printing import Parser, perform, print_json
+from lllaunch.verbs.printing import Parser, perform, print_json, print_rows
 
 _DESCRIPTION = """\
 Shows what would run: the plan, decided, as YAML that composes to the same plan again, and behind
@@ -103,13 +103,14 @@ def _show(
         return
     first = runs[0]
     plan = first.readable
-    sys.stdout.write(annotated(plan, lambda path: first.told.comment(path, plan)))
+    lines = annotated(plan, lambda path: first.told.comment(path, plan))
     rest: dict[str, Any] = {"resolved": first.resolved(), "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = [_job_of_text(run, first) for run in runs]
-    sys.stdout.write(dump_yaml(rest, VisibleDumper))
+    lines += [Line(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
-        sys.stdout.write(comment_lines(_HERE, _here(first, build)))
+        lines += comment_lines(_HERE, _here(first, build))
+    print_rows((Span(line.text), Span(line.comment, "faint")) for line in lines)
 
 
 def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:

@@ -80,6 +80,11 @@ def print_rows(rows: Iterable[Row]) -> None:
         stream.write(f"{text}\n")
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines; as `print_rows` does."""
+    print_rows((Span(line),) for line in lines)
+
+
 def print_json(value: Any) -> None:
     """Prints a value as JSON, in ASCII."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
