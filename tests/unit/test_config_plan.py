@@ -9,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.config.plan import default_run_id, plan_hash, plan_text
+from lllaunch.config.plan import (
+    SOURCES,
+    default_run_id,
+    plan_config,
+    plan_hash,
+    plan_text,
+    portable_plan,
+)
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.config.tree import escape
+from lllaunch.errors import ConfigError
 from lllaunch.policies import RESTART_CAUSES
 from lllaunch.spec import Entrypoint, LaunchSpec
 
@@ -172,6 +180,83 @@ def test_the_hash_is_the_same_in_another_place(tmp_path: Any) -> None:
         assert str(cwd) in plan_text(spec)
         hashes.add(plan_hash(spec))
     assert len(hashes) == 1
+
+
+def test_a_number_that_the_machine_decides_stays_a_word() -> None:
+    launch = {
+        "entrypoint": "env",
+        "nproc": "gpu",
+        "tee": {0: "all", "1-3": "out", 4: "out"},
+        "redirects": {"2-3": 3},
+        "local_ranks_filter": ["2-3", 0, 1],
+    }
+    cfg = OmegaConf.create({"launch": launch})
+    specs = {
+        gpus: resolve(
+            cfg,
+            runtime_cwd="/",
+            output_dir="/out",
+            environ={"LLLAUNCH_PRETEND_GPUS": ",".join(map(str, range(gpus))), "PATH": "/usr/bin"},
+        )
+        for gpus in (5, 8)
+    }
+    nowhere = resolve(cfg, runtime_cwd="/", output_dir="/out", environ={}, here=False)
+    assert [spec.nproc for spec in (*specs.values(), nowhere)] == [5, 8, 1]
+    assert len(specs[8].tee) == 8
+    assert len({plan_text(spec) for spec in (*specs.values(), nowhere)}) == 1
+    assert len({plan_hash(spec) for spec in (*specs.values(), nowhere)}) == 1
+    plan = yaml.safe_load(plan_text(nowhere))["launch"]
+    assert plan["nproc"] == "gpu"
+    assert plan["tee"] == "0:all 1-4:out"
+    assert plan["redirects"] == "2-3:all"
+    assert plan["local_ranks_filter"] == ["0-3"]
+    again = OmegaConf.create(plan_text(nowhere))
+    assert plan_text(resolve(again, runtime_cwd="/", output_dir="/out", here=False)) == plan_text(
+        nowhere
+    )
+
+
+def test_where_nothing_runs_a_mask_is_not_held_against_the_number_of_workers() -> None:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "nproc": "cpu", "tee": "4000:all"}})
+    resolve(cfg, runtime_cwd="/", output_dir="/out", here=False)
+    with pytest.raises(ConfigError, match="names a rank that no worker has"):
+        resolve(cfg, runtime_cwd="/", output_dir="/out")
+
+
+def test_a_plan_names_its_places_so_that_it_is_a_config_anywhere(tmp_path: Any) -> None:
+    place = str(tmp_path)
+    args = ["/home/u/data", "/home/u/out/1/x", "/home/u2", "\\\\/home/u", "\\${a}/home/u"]
+    spec = spec_of({"entrypoint": "env", "args": args}, cwd="/home/u", out="/home/u/out/1")
+    launch = portable_plan(spec, SOURCES)["launch"]
+    assert launch["args"][:3] == [
+        "${hydra:runtime.cwd}/data",
+        "${hydra:runtime.output_dir}/x",
+        "/home/u2",
+    ]
+    assert launch["log_dir"] == "${hydra:runtime.output_dir}"
+    assert launch["cwd"] == "${hydra:runtime.cwd}"
+    assert "run_id" not in launch
+    there = {"cwd": place, "output_dir": f"{place}/9"}
+    OmegaConf.clear_resolver("hydra")
+    OmegaConf.register_new_resolver("hydra", lambda key: there[key.removeprefix("runtime.")])
+    try:
+        again = spec_of(OmegaConf.create(plan_config(spec)).launch, place, f"{place}/9")
+    finally:
+        OmegaConf.clear_resolver("hydra")
+    assert plan_config(again) == plan_config(spec)
+    assert plan_hash(again) == plan_hash(spec)
+    assert again.args[:3] == (f"{place}/data", f"{place}/9/x", "/home/u2")
+    assert again.args[3:] == tuple(text.replace("/home/u", place) for text in spec.args[3:])
+
+
+def test_to_be_locked_is_no_part_of_a_plan() -> None:
+    plain = spec_of({"entrypoint": "env"})
+    for locked in (True, "mine"):
+        spec = spec_of({"entrypoint": "env", "locked": locked})
+        assert spec.locked == locked
+        assert plan_text(spec) == plan_text(plain)
+    with pytest.raises(ConfigError, match="is not true, false or the name of a lock"):
+        spec_of({"entrypoint": "env", "locked": 1})
 
 
 def test_a_directory_whose_name_only_begins_alike_counts() -> None:
