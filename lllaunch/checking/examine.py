@@ -1,0 +1,244 @@
+"""Composes experiments one after another and notes all that is wrong with each; runs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.app.composed import Command, Composed, ComposeFailed
+from lllaunch.app.gate import experiment_name
+from lllaunch.app.search_path import DIRECTORY
+from lllaunch.checking.experiments import Experiment
+from lllaunch.checking.files import ConfigFile, found_in, shown
+from lllaunch.checking.findings import REFUSED, WRONG, Found, said_of
+from lllaunch.checking.includes import Graph
+from lllaunch.checking.places import Places, compose_problem
+from lllaunch.checking.unused import Usage, may_be_shadowed, shadowed, usage_of, uses_of
+from lllaunch.config.origin import Origins
+from lllaunch.config.plan import plan_hash
+from lllaunch.errors import ConfigError, Problem
+from lllaunch.review.allow import check
+from lllaunch.review.places import POLICY_FILE, locks_all
+from lllaunch.review.refused import PlanRefused
+
+if TYPE_CHECKING:
+    from lllaunch.review.policy import Policy
+    from lllaunch.spec import LaunchSpec
+
+_ENTRYPOINT = "launch.entrypoint"
+# what a config that others complete need not have
+_TO_BE_GIVEN = ("is missing: its value is '???'", "cannot be resolved:")
+_NOT_CHOSEN = ("You must specify", "Missing mandatory value")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What experiments are held against.
+
+    Attributes:
+        directory: top of the tree, as the user would type it.
+        files: of the tree, by name.
+        graph: of the same files.
+        policy: of the project, or None.
+        top: of the working tree.
+        environ: of this process.
+    """
+
+    directory: str
+    files: Mapping[str, ConfigFile]
+    graph: Graph
+    policy: Policy | None
+    top: str
+    environ: Mapping[str, str]
+
+    def command(self, experiment: Experiment) -> Command:
+        """What runs an experiment of the tree."""
+        usual = os.path.abspath(self.directory) == os.path.abspath(DIRECTORY)
+        directory = None if usual else self.directory
+        return Command(
+            experiment.overrides, config_name=experiment.config_name, config_dir=directory
+        )
+
+
+@dataclass
+class Examined:
+    """What is known of an experiment.
+
+    Attributes:
+        experiment: which one.
+        command: that runs it.
+        found: what is wrong with it.
+        spec: its run; None if there is something wrong with it, or if it is not whole.
+        lock: name of the lock that it must have; empty if it need not have one.
+        lock_place: file and line that ask for the lock.
+        usage: what it makes of its values, None if that does not count or is not known.
+    """
+
+    experiment: Experiment
+    command: Command
+    found: list[Found] = field(default_factory=list)
+    spec: LaunchSpec | None = None
+    lock: str = ""
+    lock_place: tuple[str, int] = ("", 0)
+    usage: Usage | None = None
+
+    @property
+    def plan_hash(self) -> str:
+        """Of its plan; empty if it has none."""
+        whole = self.spec is not None and self.spec.entrypoint.text
+        return plan_hash(self.spec) if self.spec is not None and whole else ""
+
+    def note(self, code: int, message: str, file: str = "", line: int = 1) -> None:
+        """Notes what is wrong with it, at its own file unless another one is named."""
+        name, own = self.experiment.name, self.experiment.file.path
+        self.found.append(Found(code, file or own, line, "", message, (name,)))
+
+
+def examine(experiments: Iterable[Experiment], around: Surroundings) -> Iterator[Examined]:
+    """Composes experiments.
+
+    Args:
+        experiments: none of which is endless or has files that cannot be read.
+        around: what they are held against.
+
+    Yields:
+        One result for each, in order of their primary configs.
+    """
+    by_primary: dict[str | None, list[Experiment]] = {}
+    for each in experiments:
+        by_primary.setdefault(each.config_name, []).append(each)
+    for some in by_primary.values():
+        command = around.command(some[0])._replace(overrides=())
+        with Composed(command) as composed, _little_collection():
+            for each in some:
+                examined = Examined(each, around.command(each))
+                try:
+                    _Examination(examined, composed, around).perform()
+                except Exception as error:  # noqa: BLE001 - one hostile config must not hide the others
+                    examined.found += _failure(each, error, around)
+                yield examined
+
+
+def _failure(experiment: Experiment, error: Exception, around: Surroundings) -> list[Found]:
+    """Why an experiment has come to no plan."""
+    name, file = experiment.name, experiment.file
+    if isinstance(error, ConfigError):
+        # of the policy, which the loader looks at
+        return [replace(each, experiments=(name,)) for each in found_in(error, file.path)]
+    if isinstance(error, PlanRefused):
+        line = file.line_of("hydra", "searchpath")
+        return [
+            Found(REFUSED, file.path, line, each.key, said_of(each), (name,))
+            for each in error.problems
+        ]
+    known = isinstance(error, ComposeFailed)
+    reason = str(error) if known else f"{type(error).__name__}: {error}"
+    if experiment.may_be_partial and any(each in reason for each in _NOT_CHOSEN):
+        return []
+    return [compose_problem(reason, name, file, around.files, WRONG)]
+
+
+@contextlib.contextmanager
+def _little_collection() -> Iterator[None]:
+    """Looks for garbage less often: composing makes many objects, most of which are no garbage."""
+    known = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*known)
+
+
+class _Examination:
+    """Examines one experiment."""
+
+    def __init__(self, examined: Examined, composed: Composed, around: Surroundings) -> None:
+        self._examined = examined
+        self._experiment = examined.experiment
+        self._composed = composed
+        self._around = around
+        self._problems: list[tuple[Problem, int]] = []
+
+    def perform(self) -> None:
+        """Notes everything in the result.
+
+        Raises:
+            LaunchError: it cannot be composed.
+        """
+        experiment, file = self._experiment, self._experiment.file
+        cfg = self._composed.compose(experiment.overrides)
+        config: Any = OmegaConf.to_container(cfg, resolve=False)
+        launch = config.get("launch")
+        whole = isinstance(launch, dict) and launch.get("entrypoint") is not None
+        users_own = experiment.config_name is not None and not whole
+        spec = self._planned(cfg, users_own=users_own)
+        locked = self._review(spec, config, users_own=users_own) if spec is not None else False
+        uses = uses_of(config)
+        told = locked or self._problems or (uses.unused and not users_own) or may_be_shadowed(file)
+        # to find out where values came from takes as long as to compose them
+        origins = self._composed.origins(experiment.overrides) if told else None
+        if not users_own:
+            files = self._around.files
+            made_of = [files[name].path for name in self._around.graph.reached([file.name])]
+            paths = (each.path for each in files.values())
+            self._examined.usage = usage_of(uses, made_of, origins, paths)
+        places = Places(experiment.name, file, config, origins or Origins({}))
+        self._examined.found += [places.found(*each) for each in self._problems]
+        if origins is not None:
+            self._examined.found += shadowed(config, origins, file.path, experiment.name)
+        if locked and spec is not None:
+            self._ask_for_lock(spec, places, experiment_name(cfg), users_own=users_own)
+
+    def _planned(self, cfg: DictConfig, *, users_own: bool) -> LaunchSpec | None:
+        try:
+            spec = self._composed.plan(cfg, entrypoint_required=not users_own)
+        except ConfigError as error:
+            partial = self._experiment.may_be_partial
+            self._problems += [
+                (each, WRONG) for each in error.problems if not (partial and _may_be_given(each))
+            ]
+            return None
+        self._examined.spec = None if users_own else spec
+        return spec
+
+    def _review(self, spec: LaunchSpec, config: Mapping[Any, Any], *, users_own: bool) -> bool:
+        """Notes what is not allowed, and returns whether only a reviewed plan may run."""
+        around = self._around
+        everywhere = locks_all(around.environ) and not self._experiment.is_preset
+        locked = bool(spec.locked) or (everywhere and not users_own)
+        problems = check(
+            spec, config, around.policy, around.top, locked=locked, environ=around.environ
+        )
+        for each in problems:
+            if each.key == POLICY_FILE:
+                path = shown(os.path.join(around.top, POLICY_FILE))
+                self._examined.note(REFUSED, said_of(each), path, 0)
+            elif not (users_own and each.key == _ENTRYPOINT):  # the app itself names a function
+                self._problems.append((each, REFUSED))
+        return locked
+
+    def _ask_for_lock(
+        self, spec: LaunchSpec, places: Places, name: str, *, users_own: bool
+    ) -> None:
+        examined = self._examined
+        place = places.place("launch.locked") if spec.locked else (self._experiment.file.path, 1)
+        examined.lock = spec.locked if isinstance(spec.locked, str) else name
+        examined.lock_place = place
+        if users_own:
+            message = "is locked, and is an app of its own: locks hold plans of python -m lllaunch"
+            examined.note(REFUSED, message, *place)
+            examined.lock = ""
+        elif not examined.lock:
+            message = "is locked, and has no name that a lock could be found by"
+            examined.note(REFUSED, f"{message}; set launch.locked=NAME", *place)
+
+
+def _may_be_given(problem: Problem) -> bool:
+    """Whether other configs may give what is not there."""
+    return problem.key == _ENTRYPOINT or problem.expected.startswith(_TO_BE_GIVEN)

@@ -1,0 +1,187 @@
+"""Holds the plans of a tree against its locks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.app.composed import Command, Composed, ComposeFailed, composing
+from lllaunch.app.gate import as_written, job_name
+from lllaunch.app.reviewed import name_of
+from lllaunch.app.sweeping.sweeper import grid_of
+from lllaunch.checking.examine import Examined
+from lllaunch.checking.files import found_in, shown
+from lllaunch.checking.findings import REFUSED, WRONG, Found, said_of
+from lllaunch.checking.outcome import counted
+from lllaunch.checking.places import in_short
+from lllaunch.config.plan import portable_plan
+from lllaunch.config.tree import shorten
+from lllaunch.errors import ConfigError
+from lllaunch.review.difference import Change, differences, text_lines
+from lllaunch.review.document import FileProblem
+from lllaunch.review.lock import Lock, read_lock, renew_command, sweep_plan
+from lllaunch.review.names import lock_path
+from lllaunch.review.refused import PlanRefused
+
+if TYPE_CHECKING:
+    from lllaunch.spec import LaunchSpec
+
+MOST_JOBS = 1_000
+"""Jobs of a locked sweep that are composed."""
+
+_MOST_LINES = 20
+_JOBS = "jobs"
+_CHOICE = re.compile(r"\+{0,2}([\w/.-]+)(?:@[^=]*)?=([\w/.+-]+)")
+
+
+class _Unfit(Exception):
+    """A lock cannot be held against anything."""
+
+
+class Locks:
+    """Compares the locks of a tree.
+
+    Args:
+        examined: the experiments.
+        unreadable: whether a config, by its name, cannot be composed.
+    """
+
+    def __init__(self, examined: Iterable[Examined], unreadable: Callable[[str], bool]) -> None:
+        self._examined = {each.command: each for each in examined}
+        self._unreadable = unreadable
+
+    def compare(self, name: str, path: str) -> Iterator[Found]:
+        """Tells what is wrong with a lock, or differs from it.
+
+        Args:
+            name: of the lock.
+            path: of its file.
+        """
+        try:
+            lock = read_lock(path)
+        except ConfigError as error:
+            yield from found_in(error)
+            return
+        except PlanRefused as refused:
+            for each in refused.problems:
+                line = each.line if isinstance(each, FileProblem) else 1
+                message = f"{said_of(each)}: {refused.renew}"
+                yield Found(REFUSED, path, line, each.key, message)
+            return
+        try:
+            experiment, changes = self._changes(lock, name)
+        except _Unfit as unfit:
+            yield Found(WRONG, path, 1, "command", str(unfit))
+            return
+        except ConfigError as error:  # of the policy
+            yield from found_in(error)
+            return
+        if changes:
+            lines = [f"  {line}" for line in text_lines(changes, _MOST_LINES)]
+            advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
+            whose = f"the plan of {experiment}" if experiment else "the plan"
+            message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
+            yield Found(REFUSED, path, 1, "", message, (experiment,) if experiment else ())
+
+    def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
+        """The experiment of a lock, if it is one of the tree, and what differs.
+
+        Raises:
+            _Unfit: there is nothing to compare.
+        """
+        try:
+            named, words = _without_name(lock.command)
+            command = Command.parse(words)
+        except ValueError as error:
+            raise _Unfit(f"is no command that makes a plan: {shorten(str(error))}") from None
+        known = self._examined.get(command)
+        if known is not None and _JOBS not in lock.plan:
+            if known.spec is None:
+                raise _Unfit(f"makes no plan any more: see {known.experiment.file.path}")
+            return known.experiment.name, differences(lock.plan, portable_plan(known.spec))
+        for config in _chosen(command):
+            if self._unreadable(config):
+                raise _Unfit(f"makes no plan any more: {config} cannot be read")
+        try:
+            return "", _composed_changes(lock, command, None if named else name)
+        except ComposeFailed as error:
+            reason = in_short(error.reason, ())[1]
+        except ConfigError as error:
+            if all(isinstance(each, FileProblem) for each in error.problems):
+                raise
+            more = len(error.problems) - 1
+            reason = str(error.problems[0]) + (f" (and {more} more)" if more else "")
+        except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
+            reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise _Unfit(f"makes no plan any more: {reason}")
+
+
+def _without_name(words: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether a command names its lock, and its other words."""
+    left = list(words)
+    if left[:1] == ["--name"]:
+        return True, left[2:]
+    return False, left
+
+
+def _chosen(command: Command) -> Iterator[str]:
+    """Names of configs that a command line chooses, and of others."""
+    if command.config_name is not None:
+        yield command.config_name.removesuffix(".yaml")
+    for override in command.overrides:
+        choice = _CHOICE.fullmatch(override)
+        if choice is not None:
+            yield f"{choice[1]}/{choice[2]}"
+
+
+def _composed_changes(lock: Lock, command: Command, name: str | None) -> tuple[Change, ...]:
+    plan: Mapping[str, Any]
+    with Composed(command) as composed:
+        if _JOBS in lock.plan or composed.is_sweep():
+            plan = sweep_plan(dict(_jobs(composed, name)))
+        else:
+            plan = portable_plan(composed.plan(composed.compose()))
+    return differences(lock.plan, plan)
+
+
+def _jobs(composed: Composed, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
+    """The jobs of a sweep that have a lock's name, or all if it was given to them."""
+    master = composed.master()
+    with composing():
+        grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
+        if len(grid) > MOST_JOBS:
+            raise _Unfit(f"is a sweep of more than {counted(MOST_JOBS, 'job')}: not compared")
+        composer = composed.composer(master)
+        for number, overrides in enumerate(grid):
+            job = composer.compose(overrides, number)
+            spec = composer.plan(job, here=False)
+            if name is None or name_of(spec, job.whole) == name:
+                yield job_name(overrides), spec
+
+
+def not_locked(examined: Iterable[Examined]) -> Iterator[Found]:
+    """Tells which experiments must have a lock and have none where runs look for it.
+
+    Args:
+        examined: the experiments.
+    """
+    for each in examined:
+        if not each.lock:
+            continue
+        file, line = each.lock_place
+        try:
+            path = lock_path(os.getcwd(), each.lock)
+        except ConfigError as error:
+            problem = error.problems[0]
+            message = f"is locked, but {problem.key} {said_of(problem)}"
+        else:
+            if os.path.lexists(path):
+                continue
+            command = renew_command(each.command.words)
+            message = (
+                f"is locked, and there is no {shown(path)}: "
+                f"nobody has reviewed its plan; write it: {command}"
+            )
+        yield Found(REFUSED, file, line, "", message, (each.experiment.name,))

@@ -1,0 +1,74 @@
+"""Writes what a check found to where it was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from lllaunch.checking.outcome import Outcome
+from lllaunch.reports.announce import emit, encoded
+from lllaunch.reports.github import SUMMARY_BYTES
+from lllaunch.run.files import naming, write_all, write_atomic
+
+
+def tell(
+    outcome: Outcome, form: str, output: str | None, environ: Mapping[str, str], *, strict: bool
+) -> None:
+    """Writes what was found.
+
+    Args:
+        outcome: of the check.
+        form: ``text``, ``json``, ``junit`` or ``github``.
+        output: a file; None for standard output.
+        environ: names the file of a step's summary.
+        strict: whether warnings count.
+
+    Raises:
+        OutputError: a file cannot be written.
+        OSError: standard output cannot be written.
+    """
+    if output is not None and (directory := os.path.dirname(output)):
+        with naming(output):
+            os.makedirs(directory, exist_ok=True)
+    if form == "github":
+        _tell_github(outcome, output, environ, strict=strict)
+        return
+    text = _rendered(outcome, form, strict=strict)
+    if output is None:
+        emit(text)
+    else:
+        write_atomic(output, encoded(text))
+
+
+def _rendered(outcome: Outcome, form: str, *, strict: bool) -> str:
+    if form == "junit":
+        from lllaunch.checking.render_ci import render_checks  # noqa: PLC0415 - one of several
+
+        return render_checks(outcome, strict=strict)
+    from lllaunch.checking.render import render_json, render_text  # noqa: PLC0415 - as above
+
+    return render_json(outcome, strict=strict) if form == "json" else render_text(outcome)
+
+
+def _tell_github(
+    outcome: Outcome, output: str | None, environ: Mapping[str, str], *, strict: bool
+) -> None:
+    from lllaunch.checking.render_ci import commands, summary  # noqa: PLC0415 - as above
+
+    lines = [*commands(outcome, strict=strict), outcome.verdict()]
+    emit("".join(f"{line}\n" for line in lines))
+    if output is not None:
+        write_atomic(output, encoded(summary(outcome, SUMMARY_BYTES)))
+        return
+    path = environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    with naming(path):
+        # other commands of the step may have written to it
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            room = SUMMARY_BYTES - os.fstat(fd).st_size - 1
+            text = summary(outcome, room)
+            write_all(fd, encoded(f"\n{text}" if text else ""))
+        finally:
+            os.close(fd)

@@ -1,0 +1,75 @@
+"""``python -m lllaunch check [DIR]``: everything that is wrong with a tree of configs, at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from lllaunch.verbs.printing import Parser, perform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lllaunch.checking.outcome import Outcome
+
+_DESCRIPTION = """\
+Composes every experiment of a tree of configs and tells all that is wrong with them, by file and
+line: values, keys, files, locks, the allowlist. Nothing is started, nothing is written.
+
+Experiments are the configs in exp/, other configs of groups that set launch for themselves
+(# @package _global_), and primary configs that say something of launch."""
+_EPILOG = """\
+formats:
+  text    for people, as compilers tell it
+  json    for programs
+  junit   JUnit XML: each experiment, lock and file is a test case
+  github  GitHub Actions: annotations on standard output; the step's summary goes to FILE, else
+          to $GITHUB_STEP_SUMMARY
+
+The exit code is 0 if all is right; 2 if something is wrong; 5 if a plan is not the reviewed one, or
+the allowlist refuses it, and nothing else is wrong. Warnings count with --strict only."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    codes: list[int] = []
+
+    def check(given: argparse.Namespace) -> None:
+        # --help does without
+        from lllaunch.checking.check import check_tree  # noqa: PLC0415
+
+        outcome = check_tree(given.directory, os.environ)
+        codes.append(outcome.exit_code(strict=given.strict))
+        _tell(outcome, given)
+
+    ended = perform(_parser(), argv, check)
+    return ended or (codes[0] if codes else 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m lllaunch check",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "directory", metavar="DIR", nargs="?", default="conf", help="top of the tree; default: conf"
+    )
+    forms = ("text", "json", "junit", "github")
+    parser.add_argument("--format", choices=forms, default="text", help="default: text")
+    parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
+    parser.add_argument("--strict", action="store_true", help="warnings are wrong, too")
+    return parser
+
+
+def _tell(outcome: Outcome, given: argparse.Namespace) -> None:
+    from lllaunch.checking.telling import tell  # noqa: PLC0415 - as above
+
+    tell(outcome, given.format, given.output, os.environ, strict=given.strict)

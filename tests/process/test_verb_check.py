@@ -1,0 +1,434 @@
+"""Trees of configs checked as a whole: with Hydra, from the files to what the user reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from support.project import Project
+from support.verbs import Ended, call, hydra_put_back, listing
+
+from lllaunch.verbs import check, plan
+
+Check = Callable[..., Ended]
+GLOBAL = "# @package _global_\n"
+TRAIN = f"{GLOBAL}launch: {{entrypoint: train.py}}\n"
+
+
+@pytest.fixture(autouse=True)
+def _hydra() -> Iterator[None]:
+    with hydra_put_back():
+        yield
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    made = Project(tmp_path / "project")
+    # whoever imports or runs it leaves a trace
+    made.write("train.py", "open('imported', 'w').close()\ndef main(**given): ...\n")
+    made.write(".git/HEAD", "")
+    monkeypatch.chdir(made.root)
+    for name in ("GITHUB_STEP_SUMMARY", "LLLAUNCH_LOCKED", "LLLAUNCH_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.fixture
+def checked(project: Project, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Checks the project; nothing in it is changed, nothing is told beside the report."""
+
+    def run(*argv: str) -> Ended:
+        before = listing(project.root)
+        ended = call(check.main, argv, capsys)
+        assert listing(project.root) == before
+        assert ended.err == ""
+        return ended
+
+    return run
+
+
+def lock(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    ended = call(plan.main, ["--lock", *words], capsys)
+    assert ended.code == 0, ended.err
+
+
+def configs(project: Project, **texts: str) -> None:
+    """Writes configs; two underscores in a name are a slash."""
+    for name, text in texts.items():
+        project.write(f"conf/{name.replace('__', '/')}.yaml", text)
+
+
+RESNET = """# @package _global_
+defaults:
+  - /model: small
+  - _self_
+launch:
+  entrypoint: train:main
+  args:
+    lr: ${params.lr}
+    width: ${model.width}
+  nproc: 2
+  tee: al
+  redirects: 1:3
+  watchdgo: {stall: 10m}
+  watchdog: {stall: 10}
+  env: {AT: 10:30, TOKEN: "${oc.env:CHECKED_SECRET}"}
+parms: {lr: 0.1}
+"""
+
+
+def test_all_problems_at_once_by_file_and_line(
+    project: Project, checked: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKED_SECRET", "the-very-secret-value")
+    configs(
+        project,
+        exp__resnet=RESNET,
+        exp__good=TRAIN,
+        exp__shadowed=f"{GLOBAL}defaults:\n  - _self_\n  - /quick: two\n"
+        "launch:\n  entrypoint: train.py\n  nproc: 4\n",
+        exp__asks=f"{GLOBAL}defaults:\n  - good\n  - /model: smal\n  - _self_\n",
+        exp__broken=f"{GLOBAL}launch: {{entrypoint: train.py\n",
+        exp__uses__it=f"{GLOBAL}defaults: [/exp/broken]\n",
+        model__small="width: 3\nheight: 4\n",
+        quick__two=f"{GLOBAL}launch:\n  nproc: 2\n",
+        own="launch: {nproc: 2}\nlr: 0.1\n",
+        plain="x: 1\n",
+    )
+    ended = checked()
+    assert ended.code == 2
+    assert "the-very-secret-value" not in ended.out
+    mask = "'al' is not a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
+    nothing = "has no effect: nothing under launch refers to it"
+    *lines, verdict = ended.out.splitlines()
+    assert lines == [
+        "conf/exp/asks.yaml:4: defaults: there is no config 'model/smal'; did you mean 'small'?",
+        (
+            "conf/exp/broken.yaml:3: is not valid YAML: expected ',' or '}', but got '<stream end>'"
+            " (in broken, uses/it)"
+        ),
+        (
+            "conf/exp/resnet.yaml:8: launch.args.lr: '${params.lr}' cannot be resolved:"
+            " Interpolation key 'params.lr' not found; did you mean 'parms.lr'?"
+        ),
+        f"conf/exp/resnet.yaml:11: launch.tee: {mask}; did you mean 'all'?",
+        "conf/exp/resnet.yaml:12: launch.redirects: YAML reads 1:3 as 63: quote it",
+        (
+            "conf/exp/resnet.yaml:13: launch.watchdgo: is no setting of lllaunch;"
+            " did you mean 'watchdog'?"
+        ),
+        "conf/exp/resnet.yaml:15: warning: launch.env.AT: YAML reads 10:30 as 630: quote it",
+        (
+            f"conf/exp/resnet.yaml:16: warning: parms: {nothing};"
+            " did you mean 'params.lr'? launch.args.lr refers to that"
+        ),
+        (
+            "conf/exp/shadowed.yaml:7: warning: launch.nproc: has no effect, conf/quick/two.yaml:3"
+            " overrides it; put _self_ last in the defaults list"
+        ),
+        f"conf/model/small.yaml:2: warning: model.height: {nothing} (in resnet)",
+    ]
+    assert verdict == "8 experiments, 6 problems, 4 warnings"
+    assert not (project.root / "imported").exists()
+
+
+def test_all_right(project: Project, checked: Check) -> None:
+    configs(project, exp__a=TRAIN, exp__b=TRAIN, data__x="a: [1]\n")
+    assert checked() == Ended(0, "2 experiments are all right\n", "")
+    assert checked("conf/") == checked()
+    assert checked(str(project.root / "conf")) == checked()
+
+
+def test_bases_presets_and_own_apps_need_not_be_whole(project: Project, checked: Check) -> None:
+    configs(
+        project,
+        exp__base=f"{GLOBAL}launch:\n  nproc: ???\n  args: {{lr: '${{params.lr}}'}}\n",
+        exp__whole=f"{GLOBAL}defaults: [base]\nlaunch: {{entrypoint: train.py, nproc: 2}}\n"
+        "params: {lr: 1}\n",
+        exp__choose=f"{GLOBAL}defaults:\n  - /size: ???\n",
+        exp__chosen=f"{GLOBAL}defaults: [choose, override /size: two]\n"
+        "launch: {entrypoint: train.py}\n",
+        size__two=f"{GLOBAL}launch: {{nproc: 2, args: {{a: '${{params.a}}'}}}}\nparams: {{a: 1}}\n",
+        app="launch: {nproc: 2, tee: none}\nlr: 1\nother: {x: 1}\n",
+    )
+    assert checked().out == "6 experiments are all right\n"
+    configs(project, exp__alone=f"{GLOBAL}launch:\n  nproc: ???\n", app="launch: {nproc: x}\n")
+    ended = checked()
+    assert [line.partition(": ")[0] for line in ended.out.splitlines()[:-1]] == [
+        "conf/app.yaml:1",
+        "conf/exp/alone.yaml:2",
+    ]
+    assert "launch.entrypoint: is empty" in ended.out
+
+
+def test_warnings_count_with_strict_only(project: Project, checked: Check) -> None:
+    configs(project, exp__a=f"{TRAIN}lauch: {{nproc: 2}}\n")
+    assert checked().code == 0
+    ended = checked("--strict")
+    assert ended.code == 2
+    assert "did you mean 'launch'?" in ended.out
+
+
+def test_another_tree_than_conf(project: Project, checked: Check) -> None:
+    project.write("apps/one/exp/a.yaml", TRAIN)
+    project.write("apps/one/exp/b.yaml", f"{GLOBAL}launch: {{entrypoint: train.py, tee: al}}\n")
+    # looked in, as a run with --config-dir does, but not checked
+    configs(project, exp__c=f"{GLOBAL}launch: {{tee: al}}\n")
+    ended = checked("apps/one")
+    assert ended.out.startswith("apps/one/exp/b.yaml:2: launch.tee: 'al' is not a mask")
+    assert ended.out.endswith("\n2 experiments, 1 problem\n")
+    document = json.loads(checked("apps/one", "--format", "json").out)
+    assert document["experiments"][0]["command"] == ["--config-dir", "apps/one", "+exp=a"]
+
+
+def test_no_such_tree(project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ended = call(check.main, ["nowhere"], capsys)
+    assert ended == Ended(2, "", "lllaunch: nowhere: is no directory\n")
+    assert call(check.main, ["--frmat"], capsys).code == 2
+    assert call(check.main, ["--help"], capsys).code == 0
+    (tmp_path / "project" / "conf").mkdir()
+    assert call(check.main, [], capsys) == Ended(0, "there are no experiments\n", "")
+
+
+# ---- what was reviewed
+
+
+def test_plans_that_differ_from_their_locks(
+    project: Project, checked: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs(project, exp__a=TRAIN, exp__v__b=TRAIN, main="launch: {entrypoint: train.py}\n")
+    for words in (
+        *(["+exp=a"], ["+exp=v/b"], ["--config-name", "main"]),
+        *(["--name", "four", "+exp=a", "launch.nproc=4"],),
+        ["--name", "sweep", "-m", "+exp=a", "launch.nproc=1,2"],
+    ):
+        lock(capsys, *words)
+    assert checked().out == "3 experiments are all right\n"
+    configs(project, exp__a=TRAIN.replace("train.py", "train.py, role: other"))
+    ended = checked()
+    assert ended.code == 5
+    renew = "if this is what shall run, have it reviewed anew: python -m lllaunch plan --lock"
+    named = f"{renew} --name"
+    role = 'role: "default" -> "other"'
+    assert ended.out == (
+        "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n"
+        f"      launch.{role}\n    {renew} +exp=a\n"
+        "conf/locks/four.yaml:1: the plan is not the reviewed one:\n"
+        f"      launch.{role}\n    {named} four +exp=a launch.nproc=4\n"
+        "conf/locks/sweep.yaml:1: the plan is not the reviewed one:\n"
+        f'      jobs["+exp=a launch.nproc=1"].launch.{role}\n'
+        f'      jobs["+exp=a launch.nproc=2"].launch.{role}\n'
+        f"    {named} sweep -m +exp=a launch.nproc=1,2\n"
+        "3 experiments, 3 problems\n"
+    )
+
+
+def test_locks_that_are_none_any_more(
+    project: Project, checked: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c", "d", "e"):
+        configs(project, **{f"exp__{name}": TRAIN})
+        lock(capsys, f"+exp={name}")
+    locks = project.root / "conf" / "locks"
+    (locks / "a.yaml").write_text((locks / "a.yaml").read_text().replace("nproc: 1", "nproc: 9"))
+    (locks / "b.yaml").write_text("lock: 1\nplan: [\n")
+    (project.root / "conf" / "exp" / "c.yaml").unlink()
+    configs(project, exp__d=f"{GLOBAL}launch: {{entrypoint: train.py, tee: al}}\n")
+    (locks / "e.yaml").write_text((locks / "e.yaml").read_text().replace("- +exp=e", "- --wrong"))
+    ended = checked()
+    assert ended.code == 2
+    lines = ended.out.splitlines()
+    assert "does not fit the plan below it: the file was edited by hand" in lines[1]
+    assert lines[1].startswith("conf/locks/a.yaml:")
+    assert lines[1].endswith("python -m lllaunch plan --lock +exp=a")
+    assert lines[2].startswith("conf/locks/b.yaml:3: is not valid YAML")
+    assert lines[3] == (
+        "conf/locks/c.yaml:1: command: makes no plan any more: there is no config 'exp/c';"
+        " there are a, b, d, e in exp"
+    )
+    assert lines[4] == ("conf/locks/d.yaml:1: command: makes no plan any more: see conf/exp/d.yaml")
+    assert lines[5].startswith("conf/locks/e.yaml:1: command: is no command that makes a plan")
+    codes = [each["code"] for each in json.loads(checked("--format", "json").out)["problems"]]
+    assert codes == [2, 5, 2, 2, 2, 2]
+
+
+ALLOW = "allow:\n  entrypoints: [train.py]\n"
+
+
+def test_what_is_locked_needs_a_lock_and_a_policy(
+    project: Project,
+    checked: Check,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configs(
+        project,
+        exp__a=f"{GLOBAL}launch:\n  entrypoint: train.py\n  locked: true\n",
+        exp__b=TRAIN,
+        quick__two=f"{GLOBAL}launch: {{nproc: 2}}\n",
+    )
+    ended = checked()
+    assert ended.code == 5
+    review = "nobody has reviewed its plan; write it: python -m lllaunch plan --lock"
+    first, second, _ = ended.out.splitlines()
+    assert first == (
+        f"conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml: {review} +exp=a"
+    )
+    assert second.startswith("conf/lllaunch.yaml: is not there, and a locked run needs it")
+    configs(project, lllaunch=ALLOW)
+    lock(capsys, "+exp=a")
+    assert checked().code == 0
+    monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
+    ended = checked()
+    assert (ended.code, len(ended.out.splitlines())) == (5, 2)
+    assert "is locked, and there is no conf/locks/b.yaml" in ended.out
+    named = f"{GLOBAL}launch: {{entrypoint: train.py, locked: nightly}}\n"
+    configs(project, exp__b=named, own="launch: {nproc: 2, locked: true}\n")
+    ended = checked()
+    assert "conf/exp/b.yaml:2: is locked, and there is no conf/locks/nightly.yaml" in ended.out
+    assert "conf/own.yaml:1: is locked, and is an app of its own" in ended.out
+    configs(project, exp__b=named.replace("nightly", "../b"))
+    assert "conf/exp/b.yaml:2: is locked, but the lock's name '../b' is no name" in checked().out
+
+
+def test_the_allowlist_refuses_by_file_and_line(project: Project, checked: Check) -> None:
+    configs(
+        project,
+        lllaunch=ALLOW,
+        exp__a=TRAIN,
+        exp__b=f"{GLOBAL}launch:\n  entrypoint: env\n  preload: [json]\n  env: {{LD_X: a}}\n"
+        "x: {_target_: os.system}\n",
+        own="launch: {nproc: 2, env: {LD_X: a}}\n",
+    )
+    ended = checked()
+    assert ended.code == 5
+    assert [line.partition(";")[0] for line in ended.out.splitlines()] == [
+        "conf/exp/b.yaml:3: launch.entrypoint: 'env' is not in allow.programs",
+        "conf/exp/b.yaml:4: launch.preload: 'json' is not in allow.preload",
+        "conf/exp/b.yaml:5: launch.env.LD_X: changes what programs run and is not in allow.env",
+        "conf/exp/b.yaml:6: x._target_: 'os.system' is not in allow.targets",
+        "conf/exp/b.yaml:6: warning: x: has no effect: nothing under launch refers to it",
+        "conf/own.yaml:1: launch.env.LD_X: changes what programs run and is not in allow.env",
+        "3 experiments, 5 problems, 1 warning",
+    ]
+
+
+def test_a_policy_that_is_none_is_told_once(project: Project, checked: Check) -> None:
+    configs(project, lllaunch="allow: {entrypoint: [a]}\n", exp__a=TRAIN, exp__b=TRAIN)
+    ended = checked()
+    assert ended.code == 2
+    assert len(ended.out.splitlines()) == 2
+    assert ended.out.startswith("conf/lllaunch.yaml:1: allow.entrypoint: is no key of a policy")
+
+
+def test_packages_that_the_policy_does_not_allow_are_not_looked_in(
+    project: Project, checked: Check
+) -> None:
+    project.write("mine/__init__.py", "open('imported', 'w').close()\n")
+    project.write("mine/exp/x.yaml", TRAIN)
+    main = "hydra:\n  searchpath: ['pkg://mine']\nlaunch: {entrypoint: train.py}\n"
+    configs(project, lllaunch=ALLOW, main=main)
+    ended = checked()
+    assert ended.code == 5
+    assert ended.out.startswith("conf/main.yaml:2: hydra.searchpath[0]: 'pkg://mine' is not in")
+
+
+# ---- hostile trees
+
+
+def test_hostile_files_get_a_problem_each(
+    project: Project, checked: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10) if n else 'x'}]\n" for n in range(12)
+    )
+    keys = "".join(f"k{number}: ${{k{number + 1}}}\n" for number in range(2_000))
+    configs(
+        project,
+        exp__good=TRAIN,
+        exp__bomb=TRAIN + bomb,
+        exp__many=f"{TRAIN}k2000: 1\n{keys}",
+        exp__deep=f"{TRAIN}x: {'[' * 2000}{']' * 2000}\n",
+        exp__circle=f"{GLOBAL}defaults: [circle]\n",
+        exp__chase=f"{GLOBAL}launch: {{entrypoint: train.py, args: ['${{a.x}}']}}\n"
+        "a: {x: '${a.y}', y: '${a.x}'}\n",
+        exp__itself=f"{GLOBAL}launch: {{entrypoint: train.py, args: '${{launch}}'}}\n",
+        exp__target=f"{GLOBAL}launch:\n  entrypoint: {{_target_: os.system}}\n"
+        "  args: {_target_: os.system, _args_: [touch imported]}\n"
+        "  watchdog: {_target_: os.system}\n",
+        exp__tag=f"{GLOBAL}launch: !!python/object/apply:os.system ['touch imported']\n",
+        exp__hydra=f"{TRAIN}hydra: {{run: {{dir: '${{hydra.run.dir}}'}}}}\n",
+        exp__resolver=f"{GLOBAL}launch: {{entrypoint: '${{os.system:touch imported}}'}}\n",
+        exp__outside=f"{GLOBAL}defaults: [/../../etc/passwd]\nlaunch: {{entrypoint: train.py}}\n",
+        exp__secret=f"{GLOBAL}launch: {{entrypoint: train.py, env: {{API_KEY: hunter22-plain}},"
+        " tee: hunter22-plain, args: ['${gone.hunter22-plain}']}\n",
+    )
+    os.mkfifo(project.root / "conf" / "exp" / "fifo.yaml")
+    (project.root / "conf" / "exp" / "loop").symlink_to("..")
+    (project.root / "conf" / "exp" / "bytes.yaml").write_bytes(b"\xff\xfe")
+    (project.root / "conf" / "exp" / "c,d e.yaml").write_text(TRAIN)
+    monkeypatch.setattr(os, "system", pytest.fail)
+    ended = checked()
+    assert ended.code == 2
+    assert "Traceback" not in ended.out
+    assert "hunter22-plain" not in ended.out
+    hit = {line.partition(":")[0].removeprefix("conf/exp/") for line in ended.out.splitlines()}
+    wrong = {"bomb", "deep", "circle", "chase", "itself", "target", "tag", "hydra", "resolver"}
+    wrong |= {"many", "outside", "secret", "fifo", "bytes"}
+    assert {f"{name}.yaml" for name in wrong} <= hit
+    assert not {"good.yaml", "c,d e.yaml"} & hit
+    assert not (project.root / "imported").exists()
+
+
+# ---- forms
+
+
+def test_the_other_forms(project: Project, checked: Check, tmp_path: Path) -> None:
+    configs(
+        project,
+        exp__a=TRAIN,
+        exp__b=f"{GLOBAL}launch: {{entrypoint: train.py, tee: al}}\nx: 1\n",
+    )
+    document: Any = json.loads(checked("--format", "json").out)
+    a, b = document["experiments"]
+    assert (a["name"], len(a["plan_hash"]), a["locked"]) == ("a", 64, False)
+    assert (b["file"], b["plan_hash"]) == ("conf/exp/b.yaml", None)
+    assert [(each["level"], each["line"]) for each in document["problems"]] == [
+        ("error", 2),
+        ("warning", 3),
+    ]
+    output = tmp_path / "reports" / "check.xml"
+    assert checked("--format", "junit", "--output", str(output)) == Ended(2, "", "")
+    root = ET.fromstring(output.read_bytes())
+    failed = [case.get("name") for case in root.iter("testcase") if len(case)]
+    assert failed == ["experiment b", "file conf/exp/b.yaml"]
+    summary = tmp_path / "summary.md"
+    ended = checked("--format", "github", "--output", str(summary))
+    assert ended.out.startswith(
+        "::error file=conf/exp/b.yaml,line=2,title=lllaunch check::launch.tee"
+    )
+    assert "\n::warning file=conf/exp/b.yaml,line=3," in ended.out
+    assert summary.read_text().startswith("### lllaunch check: 2 experiments, 1 problem, 1 warning")
+
+
+def test_as_the_user_calls_it(project: Project) -> None:
+    configs(project, exp__a=f"{GLOBAL}launch: {{entrypoint: train.py, nproc: gpu, tee: al}}\n")
+    ended = project.lllaunch("check", "--format", "text", env={"LC_ALL": "C"})
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.endswith("did you mean 'all'?\n1 experiment, 1 problem\n")
+
+
+def test_this_repository(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    ended = call(check.main, ["--strict"], capsys)
+    assert ended.code == 0, ended.out
+    ended = call(check.main, ["examples/own_app/conf", "--strict"], capsys)
+    assert ended == Ended(0, "1 experiment is all right\n", "")

@@ -1,0 +1,198 @@
+"""What is an experiment, who includes whom, and what is too much. Nothing is composed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.checking import experiments as module
+from lllaunch.checking.experiments import Experiment, broken_by, find_experiments, too_much
+from lllaunch.checking.files import ConfigFile
+from lllaunch.checking.findings import Found
+from lllaunch.checking.includes import MOST_INCLUDES, Graph, includes_of
+from lllaunch.checking.yaml_facts import read_facts
+
+if TYPE_CHECKING:
+    import pytest
+
+GLOBAL = "# @package _global_\n"
+
+
+def tree(**texts: str) -> dict[str, ConfigFile]:
+    """Files by name; two underscores in a name are a slash."""
+    names = {name.replace("__", "/"): text for name, text in texts.items()}
+    return {
+        name: ConfigFile(name, f"conf/{name}.yaml", read_facts(text, name))
+        for name, text in names.items()
+    }
+
+
+def found(files: dict[str, ConfigFile]) -> dict[str, Experiment]:
+    return {each.file.name: each for each in find_experiments(files, Graph(files))}
+
+
+def test_entries_of_a_defaults_list() -> None:
+    text = """
+defaults:
+  - _self_
+  - base
+  - /other/base@x.y
+  - model: big
+  - /db@_here_: [a, b/c]
+  - optional local: ${name}
+  - override /model: small.yaml
+  - override hydra/launcher: lllaunch
+  - nothing: null
+  - missing: ???
+  - 3
+"""
+    entries = includes_of(tree(exp__vision__a=text)["exp/vision/a"])
+    assert [(each.name, each.line, each.package, each.overrides) for each in entries] == [
+        ("exp/vision/base", 4, None, False),
+        ("other/base", 5, "x.y", False),
+        ("exp/vision/model/big", 6, None, False),
+        ("db/a", 7, "_here_", False),
+        ("db/b/c", 7, "_here_", False),
+        ("exp/vision/local/${name}", 8, None, False),
+        ("model/small", 9, None, True),
+        ("exp/vision/hydra/launcher/lllaunch", 10, None, True),
+    ]
+    assert [each.is_made_up for each in entries].count(True) == 1
+    for other in ("defaults: {a: b}\n", "defaults: 3\n", "", "[defaults]\n"):
+        assert includes_of(tree(a=other)["a"]) == ()
+
+
+def test_what_is_an_experiment_and_how_it_is_asked_for() -> None:
+    files = tree(
+        exp__a=f"{GLOBAL}launch: {{entrypoint: a.py}}\n",
+        exp__vision__b=f"{GLOBAL}defaults: [/exp/a]\n",
+        model__big=f"{GLOBAL}launch: {{nproc: 4}}\n",
+        model__small="width: 3\n",
+        model__other="launch: {nproc: 4}\n",
+        own="launch: {nproc: 2}\nlr: 1\n",
+        through="defaults: [model: big]\n",
+        at="defaults: [model@launch.args: small]\n",
+        plain="lr: 1\ndefaults: [model: small]\n",
+    )
+    asked = {
+        name: (each.overrides, each.config_name, each.is_preset, each.included)
+        for name, each in found(files).items()
+    }
+    assert asked == {
+        "exp/a": (("+exp=a",), None, False, True),
+        "exp/vision/b": (("+exp=vision/b",), None, False, False),
+        "model/big": (("+model=big",), None, True, True),
+        "own": ((), "own", False, False),
+        "through": ((), "through", False, False),
+        "at": ((), "at", False, False),
+    }
+
+
+def test_names_are_told_apart_and_quoted() -> None:
+    files = tree(exp__a="{}", a="launch: {nproc: 1}")
+    files |= {name: ConfigFile(name, name) for name in ("exp/100", "exp/c,d", "exp/it's", "exp/on")}
+    known = {each.name: each.overrides for each in found(files).values()}
+    assert known == {
+        "exp/a": ("+exp=a",),
+        "a": (),
+        "100": ("+exp='100'",),
+        "c,d": ("+exp='c,d'",),
+        "it's": ("+exp='it\\'s'",),
+        "on": ("+exp=on",),
+    }
+
+
+def kept(files: dict[str, ConfigFile]) -> tuple[list[str], list[Found]]:
+    graph = Graph(files)
+    left, problems = too_much(find_experiments(files, graph), "conf", files, graph)
+    return [each.name for each in left], problems
+
+
+def test_configs_that_include_each_other_are_told_at_one_place() -> None:
+    files = tree(
+        exp__a=f"{GLOBAL}defaults:\n  - c\n",
+        exp__b=f"{GLOBAL}defaults:\n  - a\n",
+        exp__c=f"{GLOBAL}defaults:\n  - _self_\n  - b\n",
+        exp__d=f"{GLOBAL}defaults: [a]\n",
+        exp__e=f"{GLOBAL}defaults: [e]\n",
+        exp__f=f"{GLOBAL}launch: {{}}\n",
+    )
+    names, problems = kept(files)
+    assert names == ["f"]
+    told = {(each.place, each.message) for each in problems}
+    assert told == {
+        (
+            "conf/exp/a.yaml:3",
+            "these configs include each other: exp/a -> exp/c -> exp/b -> exp/a",
+        ),
+        ("conf/exp/e.yaml:2", "these configs include each other: exp/e -> exp/e"),
+    }
+    assert [each.experiments for each in problems] == [("a",), ("b",), ("c",), ("d",), ("e",)]
+
+
+def test_a_long_chain_of_includes_is_followed_to_its_end() -> None:
+    texts = {f"exp__e{number}": f"defaults: [e{number + 1}]\n" for number in range(900)}
+    files = tree(**texts, exp__e900="launch: {nproc: 1}\n")
+    graph = Graph(files)
+    assert graph.circle("exp/e0") == ()
+    assert graph.cost("exp/e0")[0] == 901
+    assert len(graph.reached(["exp/e0"])) == 901
+
+
+def test_includes_that_double_with_each_level_are_too_much() -> None:
+    texts = {
+        f"exp__e{number}": f"defaults: [e{number + 1}@a, e{number + 1}@b]\n" for number in range(60)
+    }
+    names, problems = kept(tree(**texts, exp__e60="launch: {nproc: 1}\n"))
+    assert names == [f"e{number}" for number in range(52, 61)]
+    assert {each.message for each in problems} == {f"includes more than {MOST_INCLUDES} configs"}
+
+
+def test_too_many_values_and_too_many_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_VALUES", 50)
+    monkeypatch.setattr(module, "MOST_EXPERIMENTS", 2)
+    large = "".join(f"k{number}: {number}\n" for number in range(30))
+    names, problems = kept(tree(exp__a=large, exp__b="{}", exp__c="{}", exp__d="{}", exp__e="{}"))
+    assert names == ["b", "c"]
+    assert [(each.place, each.message) for each in problems] == [
+        ("conf/exp/a.yaml", "is made of more than 50 values"),
+        ("conf", "is too much for one check: 2 experiments are not checked"),
+    ]
+
+
+def test_an_experiment_is_broken_by_the_files_that_it_includes() -> None:
+    files = tree(
+        exp__a=f"{GLOBAL}defaults: [/model: big]\n", exp__b="{}", model__big="defaults: [../bad]\n"
+    )
+    problem = Found(2, "conf/bad.yaml", 3, "", "is not valid YAML")
+    files["bad"] = ConfigFile("bad", "conf/bad.yaml", problem=problem)
+    files["exp/c"] = tree(exp__c="defaults: [{/model: 'b${x}'}]\n")["exp/c"]
+    files["exp/d"] = tree(exp__d="defaults: [{/model: 'a${x:{y}}${z}'}]\n")["exp/d"]
+    graph, experiments = Graph(files), found(files)
+    # whatever a name that is made up may come to
+    assert broken_by(experiments["exp/c"], files, graph) == (problem,)
+    assert broken_by(experiments["exp/d"], files, graph) == ()
+    assert broken_by(experiments["exp/a"], files, graph) == (problem,)
+    assert broken_by(experiments["exp/b"], files, graph) == ()
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from("abcdef")), min_size=1))
+def test_a_circle_is_found_if_and_only_if_there_is_one(edges: dict[str, set[str]]) -> None:
+    files = tree(**{name: f"defaults: {sorted(to)}\n" for name, to in edges.items()})
+    graph = Graph(files)
+    for name in files:
+        circle = graph.circle(name)
+        reached = graph.reached([name])
+        loops = any(
+            each in graph.reached(to for to in edges[each] if to in files) for each in reached
+        )
+        assert bool(circle) == loops
+        if circle:
+            assert circle[0] == circle[-1] == min(circle)
+            pairs = pairwise(circle)
+            assert all(after in edges[before] for before, after in pairs)
+        else:
+            assert graph.cost(name)[0] >= len(reached)

@@ -1,0 +1,251 @@
+"""Where problems are, what was meant, and what the text of a file shows by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from lllaunch.checking.files import ConfigFile, found_in
+from lllaunch.checking.findings import Found, exit_code, merged, without
+from lllaunch.checking.lint import lint, superseded
+from lllaunch.checking.places import Places, compose_problem, in_short
+from lllaunch.checking.yaml_facts import read_facts
+from lllaunch.config.origin import Origin
+from lllaunch.config.origin_lines import lines_of
+from lllaunch.config.origin_tree import Layer, OriginTree
+from lllaunch.errors import ConfigError, Problem
+from lllaunch.review.document import FileProblem
+
+GLOBAL = "# @package _global_\n"
+MAIN = """# @package _global_
+defaults: [base]
+launch:
+  args:
+    lr: ${params.lr}
+    deep: ${chain.a}
+  env: {A: b}
+  watchdog: {stall: 1x}
+params: {learning: 1}
+chain:
+  a: ${chain.b}
+  b: ${gone.key}
+"""
+
+
+def a_file(text: str, name: str = "exp/a") -> ConfigFile:
+    return ConfigFile(name, f"conf/{name}.yaml", read_facts(text, name))
+
+
+def places(text: str = MAIN) -> Places:
+    data: Any = yaml.safe_load(text)
+    data.pop("defaults", None)
+    schema = {"launch": {"tee": "0:all", "entrypoint": None}, "hydra": {"run": {"dir": "x"}}}
+    tree = OriginTree()
+    tree.lay("", schema, Layer(Origin("schema", "structured://s")))
+    tree.lay("", data, Layer(Origin("file", "conf/exp/a.yaml"), lines_of(text)))
+    config = {**data, "launch": {**schema["launch"], **data["launch"]}, "hydra": schema["hydra"]}
+    return Places("a", a_file(text), config, tree.origins(config))
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("launch.args.lr", 5),
+        ("launch.args[3]", 4),
+        ("launch.env.A", 7),
+        ("launch.env.NEW", 7),
+        ("launch.watchdog.stall", 8),
+        ("launch.watchdog.stall.more", 8),
+        ("launch.tee", 3),
+        ("launch.nowhere", 3),
+        ("hydra.run.dir", 1),
+        ("the config", 1),
+    ],
+)
+def test_the_line_of_a_key(key: str, line: int) -> None:
+    assert places().place(key) == ("conf/exp/a.yaml", line)
+
+
+def missing(key: str, asked: str) -> Problem:
+    return Problem(key, "'x'", f"cannot be resolved: Interpolation key '{asked}' not found")
+
+
+def test_a_reference_to_nothing_is_told_where_it_stands_with_what_was_meant() -> None:
+    found = places().found(missing("launch.args.deep", "gone.key"), 2)
+    assert (found.place, found.key) == ("conf/exp/a.yaml:12", "launch.args.deep")
+    text = MAIN.replace("learning", "lrr")
+    found = places(text).found(missing("launch.args.lr", "params.lr"), 2)
+    assert found.place == "conf/exp/a.yaml:5"
+    assert found.message.endswith("'params.lr' not found; did you mean 'params.lrr'?")
+    assert found.experiments == ("a",)
+
+
+def test_another_place_for_a_key_is_found() -> None:
+    text = MAIN.replace("params: {", "parms: {lr: 2, ")
+    found = places(text).found(missing("launch.args.lr", "params.lr"), 2)
+    assert found.message.endswith("; did you mean 'parms.lr'?")
+    # not the mapping that is there, but what it holds
+    found = places().found(missing("launch.args.lr", "params.lr"), 2)
+    assert found.message.endswith("; there is params.learning")
+
+
+# ---- what Hydra says
+
+NOT_FOUND = """In 'exp/a': Could not find 'model/larg'
+
+Available options in 'model':
+\tlarge
+\tsmall
+Config search path:
+\tprovider=hydra, path=pkg://hydra.conf"""
+
+
+def failure(reason: str, text: str) -> Found:
+    own = a_file(text)
+    other = a_file("defaults:\n  - x\n  - y\n", "exp/b")
+    return compose_problem(reason, "a", own, {"exp/a": own, "exp/b": other}, 2)
+
+
+def test_a_config_that_is_not_there_is_told_where_it_is_asked_for() -> None:
+    found = failure(NOT_FOUND, f"{GLOBAL}defaults:\n  - _self_\n  - /model: larg\n")
+    assert found.place == "conf/exp/a.yaml:4"
+    assert found.said == "defaults: there is no config 'model/larg'; did you mean 'large'?"
+    found = failure(NOT_FOUND, f"{GLOBAL}x: 1\ndefaults:\n  - /model: ${{y}}\n")
+    assert found.place == "conf/exp/a.yaml:3"
+    found = failure(NOT_FOUND.replace("exp/a", "exp/b").replace("model/larg", "exp/y"), GLOBAL)
+    assert (found.place, found.experiments) == ("conf/exp/b.yaml:3", ("a",))
+    assert failure(NOT_FOUND.replace("exp/a", "elsewhere"), GLOBAL).place == "conf/exp/a.yaml:1"
+
+
+def test_what_hydra_says_in_short() -> None:
+    assert in_short(NOT_FOUND.replace("larg'", "qq'"), ())[1] == (
+        "there is no config 'model/qq'; there are large, small in model"
+    )
+    assert in_short("Could not load 'exp/resnte.yaml'.", ["exp/resnet"])[1] == (
+        "there is no config 'exp/resnte'; did you mean 'exp/resnet'?"
+    )
+    assert in_short("a\n\n  b\n    full_key: x.y\n  object_type=dict", ()) == ("", "a b")
+    assert len(in_short("x" * 10_000, ())[1]) < 1000
+
+
+def test_a_problem_of_hydras_node_has_the_line_of_its_key() -> None:
+    text = f"{GLOBAL}hydra:\n  run:\n    dir: ${{x}}\n"
+    reason = "Interpolation key 'x' not found\n    full_key: hydra.run.dir\n    object_type=dict"
+    found = failure(reason, text)
+    assert (found.place, found.key) == ("conf/exp/a.yaml:4", "hydra.run.dir")
+    assert found.message == "cannot be composed: Interpolation key 'x' not found"
+
+
+# ---- what a text shows by itself
+
+
+def told(name: str, text: str) -> list[str]:
+    return [f"{each.place} {each.level} {each.said}" for each in lint(a_file(text, name))]
+
+
+def test_unquoted_colons() -> None:
+    text = f"""{GLOBAL}launch:
+  tee: 1:3
+  redirects: {{0: 2:1}}
+  watchdog: {{stall: 1:30}}
+  grace_period: 0:30
+  env: {{A: 10:30}}
+params: {{at: 1:2:3, b: "1:3"}}
+"""
+    assert told("exp/a", text) == [
+        "conf/exp/a.yaml:3 error launch.tee: YAML reads 1:3 as 63: quote it",
+        "conf/exp/a.yaml:4 error launch.redirects.0: YAML reads 2:1 as 121: quote it",
+        "conf/exp/a.yaml:5 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it",
+        "conf/exp/a.yaml:7 warning launch.env.A: YAML reads 10:30 as 630: quote it",
+        "conf/exp/a.yaml:8 warning params.at: YAML reads 1:2:3 as 3723: quote it",
+    ]
+    assert told("quiet/x", "# @package launch.watchdog\nstall: 1:30\n") == [
+        "conf/quiet/x.yaml:2 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it"
+    ]
+
+
+def test_a_secret_is_not_shown() -> None:
+    (line,) = told("exp/a", f"{GLOBAL}launch: {{env: {{PASSWORD: 17:42}}}}\n")
+    assert "17" not in line
+    assert "1062" not in line
+
+
+def test_files_that_are_put_elsewhere_than_they_seem_to_say() -> None:
+    assert told("exp/v/a", "x: 1\nlaunch: {}\n") == [
+        (
+            "conf/exp/v/a.yaml:2 error launch: is put under exp.v, where nothing reads it; "
+            "begin the file with '# @package _global_'"
+        )
+    ]
+    late = "comes too late: '# @package' has to stand before anything else, comments too"
+    assert told("model/a", f"# Mine.\n{GLOBAL}launch: {{}}\n") == [
+        f"conf/model/a.yaml:2 error {late}"
+    ]
+    assert told("exp/a", f"{GLOBAL}[launch]\n") == [
+        "conf/exp/a.yaml:1 error is no mapping of keys to values"
+    ]
+    assert told("model/a", "launch: {}\n") == told("exp/a", "defaults: [b]\n") == []
+    assert told("exp/a", "") == []
+
+
+def test_what_the_text_shows_is_not_told_twice() -> None:
+    (shown,) = lint(a_file(f"{GLOBAL}launch: {{tee: 1:3, nproc: x}}\n"))
+    tee = Found(2, shown.file, shown.line, "launch.tee", "63 is not a mask", ("a",))
+    nproc = Found(2, shown.file, shown.line, "launch.nproc", "'x' is not a number", ("a",))
+    elsewhere = Found(2, "conf/b.yaml", shown.line, "launch.tee", "63 is not a mask", ("a",))
+    assert superseded([tee, nproc, elsewhere], [shown]) == [nproc, elsewhere]
+
+
+# ---- findings
+
+
+def test_the_same_is_told_once_with_all_that_it_hits() -> None:
+    found = [
+        Found(2, "b", 3, "k", "m", ("x",)),
+        Found(0, "a", 9, "k", "m", ("x",)),
+        Found(2, "b", 3, "k", "m", ("y", "x")),
+        Found(5, "b", 3, "k", "m"),
+        Found(2, "b", 1, "", "other"),
+    ]
+    assert [(each.place, each.code, each.experiments) for each in merged(found)] == [
+        ("a:9", 0, ("x",)),
+        ("b:1", 2, ()),
+        ("b:3", 2, ("x", "y")),
+        ("b:3", 5, ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("codes", "strict", "code"),
+    [
+        ([], True, 0),
+        ([0], False, 0),
+        ([0], True, 2),
+        ([5, 0], False, 5),
+        ([5, 0], True, 2),
+        ([5, 2], False, 2),
+        ([5], True, 5),
+    ],
+)
+def test_exit_codes(codes: list[int], strict: bool, code: int) -> None:
+    assert exit_code([Found(each, "f", 1, "", "m") for each in codes], strict=strict) == code
+
+
+def test_secrets_are_taken_out_of_messages_and_keys() -> None:
+    found = [Found(2, "f", 1, "a.hunter22", "is hunter22", ("e",))]
+    (one,) = without(found, lambda text: text.replace("hunter22", "..."))
+    assert (one.key, one.message, one.experiments) == ("a....", "is ...", ("e",))
+
+
+def test_problems_of_files_know_their_place() -> None:
+    problems = (
+        FileProblem("allow", "3", "is no list", "", "conf/l.yaml", 4),
+        Problem("k", "", "x"),
+    )
+    assert [each.place for each in found_in(ConfigError(problems))] == [
+        "conf/l.yaml:4",
+        "conf/l.yaml",
+    ]
+    assert [each.place for each in found_in(ConfigError(problems[1:]), "own")] == ["own"]

@@ -1,0 +1,227 @@
+"""What a check found, in all forms, whatever the names of files and the messages hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.checking.findings import Found
+from lllaunch.checking.outcome import Checked, Outcome
+from lllaunch.checking.render import render_json, render_text
+from lllaunch.checking.render_ci import commands, render_checks, summary
+from lllaunch.checking.telling import tell
+
+A = Checked("a", "conf/exp/a.yaml", ("+exp=a",), "ab" * 32, locked=True)
+B = Checked("vision/b", "conf/exp/vision/b.yaml", ("+exp=vision/b",))
+FOUND = (
+    Found(0, "conf/exp/a.yaml", 3, "params.lr", "has no effect", ("a",)),
+    Found(2, "conf/exp/a.yaml", 6, "launch.tee", "'al' is not a mask", ("a",)),
+    Found(2, "conf/exp/broken.yaml", 2, "", "is not valid YAML"),
+    Found(5, "conf/locks/a.yaml", 1, "", "the plan of a is not the reviewed one:\n  x: 2", ("a",)),
+    Found(2, "conf/model/m.yaml", 0, "width", "is wrong", ("a", "vision/b")),
+)
+
+
+def outcome(*found: Found) -> Outcome:
+    files = ("conf/exp/a.yaml", "conf/exp/vision/b.yaml", "conf/exp/broken.yaml")
+    return Outcome("conf", (A, B), ("conf/locks/a.yaml", "conf/locks/b.yaml"), files, found)
+
+
+def test_text_as_compilers_write_it() -> None:
+    assert render_text(outcome(*FOUND)) == (
+        "conf/exp/a.yaml:3: warning: params.lr: has no effect\n"
+        "conf/exp/a.yaml:6: launch.tee: 'al' is not a mask\n"
+        "conf/exp/broken.yaml:2: is not valid YAML\n"
+        "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n"
+        "      x: 2\n"
+        "conf/model/m.yaml: width: is wrong (in a, vision/b)\n"
+        "2 experiments, 4 problems, 1 warning\n"
+    )
+    many = Found(2, "f", 1, "", "m", tuple("abcdef"))
+    assert "f:1: m (in a, b, c, d and 2 more)\n" in render_text(outcome(many))
+
+
+@pytest.mark.parametrize(
+    ("experiments", "found", "text"),
+    [
+        ((A, B), (), "2 experiments are all right"),
+        ((A,), (), "1 experiment is all right"),
+        ((), (), "there are no experiments"),
+        ((A,), FOUND[:1], "1 experiment, 1 warning"),
+        ((), FOUND[1:3], "0 experiments, 2 problems"),
+    ],
+)
+def test_the_verdict(experiments: tuple[Checked, ...], found: tuple[Found, ...], text: str) -> None:
+    assert Outcome("conf", experiments, (), (), found).verdict() == text
+
+
+def test_json() -> None:
+    document = json.loads(render_json(outcome(*FOUND)))
+    assert (document["version"], document["exit_code"]) == (1, 2)
+    assert document["experiments"][0] == {
+        "name": "a",
+        "file": "conf/exp/a.yaml",
+        "command": ["+exp=a"],
+        "plan_hash": "ab" * 32,
+        "locked": True,
+    }
+    assert document["experiments"][1]["plan_hash"] is None
+    assert document["problems"][1] == {
+        "level": "error",
+        "code": 2,
+        "file": "conf/exp/a.yaml",
+        "line": 6,
+        "key": "launch.tee",
+        "message": "'al' is not a mask",
+        "experiments": ["a"],
+    }
+    assert [each["code"] for each in document["problems"]] == [0, 2, 2, 5, 2]
+    assert document["problems"][4]["line"] is None
+    warned = outcome(FOUND[0])
+    assert json.loads(render_json(warned))["exit_code"] == 0
+    assert json.loads(render_json(warned, strict=True))["exit_code"] == 2
+
+
+# What the two schemas of JUnit XML in use agree on is shown of this writing in
+# test_report_junit.py; here, that it is the same writing.
+ORDER = ["properties", "testcase", "system-out", "system-err"]
+ATTRIBUTES = {
+    *("name", "package", "id", "hostname", "timestamp", "tests", "failures", "errors", "skipped"),
+    "time",
+}
+
+
+def cases(of: Outcome, **options: Any) -> dict[str, ET.Element | None]:
+    """The failure of each test case, None for those without."""
+    root = ET.fromstring(render_checks(of, **options).encode())
+    found: dict[str, ET.Element | None] = {}
+    for number, suite in enumerate(root):
+        assert [child.tag for child in suite] == ORDER
+        assert set(suite.attrib) == ATTRIBUTES
+        assert suite.get("id") == str(number)
+        (case,) = suite.iter("testcase")
+        assert set(case.attrib) == {"name", "classname", "time"}
+        assert re.fullmatch(r"\S+( \S+)*", case.get("name", ""))
+        name = case.get("name", "")
+        assert name not in found
+        found[name] = case.find("failure")
+        assert suite.get("failures") == str(int(found[name] is not None))
+    return found
+
+
+def test_each_experiment_lock_and_file_is_a_test_case() -> None:
+    found = cases(outcome(*FOUND))
+    failed = {
+        name: (each.get("type"), each.text) for name, each in found.items() if each is not None
+    }
+    tee = "conf/exp/a.yaml:6: launch.tee: 'al' is not a mask\n"
+    review = "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n  x: 2\n"
+    width = "conf/model/m.yaml: width: is wrong\n"
+    warned = "\nAll of the warnings:\nconf/exp/a.yaml:3: params.lr: has no effect\n"
+    assert failed == {
+        "experiment a": ("config", tee + review + width + warned),
+        "experiment vision/b": ("config", width),
+        "lock conf/locks/a.yaml": ("review", review),
+        "file conf/exp/a.yaml": ("config", tee + warned),
+        "file conf/exp/broken.yaml": ("config", "conf/exp/broken.yaml:2: is not valid YAML\n"),
+        "file conf/model/m.yaml": ("config", width),
+    }
+    assert {name for name in found if name not in failed} == {
+        "lock conf/locks/b.yaml",
+        "file conf/exp/vision/b.yaml",
+    }
+
+
+def test_warnings_are_output_and_with_strict_failures() -> None:
+    warned = outcome(FOUND[0])
+    assert set(cases(warned).values()) == {None}
+    assert "conf/exp/a.yaml:3: params.lr: has no effect" in render_checks(warned)
+    strict = cases(warned, strict=True)
+    failure = strict["experiment a"]
+    assert failure is not None
+    assert failure.get("type") == "warning"
+    assert strict["experiment vision/b"] is None
+
+
+def test_github_shows_ten_annotations_of_each_kind() -> None:
+    assert commands(outcome(*FOUND))[:2] == [
+        "::error file=conf/exp/a.yaml,line=6,title=lllaunch check::launch.tee: 'al' is not a mask",
+        "::error file=conf/exp/broken.yaml,line=2,title=lllaunch check::is not valid YAML",
+    ]
+    assert "%0A  x: 2" in commands(outcome(*FOUND))[2]
+    assert [each.split()[0] for each in commands(outcome(*FOUND))].count("::warning") == 1
+    assert "::warning" not in " ".join(commands(outcome(*FOUND), strict=True))
+    many = [Found(2, "f", line, "", "m") for line in range(1, 30)]
+    lines = commands(outcome(*many))
+    assert len(lines) == 10
+    assert lines[-1].endswith("::20 more errors are in the summary and the log")
+
+
+def test_the_summary_of_a_step_fits() -> None:
+    text = summary(outcome(*FOUND), 100_000)
+    assert text.startswith("### lllaunch check: 2 experiments, 4 problems, 1 warning\n")
+    assert text.count("\n| ") == 6
+    assert "<code>conf/exp/a.yaml&#58;6</code>" in text
+    assert "**error**" in text
+    many = [Found(2, "f", line, "", "message " * 20) for line in range(1, 500)]
+    assert "299 more are in the log." in summary(outcome(*many), 1_000_000)
+    short = summary(outcome(*many), 3000)
+    assert len(short.encode()) <= 3000
+    assert short.endswith("More is in the log.\n")
+    assert summary(outcome(*many), 10) == ""
+    assert "|" not in summary(outcome(), 1000)
+
+
+def test_secrets_are_hidden_in_all_forms() -> None:
+    found = Found(2, "f", 1, "launch.x", "it is hunter22", ("a",))
+    secret = Checked("a", "conf/exp/a.yaml", ("+exp=a", "x=hunter22"))
+    hidden = Outcome("conf", (secret,), (), (), (found,)).hiding(
+        lambda text: text.replace("hunter22", "${oc.env:X}")
+    )
+    texts = [render_text(hidden), render_json(hidden), render_checks(hidden)]
+    texts += [*commands(hidden), summary(hidden, 10_000)]
+    assert "hunter22" not in " ".join(texts)
+
+
+_TEXT = st.text(max_size=12)
+
+
+@given(_TEXT, _TEXT, _TEXT, st.sampled_from([0, 2, 5]))
+def test_any_text_can_be_told(file: str, key: str, message: str, code: int) -> None:
+    name = f"x{message}"
+    one = Checked(name, file, (f"+exp={message}",))
+    whole = Outcome(file, (one,), (), (f"y{file}",), (Found(code, file, 1, key, message, (name,)),))
+    json.loads(render_json(whole))
+    assert ET.fromstring(render_checks(whole, strict=True).encode()) is not None
+    for text in (render_text(whole), *commands(whole), summary(whole, 10_000)):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+        text.encode()
+    assert all("\n" not in command for command in commands(whole))
+
+
+def test_files_and_summaries(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    whole = outcome(*FOUND)
+    path = tmp_path / "new" / "out.txt"
+    tell(whole, "text", str(path), {}, strict=False)
+    assert path.read_text() == render_text(whole)
+    tell(whole, "junit", str(path), {}, strict=False)
+    assert path.read_text() == render_checks(whole)
+    assert capfdbinary.readouterr().out == b""
+    step = tmp_path / "step.md"
+    step.write_text("before\n")
+    tell(whole, "github", None, {"GITHUB_STEP_SUMMARY": str(step)}, strict=False)
+    assert step.read_text().startswith("before\n\n### lllaunch check: 2 experiments")
+    out = capfdbinary.readouterr().out.decode()
+    assert out.startswith("::error file=conf/exp/a.yaml,line=6")
+    assert out.endswith("\n2 experiments, 4 problems, 1 warning\n")
+    tell(whole, "github", str(path), {"GITHUB_STEP_SUMMARY": str(step)}, strict=False)
+    assert path.read_text().startswith("### lllaunch check")
+    assert step.read_text().count("###") == 1
+    assert capfdbinary.readouterr().out.decode() == out

@@ -1,0 +1,227 @@
+"""A tree of configs as text: what each file says, and that none of them can do harm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lllaunch.checking import files
+from lllaunch.checking.files import ConfigFile, read_tree
+from lllaunch.checking.yaml_facts import Facts, Sexagesimal, read_facts
+from lllaunch.errors import ConfigError
+
+
+def facts(text: str) -> Facts:
+    return read_facts(text, "f.yaml")
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        facts(text)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "late"),
+    [
+        ("# @package _global_\nlaunch: {}\n", "_global_", 0),
+        ("\n\n#  @package  launch.watchdog \nstall: 1h\n", "launch.watchdog", 0),
+        ("# @foo bar\n# @package _global_\n", "_global_", 0),
+        ("# The large one.\n# @package _global_\na: 1\n", None, 2),
+        ("a: 1\n# @package _global_\n", None, 0),
+        ("a: 1\n", None, 0),
+        ("", None, 0),
+    ],
+)
+def test_the_package_of_a_file(text: str, package: str | None, late: int) -> None:
+    assert (facts(text).package, facts(text).late) == (package, late)
+
+
+def test_merge_keys_and_standard_tags_are_read_as_hydra_does(tmp_path: Path) -> None:
+    text = """
+base: &base {a: 1, b: {c: 2}}
+more: &more {b: 5, d: 6}
+one: {<<: *base, a: 3}
+both:
+  <<: [*base, *more]
+  e: !!str 7
+"""
+    path = tmp_path / "f.yaml"
+    path.write_text(text)
+    assert facts(text).data == OmegaConf.to_container(OmegaConf.load(path))
+    assert facts(text).lines[("one",)] == 4
+
+
+_SCALARS = st.sampled_from(["1", "x", "1.5", "true", "null", "~", "'1:3'", "2001-01-01", "1e3"])
+_YAML: Any = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+        st.dictionaries(st.sampled_from("abcd"), inner, max_size=3).map(
+            lambda items: "{" + ", ".join(f"{key}: {item}" for key, item in items.items()) + "}"
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(_YAML)
+def test_the_data_is_what_hydra_would_read(text: str) -> None:
+    read = facts(f"top: {text}").data
+    known = OmegaConf.to_container(OmegaConf.create(f"top: {text}"))
+    # OmegaConf reads a few more numbers
+    assert str(read).replace("'1e3'", "1000.0") == str(known)
+
+
+def test_numbers_of_base_60_are_found_also_as_keys_and_in_lists() -> None:
+    found = facts(
+        'launch:\n  tee: 1:3\n  redirects: "1:3"\n  args: [0:30, 10:30, 1:30.5]\n  env: {1:2: x}\n'
+    ).sexagesimals
+    assert found == (
+        Sexagesimal(("launch", "tee"), 2, "1:3", 63),
+        Sexagesimal(("launch", "args", 1), 4, "10:30", 630),
+        Sexagesimal(("launch", "args", 2), 4, "1:30.5", 90.5),
+        Sexagesimal(("launch", "env", 62), 5, "1:2", 62),
+    )
+    # that is what Hydra reads, too
+    assert yaml.safe_load("[1:3, 10:30, 1:30.5]") == [63, 630, 90.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: [\n", "f.yaml:3: is not valid YAML"),
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: has the key 'a' of line 1 a second time"),
+        ("a: !!python/object/apply:os.system [x]\n", "has a tag"),
+        ("a: !mine x\n", "has a tag"),
+        ("a: 1\n---\nb: 2\n", "holds more than one document"),
+        ("a: " + "[" * 500 + "]" * 500, "is nested more than"),
+        ("? [a]\n: 1\n", "has a key that is no plain value"),
+        ("a: {<<: 3}\n", "merges (<<) what is no mapping"),
+        ("a: &a [*a]\n", "holds itself"),
+        ("a: \x07\n", "a character that it may not hold"),
+        ("a: " + "9" * 10_000 + "\n", "is no number that can be read"),
+    ],
+)
+def test_what_hydra_could_not_read_or_nobody_should(text: str, said: str) -> None:
+    assert said in refusal(text)
+
+
+def test_what_libyaml_refuses_and_hydra_reads_is_read() -> None:
+    assert facts("a: [?]\n").data == {"a": [{None: None}]} == yaml.safe_load("a: [?]\n")
+    with pytest.raises(yaml.YAMLError):
+        yaml.load("a: [?]\n", yaml.CSafeLoader)
+
+
+def test_aliases_that_come_to_very_much_are_not_followed() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 12):
+        items = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} [{items}]")
+    assert "comes to more than 100000 values" in refusal("\n".join(lines))
+    merged = ["m0: &m0 {x: {y: {z: 1}}}"]
+    merged += [f"m{n}: &m{n} {{a: *m{n - 1}, b: *m{n - 1}, <<: *m{n - 1}}}" for n in range(1, 30)]
+    assert "comes to more than 100000 values" in refusal("\n".join(merged))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "key"),
+    [
+        ("exp/a", "_global_", ""),
+        ("model/big/a", None, "model.big"),
+        ("model/big/a", "_group_.x", "model.big.x"),
+        ("model/a", "_global_.foo", "foo"),
+        ("model/a", "launch.watchdog", "launch.watchdog"),
+        ("a", None, ""),
+    ],
+)
+def test_where_a_file_is_put(name: str, package: str | None, key: str) -> None:
+    assert ConfigFile(name, f"{name}.yaml", Facts({}, {}, package=package)).package == key
+
+
+# ---- directories
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "exp" / "vision").mkdir(parents=True)
+    (tmp_path / "conf" / "locks" / "vision").mkdir(parents=True)
+    return tmp_path / "conf"
+
+
+def test_files_locks_and_policies_are_told_apart(conf: Path) -> None:
+    for name in (
+        *("config", "lllaunch", "exp/a", "exp/vision/b", "exp/lllaunch", ".hidden", "exp/.h"),
+        *("locks/a", "locks/vision/b", "locks/.t"),
+    ):
+        (conf / f"{name}.yaml").write_text("a: 1\n")
+    (conf / "exp" / "old.yml").write_text("a: 1\n")
+    (conf / "notes.txt").write_text("a: [\n")
+    tree = read_tree("conf")
+    assert sorted(tree.files) == ["config", "exp/a", "exp/lllaunch", "exp/vision/b"]
+    assert tree.locks == {"a": "conf/locks/a.yaml", "vision/b": "conf/locks/vision/b.yaml"}
+    assert tree.policies == ("conf/lllaunch.yaml",)
+    (warning,) = tree.found
+    assert (warning.place, warning.level) == ("conf/exp/old.yml", "warning")
+    assert tree.files["exp/vision/b"].path == "conf/exp/vision/b.yaml"
+    assert tree.files["exp/vision/b"].group == "exp/vision"
+
+
+def test_a_tree_elsewhere_has_absolute_paths(
+    conf: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (conf / "exp" / "a.yaml").write_text("a: 1\n")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert read_tree(str(conf)).files["exp/a"].path == str(conf / "exp" / "a.yaml")
+
+
+def test_what_cannot_be_read_is_told_and_makes_nobody_wait(conf: Path) -> None:
+    os.mkfifo(conf / "exp" / "fifo.yaml")
+    (conf / "exp" / "bytes.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    (conf / "exp" / "gone.yaml").symlink_to("nowhere.yaml")
+    (conf / "exp" / "self.yaml").symlink_to("self.yaml")
+    (conf / "exp" / "loop").symlink_to(".")
+    (conf / "exp" / "vision" / "up").symlink_to("../..")
+    (conf / "exp" / "syntax.yaml").write_text("a: 1\nb: {\n")
+    (conf / "exp" / "long.yaml").write_text("#" * (3 * 1024 * 1024))
+    found = {each.place: each.message for each in read_tree("conf").found}
+    assert found == {
+        "conf/exp/fifo.yaml": "is no ordinary file",
+        "conf/exp/bytes.yaml:2": "is not UTF-8 text",
+        "conf/exp/gone.yaml": "is not there",
+        "conf/exp/self.yaml": "cannot be read: Too many levels of symbolic links",
+        "conf/exp/syntax.yaml:3": found["conf/exp/syntax.yaml:3"],
+        "conf/exp/long.yaml": "is longer than 2 MiB",
+    }
+    assert found["conf/exp/syntax.yaml:3"].startswith("is not valid YAML: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_directory_that_nobody_may_read(conf: Path) -> None:
+    (conf / "exp" / "vision").chmod(0)
+    try:
+        (only,) = read_tree("conf").found
+    finally:
+        (conf / "exp" / "vision").chmod(0o700)
+    assert (only.place, only.message) == ("conf/exp/vision", "cannot be read: Permission denied")
+
+
+def test_trees_without_end(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_FILES", 10)
+    monkeypatch.setattr(files, "DEEPEST", 3)
+    (conf / "exp" / "vision" / "c" / "d" / "e").mkdir(parents=True)
+    (conf / "exp" / "vision" / "c" / "d" / "e" / "x.yaml").write_text("a: 1\n")
+    (only,) = read_tree("conf").found
+    assert only.said == "is more than 3 directories deep: it is not checked"
+    assert only.file == "conf/exp/vision/c/d"
+    for number in range(20):
+        (conf / "exp" / f"{number}.yaml").write_text("a: 1\n")
+    assert "holds more than 10 files" in " ".join(each.said for each in read_tree("conf").found)
