@@ -78,10 +78,15 @@ class Reader:
         findings: takes what cannot be read.
         literals: secrets that the config holds as plain text; values with one of them in it are
             withheld too.
+        unset: dotted keys below which a variable that is not set is no problem: its text is
+            withheld all the same.
     """
 
-    def __init__(self, findings: Findings, literals: Sequence[str] = ()) -> None:
+    def __init__(
+        self, findings: Findings, literals: Sequence[str] = (), unset: Sequence[str] = ()
+    ) -> None:
         self._findings = findings
+        self._unset = tuple(unset)
         self._literals = tuple(text for text in literals if text)
         self._left = MOST_LEAVES
         self._open: list[int] = []
@@ -150,6 +155,8 @@ class Reader:
             self._findings.add_about(key, "is missing: its value is '???', which must be set")
             return BROKEN
         except (OmegaConfBaseException, RecursionError) as error:
+            if _is_unset(error, reads) and key.startswith(self._unset):
+                return Withheld("", source or _source_of(raw, name, reads))
             self._note_failure(key, raw, error, reads)
             return BROKEN
         if reads and not source:
@@ -203,8 +210,9 @@ class Reader:
             expected = "cannot be resolved: its references form too long a chain"
         elif reads or self._holds_literal(str(error)):
             # The reason may quote what was read; only the one reason that cannot is told.
-            unset = f"{reads[-1]!r} not found" in str(error) if reads else False
-            why = f"the variable {reads[-1]} is not set" if unset else "its value is withheld here"
+            why = "its value is withheld here"
+            if _is_unset(error, reads):
+                why = f"the variable {reads[-1]} is not set"
             expected = f"cannot be resolved: {why}"
         else:
             expected = f"cannot be resolved: {_first_line(error)}"
@@ -212,6 +220,11 @@ class Reader:
             self._findings.add_about(key, expected)
         else:
             self._findings.add(key, shown, expected)
+
+
+def _is_unset(error: Exception, reads: Sequence[str]) -> bool:
+    """Whether a leaf cannot be resolved since a variable of the environment is not set."""
+    return bool(reads) and f"{reads[-1]!r} not found" in str(error)
 
 
 def _said(name: Any) -> Any:

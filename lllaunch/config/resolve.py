@@ -22,6 +22,9 @@ from lllaunch.spec import LaunchSpec
 
 __all__ = ["register_resolvers", "resolve"]
 
+# Settings that take any text.
+_TEXTS = ("args", "env")  # and env_per_rank
+
 
 def resolve(
     cfg: DictConfig,
@@ -58,7 +61,8 @@ def resolve(
         environ: the launcher's environment; None for the real one.
         nvml: stands in for the module ``pynvml``.
         here: False where nothing is to run: CPUs and GPUs are not counted, and where the number of
-            workers depends on them, ``LaunchSpec.nproc`` is 1.
+            workers depends on them, ``LaunchSpec.nproc`` is 1. Arguments and variables may ask for
+            what is not set in the environment.
 
     Returns:
         The run, resolved.
@@ -69,7 +73,9 @@ def resolve(
     register_resolvers()
     findings = Findings()
     root, secrets = _plain(cfg, outer)
-    reader = Reader(findings, [text for _, _, text in secrets])
+    # where nothing is to run, secrets need not be there
+    unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
+    reader = Reader(findings, [text for _, _, text in secrets], unset)
     tree, keys = Layers(key, outer).read(cfg, reader, findings)
     around = Surroundings(
         runtime_cwd=os.path.abspath(runtime_cwd),

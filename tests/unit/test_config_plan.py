@@ -294,3 +294,35 @@ def test_the_name_of_a_run_comes_from_its_directory() -> None:
     assert default_run_id("/a/outputs/2026-01-31/10-20-30") == "2026-01-31-10-20-30"
     assert default_run_id("/a/multi run/7/") == "multi_run-7"
     assert default_run_id("/") == "run"
+
+
+def test_where_nothing_runs_secrets_need_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    cfg = OmegaConf.create(
+        {
+            "launch": {
+                "entrypoint": "env",
+                "args": {"t": "${params.token}", "n": ["a ${oc.env:HF_TOKEN}"]},
+                "env": {"HF_TOKEN": "${oc.env:HF_TOKEN}"},
+                "env_per_rank": {0: {"T": "${oc.env:HF_TOKEN}"}},
+            },
+            "params": {"token": "${oc.env:HF_TOKEN}"},
+        }
+    )
+    nowhere = resolve(cfg, runtime_cwd="/", output_dir="/out", here=False)
+    with pytest.raises(ConfigError) as caught:
+        resolve(cfg, runtime_cwd="/", output_dir="/out")
+    assert [problem.key for problem in caught.value.problems] == [
+        "launch.args.t",
+        "launch.args.n[0]",
+        "launch.env.HF_TOKEN",
+        "launch.env_per_rank.0.T",
+    ]
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    assert plan_text(resolve(cfg, runtime_cwd="/", output_dir="/out")) == plan_text(nowhere)
+
+
+def test_what_is_no_text_needs_its_variable_also_where_nothing_runs() -> None:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "nproc": "${oc.env:NO_SUCH_NUMBER}"}})
+    with pytest.raises(ConfigError, match="the variable NO_SUCH_NUMBER is not set"):
+        resolve(cfg, runtime_cwd="/", output_dir="/out", here=False)
