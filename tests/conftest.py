@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from support.project import quiet_environment
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Give every signal the disposition that a shell in the foreground gives it.
 
     A job in the background of a script has SIGINT and SIGQUIT ignored, and one under nohup SIGHUP.
@@ -16,3 +21,35 @@ def pytest_configure() -> None:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line(
+        "markers", "unmeasured: coverage does not measure the interpreters that it starts"
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n``, let a worker that has nothing left take over half of what another has.
+
+    By default each gets many tests that follow each other at once and keeps them. The slow ones,
+    those of processes, do follow each other: one worker had nearly all of them, and the others
+    waited for it in the end.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep coverage out of what a test starts, where it asks for that.
+
+    For tests whose lines of lllaunch others run and measure as well: to measure an interpreter
+    takes more than half as long again as to start it, and each of its forks writes a file, too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("unmeasured"):
+            for name in quiet_environment():
+                patch.delenv(name)
+        return (yield)

@@ -18,6 +18,9 @@ from support.sweeping import Running, SweepProject
 
 from lllaunch.sweep.records import Ended, Resumed
 
+# the same lines are measured where others run them
+pytestmark = pytest.mark.unmeasured
+
 KILLS = 50
 JOBS = 20
 MOST_KILLS_OF_A_SWEEP = 9

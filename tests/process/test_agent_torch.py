@@ -14,7 +14,8 @@ from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
 from lllaunch.agent.ports import HeldPort
 from lllaunch.multiprocessing import DefaultLogsSpecs
 
-pytestmark = pytest.mark.slow
+# the same lines are measured where others run them
+pytestmark = [pytest.mark.slow, pytest.mark.unmeasured]
 
 # What a worker sees of its launcher.
 SHOW = """
@@ -76,10 +77,13 @@ import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
 
-host, port, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-store = TCPStore(host, port, 2, rank == 0, timedelta(seconds=60))
-store.set(f"from {rank}", str(rank))
-print(store.get(f"from {1 - rank}").decode())
+rank, places = int(sys.argv[1]), sys.argv[2:]
+for host, port in zip(places[::2], places[1::2]):
+    store = TCPStore(host, int(port), 2, rank == 0, timedelta(seconds=60))
+    store.set(f"from {rank}", str(rank))
+    print(host, store.get(f"from {1 - rank}").decode())
+    # rank 0 has the store: it stays until the other has read
+    store.set("read", "") if rank else store.wait(["read"])
 """
 
 
@@ -92,20 +96,14 @@ def _has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        pytest.param("::1", marks=pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here")),
-    ],
-)
-def test_rank_0_opens_its_store_on_the_held_port(host: str) -> None:
-    held = HeldPort()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def test_rank_0_opens_its_store_on_the_held_port() -> None:
+    hosts = ["127.0.0.1", *["::1"] * _has_ipv6()]
+    held = {host: HeldPort() for host in hosts}
+    places = [text for host, port in held.items() for text in (host, str(port.port))]
     try:
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", STORE, host, str(held.port), str(rank)],
+                [sys.executable, "-c", STORE, str(rank), *places],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -113,11 +111,15 @@ def test_rank_0_opens_its_store_on_the_held_port(host: str) -> None:
             for rank in range(2)
         ]
         outs = [rank.communicate(timeout=110) for rank in ranks]
-        assert [out for out, _ in outs] == ["1\n", "0\n"], outs
-        with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
-            other.bind((host, held.port))
+        for rank, (out, _) in enumerate(outs):
+            assert out.splitlines() == [f"{host} {1 - rank}" for host in hosts], outs
+        for host, port in held.items():
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
+                other.bind((host, port.port))
     finally:
-        held.close()
+        for port in held.values():
+            port.close()
 
 
 NODE = """

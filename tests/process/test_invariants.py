@@ -14,8 +14,12 @@ from typing import Any
 import pexpect
 import pytest
 from support.launching import Launcher, gone, launch, text_of, until
+from support.project import Project
 
 from lllaunch.linux import proc
+
+# the same lines are measured where others run them
+pytestmark = pytest.mark.unmeasured
 
 # A worker that leaves a grandchild in a session of its own which ignores SIGTERM, then waits.
 HOLDER = """
@@ -108,8 +112,7 @@ def test_1_and_4_ctrl_c_once_and_twice_from_a_terminal(tmp_path: Path, times: in
         "while True: time.sleep(0.1)"
     ).format("True" if times == 2 else "False")
     node = holder(tmp_path, end) | {"grace_period": "100s"}
-    starting = Launcher(tmp_path, node, "--help")
-    starting.finish()
+    Project(tmp_path).experiment("test", json.dumps(node))
     command = ["-m", "lllaunch", "+exp=test", "hydra.run.dir=run"]
     terminal = pexpect.spawn(sys.executable, command, cwd=str(tmp_path), encoding="utf-8")
     names = [tmp_path / f"daemon{rank}" for rank in range(2)]

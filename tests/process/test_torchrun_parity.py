@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from support.project import Project, quiet_environment, result
 
+# the same lines are measured where others run them
+pytestmark = pytest.mark.unmeasured
+
 RANKS = (0, 1)
 
 # what a worker can see of how it was started, written to ARGV[1].RANK

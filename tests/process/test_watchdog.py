@@ -14,7 +14,7 @@ from support.launching import Finished, Launcher, launch, text_of, until
 WATCHDOG, FAILED = 4, 3
 
 # Short enough for a test; a look is taken four times in this.
-STALL = {"stall": "1.5s"}
+STALL = {"stall": "1s"}
 
 
 def run(directory: Path, script: str, *overrides: str, **node: Any) -> Finished:
@@ -53,7 +53,7 @@ def test_a_rank_that_never_joins_an_all_reduce_is_named_and_the_others_only_wait
         forgets_to_join()
     dist.all_reduce(torch.ones(1))
     """
-    ended = run(tmp_path, script, nproc=3, preload=["torch"], watchdog={"stall": "3s"})
+    ended = run(tmp_path, script, nproc=3, preload=["torch"], watchdog={"stall": "2s"})
     assert ended.code == WATCHDOG, ended.err
     assert root(ended)["cause"]["type"] == "Stalled"
     assert root(ended)["rank"] == 1
@@ -139,7 +139,7 @@ def test_a_busy_loop_is_no_stall_and_is_ended_by_the_clock(tmp_path: Path) -> No
 
     spins()
     """
-    ended = run(tmp_path, script, watchdog={"stall": "1s", "timeout": "4s"})
+    ended = run(tmp_path, script, watchdog={"stall": "1s", "timeout": "3s"})
     assert ended.code == WATCHDOG, ended.err
     assert root(ended)["cause"]["type"] == "TimedOut"
     assert "in spins" in stacks(ended, 0)
@@ -189,7 +189,7 @@ def test_heartbeats_that_stop_are_missed_though_the_worker_is_busy(tmp_path: Pat
 
     spins()
     """
-    ended = run(tmp_path, script, watchdog={"heartbeat": "1.5s"})
+    ended = run(tmp_path, script, watchdog={"heartbeat": "1s"})
     assert ended.code == WATCHDOG, ended.err
     assert root(ended)["cause"]["type"] == "HeartbeatLost"
     assert "in spins" in stacks(ended, 0)
@@ -311,7 +311,8 @@ def test_memory_over_the_limit(tmp_path: Path) -> None:
 
     eats()
     """
-    ended = run(tmp_path, script, watchdog={"memory": "150MiB"})
+    # how long a stall may last decides how often a look is taken
+    ended = run(tmp_path, script, watchdog={"memory": "150MiB", "stall": "8s"})
     assert ended.code == WATCHDOG, ended.err
     cause = root(ended)["cause"]
     assert cause["type"] == "OverMemory"
@@ -332,7 +333,8 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 def test_a_hang_may_be_worth_another_attempt(tmp_path: Path) -> None:
     restart = {"on": ["hang"], "delay": "0.2s"}
-    ended = run(tmp_path, HANGS_ONCE, watchdog=STALL, max_restarts=1, restart=restart)
+    watchdog = {"stall": "1.5s"}  # the second attempt must not be taken for a hang
+    ended = run(tmp_path, HANGS_ONCE, watchdog=watchdog, max_restarts=1, restart=restart)
     assert ended.code == 0, ended.err
     assert [attempt["state"] for attempt in ended.result["attempts"]] == ["failed", "succeeded"]
     assert "Pause" in types(ended)

@@ -55,9 +55,9 @@ def test_what_goes_to_the_console_counts_as_output(tmp_path: Path) -> None:
 
     for step in range(16):
         print(step)
-        time.sleep(0.25)
+        time.sleep(0.2)
     """
-    ended = run(tmp_path, script, redirects="none", watchdog={"stall": "2s"})
+    ended = run(tmp_path, script, redirects="none", watchdog={"stall": "1.5s"})
     assert ended.code == 0, ended.err
     assert "15" in ended.out.split()
 
@@ -67,18 +67,18 @@ def test_a_machine_that_was_suspended_is_no_stall(tmp_path: Path) -> None:
     import time
 
     open("ready", "w").close()
-    for _ in range(40):
+    for _ in range(25):
         print("step")
         time.sleep(0.1)
     """
     (tmp_path / "work.py").write_text(dedent(script))
-    node = {"entrypoint": "work.py", "tee": "none", "watchdog": {"stall": "2s"}}
+    node = {"entrypoint": "work.py", "tee": "none", "watchdog": {"stall": "1.5s"}}
     launcher = Launcher(tmp_path, node)
     until((tmp_path / "ready").exists, "the worker")
     frozen = [launcher.pid, *(process.pid for process in launcher.below())]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(3)
     for pid in reversed(frozen):
         os.kill(pid, signal.SIGCONT)
     ended = launcher.finish()
