@@ -21,10 +21,10 @@ from lllaunch.sweep.journal import Journal
 from lllaunch.sweep.records import Ended, Header, Resumed
 from lllaunch.sweep.results import read_results
 from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
-from lllaunch.sweep.summary import summary_of, write_summary
+from lllaunch.sweep.summary import summary_of, with_others, write_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -193,14 +193,21 @@ class SweepSession:
                 assert job.old.result is not None
                 self.journal.append(Ended(job.number, job.old.history.retry, job.old.result))
 
-    def finish(self, exit_code: int | None = None) -> Mapping[str, Any]:
+    def finish(
+        self,
+        exit_code: int | None = None,
+        asked: Iterable[int] = (),
+        overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
+    ) -> Mapping[str, Any]:
         """Writes sweep.json, after each batch.
 
         Args:
             exit_code: the launcher's; None for what the journal says.
+            asked: numbers of all jobs. Those that the sweep did not come to are in sweep.json, too.
+            overrides: returns those of a job, as the journal has them.
 
         Returns:
-            what sweep.json holds.
+            what sweep.json holds of the others.
 
         Raises:
             OutputError: it cannot be written, or the journal cannot be read.
@@ -209,7 +216,7 @@ class SweepSession:
         for entry in self.journal.unread():
             self._history.add(*entry)
         document = summary_of(self._history, time.time_ns(), exit_code)
-        write_summary(self._directory.file(SUMMARY), document)
+        write_summary(self._directory.file(SUMMARY), with_others(document, asked, overrides))
         return document
 
     def close(self) -> None:

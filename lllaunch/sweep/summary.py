@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import write_atomic
+from lllaunch.sweep.history import JobHistory
 from lllaunch.sweep.records import plain_result
+from lllaunch.sweep.vocabulary import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lllaunch.sweep.history import JobHistory, SweepHistory
+    from lllaunch.sweep.history import SweepHistory
 
 VERSION = 1
 """Version of sweep.json's schema; grows when a field changes its meaning."""
@@ -42,6 +44,28 @@ def summary_of(sweep: SweepHistory, ended_ns: int, exit_code: int | None = None)
         "counts": dict(sorted(Counter(job.state for job in jobs).items())),
         "jobs": [_job(job) for job in jobs],
     }
+
+
+def with_others(
+    document: Mapping[str, Any], asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+) -> dict[str, Any]:
+    """Returns what sweep.json holds, with jobs that the sweep did not come to: they were not run.
+
+    Args:
+        document: as `summary_of` made it.
+        asked: numbers of all jobs; what it has of some stays as it is.
+        overrides: returns those of a job.
+    """
+    known = {job["job"] for job in document["jobs"]}
+    never = JobHistory(0, state="skipped", reason=JobState.NOT_RUN.value)
+    new = [
+        _job(never._replace(job=number, overrides=tuple(overrides(number))))
+        for number in asked
+        if number not in known
+    ]
+    jobs = sorted([*document["jobs"], *new], key=lambda job: job["job"])
+    counts = dict(sorted(Counter(job["state"] for job in jobs).items()))
+    return {**document, "counts": counts, "jobs": jobs}
 
 
 def render_summary(document: Mapping[str, Any]) -> bytes:

@@ -25,7 +25,7 @@ from lllaunch.sweep.records import (
 )
 from lllaunch.sweep.resources import Lease
 from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results
-from lllaunch.sweep.summary import render_summary, summary_of, write_summary
+from lllaunch.sweep.summary import render_summary, summary_of, with_others, write_summary
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
@@ -289,3 +289,25 @@ def test_a_result_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         read_result(str(tmp_path))
     assert caught.value.path == str(tmp_path / "result.json")
+
+
+def test_jobs_that_the_sweep_did_not_come_to_are_in_its_summary() -> None:
+    known = history(HEADER, composed(0), Started(0, 0, LEASE), Ended(0, 0, BAD), Over(6))
+    document = summary_of(known, T0 + 9 * SECOND)
+    asked: list[int] = []
+
+    def overrides(number: int) -> tuple[str, ...]:
+        asked.append(number)
+        return (f"lr={number}",)
+
+    whole = with_others(document, range(3), overrides)
+    assert asked == [1, 2]  # thousands that it has come to are not looked up
+    assert whole["jobs"][0] == document["jobs"][0]
+    assert [(job["job"], job["state"], job["reason"]) for job in whole["jobs"][1:]] == [
+        (1, "skipped", "not_run"),
+        (2, "skipped", "not_run"),
+    ]
+    assert whole["jobs"][2]["overrides"] == ["lr=2"]
+    assert whole["counts"] == {"failed": 1, "skipped": 2}
+    assert {**whole, "jobs": [], "counts": {}} == {**document, "jobs": [], "counts": {}}
+    assert with_others(document, [0], overrides) == document

@@ -111,7 +111,7 @@ class BatchRun:
             )
             finish = self._sweep(console, numbers)
             # before the console has its last word, which it may have to wait for
-            document = session.finish()
+            document = session.finish(asked=batch.numbers, overrides=self._label)
         console.finished(document, batch.numbers, resumable=self._opened.resumable)
         tell_ci(session.path)
         return finish
