@@ -282,10 +282,17 @@ def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool)
 def test_a_signal_ends_a_job_that_waits_for_its_preloads(played: Warmed) -> None:
     played.mark("hold")
     warm = played.warmth()
-    script = "until_text(sys.argv[1]); os.kill(int(sys.argv[2]), 15)"
-    helper = later(script, played.place / "imports", os.getpid())
+    helper: list[subprocess.Popen[bytes]] = []
+
+    def react(what: object) -> None:
+        # not before both have their leases
+        if isinstance(what, v.StartJob) and what.number == 1:
+            script = "until_text(sys.argv[1]); os.kill(int(sys.argv[2]), 15)"
+            helper.append(later(script, played.place / "imports", os.getpid()))
+
+    played.react = react
     finish = played.sweep(5, played.jobs(), played.work(), warm=warm)
-    assert helper.wait(WAIT) == 0
+    assert helper[0].wait(WAIT) == 0
     assert finish.exit_code == 143
     assert finish.summary.cancelled == 2
     assert not played.of(v.KillJobs)
