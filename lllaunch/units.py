@@ -1,4 +1,4 @@
-"""Time spans, sizes and ranges of numbers as people read them. Pure."""
+"""Time spans, sizes, ranges of numbers and texts as people read them. Pure."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ def write_range(numbers: range) -> str:
 def spans(numbers: Iterable[int]) -> str:
     """Returns numbers as text: ``0-3, 7``."""
     return ", ".join(map(write_range, as_ranges(numbers)))
+
+
+def visible(text: str) -> str:
+    """Returns a text with what a terminal obeys or hides escaped, but for line breaks and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
+    )

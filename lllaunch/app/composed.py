@@ -25,11 +25,13 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch.app import search_path
+from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.guarded_loader import GuardedLoader
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PRIMARY
+from lllaunch.app.variables import noting_variables, without_variables
 from lllaunch.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -202,13 +204,16 @@ class Composed:
             ConfigError: something is wrong; it holds everything that is.
             ComposeFailed: ``hydra.job.env_set`` cannot be resolved.
         """
+        expect_own_environment(config)
         runtime = config.hydra.runtime
         with composing():
             moves = OmegaConf.select(config, "hydra.job.chdir")
             env_set = dict(config.hydra.job.env_set)
         works_in = runtime.output_dir if moves else os.getcwd()
         where = Whereabouts(runtime.cwd, runtime.output_dir, works_in)
-        with env_override(env_set):
+        with contextlib.ExitStack() as left:
+            with composing():
+                left.enter_context(env_override(env_set))
             return plan_job(
                 config, where, None, here=False, entrypoint_required=entrypoint_required
             )
@@ -246,7 +251,7 @@ class Composed:
                 *(self.config_name, list(self.command.overrides), RunMode.MULTIRUN),
                 validate_sweep_overrides=False,
             )
-        return bool(config.hydra.mode == RunMode.MULTIRUN)
+            return bool(config.hydra.mode == RunMode.MULTIRUN)
 
     def origins(self, overrides: Sequence[str] = ()) -> Origins:
         """Returns where the values of a composed config came from.
@@ -266,16 +271,17 @@ class Composed:
 @contextlib.contextmanager
 def composing() -> Iterator[None]:
     """What Hydra raises in the block becomes a `ComposeFailed`; warnings are left out."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except LaunchError:
-        raise
-    except RecursionError:
-        raise ComposeFailed("the config is nested too deeply, or refers to itself") from None
-    except Exception as error:
-        raise ComposeFailed(reason_of(error)) from error
+    with noting_variables():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except LaunchError:
+            raise
+        except RecursionError:
+            raise ComposeFailed("the config is nested too deeply, or refers to itself") from None
+        except Exception as error:
+            raise ComposeFailed(without_variables(reason_of(error))) from error
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from hydra.errors import CompactHydraException
 
 from lllaunch.app.ci import tell_ci_error
+from lllaunch.app.variables import without_variables
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 
@@ -115,5 +116,7 @@ class Ledger:
             return
         from lllaunch.console.console import Console  # noqa: PLC0415 - an app that fails to compose needs none
 
-        Console().error(ended.error)
-        tell_ci_error(str(ended.error))
+        console = Console()
+        console.hide(without_variables)
+        console.error(ended.error)
+        tell_ci_error(without_variables(str(ended.error)))

@@ -18,6 +18,8 @@ from lllaunch.review.places import locks_all, policy_path, tree_top
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from omegaconf import ListConfig
+
     from lllaunch.errors import Problem
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = "exp"
 """The config group whose choice names a lock."""
+
+_OURS = "LLLAUNCH_"
 
 
 class JobOf(NamedTuple):
@@ -55,6 +59,7 @@ def admit(
         PlanRefused: it is not what was reviewed, or not what its project allows.
         ConfigError: a policy or a lock cannot be read.
     """
+    expect_own_environment(config)
     locked = bool(spec.locked) or locks_all(os.environ)
     top = tree_top(spec.runtime_cwd)
     path = policy_path(top, os.environ)
@@ -71,6 +76,28 @@ def admit(
         refused = _against_lock(spec, config, job, problems, users_own=users_own)
     if refused.problems or refused.changes:
         raise refused
+
+
+def expect_own_environment(config: DictConfig) -> None:
+    """Expects that a config leaves alone what lllaunch itself reads of the environment.
+
+    Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
+
+    Args:
+        config: whole.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    node: Any = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
+    names = [str(name) for name in node] if isinstance(node, DictConfig) else []
+    ours = [name for name in names if name.startswith(_OURS)]
+    if ours:
+        from lllaunch.errors import ConfigError, Problem  # noqa: PLC0415 - as above
+
+        expected = "may not be set by a config: lllaunch itself reads it"
+        problems = [Problem(f"hydra.job.env_set.{name}", "", expected) for name in ours]
+        raise ConfigError(tuple(problems))
 
 
 def _policy(path: str | None) -> Policy | None:
@@ -166,14 +193,24 @@ def words_of(config: DictConfig) -> tuple[str, ...]:
     from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - as above
 
     node: Any = config.hydra
-    given = [*node.overrides.hydra, *node.overrides.task]
+    given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
     name = node.job.config_name
     flags = [] if name in {None, PRIMARY, AGAIN} else ["--config-name", str(name)]
     for source in node.runtime.config_sources:
         if source.provider == "command-line" and source.schema == "file":
-            path = os.path.relpath(source.path)
+            path = os.path.relpath(source.path, node.runtime.cwd)
             flags[:0] = ["--config-dir", path] if path != DIRECTORY else []
     return (*dict.fromkeys(flags), *unlocked(redacted_overrides(given)))
+
+
+def as_written(overrides: ListConfig) -> list[str]:
+    """Returns overrides with their interpolations, which a config that holds them would resolve.
+
+    Args:
+        overrides: such as ``hydra.overrides.task`` of a config.
+    """
+    found: Any = OmegaConf.to_container(overrides, resolve=False)
+    return list(map(str, found))
 
 
 def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hydra._internal.hydra as hydra_app
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.gate import asks_for_lock, shown
+from lllaunch.app.gate import asks_for_lock, expect_own_environment, shown
+from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
+from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing
-from lllaunch.review.places import policy_path, tree_top
+from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -28,17 +31,45 @@ if TYPE_CHECKING:
     from lllaunch.review.policy import Policy
 
 _SEARCHPATH = "hydra.searchpath"
+_PACKAGES = frozenset({PACKAGED, "pkg://hydra.conf"})
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Lets Hydra apps in the block compose with a `GuardedLoader`."""
+    """Lets Hydra apps in the block compose with a `GuardedLoader`.
+
+    Nor do they take a pickled config (``--experimental-rerun``), which would run what is in the
+    file, where there is a policy or a lock.
+    """
     known = hydra_app.ConfigLoaderImpl  # type: ignore[attr-defined]
+    # the function hydra.main hides the module
+    main: Any = sys.modules["hydra.main"]
+    unpickled = main._get_rerun_conf
+
+    def rerun_conf(path: str, overrides: list[str]) -> DictConfig:
+        with refusing():
+            _refuse_pickle(path)
+        config: DictConfig = unpickled(path, overrides)
+        return config
+
     hydra_app.ConfigLoaderImpl = GuardedLoader  # type: ignore[attr-defined]
+    main._get_rerun_conf = rerun_conf
     try:
-        yield
+        with reporting_readably():
+            yield
     finally:
         hydra_app.ConfigLoaderImpl = known  # type: ignore[attr-defined]
+        main._get_rerun_conf = unpickled
+
+
+def _refuse_pickle(path: str) -> None:
+    if not locks_all(os.environ) and policy_path(tree_top(os.getcwd()), os.environ) is None:
+        return
+    from lllaunch.errors import Problem  # noqa: PLC0415 - if something is wrong
+
+    expected = "holds code that nobody can review"
+    hint = "'python -m lllaunch rerun RUN' runs a plan again"
+    _refuse_if_any([Problem("--experimental-rerun", repr(path), expected, hint)])
 
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -61,13 +92,22 @@ class GuardedLoader(ConfigLoaderImpl):
     _raises = False
     _known: tuple[Policy | None] | None = None
 
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = BoundedRepository(config_search_path)
+
     def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
         """Composes a config; called by Hydra.
 
         Raises:
             SystemExit: it is not allowed.
+            ConfigCompositionException: Hydra cannot.
         """
-        config = super().load_configuration(*args, **kwargs)
+        with self._refusing():
+            self._look_at_search_path()
+        with composing_readably():
+            config = super().load_configuration(*args, **kwargs)
+        _keep_variables_unread(config)
         if self._looks:
             with self._refusing():
                 self._look_at(config)
@@ -98,6 +138,16 @@ class GuardedLoader(ConfigLoaderImpl):
                 _refuse_if_any(check_searchpath(entries, policy, tree_top(os.getcwd())))
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
+    def _look_at_search_path(self) -> None:
+        """Expects that the packages that the command line looks in are allowed."""
+        policy = self._policy()
+        paths = [element.path for element in self.config_search_path.get_path()]
+        foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
+        if policy is not None and foreign:
+            from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - as below
+
+            _refuse_if_any(check_searchpath(foreign, policy, tree_top(os.getcwd())))
+
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
         """What is not allowed is raised as a `PlanRefused` in the block, and ends nothing."""
@@ -111,6 +161,7 @@ class GuardedLoader(ConfigLoaderImpl):
         return contextlib.nullcontext() if self._raises else refusing()
 
     def _look_at(self, config: DictConfig) -> None:
+        expect_own_environment(config)
         policy = self._policy()
         if policy is None:
             if asks_for_lock(config):
@@ -145,3 +196,12 @@ def _refuse_if_any(problems: list[Problem]) -> None:
         from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
 
         raise PlanRefused(problems=tuple(problems))
+
+
+def _keep_variables_unread(config: DictConfig) -> None:
+    """Of ``hydra.job.env_copy``, which Hydra writes to files, names stand there and no values."""
+    job: Any = config.hydra.job
+    if job.env_copy:
+        with read_write(job), open_dict(job):
+            for name in job.env_copy:
+                job.env_set[name] = f"${{oc.env:{name}}}"

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from hydra.core.config_store import ConfigStore
+from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.command import run
-from lllaunch.app.search_path import AGAIN
+from lllaunch.app.gate import EXPERIMENTS
+from lllaunch.app.reasons import reason_of
+from lllaunch.app.search_path import AGAIN, PRIMARY
 from lllaunch.config.plan import SOURCES, portable_plan
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
@@ -91,13 +94,13 @@ def read_again(directory: str) -> Again:
     if not isinstance(plan, dict) or not isinstance(plan.get("launch"), dict):
         raise ConfigError((Problem(path, "", "is no plan (launch: {...})"),))
     rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
-    node = hydra.get("hydra") or {}
-    runtime = node.get("runtime") or {}
+    node = _mapping(hydra.get("hydra"))
+    runtime = _mapping(node.get("runtime"))
     _expect_ours(directory, node)
-    kept: dict[str, Any] = {"runtime": {"choices": {"exp": _choice(runtime)}}}
+    kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: _experiment(node)}}}
     for keys in _KEPT:
         _keep(kept, node, keys)
-    known = rest.get("launch") or {}
+    known = _mapping(rest.get("launch"))
     launch = {**plan["launch"], "locked": known.get("locked", False)}
     config = {**rest, "launch": launch, "hydra": kept}
     return Again(path, plan, config, str(runtime.get("cwd") or ""))
@@ -112,24 +115,39 @@ def run_again(again: Again, spawner: Spawner | None) -> int:
 
     Returns:
         The exit code.
+
+    Raises:
+        ConfigError: what the run has left is no config.
     """
-    ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
+    try:
+        ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
+    except (OmegaConfBaseException, RecursionError) as error:
+        nested = isinstance(error, RecursionError)
+        expected = "is nested too deeply" if nested else f"is no config: {reason_of(error)}"
+        raise ConfigError((Problem(again.path, "", f"or what is beside it {expected}"),)) from None
     return run(spawner, AGAIN, again.expect)
 
 
 def _read(path: str) -> dict[Any, Any]:
     data = parse(read_text(path), path).data if os.path.lexists(path) else None
-    return data if isinstance(data, dict) else {}
+    return _mapping(data)
+
+
+def _mapping(value: Any) -> dict[Any, Any]:
+    """What should be a mapping, but anybody may have written."""
+    return value if isinstance(value, dict) else {}
 
 
 def _expect_ours(directory: str, node: Mapping[Any, Any]) -> None:
     """Raises if a run was of a user's own app, whose function no plan can name."""
-    sources = (node.get("runtime") or {}).get("config_sources") or []
-    paths = [source.get("path") for source in sources if isinstance(source, dict)]
+    sources = _mapping(node.get("runtime")).get("config_sources")
+    given = sources if isinstance(sources, list) else []
+    paths = [source.get("path") for source in given if isinstance(source, dict)]
     if not paths or _OURS in paths:
         return
-    job = node.get("job") or {}
-    overrides = " ".join(map(str, (node.get("overrides") or {}).get("task") or []))
+    job = _mapping(node.get("job"))
+    task = _mapping(node.get("overrides")).get("task")
+    overrides = " ".join(map(str, task)) if isinstance(task, list) else ""
     raise ConfigError(
         (
             Problem(
@@ -142,9 +160,11 @@ def _expect_ours(directory: str, node: Mapping[Any, Any]) -> None:
     )
 
 
-def _choice(runtime: Mapping[Any, Any]) -> str | None:
-    choice = (runtime.get("choices") or {}).get("exp")
-    return choice if isinstance(choice, str) else None
+def _experiment(node: Mapping[Any, Any]) -> str | None:
+    """What the run was called in review; the primary config of the new one has no name."""
+    choice = _mapping(_mapping(node.get("runtime")).get("choices")).get(EXPERIMENTS)
+    name = choice or _mapping(node.get("job")).get("config_name")
+    return name if isinstance(name, str) and name not in {PRIMARY, AGAIN} else None
 
 
 def _keep(kept: dict[str, Any], node: Mapping[Any, Any], keys: tuple[str, ...]) -> None:

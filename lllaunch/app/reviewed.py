@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lllaunch.app.composed import Composed, composing
-from lllaunch.app.gate import experiment_name, job_name
+from lllaunch.app.gate import as_written, experiment_name, job_name
 from lllaunch.config.locate import Located, locate, locate_main
 from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
@@ -126,7 +126,7 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
     master = composed.master()
     _expect_grid(master)
     with composing():
-        grid = grid_of(master, composed.loader, list(master.hydra.overrides.task))
+        grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
     composer = composed.composer(master)
     found: list[Reviewed] = []
     reasons: dict[str, str] = {}
@@ -156,7 +156,7 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
 def _origins(composed: Composed, master: DictConfig, overrides: Sequence[str]) -> FoundOrigins:
     from lllaunch.config.provenance import origins  # noqa: PLC0415 - as above
 
-    every = [*master.hydra.overrides.hydra, *overrides]
+    every = [*as_written(master.hydra.overrides.hydra), *overrides]
     with composing():
         return origins(composed.loader, composed.config_name, every, RunMode.RUN)
 

@@ -91,7 +91,10 @@ def _as_text(value: Any) -> str:
         raise Unfit("cannot stand alone on a command line", "quote it, or leave it out")
     if isinstance(value, (dict, list)):
         raise Unfit("cannot stand on a command line: it is not one word", "quote it")
-    text = str(value)
+    try:
+        text = str(value)
+    except ValueError:
+        raise Unfit("is too long a number", "quote it") from None
     if "\0" in text:
         raise Unfit("holds a NUL character, which no argument can")
     return text

@@ -53,7 +53,9 @@ def build(settings: Settings, around: Surroundings) -> LaunchSpec:
     nproc = _read_nproc(settings, env, around)
     variables = _Variables(env, _read_env_per_rank(settings, nproc))
     cwd = settings.scalar(
-        "cwd", lambda v: fields.read_directory(v, around.runtime_cwd), around.runtime_cwd
+        "cwd",
+        lambda v: fields.read_directory(v, around.runtime_cwd, around.output_dir),
+        around.runtime_cwd,
     )
     place = _place(cwd, variables, nproc, around)
     call = _read_call(settings, place, around)
@@ -72,7 +74,10 @@ def build(settings: Settings, around: Surroundings) -> LaunchSpec:
         preload=preload,
         env=reveal(env),
         env_per_rank={
-            rank: reveal(own) for ranks, own in variables.per_rank.items() for rank in ranks
+            rank: reveal(own)
+            for ranks, own in variables.per_rank.items()
+            # where their number is not known, a range may be huge
+            for rank in range(ranks.start, min(ranks.stop, nproc or 1))
         },
         secrets=_sources(env, *variables.per_rank.values()),
         hidden=_hidden([*call.args, *call.kwargs.values()]),

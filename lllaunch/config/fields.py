@@ -177,14 +177,19 @@ def read_prefix(value: object) -> str:
     return _BARE_NAME.sub(r"${worker:\1}", text)
 
 
-def read_directory(value: object, runtime_cwd: str) -> str:
+def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
     """A directory that is there.
+
+    Args:
+        value: relative to ``runtime_cwd``.
+        runtime_cwd: absolute.
+        made: one that will be there when it is needed, absolute.
 
     Raises:
         Unfit: it is not.
     """
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
-    if os.path.isdir(path):
+    if os.path.isdir(path) or (path == made and not os.path.lexists(path)):
         return path
     raise Unfit("is not a directory" if os.path.exists(path) else "does not exist")
 

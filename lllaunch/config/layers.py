@@ -121,6 +121,8 @@ def _same(value: Tree, default: Any) -> bool:
 
 def _named_on_command_line(cfg: DictConfig, key: str) -> set[str]:
     """Settings that an override of the job names: ``launch.nproc=1`` means 1."""
-    overrides = node_at(cfg, "hydra.overrides.task") or ()
+    node = node_at(cfg, "hydra.overrides.task")
+    # as they were written: an interpolation in one need not resolve here
+    overrides: Any = OmegaConf.to_container(node, resolve=False) if node is not None else ()
     paths = (re.split(r"[.@]", str(text).lstrip("+~").partition("=")[0]) for text in overrides)
     return {path[1].strip() for path in paths if len(path) > 1 and path[0] == key}

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.build import build
+from lllaunch.config.expansion import MOST_STEPS, endless
 from lllaunch.config.findings import Findings
 from lllaunch.config.gpus import Nvml
 from lllaunch.config.layers import Layers, raw_at
@@ -17,10 +18,13 @@ from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.secrets import literals
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
+from lllaunch.config.tree import shorten
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.spec import LaunchSpec
 
 __all__ = ["register_resolvers", "resolve"]
+
+_MOST_ENDLESS = 5  # the others refer to one of them, most likely
 
 # Settings that take any text.
 _TEXTS = ("args", "env")  # and env_per_rank
@@ -101,6 +105,7 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
     try:
         root: Any = OmegaConf.to_container(cfg, resolve=False)
         own = {name: item for name, item in root.items() if name != "hydra"}
+        _expect_an_end(own)
         found = list(literals(own))
     except RecursionError:
         problem = Problem("the config", "", "is nested too deeply to be read")
@@ -108,6 +113,14 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
     if outer is not None:
         found += literals(raw_at(root, outer), outer)
     return root, found
+
+
+def _expect_an_end(root: Mapping[Any, Any]) -> None:
+    """Raises if values come to too much: resolving them would take hours, or all memory."""
+    expected = f"comes to more than {MOST_STEPS} references"
+    problems = [Problem(shorten(key), "", expected) for key in endless(root)]
+    if problems:
+        raise ConfigError(tuple(problems[:_MOST_ENDLESS]))
 
 
 def _note_literals(secrets: Sequence[tuple[str, str, str]], findings: Findings) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LONGEST_SHOWN = 100
+_MOST_BITS = 3400
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,6 +117,8 @@ def _show(tree: Tree) -> str:
         return "{" + ", ".join(f"{key}: {_show(item)}" for key, item in _some(tree.items())) + "}"
     if isinstance(tree, list):
         return "[" + ", ".join(_show(item) for item in _some(tree)) + "]"
+    if isinstance(tree, int) and tree.bit_length() > _MOST_BITS:
+        return "a number of more than a thousand digits"  # Python refuses to write long ones
     return repr(tree[: _LONGEST_SHOWN * 2]) if isinstance(tree, str) else repr(tree)
 
 

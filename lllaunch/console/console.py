@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from lllaunch.console.lines import Line
 from lllaunch.console.outlet import Outlet
 from lllaunch.console.wording import counted, shown_path, working_directory
-from lllaunch.units import duration
+from lllaunch.units import duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -167,7 +167,7 @@ class Console:
 
     def error(self, error: LaunchError) -> None:
         """Says why nothing was started."""
-        first, *rest = str(error).split("\n")
+        first, *rest = visible(str(error)).split("\n")
         lines = [Line(f"lllaunch: {first}", "title"), *(Line(f"  {text}") for text in rest)]
         self._write(lines, last=True)
 

@@ -21,10 +21,13 @@ from lllaunch.errors import Problem
 from lllaunch.review.objects import Objects
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Policy
-from lllaunch.review.targets import Asked, asked_for
+from lllaunch.review.targets import Asked, asked_for, made_by_hydra
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 _REFUSED_VARIABLES = ("PYTHON*", "LD_*", "PATH")
+# in the launcher itself, which asks git
+_REFUSED_IN_LAUNCHER = (*_REFUSED_VARIABLES, "GIT_*")
+_ENV_SET = "hydra.job.env_set"
 # of the two classes that Hydra always makes
 _OWN_TARGETS = {
     ("hydra", "launcher", "_target_"): (
@@ -96,6 +99,8 @@ def check_config(config: Mapping[Any, Any], policy: Policy, root: str) -> list[P
     """
     judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
     judge.config(config)
+    for key, path in made_by_hydra(config):
+        judge.directory(key, path, hidden=False)
     return judge.problems
 
 
@@ -194,14 +199,17 @@ class _Judge:
         if spec.cwd != spec.output_dir:
             named["launch.cwd"] = spec.cwd
         for key, path in named.items():
-            place = self._place(path) if path else ""
-            if not place.startswith("/") or _is_within(place, self._policy.paths):
-                continue
             # of a directory that the environment names, the name is not shown
             hidden = holds_env(spec.redacted.get(key.partition(".")[2]))
-            shown, wanted = ("", "") if hidden else (repr(path), place)
-            expected = f"is outside of the tree and {_not_in('paths')}"
-            self._refuse(key, shown, expected, "paths", wanted)
+            self.directory(key, path, hidden=hidden)
+
+    def directory(self, key: str, path: str, *, hidden: bool) -> None:
+        place = self._place(path) if path else ""
+        if not place.startswith("/") or _is_within(place, self._policy.paths):
+            return
+        shown, wanted = ("", "") if hidden else (repr(path), place)
+        expected = f"is outside of the tree and {_not_in('paths')}"
+        self._refuse(key, shown, expected, "paths", wanted)
 
     def preload(self, spec: LaunchSpec) -> None:
         written = spec.redacted.get("preload")
@@ -213,14 +221,18 @@ class _Judge:
                 self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
 
     def config(self, config: Mapping[Any, Any]) -> None:
-        self.variables({"hydra.job.env_set": _below(config, "hydra", "job", "env_set")})
+        self.variables({_ENV_SET: _below(config, *_ENV_SET.split("."))})
         for asked in asked_for(config):
             self.asked(asked)
 
     def variables(self, nodes: Mapping[str, Any]) -> None:
         for key, env in nodes.items():
+            if isinstance(env, str):
+                told = "comes from elsewhere in the config, so nothing tells which variables it has"
+                self.problems.append(Problem(key, show(env), told, "write them out"))
+            refused = _REFUSED_IN_LAUNCHER if key == _ENV_SET else _REFUSED_VARIABLES
             for name in map(str, env if isinstance(env, Mapping) else ()):
-                changes = any(fnmatchcase(name, each) for each in _REFUSED_VARIABLES)
+                changes = any(fnmatchcase(name, each) for each in refused)
                 if changes and name not in self._policy.env:
                     expected = f"changes what programs run and {_not_in('env')}"
                     self._refuse(f"{key}.{name}", "", expected, "env", name)

@@ -91,7 +91,7 @@ class Told:
     def __init__(self, origins: Origins, launch: Mapping[Any, Any], sweeps: bool = False) -> None:
         self._origins = origins
         args = launch.get("args")
-        self._names = [str(name) for name in args] if isinstance(args, dict) else []
+        self._names = frozenset(map(str, args)) if isinstance(args, dict) else frozenset()
         self._sweeps = sweeps
 
     def chain(self, path: Path, plan: Mapping[str, Any]) -> tuple[Link, ...]:
@@ -131,9 +131,10 @@ class Told:
 
     def _argument(self, args: Sequence[Any], place: int) -> str:
         """The name of the argument that stands at a place of a command line."""
-        words = args[: place + 1] if isinstance(args, list) else []
-        for word in reversed(words):
-            text = str(word)
+        if not isinstance(args, list):
+            return ""
+        for before in range(place, -1, -1):
+            text = str(args[before])
             for name in (text, text.removeprefix("--")):
                 if name in self._names and text.startswith("-"):
                     return name

@@ -105,8 +105,8 @@ def as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
         {
             "key": change.key,
             "kind": change.kind,
-            **({} if change.old is ABSENT else {"old": _jsonable(change.old)}),
-            **({} if change.new is ABSENT else {"new": _jsonable(change.new)}),
+            **({} if change.old is ABSENT else {"old": jsonable(change.old)}),
+            **({} if change.new is ABSENT else {"new": jsonable(change.new)}),
         }
         for change in changes
     ]
@@ -174,22 +174,23 @@ def _typed(key: Any) -> tuple[str, Any]:
     return type(key).__name__, key
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """Returns plain data as JSON can say it: keys are text, and so are numbers that it has not."""
     if isinstance(value, Mapping):
-        return {_key(key): _jsonable(item) for key, item in value.items()}
+        return {_key(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def _key(key: Any) -> str:
-    return key if isinstance(key, str) else json.dumps(_jsonable(key))
+    return key if isinstance(key, str) else json.dumps(jsonable(key))
 
 
 def _text(value: Any) -> str:
-    text = json.dumps(_jsonable(value), ensure_ascii=False)
+    text = json.dumps(jsonable(value), ensure_ascii=False)
     # what a terminal obeys or hides would make another text of it
     return "".join(char if char.isprintable() else _escaped(char) for char in text)
 

@@ -167,12 +167,15 @@ def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     Args:
         lock: of a run, or of the sweep that the run is a job of.
         spec: the run.
-        job: its overrides in that sweep.
+        job: its overrides in that sweep; empty for a run that is alone, whose plan may be that of
+            any job of the sweep.
     """
     plan = portable_plan(spec)
     if _JOBS not in lock.plan:
         return differences(lock.plan, plan)
     known = lock.plan[_JOBS]
+    if not job and any(not differences(each, plan) for each in known.values()):
+        return ()
     reviewed = {_JOBS: {job: known[job]} if job in known else {}}
     return differences(reviewed, {_JOBS: {job: plan}})
 

@@ -38,12 +38,25 @@ def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
     Args:
         top: of the working tree.
         environ: of the launcher. A file named there counts, whether it is there or not.
+
+    Raises:
+        ConfigError: a symbolic link leads out of the tree: what is there was not reviewed with it.
     """
     named = environ.get(POLICY_VARIABLE)
     if named:
         return os.path.abspath(named)
     path = os.path.join(top, POLICY_FILE)
-    return path if os.path.lexists(path) else None
+    if not os.path.lexists(path):
+        return None
+    tree, real = os.path.realpath(top), os.path.realpath(path)
+    if os.path.commonpath((tree, real)) != tree:
+        # most runs have no policy, and those that do a file of their own
+        from lllaunch.errors import ConfigError, Problem  # noqa: PLC0415
+
+        expected = f"leads out of {top!r}, to {real!r}"
+        hint = f"an allowlist is a file of the project; {POLICY_VARIABLE} names another one"
+        raise ConfigError((Problem(path, "", expected, hint),))
+    return path
 
 
 def locks_all(environ: Mapping[str, str]) -> bool:

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lllaunch.config.tree import shorten
+from lllaunch.review.logging_nodes import made_by_logging
 
 _TARGET = "_target_"
 _CALLBACKS = ("hydra", "callbacks")
 _SEARCHPATH = ("hydra", "searchpath")
-_LOGGING = (("hydra", "job_logging"), ("hydra", "hydra_logging"))
-_LOGGING_KEYS = frozenset({"()", "class"})
 # these make nodes, and may make one that no walk over the config sees; of a variable they may
 _MAKERS = re.compile(r"\boc\.(create|decode)\s*:\s*(?!\s*\$\{\s*oc\.env\s*:[^{}]*\}\s*\})")
-# the name of the resolver is made up, too
-_UNNAMED = re.compile(r"\$\{[^:{}]*\$\{[^{}]*\}[^:{}]*:")
 # what was typed, for the record
-_RECORDS = (("hydra", "overrides"), ("hydra", "job", "override_dirname"))
+_TYPED = (("hydra", "overrides", "hydra"), ("hydra", "overrides", "task"))
+_DIRNAME = ("hydra", "job", "override_dirname")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
+_INNERMOST = re.compile(r"\$\{[^${}]*\}")
 _MOST_HOPS = 10
+_LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
 
 
 class Asked(NamedTuple):
@@ -60,10 +60,44 @@ def asked_for(config: Mapping[Any, Any]) -> Iterator[Asked]:
             continue
         told = _referred(config, value) if path[-1] == _TARGET else value
         yield Asked(path, told, lists, not (isinstance(told, str) and "${" in told))
+    for path, value, clear in made_by_logging(config):
+        yield Asked(path, value, ("targets",), clear)
+
+
+def made_by_hydra(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Returns the directories that Hydra makes before a run begins, with the keys that say so.
+
+    Args:
+        config: whole, plain data, unresolved. For an interpolation stands a name without a slash:
+            what it comes to is not known here.
+    """
+    node = config.get("hydra")
+    node = node if isinstance(node, Mapping) else {}
+    for name in ("run", "sweep"):
+        own = node.get(name)
+        own = own if isinstance(own, Mapping) else {}
+        directory = _plain_path(own.get("dir"))
+        if directory:
+            yield f"hydra.{name}.dir", directory
+            within = {
+                f"{name}.subdir": own.get("subdir"),
+                "output_subdir": node.get("output_subdir"),
+            }
+            for key, below in within.items():
+                path = _plain_path(below)
+                if path:
+                    yield f"hydra.{key}", f"{directory}/{path}" if path[0] != "/" else path
+
+
+def _plain_path(text: Any) -> str:
+    path = text if isinstance(text, str) and text != "???" else ""
+    while (shorter := _INNERMOST.sub("_", path)) != path:
+        path = shorter
+    return path
 
 
 def _lists_of(path: tuple[Any, ...], value: Any) -> tuple[str, ...]:
-    if not path or value in (None, "???") or any(path[: len(own)] == own for own in _RECORDS):
+    if not path or value in (None, "???") or _is_record(path, value):
         return ()
     if path[-1] == _TARGET:
         return _target_lists(path)
@@ -71,14 +105,33 @@ def _lists_of(path: tuple[Any, ...], value: Any) -> tuple[str, ...]:
         return ("callbacks",)  # the whole node comes from somewhere else
     if path[:2] == _SEARCHPATH and not isinstance(value, list):
         return ("searchpath",)
-    logs = path[:2] in _LOGGING and _is_of_logging(path, value)
-    return ("targets",) if logs or _makes_nodes(value) else ()
+    return ("targets",) if _makes_nodes(value) else ()
+
+
+def _is_record(path: tuple[Any, ...], value: Any) -> bool:
+    return isinstance(value, str) and (path == _DIRNAME or (len(path) == 4 and path[:3] in _TYPED))
 
 
 def _makes_nodes(value: Any) -> bool:
     if not isinstance(value, str) or "${" not in value:
         return False
-    return bool(_MAKERS.search(value) or _UNNAMED.search(value))
+    return bool(_MAKERS.search(value)) or any(
+        _is_unnamed(value, found.end()) for found in re.finditer(r"\$\{", value)
+    )
+
+
+def _is_unnamed(text: str, start: int) -> bool:
+    """Whether the name of the resolver of an interpolation is an interpolation, too."""
+    depth, made_up = 0, False
+    for place in range(start, min(len(text), start + _LONGEST_NAME)):
+        char = text[place]
+        if char == "{":
+            depth, made_up = depth + 1, True
+        elif char == "}":
+            depth -= 1
+        if depth < 0 or (depth == 0 and char == ":"):
+            return made_up and depth == 0
+    return made_up
 
 
 def _target_lists(path: tuple[Any, ...]) -> tuple[str, ...]:
@@ -86,14 +139,6 @@ def _target_lists(path: tuple[Any, ...]) -> tuple[str, ...]:
         return ("targets",)
     # hydra.callbacks.NAME._target_ is the callback; below it is what it is given
     return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
-
-
-def _is_of_logging(path: tuple[Any, ...], value: Any) -> bool:
-    if not isinstance(value, str):
-        return bool(path[-1] == "()")
-    if path[-1] in _LOGGING_KEYS:
-        return not re.fullmatch(r"logging\.\w+", value)
-    return value.startswith("ext://") and not re.fullmatch(r"ext://sys\.std(out|err)", value)
 
 
 def _walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -48,7 +48,7 @@ def outcome_of(
             for index, record in enumerate(records)
         ],
         directory=spec.log_dir,
-        run_id=spec.run_id,
+        run_id=_shown_run_id(spec),
         plan_hash=plan_hash,
         started_ns=started_ns,
         ended_ns=time.time_ns(),
@@ -81,3 +81,9 @@ def complete(
 def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:
     found = {worker.rank: find_return_value(worker.files.directory) for worker in attempt.workers}
     return {rank: value for rank, value in found.items() if value is not None}
+
+
+def _shown_run_id(spec: LaunchSpec) -> str:
+    """The run's name; if it comes from the environment, where from."""
+    written = spec.redacted.get("run_id")
+    return written if isinstance(written, str) and "oc.env" in written else spec.run_id

@@ -17,7 +17,7 @@ from lllaunch.config.plan import dump_yaml
 from lllaunch.console.sweep.table import Span
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import Line, annotated, comment_lines, leaf_paths, origin_json
-from lllaunch.review.difference import as_json, differences, text_lines
+from lllaunch.review.difference import as_json, differences, jsonable, text_lines
 from lllaunch.review.lock import VisibleDumper
 from lllaunch.review.places import policy_path, tree_top
 from lllaunch.review.policy import read_policy
@@ -84,6 +84,8 @@ def _plan(given: argparse.Namespace) -> None:
             else:
                 runs = [review_run(composed)]
         if given.lock:
+            # what may not run is not for review
+            _refuse_what_is_not_allowed(runs)
             write_locks(runs, command, given.name)
         elif given.diff:
             show_difference(runs, command, given.name, as_json=given.json)
@@ -150,7 +152,7 @@ def _document(
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
     jobs = [_job_of_json(run, first) for run in runs]
     return {
-        "launch": plan["launch"],
+        "launch": jsonable(plan["launch"]),
         "resolved": first.resolved(),
         "origins": {
             ".".join(map(str, path)): origin_json(first.told.chain(path, plan))

@@ -14,6 +14,7 @@ from lllaunch.console.sweep.paint import is_terminal, painted
 from lllaunch.console.sweep.table import Row, Span
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.units import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -61,7 +62,7 @@ def perform(
 
 def complain(message: str) -> None:
     """Says what is wrong."""
-    for line in message.splitlines():
+    for line in visible(message).split("\n") if message else ():
         print(f"lllaunch: {line}", file=sys.stderr)
 
 

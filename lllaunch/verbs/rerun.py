@@ -13,6 +13,8 @@ from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.records.files import read_json
 from lllaunch.records.find import RESULT
 from lllaunch.records.locate import locate
+from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
+from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
 from lllaunch.verbs.build_text import commit_text
 from lllaunch.verbs.printing import Parser, complain
@@ -49,6 +51,9 @@ def main(argv: Sequence[str]) -> int:
     spawner = prestarted(given.overrides)
     try:
         return run_again(again, spawner)
+    except LaunchError as error:
+        complain(str(error))
+        return error.exit_code
     finally:
         if spawner is not None:
             spawner.close()
@@ -88,8 +93,25 @@ def _prepare(given: argparse.Namespace) -> Again:
     again = read_again(directory)
     _tell_of_other_code(directory)
     if os.path.isdir(again.cwd):
+        _expect_same_rules(directory, again.cwd)
         os.chdir(again.cwd)
     return again
+
+
+def _expect_same_rules(run: str, cwd: str) -> None:
+    """Expects that what may run where a run was started is decided by the same files as here.
+
+    The run's own files say where that was.
+
+    Raises:
+        PlanRefused: it is another tree, and this one has rules.
+    """
+    here, there = tree_top(os.getcwd()), tree_top(os.path.realpath(cwd))
+    policy = policy_path(here, os.environ)
+    ruled = locks_all(os.environ) or (policy is not None and not os.environ.get(POLICY_VARIABLE))
+    if ruled and os.path.realpath(here) != there:
+        expected = f"was started in {cwd!r}, where the rules of this tree do not hold"
+        raise PlanRefused(problems=(Problem("RUN", repr(run), expected, "run it again there"),))
 
 
 def _tell_of_other_code(directory: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.aside import aside_each
 from lllaunch.app.sweeping.labels import Labels
+from lllaunch.app.variables import without_variables
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.resume import NewJob
@@ -66,6 +67,7 @@ class Comparing:
             raise
         except Exception as error:
             name = f"job {number} ({' '.join(label)})"
-            problem = Problem(name, "", f"cannot be composed any more: {reason_of(error)}")
+            reason = without_variables(reason_of(error))
+            problem = Problem(name, "", f"cannot be composed any more: {reason}")
             raise ConfigError((problem,)) from error
         return NewJob(label, job_key(planned.identity), planned.identity)

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.guarded_loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 
@@ -109,6 +110,7 @@ class Composer:
         Raises:
             ConfigError: something is wrong with it.
         """
+        expect_own_environment(job.whole)
         _check_env_set(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}

@@ -18,6 +18,7 @@ from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
 from lllaunch.app.sweeping.task import JobTask
+from lllaunch.app.variables import noting_variables, without_variables
 from lllaunch.config.nproc import WORDS
 from lllaunch.config.plan import plan_node
 from lllaunch.config.secrets import literals
@@ -160,12 +161,14 @@ class SweepJobs:
             directory: as `Composer.compose` has it.
         """
         shown = tuple(labels)
-        try:
-            planned = self.plan(overrides, number, directory)
-        except LaunchError as error:
-            return Broken(error.exit_code, str(error), shown, directory or "")
-        except Exception as error:  # noqa: BLE001 - whatever Hydra, OmegaConf and resolvers raise
-            return Broken(1, reason_of(error), shown, directory or "")
+        with noting_variables():
+            try:
+                planned = self.plan(overrides, number, directory)
+            except LaunchError as error:
+                text = without_variables(str(error))
+                return Broken(error.exit_code, text, shown, directory or "")
+            except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
+                return Broken(1, without_variables(reason_of(error)), shown, directory or "")
         return Prepared(
             need=self.need(planned.spec),
             overrides=shown,
@@ -210,7 +213,7 @@ class SweepJobs:
         except Exception as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-            raise NotRun(reason_of(error)) from error
+            raise NotRun(without_variables(reason_of(error))) from error
         if task.outcome is None:
             # what it raised: the run could not be started
             return int(done.return_value or 0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lllaunch.app.ci import tell_ci_error
 from lllaunch.app.ending import AppEnded
+from lllaunch.app.variables import without_variables
 from lllaunch.errors import LaunchError
 
 
@@ -25,6 +26,8 @@ def refusing() -> Iterator[None]:
     except LaunchError as error:
         from lllaunch.console.console import Console  # noqa: PLC0415 - only if something is wrong
 
-        Console().error(error)
-        tell_ci_error(str(error))
+        console = Console()
+        console.hide(without_variables)
+        console.error(error)
+        tell_ci_error(without_variables(str(error)))
         raise AppEnded(int(error.exit_code)) from error

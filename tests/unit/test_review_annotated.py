@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.config.origin import Entry, Kind, Link, Origin, Origins
+from lllaunch.review.annotated import (
+    Told,
+    annotated,
+    comment_lines,
+    leaf_paths,
+    origin_json,
+    origin_text,
+)
+
+texts = st.text("ab#:'\" \\\n\r\t\x85\u2028\x1b[é🐘-{}0.~?&*!|>%@`", max_size=8)
+keys = texts | st.integers(-3, 3) | st.booleans() | st.none() | st.just("k" * 200)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+data = st.dictionaries(
+    keys,
+    st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=8,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(data)
+def test_comments_change_nothing_and_stand_where_their_value_stands(plan: dict[Any, Any]) -> None:
+    paths = list(leaf_paths(plan))
+    numbers = {repr(path): number for number, path in enumerate(paths)}
+    text = written(plan, lambda path: f"comment {numbers[repr(path)]} of it")
+    bare = written(plan, lambda path: "")
+    assert yaml.safe_load(text) == yaml.safe_load(bare) == plan
+    lines, bare_lines = text.split("\n"), bare.split("\n")
+    assert len(lines) == len(bare_lines)
+    found = []
+    for line, without in zip(lines, bare_lines, strict=True):
+        assert line.startswith(without)
+        rest = line.removeprefix(without).strip()
+        if rest:
+            found.append(int(rest.removeprefix("# comment ").removesuffix(" of it")))
+    # keys that YAML cannot tell apart share one
+    if not ambiguous(plan):
+        assert found == [*range(len(paths))]
+
+
+def written(plan: dict[Any, Any], comment: Callable[[Any], str]) -> str:
+    return "\n".join(f"{line.text}{line.comment}" for line in annotated(plan, comment))
+
+
+def ambiguous(value: Any) -> bool:
+    """Whether a mapping has keys of which the one is found by the other's text."""
+    if isinstance(value, dict):
+        written = [str(key) for key in value]
+        odd = any(not isinstance(key, str) for key in value) and len({*written}) < len(written)
+        return odd or None in value or any(map(ambiguous, value.values()))
+    return isinstance(value, list) and any(map(ambiguous, value))
+
+
+def test_a_comment_is_one_line_and_moves_no_cursor() -> None:
+    hostile = "a\nb: 1\r\x1b[2Jc\u2028d\x9b"
+    text = written({"a": 1}, lambda path: hostile + "x" * 500)
+    assert text.count("\n") == 0
+    assert "\x1b" not in text
+    assert "\x9b" not in text
+    assert yaml.safe_load(text) == {"a": 1}
+    assert len(text) < 260
+    lines = comment_lines("Here:", [("name", hostile), ("longer", "b"), ("empty", "")])
+    block = "\n".join(f"{line.text}{line.comment}" for line in lines)
+    assert [line[:2] for line in block.splitlines()] == ["# "] * 3
+    assert "\x1b" not in block
+    assert "empty" not in block
+    assert yaml.safe_load(block) is None
+    assert len(comment_lines("Here:", [])) == 1
+
+
+def at(kind: Kind, where: str, line: int | None = None, group: str = "", *losers: Origin) -> Origin:
+    return Origin(kind, where, line, group, losers)
+
+
+FILE = at("file", "conf/exp/a.yaml", 3, "exp=a")
+SCHEMA = at("schema", "structured://_lllaunch_schema")
+
+
+@pytest.mark.parametrize(
+    ("origins", "text"),
+    [
+        ([], ""),
+        ([SCHEMA], "default"),
+        ([FILE], "conf/exp/a.yaml:3"),
+        ([at("file", "conf/exp/b.yaml", 4, "exp=a")], "conf/exp/b.yaml:4 (exp=a)"),
+        ([at("override", "lr=1")], "override lr=1"),
+        ([at("override", "lr=1", None, "", SCHEMA, FILE)], "override lr=1, over conf/exp/a.yaml:3"),
+        ([at("unknown", "")], "unknown"),
+        ([at("package", "pkg://x/a.yaml", 2)], "pkg://x/a.yaml:2"),
+        ([FILE, at("hydra", "hydra")], "conf/exp/a.yaml:3"),
+        ([FILE, at("override", "lr=1")], "conf/exp/a.yaml:3 <- key1: override lr=1"),
+    ],
+)
+def test_an_origin_reads_like_this(origins: list[Origin], text: str) -> None:
+    chain = [Link(f"key{number}", origin) for number, origin in enumerate(origins)]
+    assert origin_text(chain) == text
+    told = origin_json(chain)
+    assert [each["key"] for each in told] == [link.key for link in chain]
+    assert all(
+        each.keys() == {"key", "kind", "where", "line", "group", "overridden"} for each in told
+    )
+
+
+def told(launch: dict[str, Any], *, sweeps: bool = False, **entries: Origin) -> Told:
+    """The origins of keys whose dots are written as two underscores."""
+    found = {key.replace("__", "."): Entry(origin) for key, origin in entries.items()}
+    return Told(Origins(found), launch, sweeps)
+
+
+def where(number: int) -> Origin:
+    return at("file", "f.yaml", number)
+
+
+def test_a_word_of_a_command_line_has_the_origin_of_its_argument() -> None:
+    args = {"lr": 1, "tags": ["a", "-1"], "-v": True, "x-y": "lr"}
+    words = ["--lr", "1", "--tags", "a", "-1", "-v", "--x-y", "lr"]
+    names = ["lr", "tags", "-v", "x-y"]
+    entries = {f"launch__args__{name}": where(number) for number, name in enumerate(names)}
+    found = told({"args": args}, launch__args=where(9), **entries)
+    plan = {"launch": {"args": words}}
+    lines = [found.chain(("launch", "args", place), plan)[0].origin.line for place in range(8)]
+    assert lines == [0, 0, 1, 1, 1, 2, 3, 3]
+
+
+def test_arguments_of_a_list_have_their_own_origin() -> None:
+    entries = {"launch__args": where(1), "launch__args__0": where(2), "launch__args__1": where(3)}
+    found = told({"args": ["--a", "b"]}, **entries)
+    plan = {"launch": {"args": ["--a", "b", "c"]}}
+    lines = [found.chain(("launch", "args", place), plan)[0].origin.line for place in range(3)]
+    assert lines == [2, 3, 1]
+
+
+def test_a_limit_has_its_own_origin_or_that_of_its_preset() -> None:
+    entries = {"launch__watchdog": where(1), "launch__watchdog__preset": where(2)}
+    found = told({}, **entries, launch__watchdog__stall=where(3))
+    assert found.comment(("launch", "watchdog", "stall"), {}) == "f.yaml:3"
+    assert found.comment(("launch", "watchdog", "timeout"), {}) == "f.yaml:2"
+    found = told({}, launch__watchdog=where(1), launch__watchdog__preset=SCHEMA)
+    assert found.comment(("launch", "watchdog", "timeout"), {}) == "f.yaml:1"
+
+
+def test_the_launchers_defaults_win_over_the_schemas_and_nothing_else() -> None:
+    entries = {"launch__role": SCHEMA, "launch__nproc": where(1), "launch__tee": SCHEMA}
+    weaker = {
+        "hydra__launcher__role": where(2),
+        "hydra__launcher__nproc": where(3),
+        "hydra__launcher__tee": SCHEMA,
+    }
+    found = told({}, sweeps=True, **entries, **weaker)
+    told_of = {name: found.comment(("launch", name), {}) for name in ("role", "nproc", "tee")}
+    assert told_of == {"role": "f.yaml:2", "nproc": "f.yaml:1", "tee": "default"}
+    alone = told({}, **entries, **weaker)
+    assert alone.comment(("launch", "role"), {}) == "default"
+    assert alone.comment(("launch", "gone"), {}) == ""

@@ -1,0 +1,297 @@
+"""`python -m lllaunch plan`: what it prints, to the byte, and that it does nothing else.
+
+RENEW_GOLDEN=1 in the environment writes the files below golden/ anew, for review.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+from support.project import Project
+from support.verbs import Ended, call, hydra_put_back, listing
+
+from lllaunch.config.gpus import PRETEND
+from lllaunch.verbs import plan as verb
+
+GOLDEN = Path(__file__).with_name("golden")
+SECRET = "planted-cafe1234"
+# Whatever is imported or run leaves a file behind, and fails.
+TRAP = "open(__file__ + '.imported', 'w').close()\nraise RuntimeError('imported')\n"
+SOURCES = {
+    "train.py": TRAP,
+    "pkg/__init__.py": TRAP,
+    "pkg/fun.py": TRAP + "def takes(rate, nested, rank, lines): pass\n",
+    "pkg/heavy.py": TRAP,
+    "pkg/tool.py": TRAP,
+    "sitecustomize.py": TRAP,
+}
+
+
+class Plan(Protocol):
+    def __call__(self, *argv: str) -> Ended: ...
+
+
+@pytest.fixture(autouse=True)
+def hydra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TOKEN_OF_MINE", SECRET)
+    for name in ("NAME_OF_MINE", "LLLAUNCH_LOCKED", "LLLAUNCH_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    with hydra_put_back():
+        yield
+
+
+def fill(root: Path) -> Project:
+    project = Project(root)
+    shutil.copytree(GOLDEN / "project", root, dirs_exist_ok=True)
+    for name, text in SOURCES.items():
+        project.write(name, text)
+    (root / "work").mkdir()
+    return project
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    found = fill(tmp_path / "a project")
+    monkeypatch.chdir(found.root)
+    return found
+
+
+@pytest.fixture
+def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Plan:
+    return lambda *argv: call(verb.main, argv, capsys)
+
+
+CASES = {
+    "script": ["+exp=script"],
+    "script_overridden": [
+        *("+exp=script", "model@params.model=large", "params.model.depth=9", "base.lr=0.5"),
+        *("launch.nproc=4", "launch.watchdog.stall=null", "++launch.env.EXTRA='a b'"),
+        *("launch.tee=none", "hydra.run.dir=there/now"),
+    ],
+    "function": ["+exp=function"],
+    "module": ["+exp=module"],
+    "program": ["+exp=vision/program", "optim=adam"],
+    "in_its_own_directory": ["+exp=module", "hydra.job.chdir=true"],
+    "own_primary": ["--config-name", "own"],
+    "sweep": [
+        *("-m", "+exp=vision/program", "optim=sgd,adam", "ranks=1,3"),
+        *("+hydra.launcher.grace_period=5s", "+hydra.launcher.max_restarts=1"),
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+    ],
+    "sweep_of_experiments": ["-m", "+exp=module,function"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_reads_like_this(
+    name: str, plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = listing(project.root)
+    argv = ["--portable", *CASES[name]]
+    text, as_json = plan(*argv), plan("--json", *argv)
+    for ended in (text, as_json):
+        assert (ended.code, ended.err) == (0, "")
+        assert SECRET not in ended.out
+        assert str(tmp_path) not in ended.out
+    for suffix, out in ((".yaml", text.out), (".json", as_json.out)):
+        golden = GOLDEN / f"{name}{suffix}"
+        if os.environ.get("RENEW_GOLDEN"):
+            golden.write_text(out)
+        assert out == golden.read_text()
+    # the same again, elsewhere, on a machine that is another one in all that it could tell
+    assert plan(*argv) == text
+    elsewhere = fill(tmp_path / "else" / "where")
+    monkeypatch.chdir(elsewhere.root)
+    for variable, value in (
+        *(("HOME", "/nowhere"), ("USER", "somebody"), ("CUDA_VISIBLE_DEVICES", "0,3,5")),
+        *(("TZ", "Asia/Tokyo"), ("LANG", "C"), ("COLUMNS", "20")),
+        *(("PYTHONHASHSEED", "7"), ("TERM", "xterm-256color"), ("LLLAUNCH_LOCKED", "1")),
+    ):
+        monkeypatch.setenv(variable, value)
+    # whoever reviews has no secrets
+    monkeypatch.delenv("TOKEN_OF_MINE")
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert plan(*argv) == text
+    assert plan("--json", *argv) == as_json
+    # and nothing has happened
+    assert listing(project.root) == before
+    assert not {"pkg", "pkg.fun", "pkg.tool", "train"} & {*sys.modules}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_that_is_printed_is_one_of_yaml_and_composes_again(
+    name: str, plan: Plan, project: Project
+) -> None:
+    printed = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
+    told = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert told["fingerprint"]["plan_hash"] == printed["plan_hash"]
+    assert json.loads(json.dumps(told["launch"])) == as_json(printed["launch"])
+    assert list(told["launch"]) == list(printed["launch"])
+    # as a config of its own
+    launch = yaml.safe_dump({"launch": printed["launch"]}, sort_keys=False)
+    project.write("conf/exp/again.yaml", f"# @package _global_\n{launch}")
+    ended = plan("--portable", "--json", "+exp=again")
+    assert (ended.code, ended.err) == (0, "")
+    again = json.loads(ended.out)
+    assert again["launch"] == told["launch"]
+    assert again["fingerprint"] == told["fingerprint"]
+    files = [each["where"] for links in again["origins"].values() for each in links[:1]]
+    assert {*files} <= {"conf/exp/again.yaml", "structured://_lllaunch_schema"}
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_every_value_has_an_origin(plan: Plan) -> None:
+    for name in CASES:
+        told = json.loads((GOLDEN / f"{name}.json").read_text())
+        for path, chain in told["origins"].items():
+            assert chain, (name, path)
+            assert {each["kind"] for each in chain} <= {"file", "override", "schema", "hydra"}
+            for each in chain:
+                if each["kind"] == "file":
+                    lines = (GOLDEN / "project" / each["where"]).read_text().splitlines()
+                    assert 1 <= each["line"] <= len(lines)
+
+
+def test_what_is_only_of_this_machine_is_marked(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setenv(PRETEND, "GPU-a,GPU-b,GPU-c,GPU-d")
+    for name in ("script", "function", "program", "sweep"):
+        ended = plan(*CASES[name])
+        portable = plan("--portable", *CASES[name])
+        assert ended.out.startswith(portable.out)
+        rest = ended.out.removeprefix(portable.out).splitlines()
+        assert rest[0] == "# On this machine, and no part of the plan:"
+        assert all(line.startswith("#   ") for line in rest[1:])
+        assert any("lllaunch 0" in line for line in rest)
+        assert yaml.safe_load(ended.out) == yaml.safe_load(portable.out)
+        told = json.loads(plan("--json", *CASES[name]).out)
+        without = json.loads(plan("--json", "--portable", *CASES[name]).out)
+        assert told["here"].keys() >= {"commit", "versions"}
+        assert told["fingerprint"]["build"]["python"]
+        del told["here"], told["fingerprint"]["build"]
+        assert told == without
+
+
+# ---------------------------------------------------------------- flags
+
+
+def test_flags_stand_before_behind_and_among_overrides(plan: Plan) -> None:
+    expected = plan("--portable", "--json", "--config-name", "own", "optim=sgd", "optim.lr=3")
+    assert expected.code == 0
+    assert json.loads(expected.out)["launch"]["args"] == ["sgd"]
+    for argv in (
+        ["optim=sgd", "optim.lr=3", "--config-name=own", "--json", "--portable"],
+        ["optim=sgd", "-cn", "own", "--json", "optim.lr=3", "--portable"],
+    ):
+        assert plan(*argv) == expected
+
+
+def test_config_dir_comes_first_and_config_path_takes_the_place_of_the_package(
+    plan: Plan, project: Project
+) -> None:
+    project.write("more/optim/adam.yaml", "name: mine\nlr: 0\n")
+    project.write("more/main.yaml", "defaults: [optim: adam]\nlaunch: {entrypoint: env}\n")
+    args = ("--portable", "--config-name", "own")
+    assert "- mine " in plan(*args, "--config-dir", "more").out
+    assert "more/optim/adam.yaml:1" in plan(*args, "-cd=more").out
+    path = str(project.root / "more")
+    ended = plan("--portable", "-cp", path, "-cn", "main", "launch.args=['${optim.name}']")
+    assert ended.code == 0, ended.err
+    assert "- mine " in ended.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        ([], 2, "launch.entrypoint"),
+        (["--nothing"], 2, "--nothing"),
+        (["--config-name"], 2, "--config-name"),
+        (["--lock", "--diff", "+exp=module"], 2, "--diff"),
+        (["--config-dir", "nowhere", "+exp=module"], 1, "nowhere"),
+        (["--config-name", "nowhere"], 1, "nowhere"),
+        (["--config-path", "nowhere", "+exp=module"], 1, "nowhere"),
+        (["exp=module"], 1, "+exp=module"),
+        (["+exp=modul"], 1, "modul"),
+        (["+exp=module", "nothing.here=1"], 1, "nothing"),
+        (["+exp=module", "launch.nproc=[1"], 1, "[1"),
+        (["+exp=module", "hydra/launcher=nowhere"], 1, "nowhere"),
+        (["+exp=module", "launch.nproc=-1", "launch.tee=al", "launch.role="], 2, "did you mean"),
+        (["+exp=module", "++launch.nprocs=1"], 2, "did you mean 'nproc'?"),
+        (["+exp=module", "launch.entrypoint=gone.py"], 2, "gone.py"),
+        (["+exp=module", "launch.entrypoint=pkg.fun:take"], 2, "did you mean"),
+        (["+exp=module", "launch.args=['${nothing}']"], 2, "nothing"),
+        (["+exp=module", "+a=${b}", "+b=${a}", "launch.role=${a}"], 2, "launch.role"),
+        (["+exp=module", "launch.args=???"], 2, "launch.args"),
+        (["+exp=module", "hydra.run.dir=${nowhere}"], 1, "nowhere"),
+        (["-m", "+exp=module", "launch.nproc=interval(1,2)"], 2, "launch.nproc"),
+        (["-m", "+exp=module", "launch.nproc=1,-1,0"], 2, "launch.nproc=-1"),
+        (["-m", "+exp=module,none"], 1, "none"),
+        (["-m", "+exp=module", "hydra/sweeper=nowhere"], 1, "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    argv: list[str], code: int, message: str, plan: Plan, project: Project
+) -> None:
+    before = listing(project.root)
+    ended = plan(*argv)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err
+    assert all(line.startswith("lllaunch: ") for line in ended.err.splitlines())
+    assert "Traceback" not in ended.err
+    assert "lllaunch/" not in ended.err  # no file of ours
+    assert listing(project.root) == before
+
+
+def test_a_missing_variable_is_named_where_the_plan_depends_on_it(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKEN_OF_MINE")
+    ended = plan("+exp=script", "launch.max_restarts=${oc.env:TOKEN_OF_MINE}")
+    assert (ended.code, ended.out) == (2, "")
+    assert "launch.max_restarts" in ended.err
+    assert "TOKEN_OF_MINE" in ended.err
+
+
+def test_json_is_json_whatever_the_arguments_are(plan: Plan) -> None:
+    given = "launch.args=[[inf,-inf,1e400],nan,{1: a, b: 2},0.1]"
+    ended = plan("--json", "--portable", "launch.entrypoint=pkg.fun:takes", given)
+    assert (ended.code, ended.err) == (0, "")
+    told = json.loads(ended.out, parse_constant=pytest.fail)
+    assert told["launch"]["args"] == [["inf", "-inf", "inf"], "nan", {"1": "a", "b": 2}, 0.1]
+
+
+def test_help_is_printed(plan: Plan) -> None:
+    for flag in ("--help", "-h"):
+        ended = plan(flag)
+        assert (ended.code, ended.err) == (0, "")
+        assert "--config-dir" in ended.out
+        assert "exit codes" in ended.out
+
+
+def test_what_is_not_allowed_is_shown_and_refused(plan: Plan, project: Project) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {entrypoints: [pkg.*], preload: [pkg.heavy]}\n")
+    assert plan("--portable", "+exp=function").code == 0
+    ended = plan("--portable", "+exp=function", "launch.preload=[json]")
+    assert ended.code == 5
+    assert "entrypoint: pkg.fun:takes" in ended.out
+    assert "allow.preload" in ended.err
+    ended = plan("-m", "+exp=function,script")
+    assert ended.code == 5
+    assert "train.py" in ended.err
+    project.write("conf/lllaunch.yaml", "allow:\n  entrypoint: []\n")
+    ended = plan("+exp=function")
+    assert (ended.code, "conf/lllaunch.yaml:2" in ended.err) == (2, True)

@@ -1,0 +1,268 @@
+"""`python -m lllaunch plan --lock` and `--diff`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+from support.project import Project
+from support.verbs import Ended, call, hydra_put_back, listing
+
+from lllaunch.verbs import plan as verb
+
+SECRET = "planted-cafe1234"
+
+
+class Plan(Protocol):
+    def __call__(self, *argv: str) -> Ended: ...
+
+
+@pytest.fixture(autouse=True)
+def hydra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    for name in ("LLLAUNCH_LOCKED", "LLLAUNCH_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    with hydra_put_back():
+        yield
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return fill(tmp_path)
+
+
+def fill(root: Path) -> Project:
+    found = Project(root)
+    found.experiment("a", "{entrypoint: env, args: ['${lr}'], nproc: 2}", "lr: 1")
+    found.experiment(
+        "vision/b", "{entrypoint: env, nproc: gpu, env: {A_KEY: '${oc.env:MY_TOKEN}'}}"
+    )
+    found.write("conf/own.yaml", "launch: {entrypoint: env}\n")
+    found.write("conf/sub/deep.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
+    found.write("more/extra/x.yaml", "y: 1\n")
+    return found
+
+
+@pytest.fixture
+def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Plan:
+    return lambda *argv: call(verb.main, argv, capsys)
+
+
+def lock(project: Project, name: str) -> Any:
+    return yaml.safe_load((project.root / f"conf/locks/{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["+exp=a"], "a"),
+        (["+exp=a", "lr=2", "launch.role='a b'"], "a"),
+        (["+exp=vision/b"], "vision/b"),
+        (["+exp=a", "--name", "other/name"], "other/name"),
+        (["+exp=a", "launch.locked=mine"], "mine"),
+        (["+exp=a", "launch.locked=true", "hydra.run.dir=x"], "a"),
+        (["--config-name", "own"], "own"),
+        (["--config-name", "sub/deep"], "sub/deep"),
+        (["--config-name", "own", "+exp=a"], "a"),
+        (["--config-dir", "more", "+extra=x", "+exp=a"], "a"),
+        (["+exp=a", "++launch.env.B_TOKEN=${oc.env:MY_TOKEN}"], "a"),
+        (["-m", "+exp=a", "lr=1,2"], "a"),
+        (["-m", "+exp=a", "lr=1,2", "--name", "sweep"], "sweep"),
+        (["-m", "+exp=a", "launch.args=['${oc.env:MY_TOKEN}'],[b]"], "a"),
+    ],
+)
+def test_a_lock_is_the_same_everywhere_and_its_command_renews_it(
+    argv: list[str],
+    name: str,
+    plan: Plan,
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    before = listing(project.root)
+    ended = plan("--lock", *argv)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == f"wrote conf/locks/{name}.yaml: the plan is new\n"
+    path = Path(f"conf/locks/{name}.yaml")
+    text = path.read_text()
+    added = listing(project.root).keys() - before.keys()
+    assert {each for each in added if Path(each).is_file()} == {str(path)}
+    assert SECRET not in text
+    assert str(tmp_path) not in text
+    # the same plan again: the same bytes, and told so
+    told = f"wrote {path}: the plan is the same\n"
+    assert plan("--lock", *argv) == (0, told, "")
+    assert path.read_text() == text
+    assert plan("--diff", *argv) == (0, f"{path}: the plan is the reviewed one\n", "")
+    # what the header says renews it
+    (renew,) = [line for line in text.splitlines() if line.startswith("#   python -m lllaunch ")]
+    words = shlex.split(renew.removeprefix("#   python -m lllaunch "))
+    assert words[:2] == ["plan", "--lock"]
+    assert words[2:] == lock(project, name)["command"]
+    if "launch.locked=mine" not in argv:
+        assert plan(*words[1:]) == (0, told, "")
+        assert path.read_text() == text
+    # and from another place, on another machine
+    elsewhere = fill(tmp_path / "else where")
+    monkeypatch.chdir(elsewhere.root)
+    monkeypatch.setenv("HOME", "/nowhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("MY_TOKEN", "another")
+    assert plan("--lock", *argv).code == 0
+    assert (elsewhere.root / path).read_text() == text
+
+
+def test_a_lock_holds_the_plan_and_its_hash(plan: Plan, project: Project) -> None:
+    shown = json.loads(plan("--json", "--portable", "+exp=a").out)
+    locked = json.loads(plan("--json", "--portable", "+exp=a", "launch.locked=true").out)
+    assert locked["launch"] == shown["launch"]
+    assert locked["fingerprint"] == shown["fingerprint"]
+    plan("--lock", "+exp=a")
+    found = lock(project, "a")
+    assert found["plan_hash"] == shown["fingerprint"]["plan_hash"]
+    assert found["plan"]["launch"]["cwd"] == "<cwd>"
+    assert "locked" not in found["plan"]["launch"]
+    assert found["plan"]["launch"]["args"] == shown["launch"]["args"]
+
+
+def test_what_has_changed_is_told_and_locked(plan: Plan, project: Project) -> None:
+    assert plan("--lock", "+exp=a").code == 0
+    text = (project.root / "conf/locks/a.yaml").read_text()
+    project.experiment("a", "{entrypoint: env, args: ['${lr}', new], nproc: 3}", "lr: 5\n")
+    lines = [
+        'launch.args: ["1"] -> ["5", "new"]',
+        "launch.nproc: 2 -> 3",
+    ]
+    ended = plan("--diff", "+exp=a")
+    assert ended.code == 5
+    assert ended.err == ""
+    assert ended.out.splitlines() == lines
+    told = json.loads(plan("--diff", "--json", "+exp=a").out)
+    assert told["differs"] is True
+    (one,) = told["locks"]
+    assert one["lock"] == "conf/locks/a.yaml"
+    assert one["changes"][1] == {"key": "launch.nproc", "kind": "changed", "old": 2, "new": 3}
+    # to look changes nothing
+    assert (project.root / "conf/locks/a.yaml").read_text() == text
+    ended = plan("--lock", "+exp=a")
+    assert ended.out.splitlines() == [
+        "wrote conf/locks/a.yaml: 2 changed",
+        *(f"  {line}" for line in lines),
+    ]
+    told = json.loads(plan("--diff", "--json", "+exp=a").out)
+    assert told == {"differs": False, "locks": [{"lock": "conf/locks/a.yaml", "changes": []}]}
+    # what is no part of the plan
+    project.write("conf/exp/a.yaml", (project.root / "conf/exp/a.yaml").read_text() + "other: 1\n")
+    assert plan("--diff", "+exp=a", "hydra.run.dir=elsewhere", "launch.locked=true").code == 0
+
+
+def test_a_missing_an_edited_and_a_broken_lock(plan: Plan, project: Project) -> None:
+    ended = plan("--diff", "+exp=a", "lr=2")
+    assert (ended.code, ended.out) == (5, "")
+    assert "conf/locks/a.yaml" in ended.err
+    assert "python -m lllaunch plan --lock +exp=a lr=2" in ended.err
+    plan("--lock", "+exp=a")
+    path = project.root / "conf/locks/a.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("nproc: 2", "nproc: 4"))
+    ended = plan("--diff", "+exp=a")
+    assert (ended.code, ended.out) == (5, "")
+    assert "edited by hand" in ended.err
+    for broken in ("lock: [", "lock: 2\n", "", "a: &x [*x]\n", "\0", text + "lock: 1\n"):
+        path.write_text(broken)
+        ended = plan("--diff", "+exp=a")
+        assert (ended.code, ended.out) == (2, "")
+        assert "conf/locks/a.yaml" in ended.err
+        assert "Traceback" not in ended.err
+        # and is replaced when somebody asks for that
+        assert plan("--lock", "+exp=a").code == 0
+        assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "..", "../x", "/tmp/x", "a/../../b", "a//b", "a/", ".a", "-a", "a b", "a\nb", "a\0b"),
+        *("é", "a.yaml", "x" * 300, "a/./b", "~", "$HOME", "a\\b"),
+    ],
+)
+def test_a_lock_stays_in_its_directory(name: str, plan: Plan, project: Project) -> None:
+    before = listing(project.root), os.listdir(project.root.parent)
+    for mode in ("--lock", "--diff"):
+        ended = plan(mode, "+exp=a", f"--name={name}")
+        assert (ended.code, ended.out) == (2, "")
+        assert "Traceback" not in ended.err
+    assert (listing(project.root), os.listdir(project.root.parent)) == before
+
+
+def test_a_link_out_of_the_project_is_not_followed(
+    plan: Plan, project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (project.root / "conf/locks").symlink_to(outside)
+    ended = plan("--lock", "+exp=a")
+    assert ended.code == 2
+    assert "leads out of" in ended.err
+    assert list(outside.iterdir()) == []
+
+
+def test_a_run_without_a_name_needs_one(plan: Plan, project: Project) -> None:
+    before = listing(project.root)
+    for mode in ("--lock", "--diff"):
+        ended = plan(mode, "launch.entrypoint=env")
+        assert (ended.code, ended.out) == (2, "")
+        assert "--name" in ended.err
+    assert listing(project.root) == before
+    assert plan("--lock", "launch.entrypoint=env", "--name", "x").code == 0
+
+
+def test_each_experiment_of_a_sweep_has_its_own_lock(plan: Plan, project: Project) -> None:
+    ended = plan("--lock", "-m", "+exp=a,vision/b", "launch.role=r")
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [
+        "wrote conf/locks/a.yaml: the plan is new",
+        "wrote conf/locks/vision/b.yaml: the plan is new",
+    ]
+    # they are the locks of single runs, too
+    for name in ("a", "vision/b"):
+        assert lock(project, name)["command"] == [f"+exp={name}", "launch.role=r"]
+        assert plan("--diff", f"+exp={name}", "launch.role=r").code == 0
+    told = json.loads(plan("--diff", "--json", "-m", "+exp=a,vision/b", "launch.role=r").out)
+    assert [each["lock"] for each in told["locks"]] == [
+        "conf/locks/a.yaml",
+        "conf/locks/vision/b.yaml",
+    ]
+    ended = plan("--diff", "-m", "+exp=a,vision/b")
+    assert ended.code == 5
+    assert ended.out.count('launch.role: "r" -> "default"') == 2
+
+
+def test_the_jobs_of_a_sweep_are_locked_together(plan: Plan, project: Project) -> None:
+    assert plan("--lock", "-m", "+exp=a", "lr=1,2,3").code == 0
+    found = lock(project, "a")
+    assert list(found["plan"]["jobs"]) == [f"+exp=a lr={lr}" for lr in (1, 2, 3)]
+    assert found["command"] == ["-m", "+exp=a", "lr=1,2,3"]
+    assert plan("--diff", "-m", "+exp=a", "lr=1,2,3").code == 0
+    ended = plan("--diff", "-m", "+exp=a", "lr=1,2,4")
+    assert ended.code == 5
+    assert ended.out.count("is gone") == 1
+    assert ended.out.count("new, ") == 1
+
+
+def test_what_may_not_run_is_not_locked(plan: Plan, project: Project) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {programs: [sh]}\n")
+    before = listing(project.root)
+    ended = plan("--lock", "+exp=a")
+    assert ended.code == 5
+    assert "allow.programs" in ended.err
+    assert listing(project.root) == before
+    ended = plan("--lock", "-m", "+exp=a", "launch.entrypoint=sh,env")
+    assert ended.code == 5
+    assert listing(project.root) == before
