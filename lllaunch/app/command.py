@@ -12,6 +12,7 @@ from hydra.core.plugins import Plugins
 from lllaunch.app import search_path
 from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
+from lllaunch.app.preflight import refused
 from lllaunch.app.returned import plain
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PACKAGED, PRIMARY
@@ -42,6 +43,9 @@ def run(
     Returns:
         The exit code.
     """
+    code = refused(sys.argv[1:], config_name)
+    if code is not None:
+        return code
     install()
     search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])
     Plugins.instance().register(search_path.ConfDirectories)

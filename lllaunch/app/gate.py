@@ -5,29 +5,24 @@ Without a policy and without a lock everything may run, and this costs a look at
 
 from __future__ import annotations
 
+import functools
 import os
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.search_path import AGAIN, DIRECTORY, PRIMARY
+from lllaunch.app.naming import experiment_name, job_name, shown, words_of
 from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from omegaconf import ListConfig
 
     from lllaunch.errors import Problem
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
     from lllaunch.review.refused import PlanRefused
     from lllaunch.spec import LaunchSpec
-
-EXPERIMENTS = "exp"
-"""The config group whose choice names a lock."""
 
 _OURS = "LLLAUNCH_"
 
@@ -38,10 +33,12 @@ class JobOf(NamedTuple):
     Attributes:
         overrides: of the job.
         master: what the sweep itself was composed to.
+        admitted: hash of its plan when it was tried, and was the reviewed one.
     """
 
     overrides: Sequence[str]
     master: DictConfig
+    admitted: str = ""
 
 
 def admit(
@@ -106,12 +103,6 @@ def _policy(path: str | None) -> Policy | None:
     return None if path is None else read_policy(shown(path))
 
 
-def shown(path: str) -> str:
-    """A path as its user would write it: relative if it is below the working directory."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith(os.pardir) else relative
-
-
 def _against_lock(
     spec: LaunchSpec,
     config: DictConfig,
@@ -120,6 +111,7 @@ def _against_lock(
     *,
     users_own: bool,
 ) -> PlanRefused:
+    from lllaunch.config.plan import plan_hash  # noqa: PLC0415
     from lllaunch.errors import Problem  # noqa: PLC0415 - as above
     from lllaunch.review.lock import compare, renew_command  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
@@ -129,6 +121,10 @@ def _against_lock(
         hint = "name the function as launch.entrypoint, or do not lock it"
         own = Problem("the function", repr(spec.entrypoint.text), expected, hint)
         return PlanRefused(problems=(*problems, own))
+    plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
+    problems = [*problems, *variables_of_hydra(plain)]
+    if job is not None and job.admitted and job.admitted == plan_hash(spec):
+        return PlanRefused(problems=tuple(problems))
     lock = find_lock(spec, config)
     if isinstance(lock, str):
         expected = "is not there: nobody has reviewed this plan"
@@ -147,7 +143,6 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         ConfigError: it cannot be read.
     """
     from lllaunch.errors import Problem  # noqa: PLC0415 - as above
-    from lllaunch.review.lock import read_lock  # noqa: PLC0415
     from lllaunch.review.names import lock_path  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
@@ -157,71 +152,41 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         raise PlanRefused(problems=(Problem("the run", "", expected, "set launch.locked=NAME"),))
     path = lock_path(spec.runtime_cwd, name)
     told = os.path.relpath(path, spec.runtime_cwd)
-    return replace(read_lock(path), path=told) if os.path.lexists(path) else told
+    return replace(_read_lock(path), path=told) if os.path.lexists(path) else told
 
 
-def experiment_name(config: DictConfig) -> str:
-    """Returns what a run is called in review: its choice of `EXPERIMENTS`, or its primary config.
+@functools.lru_cache(maxsize=32)
+def _read_once(path: str, *changed: int) -> Lock:  # noqa: ARG001 - part of the key
+    from lllaunch.review.lock import read_lock  # noqa: PLC0415 - as above
 
-    Args:
-        config: whole.
-
-    Returns:
-        An empty string if there is neither.
-    """
-    choices: Any = OmegaConf.select(config, "hydra.runtime.choices")
-    choice = choices.get(EXPERIMENTS) if isinstance(choices, DictConfig) else None
-    if isinstance(choice, str) and choice:
-        return choice
-    name = OmegaConf.select(config, "hydra.job.config_name")
-    return "" if name in {None, PRIMARY, AGAIN} else str(name)
+    return read_lock(path)
 
 
-def job_name(overrides: Sequence[str]) -> str:
-    """Returns what the lock of a sweep calls a job."""
-    from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - as above
+def _read_lock(path: str) -> Lock:
+    """Reads a lock; that of a sweep not again for each job, which takes a while."""
+    found = os.stat(path)
+    return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
 
-    return shlex.join(redacted_overrides(overrides))
 
-
-def words_of(config: DictConfig) -> tuple[str, ...]:
-    """Returns flags and overrides that compose a config again, without secrets and locks.
+def variables_of_hydra(env_set: object) -> list[Problem]:
+    """Tells which variables Hydra sets for a run; no lock has them.
 
     Args:
-        config: whole.
+        env_set: ``hydra.job.env_set`` as plain data, unresolved.
     """
-    from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - as above
+    from lllaunch.errors import Problem  # noqa: PLC0415 - as above
 
-    node: Any = config.hydra
-    given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
-    name = node.job.config_name
-    flags = [] if name in {None, PRIMARY, AGAIN} else ["--config-name", str(name)]
-    for source in node.runtime.config_sources:
-        if source.provider == "command-line" and source.schema == "file":
-            path = os.path.relpath(source.path, node.runtime.cwd)
-            flags[:0] = ["--config-dir", path] if path != DIRECTORY else []
-    return (*dict.fromkeys(flags), *unlocked(redacted_overrides(given)))
-
-
-def as_written(overrides: ListConfig) -> list[str]:
-    """Returns overrides with their interpolations, which a config that holds them would resolve.
-
-    Args:
-        overrides: such as ``hydra.overrides.task`` of a config.
-    """
-    found: Any = OmegaConf.to_container(overrides, resolve=False)
-    return list(map(str, found))
-
-
-def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns overrides without those that do not bear on the plan: whether and where it runs."""
-    keys = ("launch.locked", "hydra.mode", "hydra.launcher.resume")
-    return tuple(
-        text
-        for text in overrides
-        if text.lstrip("+~").partition("=")[0] not in keys
-        and not text.lstrip("+~").startswith(("hydra.run.", "hydra.sweep."))
-    )
+    return [
+        Problem(
+            f"hydra.job.env_set.{name}",
+            "",
+            "is in no lock, and workers see it",
+            "set it in launch.env",
+        )
+        for name, value in (env_set.items() if isinstance(env_set, dict) else ())
+        # of hydra.job.env_copy, which workers have anyway
+        if value != f"${{oc.env:{name}}}"
+    ]
 
 
 def asks_for_lock(config: DictConfig) -> bool:

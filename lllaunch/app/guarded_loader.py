@@ -17,7 +17,8 @@ import hydra._internal.hydra as hydra_app
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.gate import asks_for_lock, expect_own_environment, shown
+from lllaunch.app.gate import asks_for_lock, expect_own_environment
+from lllaunch.app.naming import shown
 from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing

@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.command import run
-from lllaunch.app.gate import EXPERIMENTS
+from lllaunch.app.naming import EXPERIMENTS
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.search_path import AGAIN, PRIMARY
 from lllaunch.config.plan import SOURCES, portable_plan

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lllaunch.app.composed import Composed, composing
-from lllaunch.app.gate import as_written, experiment_name, job_name
+from lllaunch.app.naming import as_written, experiment_name, job_name
 from lllaunch.config.locate import Located, locate, locate_main
 from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan

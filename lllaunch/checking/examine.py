@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.composed import Command, Composed, ComposeFailed
-from lllaunch.app.gate import experiment_name
+from lllaunch.app.naming import experiment_name
 from lllaunch.app.search_path import DIRECTORY
 from lllaunch.checking.experiments import Experiment
 from lllaunch.checking.files import ConfigFile, found_in, shown

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.app.composed import Command, Composed, ComposeFailed, composing
-from lllaunch.app.gate import as_written, job_name
+from lllaunch.app.naming import as_written, job_name
 from lllaunch.app.reviewed import name_of
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import Examined

@@ -12,19 +12,25 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import holds_env
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import Problem
 from lllaunch.review.objects import Objects
+from lllaunch.review.patterns import Forms, fits, fits_any, is_within
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Policy
 from lllaunch.review.targets import Asked, asked_for, made_by_hydra
 from lllaunch.spec import Entrypoint, LaunchSpec
 
-_REFUSED_VARIABLES = ("PYTHON*", "LD_*", "PATH")
+_REFUSED_VARIABLES = (
+    *("PYTHON*", "LD_*", "PATH"),
+    # let a shell and other interpreters run something of somebody's first
+    *("BASH_ENV", "NODE_OPTIONS", "PERL5LIB", "PERL5OPT", "RUBYLIB", "RUBYOPT"),
+    "JAVA_TOOL_OPTIONS",
+)
 # in the launcher itself, which asks git
 _REFUSED_IN_LAUNCHER = (*_REFUSED_VARIABLES, "GIT_*")
 _ENV_SET = "hydra.job.env_set"
@@ -123,20 +129,6 @@ def _variables(spec: LaunchSpec) -> dict[str, Any]:
     }
 
 
-class _Forms(NamedTuple):
-    """What a pattern may fit.
-
-    Attributes:
-        names: dotted names, or that of a program.
-        file: path, relative to the tree if in it, else absolute; empty if there is none.
-        exact: a name that only the same text allows: what is there may be something else.
-    """
-
-    names: tuple[str, ...] = ()
-    file: str = ""
-    exact: str = ""
-
-
 class _Judge:
     def __init__(
         self,
@@ -156,41 +148,41 @@ class _Judge:
         entry = spec.entrypoint
         name = "programs" if entry.form == "program" else "entrypoints"
         patterns = getattr(self._policy, name)
-        refused = [each for each in self._forms(entry) if not _fits_any(patterns, each)]
+        refused = [each for each in self._forms(entry) if not fits_any(patterns, each)]
         if not refused:
             return
         first = refused[0]
         wanted = next(iter(first.names), first.file) or first.exact
         if holds_env(entry.text):
             expected, wanted = _not_in(name), ""
-        elif wanted == first.exact and any(_fits(pattern, wanted) for pattern in patterns):
+        elif wanted == first.exact and any(fits(pattern, wanted) for pattern in patterns):
             expected = f"cannot be told without importing it, {_only_by(name)}"
         else:
             same = wanted == " ".join(entry.text.split())
             expected = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
         self._refuse("launch.entrypoint", repr(shorten(entry.text)), expected, name, wanted)
 
-    def _forms(self, entry: Entrypoint) -> list[_Forms]:
+    def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":
             return [self._program(entry.name)]
         if entry.form == "script":
-            return [_Forms(file=self._place(entry.name))]
+            return [Forms(file=self._place(entry.name))]
         if entry.form == "module":
             file = locate_main(entry.name, self._path).file
             place = self._place(file) if file else ""
-            return [_Forms((f"-m {entry.name}", entry.name), place)]
+            return [Forms((f"-m {entry.name}", entry.name), place)]
         if entry.name == "__main__":
-            return [_Forms((entry.text,))]  # of the script that the user started
+            return [Forms((entry.text,))]  # of the script that the user started
         exact = f"{entry.name}:{entry.qualname}"
         told = self._objects.function(entry.name, entry.qualname) if entry.name else ()
-        found = [_Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
-        return found or [_Forms(exact=exact)]
+        found = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
+        return found or [Forms(exact=exact)]
 
-    def _program(self, name: str) -> _Forms:
+    def _program(self, name: str) -> Forms:
         if "/" in name:
-            return _Forms(file=self._place(name))
+            return Forms(file=self._place(name))
         found = shutil.which(name, path=self._environ.get("PATH") or os.defpath)
-        return _Forms((name,), os.path.abspath(found) if found else "")
+        return Forms((name,), os.path.abspath(found) if found else "")
 
     def directories(self, spec: LaunchSpec) -> None:
         named = {"hydra.runtime.output_dir": spec.output_dir}
@@ -205,7 +197,7 @@ class _Judge:
 
     def directory(self, key: str, path: str, *, hidden: bool) -> None:
         place = self._place(path) if path else ""
-        if not place.startswith("/") or _is_within(place, self._policy.paths):
+        if not place.startswith("/") or is_within(place, self._policy.paths):
             return
         shown, wanted = ("", "") if hidden else (repr(path), place)
         expected = f"is outside of the tree and {_not_in('paths')}"
@@ -216,7 +208,7 @@ class _Judge:
         hidden = any(map(holds_env, written if isinstance(written, list) else [written]))
         for module in spec.preload:
             ours = module.startswith("lllaunch.")
-            if not ours and not any(_fits(each, module) for each in self._policy.preload):
+            if not ours and not any(fits(each, module) for each in self._policy.preload):
                 shown, wanted = ("", "") if hidden else (repr(module), module)
                 self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
 
@@ -247,11 +239,11 @@ class _Judge:
         if value in _OWN_TARGETS.get(asked.path, ()) or value in patterns:
             return
         told = self._resolved(name, value) if asked.clear else ()
-        refused = [each for each in told if not any(_fits(pattern, each) for pattern in patterns)]
+        refused = [each for each in told if not any(fits(pattern, each) for pattern in patterns)]
         if told and not refused:
             return
         wanted = refused[0] if refused else value
-        if not told and not any(_fits(pattern, value) for pattern in patterns):
+        if not told and not any(fits(pattern, value) for pattern in patterns):
             expected = _not_in(name)
         elif not asked.clear:
             expected = f"is an interpolation, which may come to anything, {_only_by(name)}"
@@ -288,33 +280,7 @@ def _only_by(name: str) -> str:
     return f"so only the same text in allow.{name} would do"
 
 
-def _is_within(path: str, patterns: Iterable[str]) -> bool:
-    return any(_fits(each, path) or _fits(each, f"{path}/") for each in patterns)
-
-
 def _below(node: Any, *names: str) -> Any:
     for name in names:
         node = node.get(name) if isinstance(node, Mapping) else None
     return node
-
-
-def _fits(pattern: str, text: str) -> bool:
-    return pattern == text or fnmatchcase(text, pattern)
-
-
-def _fits_any(patterns: Iterable[str], forms: _Forms) -> bool:
-    return any(
-        (forms.exact and each == forms.exact) or _fits_forms(each, forms) for each in patterns
-    )
-
-
-def _fits_forms(pattern: str, forms: _Forms) -> bool:
-    of_files = not pattern.startswith("-m ") and ("/" in pattern or pattern.endswith(".py"))
-    if not of_files and any(_fits(pattern, name) for name in forms.names):
-        return True
-    if not of_files and pattern != "*":
-        return False
-    # a star that begins a pattern does not lead out of the tree
-    if not forms.file or pattern.startswith("/") != forms.file.startswith("/"):
-        return False
-    return _fits(pattern, forms.file)

@@ -7,6 +7,7 @@ difference of the two is what a reviewer has to look at.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ FORMAT = 1
 """Of the file; grows when an older reader would misunderstand it."""
 
 _JOBS = "jobs"
+_MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
 _KEYS = ("lock", "command", "plan_hash", "plan")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -66,6 +68,11 @@ class Lock:
     def renew(self) -> str:
         """The command that writes this lock anew."""
         return renew_command(self.command)
+
+    @functools.cached_property
+    def hashes_of_jobs(self) -> frozenset[str]:
+        """Of the plan of each job; none of a run's lock."""
+        return frozenset(map(hash_of, self.plan.get(_JOBS, {}).values()))
 
 
 def sweep_plan(jobs: Mapping[str, LaunchSpec]) -> dict[str, Any]:
@@ -167,17 +174,25 @@ def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     Args:
         lock: of a run, or of the sweep that the run is a job of.
         spec: the run.
-        job: its overrides in that sweep; empty for a run that is alone, whose plan may be that of
-            any job of the sweep.
+        job: its overrides in that sweep, if it is one of a sweep. It may be any job that was
+            reviewed; if it is none it is compared with the one of that name, else with the one
+            that is most like it.
     """
     plan = portable_plan(spec)
     if _JOBS not in lock.plan:
         return differences(lock.plan, plan)
     known = lock.plan[_JOBS]
-    if not job and any(not differences(each, plan) for each in known.values()):
+    if hash_of(plan) in lock.hashes_of_jobs:
         return ()
-    reviewed = {_JOBS: {job: known[job]} if job in known else {}}
-    return differences(reviewed, {_JOBS: {job: plan}})
+    named = [job] if job in known else list(known)[:_MOST_LIKE]
+    if not named:
+        return differences(lock.plan, {_JOBS: {job: plan}})
+    found = [differences(_of_job(each, known[each]), _of_job(each, plan)) for each in named]
+    return min(found, key=len)
+
+
+def _of_job(job: str, plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {_JOBS: {job: plan}}
 
 
 def renew_command(command: Sequence[str]) -> str:

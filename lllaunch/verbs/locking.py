@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.app.gate import unlocked
+from lllaunch.app.gate import variables_of_hydra
+from lllaunch.app.naming import unlocked
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.review.difference import as_json as changes_as_json
@@ -39,9 +40,16 @@ def write_locks(runs: Sequence[Reviewed], command: Command, name: str | None) ->
     """Writes the locks of some plans and tells what is new in them.
 
     Raises:
-        ConfigError: a lock has no name that it can have.
+        ConfigError: a lock has no name that it can have, or would leave out what workers see.
         OutputError: it cannot be written.
     """
+    problems = {
+        problem: None
+        for run in runs
+        for problem in variables_of_hydra(run.config["hydra"]["job"]["env_set"])
+    }
+    if problems:
+        raise ConfigError(tuple(problems))
     for lock in _locks(runs, command, name):
         text = lock_text(lock.name, lock.command, lock.plan)
         known = _known(lock.name)

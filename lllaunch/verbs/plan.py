@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lllaunch.app.composed import Command, Composed, add_hydra_flags
-from lllaunch.app.gate import shown
+from lllaunch.app.naming import shown
 from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, review_run, review_sweep
 from lllaunch.config.gpus import PRETEND, count_gpus

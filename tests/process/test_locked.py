@@ -75,6 +75,36 @@ def test_what_differs_is_refused_and_told(project: Project) -> None:
     assert "conf/locks/a.yaml:" in ended.stderr
     assert runs(project) == 0
     assert starts(project) == []
+    assert not (project.root / "outputs").exists()  # nor what Hydra makes
+
+
+def test_what_hydra_sets_for_workers_is_in_no_lock(project: Project) -> None:
+    assert project.lllaunch("plan", "--lock", "+exp=a").returncode == 0
+    before = (project.root / "conf/locks/a.yaml").read_bytes()
+    extra = "+hydra.job.env_set.EXTRA=1"
+    ended = project.lllaunch("+exp=a", extra, env=LOCKED)
+    assert ended.returncode == 5
+    assert "hydra.job.env_set.EXTRA: is in no lock" in ended.stderr
+    ended = project.lllaunch("plan", "--lock", "+exp=a", extra)
+    assert ended.returncode == 2
+    assert (project.root / "conf/locks/a.yaml").read_bytes() == before
+    assert runs(project) == 0
+    # what workers have anyway
+    ended = project.lllaunch("+exp=a", "hydra.job.env_copy=[HOME]", env=LOCKED)
+    assert ended.returncode == 0, ended.stderr
+    assert project.lllaunch("+exp=a", extra).returncode == 0
+
+
+def test_a_job_of_a_reviewed_sweep_may_be_asked_for_in_other_words(project: Project) -> None:
+    assert project.lllaunch("plan", "--lock", "-m", "+exp=a", "lr=1,2").returncode == 0
+    ended = project.lllaunch("-m", "lr=2,1", "+exp=a", env=LOCKED)
+    assert ended.returncode == 0, ended.stderr
+    ended = project.lllaunch("+exp=a", "lr=2", env=LOCKED)
+    assert ended.returncode == 0, ended.stderr
+    assert runs(project) == 3
+    ended = project.lllaunch("+exp=a", "lr=3", env=LOCKED)
+    assert ended.returncode == 5
+    assert '.launch.args[2]: "1" -> "3"' in ended.stderr
 
 
 def test_no_job_of_a_locked_sweep_starts_if_one_of_them_may_not(project: Project) -> None:

@@ -63,6 +63,8 @@ hydra:
   launcher:
     env: {FROM_LAUNCHER: "${oc.env:LAUNCHER}"}
 """
+# what Hydra sets is in no lock
+UNSET = "~hydra.job.env_set.FROM_HYDRA"
 # fails unless all that it should be given is there; says nothing of it
 CHECKS = """\
 import os, sys
@@ -137,7 +139,7 @@ def test_of_plans_locks_and_checks(project: Project) -> None:
     typed = "+launch.args.typed=${oc.env:TYPED}"
     ask(project, "plan", "+exp=a", typed)
     ask(project, "plan", "--json", "+exp=a", typed)
-    ask(project, "plan", "--lock", "+exp=a")
+    ask(project, "plan", "--lock", "+exp=a", UNSET)
     ask(project, "plan", "--diff", "+exp=a", "launch.env.HF_TOKEN=${oc.env:TYPED}", code=5)
     ask(project, "plan", "--diff", "--json", "+exp=a", typed, "params.mid=x", code=5)
     ask(project, "plan", "-m", "+exp=a", "params.detour=${oc.env:SWEPT},b")
@@ -169,11 +171,12 @@ def test_of_sweeps(project: Project) -> None:
 
 
 def test_of_what_is_not_the_reviewed_plan(project: Project) -> None:
-    ask(project, "plan", "--lock", "+exp=a")
+    ask(project, "plan", "--lock", "+exp=a", code=2)
+    ask(project, "plan", "--lock", "+exp=a", UNSET)
     project.write("conf/lllaunch.yaml", "allow: {preload: []}\n")
     preload = "launch.preload=['${oc.env:TYPED}']"
     ended = project.lllaunch(
-        *("+exp=a", "launch.locked=true", "+launch.args.typed=${oc.env:TYPED}", preload),
+        *("+exp=a", UNSET, "launch.locked=true", "+launch.args.typed=${oc.env:TYPED}", preload),
         env={**SECRETS, **CI},
     )
 

@@ -13,7 +13,8 @@ from support.project import Project
 from support.verbs import Ended, hydra_put_back, listing
 
 from lllaunch.app import command
-from lllaunch.app.gate import as_written, asks_for_lock, experiment_name, job_name, unlocked
+from lllaunch.app.gate import asks_for_lock
+from lllaunch.app.naming import as_written, experiment_name, job_name, unlocked
 
 # Leaves a file behind when it is imported, and when it is called.
 TRAP = "open('sprung', 'w').close()\ndef make(*args, **kwargs): open('sprung', 'w').close()\n"

@@ -14,6 +14,7 @@ from hydra.core.utils import env_override, run_job
 from omegaconf import OmegaConf
 
 from lllaunch.app.gate import JobOf, admit
+from lllaunch.app.naming import job_name
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
@@ -98,6 +99,7 @@ class SweepJobs:
 
     Attributes:
         build: what the code is that the jobs run (`lllaunch.run.build`), None if not known.
+        admitted: hash of the plan of each job of a locked sweep, when it was tried beforehand.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class SweepJobs:
         self.machine = machine
         self._environ = dict(environ)
         self.build: Mapping[str, Any] | None = None
+        self.admitted: Mapping[str, str] = {}
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
         """Composes a job and decides what it is.
@@ -130,7 +133,9 @@ class SweepJobs:
         spec = self.composer.plan(config, everything)
         self._expect_own_gpus(spec, config)
         user = self.composer.user
-        job = JobOf(overrides, self.composer.master)
+        master = self.composer.master
+        admitted = self.admitted.get(job_name(overrides), "") if self.admitted else ""
+        job = JobOf(overrides, master, admitted)
         admit(spec, config.whole, job, users_own=user is not None)
         spec = self._with_threads(spec)
         where = config.where

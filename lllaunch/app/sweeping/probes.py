@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from lllaunch.app.gate import asks_for_lock
+from lllaunch.app.naming import job_name
 from lllaunch.app.sweeping.aside import aside
 from lllaunch.app.sweeping.labels import Labels
+from lllaunch.config.plan import plan_hash
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.pool import never_fits
@@ -177,11 +179,13 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     composer = jobs.composer
     matters = decides(composer.context.config_loader, composer.master)
     # nothing starts of a sweep that is not the reviewed one
-    chosen = choose(overrides, matters, all_of_them=asks_for_lock(composer.master))
+    locked = asks_for_lock(composer.master)
+    chosen = choose(overrides, matters, all_of_them=locked)
 
-    def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None]:
+    def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None, dict[str, str]]:
         found: dict[str, tuple[int, str]] = {}
         keys = []
+        admitted = {}
         for index in chosen:
             name = labels.name(index)
             answer = jobs.prepare(overrides[index], labels[index], first + index, None)
@@ -189,12 +193,14 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
                 found[name] = (answer.exit_code, answer.why)
             else:
                 keys.append(answer.warm)
+                planned: Any = answer.payload
+                admitted[job_name(overrides[index])] = plan_hash(planned.spec)
                 why = never_fits(answer.need, room)
                 if why:
                     found[name] = (int(ExitCode.CONFIG), why)
-        return found, keys[0] if keys else None
+        return found, keys[0] if keys else None, admitted if locked else {}
 
-    faults, key = aside(look)
+    faults, key, jobs.admitted = aside(look)
     if faults:
         raise SweepRefused({name: Fault(*fault) for name, fault in faults.items()})
     if key is not None:

@@ -1,0 +1,65 @@
+"""Before Hydra makes a directory: would the run of a command line be refused?
+
+The gate stands where all is decided, and by then Hydra has made the output directory and called
+callbacks. Where a project has rules the plan is made once before, as ``plan`` does, so that a run
+that is refused leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from lllaunch.app.ending import AppEnded
+from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.errors import LaunchError
+from lllaunch.review.places import locks_all, policy_path, tree_top
+
+
+def refused(words: Sequence[str], config_name: str) -> int | None:
+    """Says why a run is refused, if it is.
+
+    What else is wrong with it, Hydra and the run itself will say; a sweep tries its jobs before it
+    begins.
+
+    Args:
+        words: the command line.
+        config_name: the primary config where the command line names none.
+
+    Returns:
+        The exit code; None if it is not refused.
+    """
+    if not _has_rules():
+        return None
+    # most projects have none
+    from lllaunch.app.composed import Command, Composed  # noqa: PLC0415
+    from lllaunch.app.gate import admit  # noqa: PLC0415
+    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+
+    try:
+        command = Command.parse(words)
+        command = command._replace(config_name=command.config_name or config_name)
+    except ValueError:
+        return None  # --help, --cfg and the like, or what is no command line
+    try:
+        with refusing(), Composed(command) as composed:
+            try:
+                if composed.is_sweep():
+                    return None
+                config = composed.compose()
+                spec = composed.plan(config)
+            except PlanRefused:
+                raise  # a package that may not be looked in
+            except LaunchError:
+                return None
+            admit(spec, config)
+    except AppEnded as end:
+        return int(end.code or 0)
+    return None
+
+
+def _has_rules() -> bool:
+    try:
+        return locks_all(os.environ) or policy_path(tree_top(os.getcwd()), os.environ) is not None
+    except LaunchError:
+        return True
