@@ -20,9 +20,9 @@ from lllaunch.app.naming import EXPERIMENTS
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.search_path import AGAIN, PRIMARY
 from lllaunch.config.plan import SOURCES, portable_plan
+from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
-from lllaunch.review.difference import Change, differences, text_lines
 from lllaunch.review.document import parse, read_text
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from lllaunch.checking.outcome import counted
 from lllaunch.checking.places import in_short
 from lllaunch.config.plan import portable_plan
 from lllaunch.config.tree import shorten
+from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError
-from lllaunch.review.difference import Change, differences, text_lines
 from lllaunch.review.document import FileProblem
 from lllaunch.review.lock import Lock, read_lock, renew_command, sweep_plan
 from lllaunch.review.names import lock_path

@@ -18,8 +18,8 @@ from typing import Any
 from lllaunch.config.plan import PlanDumper, dump_yaml, hash_of, portable_plan
 from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import shorten, show
+from lllaunch.difference import Change, differences
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
-from lllaunch.review.difference import Change, differences
 from lllaunch.review.document import FileProblem, parse, read_text
 from lllaunch.review.names import lock_path, name_problem
 from lllaunch.review.refused import PlanRefused

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lllaunch.difference import Change, text_lines
 from lllaunch.errors import LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
-from lllaunch.review.difference import Change, text_lines
 
 _MOST = 50  # lines of each kind
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Problem
-from lllaunch.sweep.difference import Change, differences, lines
 from lllaunch.sweep.fingerprint import overrides_key
 from lllaunch.units import spans
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lllaunch.sweep.records import Result
 
 _RESUME = "hydra.launcher.resume"
+_MOST_LINES = 8  # of a difference, which is one of several
+_WIDEST = 60  # characters of a value in it
 
 _ENOUGH = 50  # jobs that have changed; to compose many more, only to say the same, takes long
 
@@ -228,13 +230,14 @@ def _refuse_changes(
 ) -> None:
     """Raises if the config of a finished job has changed; holds one config at a time."""
     # for each difference the jobs that have it
-    changed: dict[tuple[Change, ...], list[OldJob]] = {}
+    changed: dict[tuple[str, ...], list[OldJob]] = {}
     count = looked_at = 0
     for index, job in finished:
         looked_at += 1
         new = compose(index, job)
         if _is_changed(job, new):
-            changed.setdefault(_change_of(job, new, config_of), []).append(job)
+            lines = text_lines(_change_of(job, new, config_of), _MOST_LINES, _WIDEST)
+            changed.setdefault(tuple(lines), []).append(job)
             count += 1
             if count >= _ENOUGH:
                 break
@@ -249,7 +252,8 @@ def _change_of(
     before = config_of(old.number)
     if before is None or new.config is None:
         return ()
-    return differences(before, new.config)
+    # the journal does not keep the order of keys
+    return differences(before, new.config, ordered=False)
 
 
 def _is_changed(old: OldJob, job: NewJob) -> bool:
@@ -264,7 +268,7 @@ def _decide(match: Match) -> Skip | RunAgain | RunNew:
 
 
 def _problems(
-    changed: Mapping[tuple[Change, ...], Iterable[OldJob]], others: int
+    changed: Mapping[tuple[str, ...], Iterable[OldJob]], others: int
 ) -> tuple[Problem, ...]:
     """Returns a message for each difference, with all jobs that have it."""
     jobs = [
@@ -275,8 +279,8 @@ def _problems(
     return tuple(_problem(*one) for one in (*most, (*last[:2], others)))
 
 
-def _problem(change: Sequence[Change], jobs: Sequence[OldJob], others: int) -> Problem:
-    what = lines(change) or ["what has changed is not known: the old config was not kept"]
+def _problem(change: Sequence[str], jobs: Sequence[OldJob], others: int) -> Problem:
+    what = [*change] or ["what has changed is not known: the old config was not kept"]
     if others:
         what.append(f"({others} more of those that have finished were not compared)")
     numbers = [job.number for job in jobs]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.app.gate import variables_of_hydra
 from lllaunch.app.naming import unlocked
 from lllaunch.config.overrides import redacted_overrides
+from lllaunch.difference import as_json as changes_as_json
+from lllaunch.difference import differences, text_lines
 from lllaunch.errors import ConfigError, LaunchError, Problem
-from lllaunch.review.difference import as_json as changes_as_json
-from lllaunch.review.difference import differences, text_lines
 from lllaunch.review.lock import Lock, lock_text, read_lock, renew_command, sweep_plan, write_lock
 from lllaunch.review.names import lock_path
 from lllaunch.review.refused import PlanRefused

@@ -15,9 +15,9 @@ from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
 from lllaunch.config.plan import dump_yaml
 from lllaunch.console.sweep.table import Span
+from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import Line, annotated, comment_lines, leaf_paths, origin_json
-from lllaunch.review.difference import as_json, differences, jsonable, text_lines
 from lllaunch.review.lock import VisibleDumper
 from lllaunch.review.places import policy_path, tree_top
 from lllaunch.review.policy import read_policy

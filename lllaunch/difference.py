@@ -1,4 +1,4 @@
-"""In what two plans differ, key by key, for a person and as JSON. Pure."""
+"""In what two plans or configs differ, key by key, for a person and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-_WIDEST = 200  # characters of a value that is shown
+WIDEST = 200
+"""Characters of a value that is shown, unless somebody wants it shorter."""
+
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
 
 Kind = Literal["added", "removed", "changed"]
@@ -54,17 +56,25 @@ class Change(NamedTuple):
         return "removed" if self.new is ABSENT else "changed"
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, widest: int = WIDEST) -> str:
+        """Returns it for a person, on one line.
+
+        Args:
+            widest: most characters of a value.
+        """
         if self.kind == "added":
-            return f"{self.key}: new, {_short(_text(self.new))}"
+            return f"{self.key}: new, {_short(_text(self.new), widest)}"
         if self.kind == "removed":
-            return f"{self.key}: was {_short(_text(self.old))}, is gone"
+            return f"{self.key}: was {_short(_text(self.old), widest)}, is gone"
         old, new = _text(self.old), _text(self.new)
-        if _short(old) == _short(new):
-            old, new = _around(old, new)
-        return f"{self.key}: {_short(old)} -> {_short(new)}"
+        if _short(old, widest) == _short(new, widest):
+            old, new = _around(old, new, widest)
+        return f"{self.key}: {_short(old, widest)} -> {_short(new, widest)}"
 
 
-def differences(old: Any, new: Any) -> tuple[Change, ...]:
+def differences(old: Any, new: Any, *, ordered: bool = True) -> tuple[Change, ...]:
     """Returns in what two plans differ.
 
     Mappings are compared key by key; of a mapping with the same items in another order, the whole
@@ -75,21 +85,25 @@ def differences(old: Any, new: Any) -> tuple[Change, ...]:
     Args:
         old: plain data, such as `lllaunch.config.plan.plan_node` returns.
         new: the same.
+        ordered: whether the order of the items of a mapping counts.
 
     Returns:
         Nothing for equal plans; else in the order of the keys of ``old``, with new ones after them.
     """
-    return tuple(_changes((), old, new))
+    return tuple(_changes((), old, new, ordered))
 
 
-def text_lines(changes: Sequence[Change], most: int | None = None) -> list[str]:
+def text_lines(
+    changes: Sequence[Change], most: int | None = None, widest: int = WIDEST
+) -> list[str]:
     """Returns a difference as lines of text such as ``launch.nproc: 2 -> 4``.
 
     Args:
         changes: what differs.
         most: how many lines there may be; what is left out is counted in one more. None for all.
+        widest: most characters of a value.
     """
-    shown = [str(change) for change in changes[:most]]
+    shown = [change.text(widest) for change in changes[:most]]
     more = len(changes) - len(shown)
     return [*shown, f"... and {more} more"] if more else shown
 
@@ -123,33 +137,36 @@ def dotted(path: Iterable[Any]) -> str:
     return text or "the plan"
 
 
-def _changes(path: tuple[Any, ...], old: Any, new: Any) -> Iterator[Change]:
+def _changes(path: tuple[Any, ...], old: Any, new: Any, ordered: bool) -> Iterator[Change]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        yield from _in_mappings(path, old, new)
+        yield from _in_mappings(path, old, new, ordered)
     elif isinstance(old, list) and isinstance(new, list):
-        yield from _in_lists(path, old, new)
+        yield from _in_lists(path, old, new, ordered)
     elif not _same(old, new):
         yield Change(path, old, new)
 
 
 def _in_mappings(
-    path: tuple[Any, ...], old: Mapping[Any, Any], new: Mapping[Any, Any]
+    path: tuple[Any, ...], old: Mapping[Any, Any], new: Mapping[Any, Any], ordered: bool
 ) -> Iterator[Change]:
     found = False
     for key in (*old, *(key for key in new if key not in old)):
         below = (*path, key)
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        for change in _changes(below, before, after):
+        for change in _changes(below, before, after, ordered):
             found = True
             yield change
-    if not found and [*map(_typed, old)] != [*map(_typed, new)]:
+    if ordered and not found and [*map(_typed, old)] != [*map(_typed, new)]:
         yield Change(path, old, new)
 
 
-def _in_lists(path: tuple[Any, ...], old: list[Any], new: list[Any]) -> Iterator[Change]:
+def _in_lists(
+    path: tuple[Any, ...], old: list[Any], new: list[Any], ordered: bool
+) -> Iterator[Change]:
     common = min(len(old), len(new))
     by_place = [
-        [*_changes((*path, Index(place)), old[place], new[place])] for place in range(common)
+        [*_changes((*path, Index(place)), old[place], new[place], ordered)]
+        for place in range(common)
     ]
     differing = sum(1 for changes in by_place if changes)
     many = differing > common / 2 or (differing and len(old) != len(new))
@@ -199,14 +216,14 @@ def _escaped(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+def _short(text: str, widest: int) -> str:
+    return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 
-def _around(old: str, new: str) -> tuple[str, str]:
+def _around(old: str, new: str, widest: int) -> tuple[str, str]:
     """Returns two long texts from a little before the place where they begin to differ."""
     pairs = enumerate(zip(old, new, strict=False))
     first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
-    start = max(0, first - _WIDEST // 3)
+    start = max(0, first - widest // 3)
     dots = "..." if start else ""
     return f"{dots}{old[start:]}", f"{dots}{new[start:]}"

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.errors import Problem
-from lllaunch.review.difference import (
+from lllaunch.difference import (
     ABSENT,
     Change,
     Index,
@@ -19,6 +18,7 @@ from lllaunch.review.difference import (
     differences,
     text_lines,
 )
+from lllaunch.errors import Problem
 from lllaunch.review.refused import PlanRefused
 
 keys = st.sampled_from(["a", "b", "A.B", "1", "é"]) | st.integers(0, 3)
