@@ -22,12 +22,13 @@ from lllaunch.checking.locks import Locks, not_locked
 from lllaunch.checking.outcome import Checked, Outcome
 from lllaunch.checking.references import leaves
 from lllaunch.checking.unused import told_unused
-from lllaunch.config.secrets import is_secret_name, literals
+from lllaunch.config.secrets import literals
 from lllaunch.errors import ConfigError
 from lllaunch.review.document import wrong
 from lllaunch.review.places import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
 from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import is_secret_name
 
 _VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 

@@ -9,8 +9,8 @@ from lllaunch.checking.files import ConfigFile
 from lllaunch.checking.findings import MOST_ALIKE, WRONG, Found
 from lllaunch.checking.yaml_facts import Sexagesimal
 from lllaunch.config.origin import dotted
-from lllaunch.config.secrets import is_secret_name
 from lllaunch.config.tree import shorten
+from lllaunch.secret_names import is_secret_name
 
 # Here a number of base 60 can only be something else that was not quoted.
 _NEVER_NUMBERS = (

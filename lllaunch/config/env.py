@@ -8,8 +8,9 @@ from typing import Any
 from lllaunch.agent.environ import CONTRACT_NAMES
 from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.ranks import check_within, overlap, parse_ranks
-from lllaunch.config.secrets import is_secret_name, source_for
+from lllaunch.config.secrets import source_for
 from lllaunch.config.tree import Tree, Withheld
+from lllaunch.secret_names import is_secret_name
 from lllaunch.units import write_range
 
 # With what stands in the contract: set by the launcher for each worker.

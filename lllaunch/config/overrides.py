@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lllaunch.config.secrets import is_literal, is_secret_name, safe_source, source_for
+from lllaunch.config.secrets import is_literal, safe_source, source_for
+from lllaunch.secret_names import is_secret_name
 
 _KEY_IN_VALUE = re.compile(r"""["']?([\w.-]+)["']?\s*:""")
 # A key of a dict in an override, and a value that is one word, a text, or an interpolation.

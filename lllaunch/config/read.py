@@ -17,15 +17,9 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lllaunch.config.findings import Findings
-from lllaunch.config.secrets import (
-    holds_env,
-    is_literal,
-    is_secret_name,
-    safe_source,
-    source_for,
-    without_defaults,
-)
+from lllaunch.config.secrets import holds_env, is_literal, safe_source, source_for, without_defaults
 from lllaunch.config.tree import BROKEN, Tree, Withheld
+from lllaunch.secret_names import is_secret_name
 
 # Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
 MOST_LEAVES = 20_000

@@ -14,7 +14,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-_WORDS = frozenset({"TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL"})
+from lllaunch.secret_names import is_secret_name
+
 # A number under TOKEN or KEY is most likely a count; under these it is not.
 _NEVER_COUNTED = frozenset({"SECRET", "PASSWORD", "CREDENTIAL"})
 _ENV = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,{}]+?)\s*(?:,\s*([^{}]*?)\s*)?\}")
@@ -23,11 +24,6 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 # <pad>, </s>, [MASK]: the special tokens of a text model, which are no secrets.
 _VOCABULARY = re.compile(r"<[^<>]{1,40}>|\[\w{1,40}\]")
 _NO_VARIABLE = re.compile(r"\W")
-
-
-def is_secret_name(name: object) -> bool:
-    """Whether a key says that its value is a secret."""
-    return isinstance(name, str) and not _WORDS.isdisjoint(name.upper().split("_"))
 
 
 def source_for(name: str) -> str:

@@ -12,10 +12,10 @@ from lllaunch.config.entrypoint import FORMS, is_dotted, parse_entrypoint
 from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.locate import Located, Status, locate, locate_main
 from lllaunch.config.lookup import check_program, check_script
-from lllaunch.config.secrets import is_secret_name
 from lllaunch.config.signature import misfits
 from lllaunch.config.suggest import one_of
 from lllaunch.config.tree import BROKEN, Tree, has_secrets
+from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint
 
 NO_ENTRYPOINT = Entrypoint("function", "", "")

@@ -15,12 +15,12 @@ from lllaunch.config.read import MOST_LEAVES, register_resolvers, watching
 from lllaunch.config.secrets import (
     holds_env,
     is_literal,
-    is_secret_name,
     literals,
     safe_source,
     source_for,
     without_defaults,
 )
+from lllaunch.secret_names import is_secret_name
 
 __all__ = ["public_config", "redacted_overrides", "with_sources"]
 

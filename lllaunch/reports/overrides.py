@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from lllaunch.reports.fields import tidy
+from lllaunch.secret_names import is_secret_name
 
 _LONGEST = 64 * 1024  # bytes
-# Names that say that a value is a secret, as everywhere in lllaunch.
-_SECRET = {"TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL"}
 _SET = re.compile(r"""(\w+)(["']?\s*[:=]\s*)(?!["']?\$\{)("[^"]*"|'[^']*'|[^,{}\[\]]+)""")
 
 
@@ -37,7 +36,6 @@ def without_secrets(override: str) -> str:
     """
 
     def hidden(match: re.Match[str]) -> str:
-        secret = not _SECRET.isdisjoint(match[1].upper().split("_"))
-        return f"{match[1]}{match[2]}***" if secret else match[0]
+        return f"{match[1]}{match[2]}***" if is_secret_name(match[1]) else match[0]
 
     return _SET.sub(hidden, override)

@@ -21,8 +21,10 @@ _MAKING = frozenset({"()", "class", "queue", "listener"})
 _SCHEMES = ("ext://", "cfg://")
 _STANDARD = re.compile(r"ext://sys\.std(out|err)")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
-# of the environment, or of the moment: what the config says cannot make it a name to import
-_HARMLESS = re.compile(r"\$\{\s*(?:now\s*:[^{}]*|oc\.env\s*:\s*\w+\s*(?:,[^{}:]*)?)\}")
+# of the environment: what the config says cannot make it a name to import
+_HARMLESS = re.compile(r"\$\{\s*oc\.env\s*:\s*\w+\s*(?:,[^{}:]*)?\}")
+# a moment that begins with a digit, whatever follows
+_MOMENT = re.compile(r"\$\{\s*now\s*:\s*%[YymdHMSj]")
 # absolute paths, whatever the config says
 _PATHS = frozenset({"hydra.runtime.output_dir", "hydra.runtime.cwd"})
 _MOST_HOPS = 10
@@ -83,8 +85,10 @@ def _imported(config: Mapping[Any, Any], path: Path, text: str) -> Iterator[tupl
 def _beginning(config: Mapping[Any, Any], text: str) -> str | None:
     """A text whose first characters are plain, for as far as they matter; None if none can tell."""
     for _ in range(_MOST_HOPS):
-        if not text.startswith("${") or _HARMLESS.fullmatch(text):
-            return "" if _HARMLESS.fullmatch(text) else text
+        if _HARMLESS.fullmatch(text) or _MOMENT.match(text):
+            return ""
+        if not text.startswith("${"):
+            return text
         found = _REFERENCE.match(text)
         if found is None:
             return None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.project import Project, environment, quiet_environment, result
+
+from lllaunch.cli import VERBS
 
 
 @pytest.fixture
@@ -97,3 +100,32 @@ def test_a_result_says_what_code_ran(project: Project) -> None:
     for found in map(result, runs):
         assert (found["build"]["commit"], found["build"]["dirty"]) == (head, False)
         assert found["build"]["versions"]["hydra-core"].startswith("1.3")
+
+
+def test_a_misspelt_verb_is_told(project: Project) -> None:
+    ended = project.lllaunch("pln", "+exp=x")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("lllaunch: 'pln' is no verb (check, ls, plan, ")
+    assert ended.stderr.endswith("did you mean 'plan'?\n")
+    # a word with more than letters is left to Hydra
+    assert project.lllaunch("exp/x").returncode == 1
+
+
+def test_the_help_names_every_verb_and_nobody_needs_to_read_it_to_the_end(project: Project) -> None:
+    shown = project.lllaunch("--help").stdout
+    for verb in VERBS:
+        assert f"python -m lllaunch {verb}" in shown
+        assert project.lllaunch(verb, "--help").returncode == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", "--help"],
+        cwd=project.root,
+        env=environment() | quiet_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as help_page:
+        assert help_page.stdout is not None
+        assert help_page.stderr is not None
+        help_page.stdout.close()
+        assert help_page.stderr.read() == ""
+    assert help_page.returncode == 0

@@ -9,12 +9,12 @@ from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.secrets import (
     hides_literal,
     is_literal,
-    is_secret_name,
     literals,
     redact,
     safe_source,
     source_for,
 )
+from lllaunch.secret_names import is_secret_name
 
 
 @pytest.mark.parametrize(
