@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from lllaunch.checking.outcome import Outcome
 
+_CONF = "conf"
 _DESCRIPTION = """\
 Composes every experiment of a tree of configs and tells all that is wrong with them, by file and
 line: values, keys, files, locks, the allowlist. Nothing is started, nothing is written.
@@ -43,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         # --help does without
         from lllaunch.checking.check import check_tree  # noqa: PLC0415
 
-        outcome = check_tree(given.directory, os.environ)
+        outcome = check_tree(_directory(given), os.environ)
         codes.append(outcome.exit_code(strict=given.strict))
         _tell(outcome, given)
 
@@ -60,13 +62,23 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", default="conf", help="top of the tree; default: conf"
+        "directory", metavar="DIR", nargs="?", help="top of the tree; default: conf"
     )
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="the same, as a run has it")
     forms = ("text", "json", "junit", "github")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
     parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
     parser.add_argument("--strict", action="store_true", help="warnings are wrong, too")
     return parser
+
+
+def _directory(given: argparse.Namespace) -> str:
+    named = [each for each in (given.directory, given.config_dir) if each is not None]
+    if len({*map(os.path.abspath, named)}) > 1:
+        expected = f"is another tree than {given.directory!r}"
+        hint = "check them one after the other"
+        raise ConfigError((Problem("--config-dir", repr(given.config_dir), expected, hint),))
+    return str(named[0]) if named else _CONF
 
 
 def _tell(outcome: Outcome, given: argparse.Namespace) -> None:

@@ -182,6 +182,7 @@ def test_another_tree_than_conf(project: Project, checked: Check) -> None:
     ended = checked("apps/one")
     assert ended.out.startswith("apps/one/exp/b.yaml:2: launch.tee: 'al' is not a mask")
     assert ended.out.endswith("\n2 experiments, 1 problem\n")
+    assert checked("--config-dir", "apps/one") == checked("apps/one", "-cd", "apps/one/") == ended
     document = json.loads(checked("apps/one", "--format", "json").out)
     assert document["experiments"][0]["command"] == ["--config-dir", "apps/one", "+exp=a"]
 
@@ -190,6 +191,9 @@ def test_no_such_tree(project: Project, capsys: pytest.CaptureFixture[str], tmp_
     ended = call(check.main, ["nowhere"], capsys)
     assert ended == Ended(2, "", "lllaunch: nowhere: is no directory\n")
     assert call(check.main, ["--frmat"], capsys).code == 2
+    two = call(check.main, ["apps", "--config-dir", "conf"], capsys)
+    assert (two.code, two.out) == (2, "")
+    assert two.err.startswith("lllaunch: --config-dir: 'conf' is another tree than 'apps'")
     assert call(check.main, ["--help"], capsys).code == 0
     (tmp_path / "project" / "conf").mkdir()
     assert call(check.main, [], capsys) == Ended(0, "there are no experiments\n", "")
