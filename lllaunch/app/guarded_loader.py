@@ -22,7 +22,7 @@ from lllaunch.app.naming import shown
 from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing
-from lllaunch.review.places import locks_all, policy_path, tree_top
+from lllaunch.review.places import LOCKS, locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -113,6 +113,17 @@ class GuardedLoader(ConfigLoaderImpl):
             with self._refusing():
                 self._look_at(config)
         return config
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        """Groups that there are to choose from; called by Hydra, for help and completion.
+
+        Locks are beside them, and are none.
+        """
+        return [
+            name
+            for name in super().list_groups(parent_name)
+            if "/".join(filter(None, (parent_name, name))) != LOCKS
+        ]
 
     @classmethod
     def for_reviewers(cls, path: ConfigSearchPath) -> GuardedLoader:

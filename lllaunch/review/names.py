@@ -7,8 +7,9 @@ import re
 
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.review.places import LOCKS
 
-DIRECTORY = "conf/locks"
+DIRECTORY = f"conf/{LOCKS}"
 """Where locks are, relative to the project."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", re.ASCII)

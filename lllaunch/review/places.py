@@ -8,6 +8,9 @@ from collections.abc import Mapping
 POLICY_FILE = "conf/lllaunch.yaml"
 """Relative to the top of the working tree."""
 
+LOCKS = "locks"
+"""Where locks are, relative to the directory of configs."""
+
 POLICY_VARIABLE = "LLLAUNCH_POLICY"
 """Names another file."""
 

@@ -90,7 +90,10 @@ def _plan(given: argparse.Namespace) -> None:
         elif given.diff:
             show_difference(runs, command, given.name, as_json=given.json)
         else:
-            build = None if given.portable else query.result(modules=modules_of(runs[0].spec))
+            spec = runs[0].spec
+            build = None
+            if not given.portable:
+                build = query.result(modules=modules_of(spec), own=[spec.log_dir])
             _show(runs, build, sweep=command.multirun, as_json=given.json)
     finally:
         query.close()

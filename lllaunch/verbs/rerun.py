@@ -119,7 +119,7 @@ def _tell_of_other_code(directory: str) -> None:
     build = (read_json(os.path.join(directory, RESULT)) or {}).get("build")
     if not isinstance(build, dict) or not build.get("commit"):
         return
-    now = build_facts(os.getcwd())
+    now = build_facts(os.getcwd(), own=[directory])
     if now["commit"] != build["commit"] or now["dirty"] or build.get("dirty"):
         complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
         complain(f"then {commit_text(build)}")

@@ -179,3 +179,13 @@ def test_a_package_that_is_not_allowed_is_not_looked_in(
             with pytest.raises(PlanRefused, match=r"allow\.searchpath"):
                 compose()
     assert not Path("imported").exists()
+
+
+def test_locks_are_no_group_to_choose_from(write: Write) -> None:
+    write("conf/exp/a.yaml", "x: 1\n")
+    write("conf/locks/a.yaml", "lock: 1\n")
+    write("conf/exp/locks/b.yaml", "x: 1\n")
+    with Composed(Command()) as composed:
+        assert "exp" in composed.loader.list_groups("")
+        assert "locks" not in composed.loader.list_groups("")
+        assert composed.loader.list_groups("exp") == ["locks"]
