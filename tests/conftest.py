@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import posix
 import signal
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -52,4 +55,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if item.get_closest_marker("unmeasured"):
             for name in quiet_environment():
                 patch.delenv(name)
+            patch.setattr(_Forks, "measured", False)
         return (yield)
+
+
+class _Forks:
+    """Whether forks of this process are measured."""
+
+    measured = True
+
+
+def _leave_unmeasured() -> None:
+    """In a fork: without the trace function that it has inherited, or a file at its end."""
+    if not _Forks.measured:
+        sys.settrace(None)
+        # coverage has put its own in this one's place
+        os._exit = posix._exit  # type: ignore[assignment]
+
+
+os.register_at_fork(after_in_child=_leave_unmeasured)
