@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 
 from lllaunch.checking.outcome import Outcome
-from lllaunch.reports.announce import emit, encoded
-from lllaunch.reports.github import SUMMARY_BYTES
-from lllaunch.run.files import naming, write_all, write_atomic
+from lllaunch.reports.announce import emit, encoded, tell_step
+from lllaunch.run.files import naming, write_atomic
 
 
 def tell(
@@ -56,19 +56,4 @@ def _tell_github(
     from lllaunch.checking.render_ci import commands, summary  # noqa: PLC0415 - as above
 
     lines = [*commands(outcome, strict=strict), outcome.verdict()]
-    emit("".join(f"{line}\n" for line in lines))
-    if output is not None:
-        write_atomic(output, encoded(summary(outcome, SUMMARY_BYTES)))
-        return
-    path = environ.get("GITHUB_STEP_SUMMARY")
-    if not path:
-        return
-    with naming(path):
-        # other commands of the step may have written to it
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            room = SUMMARY_BYTES - os.fstat(fd).st_size - 1
-            text = summary(outcome, room)
-            write_all(fd, encoded(f"\n{text}" if text else ""))
-        finally:
-            os.close(fd)
+    tell_step(lines, functools.partial(summary, outcome), environ, output)

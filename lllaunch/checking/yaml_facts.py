@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from lllaunch.config.tree import shorten
 
 # The same parser, with what Hydra accepts beyond the plain kind.
-from lllaunch.review.document import _SURROGATE, _Builder, _meant, wrong
+from lllaunch.review.document import SURROGATE, Builder, telling
 
 _STANDARD = "tag:yaml.org,2002:"
 # the one family of tags that OmegaConf adds
@@ -75,18 +75,11 @@ def read_facts(text: str, file: str) -> Facts:
         ConfigError: Hydra could not read it, or it is more than anybody should; the problem is a
             `lllaunch.review.document.FileProblem`.
     """
-    builder = None if _SURROGATE.search(text) else _fast(text, file)
-    try:
+    with telling(text, file):
+        builder = None if SURROGATE.search(text) else _fast(text, file)
         if builder is None:
             builder = _Lenient(file)
             builder.data = builder.build(yaml.parse(text, Loader=yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        hint = _meant(text, line)
-        raise wrong(file, line, f"is not valid YAML: {error.problem}", hint) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise wrong(file, line, "is not valid YAML: a character that it may not hold") from None
     found = tuple(builder.sexagesimals)
     return Facts(builder.data, builder.lines, found, builder.size, *_package(text))
 
@@ -96,8 +89,6 @@ def _fast(text: str, file: str) -> _Lenient | None:
     builder = _Lenient(file)
     try:
         builder.data = builder.build(yaml.parse(text, Loader=_Loader))
-    except UnicodeEncodeError:
-        raise wrong(file, 0, "is not UTF-8 text") from None
     except yaml.YAMLError:
         if len(text) > _LONGEST_AGAIN:
             raise
@@ -119,7 +110,7 @@ def _package(text: str) -> tuple[str | None, int]:
     return None, 0
 
 
-class _Lenient(_Builder):
+class _Lenient(Builder):
     def __init__(self, file: str) -> None:
         super().__init__(file)
         self.data: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from lllaunch.run.files import write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from lllaunch.reports.cases import Report
 
@@ -88,12 +89,31 @@ def tell_github(report: Report, environ: Mapping[str, str], output: str | None =
         OutputError: the file of the summary cannot be written.
         OSError: standard output, or the step's summary, cannot be written.
     """
-    from lllaunch.reports.github import SUMMARY_BYTES, commands, summary  # noqa: PLC0415
+    from lllaunch.reports.github import commands, summary  # noqa: PLC0415
+
+    tell_step(commands(report), functools.partial(summary, report), environ, output)
+
+
+def tell_step(
+    commands: Iterable[str],
+    summary: Callable[[int], str],
+    environ: Mapping[str, str],
+    output: str | None = None,
+) -> None:
+    """Prints lines for GitHub, and adds to the step's summary.
+
+    Args:
+        commands: the lines.
+        summary: makes Markdown of at most so many bytes.
+        environ: as for `tell_github`, which also says what is raised.
+        output: the same.
+    """
+    from lllaunch.reports.github import SUMMARY_BYTES  # noqa: PLC0415
     from lllaunch.run.files import naming, write_atomic  # noqa: PLC0415
 
-    emit("".join(f"{command}\n" for command in commands(report)))
+    emit("".join(f"{command}\n" for command in commands))
     if output is not None:
-        write_atomic(output, encoded(summary(report)))
+        write_atomic(output, encoded(summary(SUMMARY_BYTES)))
         return
     path = environ.get("GITHUB_STEP_SUMMARY")
     if not path:
@@ -103,7 +123,7 @@ def tell_github(report: Report, environ: Mapping[str, str], output: str | None =
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             room = SUMMARY_BYTES - os.fstat(fd).st_size - 1
-            text = summary(report, room)
+            text = summary(room)
             write_all(fd, encoded(f"\n{text}" if text else ""))
         finally:
             os.close(fd)

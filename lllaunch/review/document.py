@@ -7,6 +7,7 @@ memory; no key may stand twice; nothing is deeper than `DEEPEST`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -30,7 +31,8 @@ DEEPEST = 100
 
 _TEXT = frozenset({"!", "tag:yaml.org,2002:str"})
 _STAR = "quote a pattern that begins with *"
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Escapes of lone surrogates, which libyaml does not know."""
 _CONFLICT = "it looks like a merge that was not resolved"
 
 
@@ -108,10 +110,26 @@ def parse(text: str, file: str) -> Document:
         ConfigError: it is no YAML, or not of the simple kind; the problem is a `FileProblem`.
     """
     # libyaml is fast, and knows no lone surrogates: parts of names that are not UTF-8
-    fast = None if _SURROGATE.search(text) else getattr(yaml, "CSafeLoader", None)
-    builder = _Builder(file)
-    try:
+    fast = None if SURROGATE.search(text) else getattr(yaml, "CSafeLoader", None)
+    builder = Builder(file)
+    with telling(text, file):
         data = builder.build(yaml.parse(text, Loader=fast or yaml.SafeLoader))
+    return Document(data, builder.lines)
+
+
+@contextlib.contextmanager
+def telling(text: str, file: str) -> Iterator[None]:
+    """What a YAML parser raises in the block becomes an error about a line of a file.
+
+    Args:
+        text: that is parsed.
+        file: its name.
+
+    Raises:
+        ConfigError: as said.
+    """
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         hint = _meant(text, line)
@@ -121,7 +139,6 @@ def parse(text: str, file: str) -> Document:
         raise wrong(file, line, "is not valid YAML: a character that it may not hold") from None
     except UnicodeEncodeError:
         raise wrong(file, 0, "is not UTF-8 text") from None
-    return Document(data, builder.lines)
 
 
 def wrong(file: str, line: int, expected: str, hint: str = "") -> ConfigError:
@@ -145,8 +162,15 @@ class _Anchored(NamedTuple):
     size: int  # how many values it is made of
 
 
-class _Builder:
-    """Makes plain data of the events of a YAML parser."""
+class Builder:
+    """Makes plain data of the events of a YAML parser.
+
+    Args:
+        file: its name, for messages.
+
+    Attributes:
+        lines: as `Document` has them.
+    """
 
     def __init__(self, file: str) -> None:
         self.lines: dict[tuple[Any, ...], int] = {}
@@ -157,6 +181,15 @@ class _Builder:
         self._constructor = yaml.constructor.SafeConstructor()
 
     def build(self, events: Iterator[Any]) -> Any:
+        """Returns what a file says.
+
+        Args:
+            events: of its parser.
+
+        Raises:
+            ConfigError: it is not of the simple kind.
+            yaml.YAMLError: it is no YAML.
+        """
         self._events = events
         data, documents = None, 0
         for event in events:

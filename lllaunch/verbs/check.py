@@ -54,13 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m lllaunch check",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("check", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", help="top of the tree; default: conf"
     )

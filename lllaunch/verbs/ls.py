@@ -52,13 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     told = "\n".join(f"  {_worded(name):<10} {meaning}" for name, meaning in STATES.items())
-    parser = Parser(
-        prog="python -m lllaunch ls",
-        description=_DESCRIPTION,
-        epilog=f"states:\n{told}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
     where = " and ".join(DEFAULT_ROOTS)
     parser.add_argument(
         "dirs", metavar="DIR", nargs="*", help=f"where to look, and below; default: {where}"

@@ -50,13 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m lllaunch plan",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("plan", _DESCRIPTION, _EPILOG)
     parser.add_argument("--json", action="store_true", help="print an object")
     parser.add_argument("--portable", action="store_true", help="leave out what differs by machine")
     modes = parser.add_mutually_exclusive_group()

@@ -21,7 +21,22 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors read as all others of lllaunch."""
+    """A parser whose errors read as all others of lllaunch.
+
+    Args:
+        verb: the name of the verb.
+        description: what it does; shown as it is, like the next.
+        epilog: stands below the arguments.
+    """
+
+    def __init__(self, verb: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"python -m lllaunch {verb}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Ends with what is wrong with the arguments."""

@@ -39,13 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m lllaunch report",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("path", metavar="PATH", help="what is reported")
     forms = ("text", "json", "junit", "github")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")

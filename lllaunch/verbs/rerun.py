@@ -60,13 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m lllaunch rerun",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("rerun", _DESCRIPTION, _EPILOG)
     parser.add_argument("run", metavar="RUN", help="what is run again")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of Hydra's own node")
     return parser

@@ -53,12 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m lllaunch show",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("show", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="what is shown")
     parser.add_argument("--json", action="store_true", help="print an object")
     return parser
