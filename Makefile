@@ -24,7 +24,7 @@ resnet: $(VENV)/.examples
 
 test: lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2
+	$(BIN)/coverage run -m pytest -n 2 --durations=25
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

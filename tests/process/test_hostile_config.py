@@ -586,6 +586,8 @@ def test_the_directory_of_a_run_gets_around_nothing(
         os.mkfifo(path)
     project.write("conf/lllaunch.yaml", ALLOWED)
     monkeypatch.setattr("sys.argv", ["lllaunch"])
+    # what measures this process is none
+    monkeypatch.setattr("hydra._internal.utils.is_under_debugger", lambda: False)
 
     ended = rerun.main(["run"])
 

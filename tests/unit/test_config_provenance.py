@@ -663,7 +663,7 @@ def replayed(one: Origins, content: Any, *, may_be_unknown: bool) -> int:
 
 
 @settings(
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     # without Phase.explain, which makes all examples slow

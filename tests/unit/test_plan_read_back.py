@@ -151,7 +151,7 @@ def open_composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed
 
 
 @settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     # to shrink takes minutes, and a node is easy to read as it is
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
