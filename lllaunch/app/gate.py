@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.naming import experiment_name, job_name, shown, words_of
+from lllaunch.app.naming import experiment_name, job_name, words_of
+from lllaunch.config.tree import shown_path
 from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
@@ -59,15 +60,15 @@ def admit(
     expect_own_environment(config)
     locked = bool(spec.locked) or locks_all(os.environ)
     top = tree_top(spec.runtime_cwd)
-    path = policy_path(top, os.environ)
-    if path is None and not locked:
+    policy = policy_of(top)
+    if policy is None and not locked:
         return
     # most runs need none of these
     from lllaunch.review.allow import check  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    problems = check(spec, plain, _policy(path), top, locked=locked)
+    problems = check(spec, plain, policy, top, locked=locked)
     refused = PlanRefused(problems=tuple(problems))
     if locked:
         refused = _against_lock(spec, config, job, problems, users_own=users_own)
@@ -97,10 +98,30 @@ def expect_own_environment(config: DictConfig) -> None:
         raise ConfigError(tuple(problems))
 
 
-def _policy(path: str | None) -> Policy | None:
+def policy_of(top: str) -> Policy | None:
+    """Reads the policy of a project, if it has one.
+
+    Args:
+        top: of its working tree.
+
+    Raises:
+        ConfigError: something is wrong with it.
+    """
+    path = policy_path(top, os.environ)
+    if path is None:
+        return None
     from lllaunch.review.policy import read_policy  # noqa: PLC0415 - as above
 
-    return None if path is None else read_policy(shown(path))
+    return read_policy(shown_path(path))
+
+
+def has_rules() -> bool:
+    """Whether something says what may run in the working directory.
+
+    Raises:
+        ConfigError: the policy is a link out of the tree.
+    """
+    return locks_all(os.environ) or policy_path(tree_top(os.getcwd()), os.environ) is not None
 
 
 def _against_lock(

@@ -17,12 +17,11 @@ import hydra._internal.hydra as hydra_app
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.gate import asks_for_lock, expect_own_environment
-from lllaunch.app.naming import shown
+from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing
-from lllaunch.review.places import LOCKS, locks_all, policy_path, tree_top
+from lllaunch.review.places import LOCKS, tree_top
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -64,7 +63,7 @@ def guarded() -> Iterator[None]:
 
 
 def _refuse_pickle(path: str) -> None:
-    if not locks_all(os.environ) and policy_path(tree_top(os.getcwd()), os.environ) is None:
+    if not has_rules():
         return
     from lllaunch.errors import Problem  # noqa: PLC0415 - if something is wrong
 
@@ -91,7 +90,7 @@ class GuardedLoader(ConfigLoaderImpl):
 
     _looks = True
     _raises = False
-    _known: tuple[Policy | None] | None = None
+    _known: Policy | None = None
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
@@ -189,13 +188,8 @@ class GuardedLoader(ConfigLoaderImpl):
     def _policy(self) -> Policy | None:
         """The project's policy, read once."""
         if self._known is None:
-            path = policy_path(tree_top(os.getcwd()), os.environ)
-            if path is None:
-                return None
-            from lllaunch.review.policy import read_policy  # noqa: PLC0415 - as above
-
-            self._known = (read_policy(shown(path)),)
-        return self._known[0]
+            self._known = policy_of(tree_top(os.getcwd()))
+        return self._known
 
 
 def _selected(config: Any) -> Any:

@@ -81,9 +81,3 @@ def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:
         if text.lstrip("+~").partition("=")[0] not in keys
         and not text.lstrip("+~").startswith(("hydra.run.", "hydra.sweep."))
     )
-
-
-def shown(path: str) -> str:
-    """A path as its user would write it: relative if it is below the working directory."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith(os.pardir) else relative

@@ -7,13 +7,12 @@ that is refused leaves nothing behind.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from lllaunch.app.ending import AppEnded
+from lllaunch.app.gate import admit, has_rules
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.errors import LaunchError
-from lllaunch.review.places import locks_all, policy_path, tree_top
 
 
 def refused(words: Sequence[str], config_name: str) -> int | None:
@@ -33,7 +32,6 @@ def refused(words: Sequence[str], config_name: str) -> int | None:
         return None
     # most projects have none
     from lllaunch.app.composed import Command, Composed  # noqa: PLC0415
-    from lllaunch.app.gate import admit  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     try:
@@ -60,6 +58,6 @@ def refused(words: Sequence[str], config_name: str) -> int | None:
 
 def _has_rules() -> bool:
     try:
-        return locks_all(os.environ) or policy_path(tree_top(os.getcwd()), os.environ) is not None
+        return has_rules()
     except LaunchError:
         return True

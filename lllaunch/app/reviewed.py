@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -25,7 +26,6 @@ from lllaunch.review.streams import streams_of
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from lllaunch.config.provenance import Origins as FoundOrigins
     from lllaunch.spec import LaunchSpec
 
 _SWEEPERS = (
@@ -34,7 +34,8 @@ _SWEEPERS = (
 )
 
 
-class Reviewed(NamedTuple):
+@dataclass(frozen=True)
+class Reviewed:
     """One run, as a command line would start it.
 
     Attributes:
@@ -53,12 +54,12 @@ class Reviewed(NamedTuple):
     directory: str
     told: Told
 
-    @property
+    @functools.cached_property
     def plan(self) -> dict[str, Any]:
         """Its plan, as it is compared."""
         return portable_plan(self.spec)
 
-    @property
+    @functools.cached_property
     def plan_hash(self) -> str:
         """Identifies the plan."""
         return hash_of(self.plan)
@@ -68,6 +69,7 @@ class Reviewed(NamedTuple):
         """Its plan as a config that comes to the same plan again."""
         return portable_plan(self.spec, SOURCES)
 
+    @functools.cached_property
     def resolved(self) -> dict[str, Any]:
         """What follows from the plan and is the same wherever the project is."""
         launch = self.plan["launch"]
@@ -142,10 +144,8 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
             continue
         raw: Any = OmegaConf.to_container(job.whole, resolve=False)
         # the first one is shown whole, the others by what differs
-        known = {} if found else raw.get("launch") or {}
-        told = Told(
-            _origins(composed, master, overrides) if not found else Origins({}), known, True
-        )
+        origins = Origins({}) if found else _origins(composed, master, overrides)
+        told = Told(origins, raw.get("launch") or {}, sweeps=True)
         name, place = name_of(spec, job.whole), _directory(raw, "sweep")
         found.append(Reviewed(spec, raw, name, job_name(overrides), place, told))
     if reasons:
@@ -153,7 +153,7 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
     return found
 
 
-def _origins(composed: Composed, master: DictConfig, overrides: Sequence[str]) -> FoundOrigins:
+def _origins(composed: Composed, master: DictConfig, overrides: Sequence[str]) -> Origins:
     from lllaunch.config.provenance import origins  # noqa: PLC0415 - as above
 
     every = [*as_written(master.hydra.overrides.hydra), *overrides]
@@ -182,9 +182,7 @@ def _directory(raw: Mapping[Any, Any], kind: str) -> str:
     """The output directory as the config says it, which is another one each time."""
     node = raw["hydra"][kind]
     texts = [node["dir"], node["subdir"]] if kind == "sweep" else [node["dir"]]
-    return "/".join(
-        str(safe_source(str(text), "dir")) if "${" in str(text) else str(text) for text in texts
-    )
+    return "/".join(safe_source(str(text), "dir") for text in texts)
 
 
 def file_of(spec: LaunchSpec) -> str:

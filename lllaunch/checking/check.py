@@ -14,15 +14,15 @@ from lllaunch.checking.experiments import (
     find_experiments,
     too_much,
 )
-from lllaunch.checking.files import ConfigFile, ConfigTree, found_in, read_tree, shown
+from lllaunch.checking.files import ConfigFile, ConfigTree, found_in, read_tree
 from lllaunch.checking.findings import Found, merged
 from lllaunch.checking.includes import Graph
 from lllaunch.checking.lint import lint, misplaced, superseded
 from lllaunch.checking.locks import Locks, not_locked
 from lllaunch.checking.outcome import Checked, Outcome
-from lllaunch.checking.references import leaves
 from lllaunch.checking.unused import told_unused
 from lllaunch.config.secrets import literals
+from lllaunch.config.tree import leaf_items, shown_path
 from lllaunch.errors import ConfigError
 from lllaunch.review.document import wrong
 from lllaunch.review.places import policy_path, tree_top
@@ -113,13 +113,13 @@ def _policy(tree: ConfigTree, environ: Mapping[str, str]) -> tuple[Policy | None
     counting = policy_path(tree_top(os.getcwd()), environ)
     policy = None
     paths = [*tree.policies, *([counting] if counting else [])]
-    for path in dict.fromkeys(map(shown, paths)):
+    for path in dict.fromkeys(map(shown_path, paths)):
         try:
             read = read_policy(path)
         except ConfigError as error:
             found += found_in(error)
             continue
-        policy = read if counting and path == shown(counting) else policy
+        policy = read if counting and path == shown_path(counting) else policy
     return policy, found
 
 
@@ -141,7 +141,7 @@ def _secrets(files: Iterable[ConfigFile], environ: Mapping[str, str]) -> dict[st
     names = {name for name in environ if is_secret_name(name)}
     found: dict[str, str] = {}
     for file in files:
-        for _, leaf in leaves(file.data):
+        for _, leaf in leaf_items(file.data):
             names.update(_VARIABLE.findall(leaf) if isinstance(leaf, str) else ())
         data: Any = file.data
         found |= {text: source for _, source, text in literals(data)}

@@ -15,13 +15,14 @@ from lllaunch.app.composed import Command, Composed, ComposeFailed
 from lllaunch.app.naming import experiment_name
 from lllaunch.app.search_path import DIRECTORY
 from lllaunch.checking.experiments import Experiment
-from lllaunch.checking.files import ConfigFile, found_in, shown
+from lllaunch.checking.files import ConfigFile, found_in
 from lllaunch.checking.findings import REFUSED, WRONG, Found, said_of
 from lllaunch.checking.includes import Graph
 from lllaunch.checking.places import Places, compose_problem
 from lllaunch.checking.unused import Usage, may_be_shadowed, shadowed, usage_of, uses_of
 from lllaunch.config.origin import Origins
 from lllaunch.config.plan import plan_hash
+from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.review.allow import check
 from lllaunch.review.places import POLICY_FILE, locks_all
@@ -217,7 +218,7 @@ class _Examination:
         )
         for each in problems:
             if each.key == POLICY_FILE:
-                path = shown(os.path.join(around.top, POLICY_FILE))
+                path = shown_path(os.path.join(around.top, POLICY_FILE))
                 self._examined.note(REFUSED, said_of(each), path, 0)
             elif not (users_own and each.key == _ENTRYPOINT):  # the app itself names a function
                 self._problems.append((each, REFUSED))

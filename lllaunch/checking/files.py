@@ -9,6 +9,7 @@ from typing import Any
 
 from lllaunch.checking.findings import WRONG, Found, said_of
 from lllaunch.checking.yaml_facts import Facts, read_facts
+from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError
 from lllaunch.review.document import FileProblem, read_text
 
@@ -87,13 +88,6 @@ class ConfigTree:
     found: tuple[Found, ...] = ()
 
 
-def shown(path: str) -> str:
-    """A path as the user would write it: relative if it is below the working directory."""
-    absolute = os.path.abspath(path)
-    relative = os.path.relpath(absolute)
-    return absolute if relative.split(os.sep, 1)[0] == os.pardir else relative
-
-
 def read_tree(directory: str) -> ConfigTree:
     """Reads all files of a tree of configs.
 
@@ -105,7 +99,7 @@ def read_tree(directory: str) -> ConfigTree:
     locks: dict[str, str] = {}
     policies = []
     for name in _names(directory, found):
-        path = shown(os.path.join(directory, name))
+        path = shown_path(os.path.join(directory, name))
         stem, extension = os.path.splitext(name)
         if extension == ".yml":
             message = "is never read: for Hydra the names of configs end in .yaml"
@@ -119,7 +113,7 @@ def read_tree(directory: str) -> ConfigTree:
         else:
             files[stem] = read_file(stem, path)
     found += [each.problem for each in files.values() if each.problem]
-    return ConfigTree(shown(directory), files, locks, tuple(policies), tuple(found))
+    return ConfigTree(shown_path(directory), files, locks, tuple(policies), tuple(found))
 
 
 def read_file(name: str, path: str) -> ConfigFile:
@@ -146,7 +140,7 @@ def found_in(error: ConfigError, file: str = "") -> list[Found]:
     for each in error.problems:
         line = 0
         if isinstance(each, FileProblem):
-            file, line = shown(each.file), each.line
+            file, line = shown_path(each.file), each.line
         found.append(Found(WRONG, file, line, each.key, said_of(each)))
     return found
 
@@ -164,7 +158,7 @@ def _names(directory: str, found: list[Found]) -> Iterator[str]:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
             status = os.stat(path)
         except OSError as error:
-            found.append(Found(WRONG, shown(path), 0, "", f"cannot be read: {error.strerror}"))
+            found.append(Found(WRONG, shown_path(path), 0, "", f"cannot be read: {error.strerror}"))
             continue
         if (status.st_dev, status.st_ino) in seen:
             continue
@@ -174,7 +168,7 @@ def _names(directory: str, found: list[Found]) -> Iterator[str]:
             count += 1
             if count > MOST_FILES:
                 message = f"holds more than {MOST_FILES} files: the others are not checked"
-                found.append(Found(WRONG, shown(directory), 0, "", message))
+                found.append(Found(WRONG, shown_path(directory), 0, "", message))
                 return
             if entry.name.startswith(".") or entry.name == "__pycache__":
                 continue
@@ -185,7 +179,9 @@ def _names(directory: str, found: list[Found]) -> Iterator[str]:
                 directories.append(name)
             else:
                 message = f"is more than {DEEPEST} directories deep: it is not checked"
-                found.append(Found(WRONG, shown(os.path.join(directory, name)), 0, "", message))
+                found.append(
+                    Found(WRONG, shown_path(os.path.join(directory, name)), 0, "", message)
+                )
         waiting += reversed(directories)
 
 

@@ -12,12 +12,12 @@ from lllaunch.app.naming import as_written, job_name
 from lllaunch.app.reviewed import name_of
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import Examined
-from lllaunch.checking.files import found_in, shown
+from lllaunch.checking.files import found_in
 from lllaunch.checking.findings import REFUSED, WRONG, Found, said_of
 from lllaunch.checking.outcome import counted
 from lllaunch.checking.places import in_short
 from lllaunch.config.plan import portable_plan
-from lllaunch.config.tree import shorten
+from lllaunch.config.tree import shorten, shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError
 from lllaunch.review.document import FileProblem
@@ -181,7 +181,7 @@ def not_locked(examined: Iterable[Examined]) -> Iterator[Found]:
                 continue
             command = renew_command(each.command.words)
             message = (
-                f"is locked, and there is no {shown(path)}: "
+                f"is locked, and there is no {shown_path(path)}: "
                 f"nobody has reviewed its plan; write it: {command}"
             )
         yield Found(REFUSED, file, line, "", message, (each.experiment.name,))

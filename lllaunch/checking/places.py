@@ -13,7 +13,7 @@ from lllaunch.checking.includes import includes_of
 from lllaunch.checking.references import references_of
 from lllaunch.config.origin import Origins, parts_of
 from lllaunch.config.suggest import did_you_mean
-from lllaunch.config.tree import shorten
+from lllaunch.config.tree import shorten, value_at
 from lllaunch.errors import Problem
 
 _MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")
@@ -79,23 +79,14 @@ class Places:
             return None
         for link in self._origins.chain(problem.key):
             path = parts_of(link.key)
-            for each in references_of(self._value(path), path):
+            for each in references_of(value_at(self._config, path), path):
                 if each.key.endswith(told[1].lstrip(".")):
                     return each.key, link.key
         return told[1], problem.key
 
-    def _value(self, path: Iterable[str]) -> Any:
-        node: Any = self._config
-        for part in path:
-            if isinstance(node, list):
-                node = node[int(part)] if part.isdecimal() and int(part) < len(node) else None
-            else:
-                node = node.get(part) if isinstance(node, Mapping) else None
-        return node
-
     def _meant(self, key: str) -> str:
         above, _, name = key.rpartition(".")
-        node = self._value(parts_of(above)) if above else None
+        node = value_at(self._config, parts_of(above)) if above else None
         near = [str(each) for each in node or ()] if isinstance(node, Mapping) else []
         hint = did_you_mean(name, near[:_MOST_CHOICES])
         if hint:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.config.origin import dotted, parts_of
+from lllaunch.config.tree import leaf_items
 
 # Their arguments are no keys.
 _NO_KEYS = frozenset({"worker", "oc.env", "now", "oc.deprecated"})
@@ -139,7 +140,7 @@ class Reached:
         ]
         while waiting:
             path, node = waiting.pop()
-            for leaf_path, leaf in leaves(node, path):
+            for leaf_path, leaf in leaf_items(node, path):
                 for each in references_of(leaf, leaf_path):
                     waiting += self._found(each, leaf_path)
 
@@ -186,18 +187,3 @@ def child_key(node: Any, part: str) -> Any:
     if part in node:
         return part
     return next((key for key in node if not isinstance(key, str) and str(key) == part), None)
-
-
-def leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every leaf below a node with its path; an empty container counts as one."""
-    waiting = [(path, node)]
-    while waiting:
-        where, value = waiting.pop()
-        if isinstance(value, Mapping) and value:
-            items = [((*where, key), item) for key, item in value.items()]
-        elif isinstance(value, list) and value:
-            items = [((*where, index), item) for index, item in enumerate(value)]
-        else:
-            yield where, value
-            continue
-        waiting += reversed(items)

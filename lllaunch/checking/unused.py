@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from lllaunch.checking.files import ConfigFile
 from lllaunch.checking.findings import MOST_ALIKE, Found
-from lllaunch.checking.references import Reached, leaves
+from lllaunch.checking.references import Reached
 from lllaunch.config.origin import Origin, Origins, dotted
 from lllaunch.config.schema import KEYS
 from lllaunch.config.suggest import did_you_mean
+from lllaunch.config.tree import leaf_items
 
 ROOTS = ("launch", "hydra")
 """Top-level keys that count by themselves."""
@@ -76,7 +77,7 @@ def uses_of(config: Mapping[Any, Any]) -> Uses:
     needed: set[str] = set()
     unused = []
     for name, node in config.items():
-        for path, _ in leaves(node, (name,)) if name not in ROOTS else ():
+        for path, _ in leaf_items(node, (name,)) if name not in ROOTS else ():
             if path in reached:
                 key = dotted(path)
                 used.add(key)

@@ -25,7 +25,7 @@ from lllaunch.config.watchdog import read_watchdog
 from lllaunch.macros import names_in
 from lllaunch.multiprocessing.std import Std
 from lllaunch.spec import LaunchSpec
-from lllaunch.units import as_ranges, write_range
+from lllaunch.units import write_range
 
 _METHODS = ("forkserver", "spawn")
 _METHOD_HINTS = {"fork": "use 'forkserver': 'fork' is for the Python API"}
@@ -237,15 +237,10 @@ def _read_ranks_filter(settings: Settings, nproc: int | None) -> frozenset[int] 
         return ranks
 
     parts = settings.each(name, read)
-    if nproc is None or _left_to_machine(settings):
-        # the ranges have no bound that is known, and could be huge
-        settings.decide(name, [_written(part) for part in _joined(parts)])
+    settings.decide(name, [_written(part) for part in _joined(parts)])
     if nproc is None:
-        return None
-    ranks = frozenset(rank for part in parts for rank in part)
-    if not _left_to_machine(settings):
-        settings.decide(name, [_written(part) for part in as_ranges(ranks)])
-    return ranks
+        return None  # the ranges have no bound that is known, and could be huge
+    return frozenset(rank for part in parts for rank in part)
 
 
 def _joined(ranges: Sequence[range]) -> list[range]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lllaunch.config.tree import leaf_items, value_at
+
 MOST_STEPS = 20_000
 """References that one value may come to, those within references counted each time."""
 
@@ -26,19 +28,10 @@ def endless(root: Mapping[Any, Any]) -> Iterator[str]:
         root: a whole config: plain data, unresolved.
     """
     steps = _Steps(root)
-    for path, text in list(_texts(root, ())):
-        if steps.of(path, text) > MOST_STEPS:
+    for place, text in leaf_items(root):
+        path = tuple(map(str, place))
+        if isinstance(text, str) and "${" in text and steps.of(path, text) > MOST_STEPS:
             yield ".".join(path)
-
-
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(value, str):
-        if "${" in value:
-            yield path, value
-    elif isinstance(value, (Mapping, list)):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in items:
-            yield from _texts(item, (*path, str(key)))
 
 
 class _Steps:
@@ -67,17 +60,6 @@ class _Steps:
         for dots, name in _REFERENCE.findall(text):
             parts = tuple(part for part in _PARTS.split(name) if part)
             to = (*path[: len(path) - len(dots)], *parts) if dots else parts
-            target = self._at(to)
+            target = value_at(self._root, to)
             if isinstance(target, str) and "${" in target:
                 yield to, target
-
-    def _at(self, path: Path) -> Any:
-        value: Any = self._root
-        for part in path:
-            if isinstance(value, Mapping):
-                value = value.get(part)
-            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-                value = value[int(part)]
-            else:
-                return None
-        return value

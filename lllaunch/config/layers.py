@@ -8,7 +8,6 @@ gives one, unless the command line names its key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -99,14 +98,6 @@ def node_at(cfg: DictConfig, key: str) -> Any:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:
         return None
-
-
-def raw_at(root: Mapping[Any, Any], key: str) -> Any:
-    """What stands under a dotted key of plain data, None if there is nothing."""
-    node: Any = root
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
 
 
 def _says_something(value: Tree) -> bool:

@@ -28,6 +28,7 @@ from lllaunch.config.origin import Kind, Link, Origin, Origins
 from lllaunch.config.origin_lines import NO_LINES, Lines, lines_of
 from lllaunch.config.origin_tree import Layer, OriginTree
 from lllaunch.config.overrides import redacted_overrides
+from lllaunch.config.tree import shown_path
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -165,7 +166,7 @@ def _origin(loaded: ConfigResult, path: str, group: str) -> Origin:
     name = ConfigSource._normalize_file_name(path)
     if scheme != "file":
         return Origin(kind, f"{loaded.path}/{name}", group=group)
-    return Origin(kind, _shown(_file(loaded, name)), group=group)
+    return Origin(kind, shown_path(_file(loaded, name)), group=group)
 
 
 def _scheme(loaded: ConfigResult) -> str:
@@ -174,13 +175,6 @@ def _scheme(loaded: ConfigResult) -> str:
 
 def _file(loaded: ConfigResult, name: str) -> str:
     return os.path.join(loaded.path.removeprefix("file://"), name)
-
-
-def _shown(path: str) -> str:
-    """A path as the user would write it: relative if it is below the working directory."""
-    absolute = os.path.abspath(path)
-    relative = os.path.relpath(absolute)
-    return absolute if relative.split(os.sep, 1)[0] == os.pardir else relative
 
 
 def _read_lines(loaded: ConfigResult, path: str) -> Lines:

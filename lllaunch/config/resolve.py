@@ -13,12 +13,12 @@ from lllaunch.config.build import build
 from lllaunch.config.expansion import MOST_STEPS, endless
 from lllaunch.config.findings import Findings
 from lllaunch.config.gpus import Nvml
-from lllaunch.config.layers import Layers, raw_at
+from lllaunch.config.layers import Layers
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.secrets import literals
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
-from lllaunch.config.tree import shorten
+from lllaunch.config.tree import shorten, value_at
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.spec import LaunchSpec
 
@@ -111,7 +111,7 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
         problem = Problem("the config", "", "is nested too deeply to be read")
         raise ConfigError((problem,)) from None
     if outer is not None:
-        found += literals(raw_at(root, outer), outer)
+        found += literals(value_at(root, outer.split(".")), outer)
     return root, found
 
 

@@ -7,8 +7,9 @@ secret cannot slip into one of them by an oversight.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,33 @@ def leaves(tree: Tree, key: str) -> Iterator[tuple[str, Tree]]:
         yield key, tree
 
 
+def leaf_items(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every leaf of plain data with its path, depth first; an empty container counts as one."""
+    waiting = [(path, node)]
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, Mapping) and value:
+            items = [((*where, key), item) for key, item in value.items()]
+        elif isinstance(value, list) and value:
+            items = [((*where, index), item) for index, item in enumerate(value)]
+        else:
+            yield where, value
+            continue
+        waiting += reversed(items)
+
+
+def value_at(node: Any, parts: Sequence[str]) -> Any:
+    """What stands in plain data under the parts of a dotted key, None if there is nothing."""
+    for part in parts:
+        if isinstance(node, Mapping):
+            node = node.get(part)
+        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            return None
+    return node
+
+
 def has_secrets(tree: Tree) -> bool:
     """Whether a part of it is withheld."""
     return any(isinstance(leaf, Withheld) for _, leaf in leaves(tree, ""))
@@ -106,6 +134,13 @@ def show(tree: Tree) -> str:
 def shorten(text: str, most: int = 400) -> str:
     """Text with no more characters than a message can bear."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown_path(path: str) -> str:
+    """A path as the user would write it: relative if it is below the working directory."""
+    absolute = os.path.abspath(path)
+    relative = os.path.relpath(absolute)
+    return absolute if relative.split(os.sep, 1)[0] == os.pardir else relative
 
 
 def _show(tree: Tree) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -20,6 +20,7 @@ from lllaunch.config.secrets import (
     source_for,
     without_defaults,
 )
+from lllaunch.config.tree import value_at
 from lllaunch.secret_names import is_secret_name
 
 __all__ = ["public_config", "redacted_overrides", "with_sources"]
@@ -70,7 +71,7 @@ def with_sources(decided: Mapping[str, Any], cfg: DictConfig, *nodes: str) -> di
     root: Any = OmegaConf.to_container(cfg, resolve=False)
     found = dict(decided)
     for node in nodes:
-        raw = _below(root, node.split("."))
+        raw = value_at(root, node.split("."))
         if isinstance(raw, dict):
             with watching(*_WATCHED) as calls:
                 texts = _Writer(root, calls).container(OmegaConf.select(cfg, node), raw)
@@ -138,7 +139,7 @@ class _Writer:
             parts = [part for part in re.split(r"[.\[\]\s]+", path) if part]
             if parts and is_secret_name(parts[-1]):
                 return True
-            target = None if path.strip().startswith(".") else _below(self._root, parts)
+            target = None if path.strip().startswith(".") else value_at(self._root, parts)
             if isinstance(target, str) and follow and self._stays(target, follow - 1):
                 return True
         return False
@@ -177,17 +178,6 @@ class _Writer:
 
     def _holds_literal(self, value: object) -> bool:
         return isinstance(value, str) and any(text in value for text in self._literals)
-
-
-def _below(root: Any, parts: Sequence[str]) -> Any:
-    for part in parts:
-        if isinstance(root, dict):
-            root = root.get(part)
-        elif isinstance(root, list) and part.isdecimal() and int(part) < len(root):
-            root = root[int(part)]
-        else:
-            return None
-    return root
 
 
 def _size(content: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import holds_env
-from lllaunch.config.tree import shorten, show
+from lllaunch.config.tree import shorten, show, value_at
 from lllaunch.errors import Problem
 from lllaunch.review.objects import Objects
 from lllaunch.review.patterns import Forms, fits, fits_any, is_within
@@ -213,7 +213,7 @@ class _Judge:
                 self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
 
     def config(self, config: Mapping[Any, Any]) -> None:
-        self.variables({_ENV_SET: _below(config, *_ENV_SET.split("."))})
+        self.variables({_ENV_SET: value_at(config, _ENV_SET.split("."))})
         for asked in asked_for(config):
             self.asked(asked)
 
@@ -278,9 +278,3 @@ def _not_in(name: str) -> str:
 
 def _only_by(name: str) -> str:
     return f"so only the same text in allow.{name} would do"
-
-
-def _below(node: Any, *names: str) -> Any:
-    for name in names:
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node

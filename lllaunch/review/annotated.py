@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.config.origin import Link, Origin, Origins
 from lllaunch.config.origin_lines import Lines, lines_of
 from lllaunch.config.plan import dump_yaml
+from lllaunch.config.tree import leaf_items
 from lllaunch.review.lock import VisibleDumper
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[L
     """
     lines = [Line(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
     found = lines_of("\n".join(line.text for line in lines))
-    for path in leaf_paths(plan):
+    for path, _ in leaf_items(plan):
         number = _line_at(found, path)
         text = comment(path)
         if number and text:
@@ -52,18 +53,6 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[L
             blanks = " " * max(0, _COLUMN - len(line))
             lines[number - 1] = Line(line, f"{blanks}  # {_tame(text)}")
     return lines
-
-
-def leaf_paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Returns the path of each value of plain data that holds no others; empty ones are such."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from leaf_paths(item, (*path, key))
-    elif isinstance(value, list) and value:
-        for place, item in enumerate(value):
-            yield from leaf_paths(item, (*path, place))
-    else:
-        yield path
 
 
 def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[Line]:

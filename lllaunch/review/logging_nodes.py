@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lllaunch.config.tree import value_at
+
 Path = tuple[Any, ...]
 
 NODES = (("hydra", "job_logging"), ("hydra", "hydra_logging"))
@@ -42,7 +44,7 @@ def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool
         says, rather than an interpolation that may come to anything.
     """
     left = _MOST_VALUES
-    waiting: list[tuple[Path, Any, int]] = [(path, _at(config, path), 0) for path in NODES]
+    waiting: list[tuple[Path, Any, int]] = [(path, value_at(config, path), 0) for path in NODES]
     while waiting:
         path, value, hops = waiting.pop()
         left -= 1
@@ -94,27 +96,30 @@ def _beginning(config: Mapping[Any, Any], text: str) -> str | None:
             return None
         if found[1] in _PATHS:
             return "/"
-        value = _at(config, tuple(found[1].split(".")))
+        value = value_at(config, found[1].split("."))
         if value is None or isinstance(value, (Mapping, list)):
             return None
         text = f"{value}{text[found.end() :]}"
     return None
 
 
-def _referred(config: Mapping[Any, Any], value: Any) -> Any:
-    """What a value refers to, if it is a reference and nothing else."""
+def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
+    """A value, what it refers to if it is a reference and nothing else, and so on.
+
+    Args:
+        config: whole, plain data, unresolved.
+        value: in it.
+    """
+    yield value
     for _ in range(_MOST_HOPS):
         found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if found is None:
-            return value
-        target = _at(config, tuple(found[1].split(".")))
-        if target is None:
-            return value
-        value = target
-    return value
+        value = None if found is None else value_at(config, found[1].split("."))
+        if value is None:
+            return
+        yield value
 
 
-def _at(config: Any, path: Path) -> Any:
-    for part in path:
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
+def _referred(config: Mapping[Any, Any], value: Any) -> Any:
+    """What a value comes to in the end."""
+    *_, last = followed(config, value)
+    return last

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lllaunch.config.tree import shorten
-from lllaunch.review.logging_nodes import made_by_logging
+from lllaunch.review.logging_nodes import followed, made_by_logging
 
 _TARGET = "_target_"
 _CALLBACKS = ("hydra", "callbacks")
@@ -17,9 +17,7 @@ _MAKERS = re.compile(r"\boc\.(create|decode)\s*:\s*(?!\s*\$\{\s*oc\.env\s*:[^{}]
 # what was typed, for the record
 _TYPED = (("hydra", "overrides", "hydra"), ("hydra", "overrides", "task"))
 _DIRNAME = ("hydra", "job", "override_dirname")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 _INNERMOST = re.compile(r"\$\{[^${}]*\}")
-_MOST_HOPS = 10
 _LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
 
 
@@ -157,14 +155,7 @@ def _walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 def _referred(config: Mapping[Any, Any], value: Any) -> Any:
     """The text that a value such as ``${model.cls}`` refers to; other values as they are."""
-    for _ in range(_MOST_HOPS):
-        match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            return value
-        found: Any = config
-        for part in match[1].split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if not isinstance(found, str):
-            return value
-        value = found
-    return value
+    if not isinstance(value, str):
+        return value
+    *_, last = (each for each in followed(config, value) if isinstance(each, str))
+    return last

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lllaunch.app.composed import Command, Composed, add_hydra_flags
-from lllaunch.app.naming import shown
+from lllaunch.app.gate import policy_of
 from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, review_run, review_sweep
 from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
 from lllaunch.config.plan import dump_yaml
+from lllaunch.config.tree import leaf_items
 from lllaunch.console.sweep.table import Span
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.review.allow import check
-from lllaunch.review.annotated import Line, annotated, comment_lines, leaf_paths, origin_json
+from lllaunch.review.annotated import Line, annotated, comment_lines, origin_json
 from lllaunch.review.lock import VisibleDumper
-from lllaunch.review.places import policy_path, tree_top
-from lllaunch.review.policy import read_policy
+from lllaunch.review.places import tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.verbs.build_text import commit_text, versions_text
@@ -81,7 +81,8 @@ def _plan(given: argparse.Namespace) -> None:
             # what may not run is not for review
             _refuse_what_is_not_allowed(runs)
             write_locks(runs, command, given.name)
-        elif given.diff:
+            return
+        if given.diff:
             show_difference(runs, command, given.name, as_json=given.json)
         else:
             spec = runs[0].spec
@@ -103,7 +104,7 @@ def _show(
     first = runs[0]
     plan = first.readable
     lines = annotated(plan, lambda path: first.told.comment(path, plan))
-    rest: dict[str, Any] = {"resolved": first.resolved(), "plan_hash": first.plan_hash}
+    rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = [_job_of_text(run, first) for run in runs]
     lines += [Line(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
@@ -119,7 +120,7 @@ def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:
 
 
 def _here(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if "file" not in run.resolved()["entrypoint"]:
+    if "file" not in run.resolved["entrypoint"]:
         yield "entrypoint", file_of(run.spec) or "not told without importing it"
     word = run.plan["launch"]["nproc"]
     if word in WORDS:
@@ -150,10 +151,10 @@ def _document(
     jobs = [_job_of_json(run, first) for run in runs]
     return {
         "launch": jsonable(plan["launch"]),
-        "resolved": first.resolved(),
+        "resolved": first.resolved,
         "origins": {
             ".".join(map(str, path)): origin_json(first.told.chain(path, plan))
-            for path in leaf_paths(plan)
+            for path, _ in leaf_items(plan)
         },
         "fingerprint": fingerprint,
         **here,
@@ -168,10 +169,9 @@ def _job_of_json(run: Reviewed, first: Reviewed) -> dict[str, Any]:
 
 def _refuse_what_is_not_allowed(runs: Sequence[Reviewed]) -> None:
     top = tree_top(os.getcwd())
-    path = policy_path(top, os.environ)
-    if path is None:
+    policy = policy_of(top)
+    if policy is None:
         return
-    policy = read_policy(shown(path))
     problems = dict.fromkeys(
         problem for run in runs for problem in check(run.spec, run.config, policy, top)
     )

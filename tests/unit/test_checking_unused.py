@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.checking.files import ConfigFile
 from lllaunch.checking.findings import MOST_ALIKE
-from lllaunch.checking.references import Reached, leaves, references_of
+from lllaunch.checking.references import Reached, references_of
 from lllaunch.checking.unused import (
     Usage,
     may_be_shadowed,
@@ -26,6 +26,7 @@ from lllaunch.checking.yaml_facts import read_facts
 from lllaunch.config.origin import Origin, dotted
 from lllaunch.config.origin_lines import lines_of
 from lllaunch.config.origin_tree import Layer, OriginTree
+from lllaunch.config.tree import leaf_items
 
 
 def keys(text: object, *path: object) -> list[str]:
@@ -146,7 +147,7 @@ def test_keys_that_are_made_up_use_all_that_they_may_be() -> None:
 def test_leaves_that_are_keys_of_other_types() -> None:
     config = {"launch": {"x": "${a.2} ${a.3.5}"}, "a": {2: {"z": 2}, 3: {5: 3}, 5: []}}
     assert uses_of(config).unused == (("a", 5),)
-    assert dict(leaves(config["a"])) == {(2, "z"): 2, (3, 5): 3, (5,): []}
+    assert dict(leaf_items(config["a"])) == {(2, "z"): 2, (3, 5): 3, (5,): []}
 
 
 # ---- told, with places

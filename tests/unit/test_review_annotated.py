@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.config.origin import Entry, Kind, Link, Origin, Origins
+from lllaunch.config.tree import leaf_items
 from lllaunch.review.annotated import (
     Told,
     annotated,
     comment_lines,
-    leaf_paths,
     origin_json,
     origin_text,
 )
@@ -35,7 +35,7 @@ data = st.dictionaries(
 
 @given(data)
 def test_comments_change_nothing_and_stand_where_their_value_stands(plan: dict[Any, Any]) -> None:
-    paths = list(leaf_paths(plan))
+    paths = [path for path, _ in leaf_items(plan)]
     numbers = {repr(path): number for number, path in enumerate(paths)}
     text = written(plan, lambda path: f"comment {numbers[repr(path)]} of it")
     bare = written(plan, lambda path: "")
