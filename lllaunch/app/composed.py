@@ -28,7 +28,7 @@ from lllaunch.app import search_path
 from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.guarded_loader import GuardedLoader
 from lllaunch.app.planning import Whereabouts, plan_job
-from lllaunch.app.reasons import reason_of
+from lllaunch.app.reasons import message_of, reason_of
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PRIMARY
 from lllaunch.app.variables import noting_variables, without_variables
@@ -49,12 +49,14 @@ class ComposeFailed(LaunchError):
 
     Attributes:
         reason: what Hydra says.
+        message: the same in lllaunch's words, if there are any.
     """
 
     reason: str
+    message: str = ""
 
     def __str__(self) -> str:
-        return self.reason
+        return self.message or self.reason
 
 
 class Command(NamedTuple):
@@ -281,7 +283,8 @@ def composing() -> Iterator[None]:
         except RecursionError:
             raise ComposeFailed("the config is nested too deeply, or refers to itself") from None
         except Exception as error:
-            raise ComposeFailed(without_variables(reason_of(error))) from error
+            reason, message = reason_of(error), message_of(error)
+            raise ComposeFailed(without_variables(reason), without_variables(message)) from error
 
 
 @contextlib.contextmanager

@@ -1,21 +1,24 @@
-"""How a Hydra app of ours ends: its exit code, and nothing printed after what matters.
+"""How a Hydra app of ours ends: its exit code, and its message with nothing before or after it.
 
-`hydra.main` catches every exception of a job, prints it and exits with 1. So a job that did not
-succeed raises `JobEnded`, which knows the exit code and is noted in a `Ledger`; what the process
-exits with is read there when Hydra has had its way.
+Hydra prints a line of its own wherever somebody reads what a failed job returned, and again what
+the job raised, with advice on stack traces below it; then it exits with 1. So the jobs of our apps
+return a `QuietReturn`, and what ends an app comes to `Ledger.run` (`readable.reporting_readably`
+leads it past Hydra), which says it and knows the exit code.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 
 from lllaunch.app.ci import tell_ci_error
+from lllaunch.app.reasons import message_of
 from lllaunch.app.variables import without_variables
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
@@ -35,7 +38,7 @@ class JobEnded(CompactHydraException):
 
     Attributes:
         exit_code: what the process shall exit with.
-        error: what is still to be said; None where the failure report says it.
+        error: what is still to be said; None where the failure report has said it.
     """
 
     def __init__(self, exit_code: int, text: str, error: LaunchError | None = None) -> None:
@@ -44,79 +47,93 @@ class JobEnded(CompactHydraException):
         self.error = error
 
 
+class QuietReturn(JobReturn):
+    """What became of a job: Hydra's own, but reading the value of a failed one prints nothing."""
+
+    @property
+    def return_value(self) -> Any:
+        """What the task function returned.
+
+        Raises:
+            Exception: what it raised.
+        """
+        if self.status is JobStatus.FAILED:
+            raise self._return_value
+        return super().return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
 class Ledger:
     """What the jobs of one Hydra app ended with."""
 
     def __init__(self) -> None:
         self._first: JobEnded | None = None
-        self._full_error = os.environ.get(_FULL_ERROR) == "1"
-        self._stderr = contextlib.ExitStack()
 
-    def begin(self) -> None:
-        """A job begins: standard error is the real one again, which the tee waits for."""
-        self._stderr.close()
-
-    def note(self, ended: JobEnded, *, last: bool) -> JobEnded:
-        """Notes what a failed job is about to raise; the first one decides the exit code.
-
-        Args:
-            ended: the exception.
-            last: whether the app ends with this job, as it does without ``--multirun``.
-        """
-        from lllaunch.console.stand_in import patient_stderr  # noqa: PLC0415 - after a failure only
-
+    def note(self, ended: JobEnded) -> JobEnded:
+        """Note what a failed job is about to raise; the first one decides the exit code."""
         self._first = self._first or ended
-        # Hydra is about to write of the failed job, to a standard error that may be closed or full
-        self._stderr.close()
-        self._stderr.enter_context(patient_stderr())
-        if last:
-            # Hydra then hands the exception to its caller instead of printing it with advice on
-            # stack traces, which would stand below the failure report.
-            os.environ[_FULL_ERROR] = "1"
         return ended
 
     def run(self, app: Callable[[], object]) -> int | None:
-        """Calls a Hydra app.
+        """Call a Hydra app and say why it ended, if that has not been said.
 
-        Exceptions that are neither ours nor Hydra's way to exit pass through.
+        Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
+        Hydra's.
 
         Returns:
             What the process shall exit with; None if the app returned.
         """
         try:
-            with self._stderr:
-                app()
+            app()
         except JobEnded as ended:
-            self._show(ended)
-            return ended.exit_code
+            return self._after_job(ended)
+        except CompactHydraException as error:
+            if wants_full_errors():
+                raise
+            _say(message_of(error))
+            return int(ExitCode.ERROR)
         except KeyboardInterrupt:
             return for_signal(_SIGINT)
         except AppEnded as end:
             return int(end.code or 0)
         except SystemExit as end:
-            return self._after_exit(end.code)
+            return _after_exit(end.code)
         # a sweeper that tolerates failed jobs returns as if there were none
         return self._first.exit_code if self._first else None
 
-    def _after_exit(self, code: object) -> int:
-        if self._first is not None and code == ExitCode.ERROR:
-            return self._first.exit_code
-        if code is None:
-            return int(ExitCode.SUCCESS)
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)
-            return int(ExitCode.ERROR)
-        return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
-
-    def _show(self, ended: JobEnded) -> None:
-        if ended.error is None:
-            return
-        if self._full_error:
+    def _after_job(self, ended: JobEnded) -> int:
+        if ended.error is not None and wants_full_errors():
             traceback.print_exception(ended.error)
-            return
-        from lllaunch.console.console import Console  # noqa: PLC0415 - an app that fails to compose needs none
+        elif ended.error is not None:
+            _say(str(ended.error))
+        elif ended is not self._first:
+            # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so before
+            # all that came since
+            _say(str(ended).removeprefix("lllaunch: "))
+        return self._first.exit_code if self._first else int(ExitCode.ERROR)
 
-        console = Console()
-        console.hide(without_variables)
-        console.error(ended.error)
-        tell_ci_error(without_variables(str(ended.error)))
+
+def wants_full_errors() -> bool:
+    """Return whether the user asks Hydra for tracebacks."""
+    return os.environ.get(_FULL_ERROR) == "1"
+
+
+def _after_exit(code: object) -> int:
+    if code is None:
+        return int(ExitCode.SUCCESS)
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        return int(ExitCode.ERROR)
+    return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
+
+
+def _say(message: str) -> None:
+    from lllaunch.console.console import Console  # noqa: PLC0415 - most apps end without
+
+    console = Console()
+    console.hide(without_variables)
+    console.refused(message)
+    tell_ci_error(without_variables(message))

@@ -17,6 +17,7 @@ import hydra._internal.hydra as hydra_app
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from lllaunch.app.ending import wants_full_errors
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
@@ -44,7 +45,12 @@ def guarded() -> Iterator[None]:
     known = hydra_app.ConfigLoaderImpl  # type: ignore[attr-defined]
     # the function hydra.main hides the module
     main: Any = sys.modules["hydra.main"]
-    unpickled = main._get_rerun_conf
+    unpickled, ran = main._get_rerun_conf, main._run_hydra
+
+    def run_hydra(*args: Any, **kwargs: Any) -> None:
+        # help, --info and wrong flags go past what reports for Hydra
+        with contextlib.nullcontext() if wants_full_errors() else composing_readably():
+            ran(*args, **kwargs)
 
     def rerun_conf(path: str, overrides: list[str]) -> DictConfig:
         with refusing():
@@ -53,13 +59,13 @@ def guarded() -> Iterator[None]:
         return config
 
     hydra_app.ConfigLoaderImpl = GuardedLoader  # type: ignore[attr-defined]
-    main._get_rerun_conf = rerun_conf
+    main._get_rerun_conf, main._run_hydra = rerun_conf, run_hydra
     try:
         with reporting_readably():
             yield
     finally:
         hydra_app.ConfigLoaderImpl = known  # type: ignore[attr-defined]
-        main._get_rerun_conf = unpickled
+        main._get_rerun_conf, main._run_hydra = unpickled, ran
 
 
 def _refuse_pickle(path: str) -> None:

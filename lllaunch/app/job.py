@@ -56,7 +56,6 @@ class Jobs:
             JobEnded: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
-        self.ledger.begin()
         with self.reporting():
             _refuse_resume()
             outcome = self._execute(cfg, user)
@@ -66,7 +65,7 @@ class Jobs:
             text = (
                 f"lllaunch: the run in {outcome.directory} failed (exit code {outcome.exit_code})"
             )
-            raise self._failed(JobEnded(outcome.exit_code, text))
+            raise self.ledger.note(JobEnded(outcome.exit_code, text))
         return outcome
 
     @contextlib.contextmanager
@@ -75,7 +74,7 @@ class Jobs:
         try:
             yield
         except LaunchError as error:
-            raise self._failed(JobEnded(error.exit_code, str(error), error)) from error
+            raise self.ledger.note(JobEnded(error.exit_code, str(error), error)) from error
 
     def _execute(self, cfg: DictConfig, user: UserFunction | None) -> RunOutcome:
         # --cfg and --help say nothing
@@ -100,9 +99,6 @@ class Jobs:
             query.close()
         tell_ci(outcome.directory)
         return outcome
-
-    def _failed(self, ended: JobEnded) -> JobEnded:
-        return self.ledger.note(ended, last=HydraConfig.get().mode == RunMode.RUN)
 
 
 def _refuse_resume() -> None:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import hydra._internal.utils as hydra_utils
+import hydra.core.utils as hydra_core
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.errors import CompactHydraException, ConfigCompositionException
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.ending import JobEnded
+from lllaunch.app.ending import JobEnded, QuietReturn, wants_full_errors
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.variables import noting_variables, without_variables
 from lllaunch.errors import LaunchError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 MOST_VALUES = 200_000
 """Values in a config file, those that aliases stand for counted each time."""
 
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 _TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, yaml.YAMLError)
 
 
@@ -115,22 +115,34 @@ def composing_readably() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting_readably() -> Iterator[None]:
-    """In the block Hydra apps end with a line, and no traceback, also where Hydra fails itself."""
-    known = hydra_utils.run_and_report
+    """In the block Hydra apps raise why they end, in a line; Hydra prints nothing of its own.
+
+    What is neither ours nor comes of composing it still reports as it does.
+    """
+    known, returns = hydra_utils.run_and_report, hydra_core.JobReturn
 
     def run_and_report(func: Callable[[], Any]) -> Any:
-        def told() -> Any:
-            if os.environ.get(_FULL_ERROR) == "1":
-                return func()
-            with composing_readably():
-                return func()
+        if wants_full_errors():
+            return func()
+        ended: list[CompactHydraException] = []
 
-        return known(told)
+        def told() -> Any:
+            try:
+                with composing_readably():
+                    return func()
+            except CompactHydraException as error:
+                ended.append(error)
+
+        value = known(told)
+        for error in ended:
+            raise error
+        return value
 
     hydra_utils.run_and_report = run_and_report
+    hydra_core.JobReturn = QuietReturn  # type: ignore[misc]
     try:
         # what is said after the app has ended, too
         with noting_variables():
             yield
     finally:
-        hydra_utils.run_and_report = known
+        hydra_utils.run_and_report, hydra_core.JobReturn = known, returns  # type: ignore[misc]

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+
+from hydra.errors import MissingConfigException, OverrideParseException
+
+from lllaunch.config.suggest import did_you_mean
+
+_EXPERIMENTS = "exp"
+_MOST_OPTIONS = 20
+_DIRECTORY = re.compile(r"^\tprovider=.*, path=file://(.+)$", re.MULTILINE)
+_PARENT = re.compile(r"In '([^']+)': ")
+_ADDED = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
+_GRAMMAR = "https://hydra.cc/docs/advanced/override_grammar/basic"
 
 
 def reason_of(error: BaseException) -> str:
@@ -13,3 +25,62 @@ def reason_of(error: BaseException) -> str:
         parts.append(text or type(error).__name__)
         error = error.__cause__  # type: ignore[assignment]
     return os.linesep.join(dict.fromkeys(parts))
+
+
+def message_of(error: BaseException) -> str:
+    """Return the same for who gave the command: what was expected, what came, what to do."""
+    reason = reason_of(error)
+    if isinstance(error, OverrideParseException):
+        return _misread(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing(error, error.missing_cfg_file, reason)
+    if added := _ADDED.search(reason):
+        group = added[1].partition("=")[0]
+        return f"{added[1]}: no config of group {group!r} is chosen yet; to choose one: +{added[1]}"
+    return reason
+
+
+def _misread(error: OverrideParseException) -> str:
+    expected = f"{error.override!r}: expected an override (KEY=VALUE)"
+    if "missing EQUAL" in error.message:
+        return f"{expected}, got no '='"
+    # between Hydra's own first and last line
+    detail = re.sub(r"Error parsing override .*\n|\nSee https:.*", "", error.message).strip()
+    return f"{expected}: {detail}; see {_GRAMMAR}"
+
+
+def _missing(error: MissingConfigException, name: str, reason: str) -> str:
+    """Say which config is not there, who includes it, where it was looked for, and what is."""
+    searched = [_relative(path) for path in _DIRECTORY.findall(reason)]
+    group, _, option = name.removesuffix(".yaml").rpartition("/")
+    what = "experiment" if group == _EXPERIMENTS else "config"
+    options = [each for each in error.options or () if each != option]
+    hint = did_you_mean(option, options)
+    if not hint and options:
+        more = ", ..." if len(options) > _MOST_OPTIONS else ""
+        hint = f"there are {', '.join(options[:_MOST_OPTIONS])}{more}"
+    places = [os.path.join(path, group).rstrip("/") for path in searched]
+    there = [path for path in places if os.path.isdir(path)]
+    if group and not there:
+        where = f" in group {group!r}"
+    else:
+        where = f" in {' or '.join(there)}" if there else ""
+    text = f"{_including(reason, searched)}no {what} {option!r}{where}"
+    return f"{text}; {hint}" if hint else text
+
+
+def _including(reason: str, searched: list[str]) -> str:
+    """Return the file whose defaults list names what is missing, if it is the user's."""
+    parent = _PARENT.match(reason)
+    if parent is None:
+        return ""
+    paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched]
+    return next((f"{path}: " for path in paths if os.path.isfile(path)), "")
+
+
+def _relative(path: str) -> str:
+    try:
+        short = os.path.relpath(path)
+    except OSError:  # the working directory is gone
+        return path
+    return path if short.startswith(os.pardir) else short

@@ -167,7 +167,11 @@ class Console:
 
     def error(self, error: LaunchError) -> None:
         """Says why nothing was started."""
-        first, *rest = visible(str(error)).split("\n")
+        self.refused(str(error))
+
+    def refused(self, message: str) -> None:
+        """The same in words; of several lines the others are indented."""
+        first, *rest = visible(message).split("\n")
         lines = [Line(f"lllaunch: {first}", "title"), *(Line(f"  {text}") for text in rest)]
         self._write(lines, last=True)
 

@@ -105,7 +105,8 @@ def test_trials_that_fail_are_tolerated_as_far_as_was_said(project: SweepProject
     # without tolerance the first failure ends it, as with Hydra's own launcher
     ended = optimise(project, *few)
     assert ended.code == 1
-    last = ended.err.split("Error executing job")[-1]
+    assert "Error executing job" not in ended.err
+    last = ended.err.rpartition("sweep.json")[2]
     assert "failed (exit code 3): rank " in last
     assert "raised ValueError: no value for" in last
     assert "Traceback" not in last

@@ -119,14 +119,16 @@ def test_arguments_that_do_not_fit_are_found_out_before_the_attempt(project: Pro
     ("arguments", "message"),
     [
         (["--no-such-flag"], "unrecognized arguments"),
-        (["+exp=nope"], "Could not find 'exp/nope'"),
+        (["+exp=nope"], "no experiment 'nope' in conf/exp; there are x"),
         (["launch.nprocs=2"], "Could not override 'launch.nprocs'"),
         (["params.lr=["], "no viable alternative"),
+        (["--cfg", "job", "--info"], "Only one of"),
+        (["--help", "+exp=nope"], "no experiment 'nope'"),
         (["--config-dir", "nowhere", "+exp=x"], "not found"),
         (["--config-name", "nowhere"], "nowhere"),
     ],
 )
-def test_what_hydra_cannot_compose_ends_with_1_and_hydras_own_words(
+def test_what_hydra_cannot_compose_ends_with_1_and_a_message(
     project: Project, arguments: list[str], message: str
 ) -> None:
     project.experiment("x", "{entrypoint: 'true'}")
@@ -134,6 +136,36 @@ def test_what_hydra_cannot_compose_ends_with_1_and_hydras_own_words(
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert "HYDRA_FULL_ERROR" not in ended.stderr
+
+
+def test_nothing_of_hydras_stands_before_or_after_a_message(project: Project) -> None:
+    project.experiment("x", "{entrypoint: 'true', tee: al}")
+    project.write(
+        "train.py",
+        """
+        import lllaunch
+
+        @lllaunch.main(config_path=None, version_base="1.3")
+        def train(cfg):
+            raise ValueError("no luck")
+
+        if __name__ == "__main__":
+            train()
+        """,
+    )
+    wrong = "lllaunch: launch.tee: 'al' is not a mask"
+    refused = project.lllaunch("+exp=x")
+    assert refused.stderr.startswith(wrong)
+    assert len(refused.stderr.splitlines()) == 1
+    jobs = ("-m", "launch.tee=al,err", "hydra/launcher=basic", "hydra/sweeper=basic")
+    swept = project.python("train.py", *jobs)
+    assert swept.stderr.splitlines()[-1].startswith(wrong)
+    failed = project.python("train.py")
+    assert "  Logs: " in failed.stderr.splitlines()[-1]
+    for ended in (refused, swept, failed):
+        assert "Error executing job" not in ended.stderr
+        assert "HYDRA_FULL_ERROR" not in ended.stderr
 
 
 def test_hydra_full_error_shows_the_traceback(project: Project) -> None:

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import os
-import sys
 
+import hydra._internal.utils
+import hydra.core.utils
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import ConfigCompositionException
 
 from lllaunch.app.ending import JobEnded, Ledger
+from lllaunch.app.readable import reporting_readably
 from lllaunch.errors import ConfigError, Problem
 
 WRONG = ConfigError((Problem("launch.tee", "'al'", "is not a mask"),))
 
 
 @pytest.fixture(autouse=True)
-def full_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    # set first, so that what the ledger sets is undone
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+def no_full_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
 
 def ends(ledger: Ledger, what: BaseException) -> int | None:
@@ -53,8 +56,8 @@ def test_a_failed_job_ends_the_app_with_its_code_and_its_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ledger = Ledger()
-    ended = ledger.note(JobEnded(2, str(WRONG), WRONG), last=True)
-    assert os.environ["HYDRA_FULL_ERROR"] == "1"
+    ended = ledger.note(JobEnded(2, str(WRONG), WRONG))
+    assert "HYDRA_FULL_ERROR" not in os.environ
     assert ends(ledger, ended) == 2
     assert capsys.readouterr().err == "lllaunch: launch.tee: 'al' is not a mask\n"
 
@@ -63,7 +66,7 @@ def test_a_failed_run_has_said_everything_in_its_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ledger = Ledger()
-    assert ends(ledger, ledger.note(JobEnded(3, "failed"), last=True)) == 3
+    assert ends(ledger, ledger.note(JobEnded(3, "failed"))) == 3
     assert capsys.readouterr().err == ""
 
 
@@ -75,44 +78,59 @@ def test_the_user_who_wants_full_errors_gets_them(
     try:
         raise WRONG
     except ConfigError as error:
-        ended = ledger.note(JobEnded(2, str(error), error), last=True)
+        ended = ledger.note(JobEnded(2, str(error), error))
     assert ends(ledger, ended) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_in_a_sweep_the_first_failed_job_decides_after_hydras_exit() -> None:
+def test_in_a_sweep_the_first_failed_job_decides() -> None:
     ledger = Ledger()
-    ledger.note(JobEnded(3, "failed"), last=False)
-    ledger.note(JobEnded(2, "wrong"), last=False)
-    assert os.environ["HYDRA_FULL_ERROR"] == "0"
-    assert ends(ledger, SystemExit(1)) == 3
+    ledger.note(JobEnded(3, "failed"))
+    ledger.note(JobEnded(2, "wrong"))
+    assert ends(ledger, JobEnded(3, "failed")) == 3
 
 
 def test_a_sweeper_that_tolerates_failed_jobs_does_not_hide_them() -> None:
     ledger = Ledger()
-    ledger.note(JobEnded(3, "failed"), last=False)
+    ledger.note(JobEnded(3, "failed"))
     assert ledger.run(lambda: None) == 3
 
 
 def test_a_signal_ends_a_sweep_with_failed_jobs_as_a_signal() -> None:
     ledger = Ledger()
-    ledger.note(JobEnded(3, "failed"), last=False)
+    ledger.note(JobEnded(3, "failed"))
     assert ends(ledger, SystemExit(143)) == 143
 
 
-def test_hydra_prints_the_message_of_a_failed_job_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_failed_job_of_a_sweep_is_named_where_hydras_sweeper_gives_up(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from hydra._internal.utils import run_and_report
+    assert ends(Ledger(), JobEnded(3, "lllaunch: job 2 failed (exit code 3)")) == 1
+    assert capsys.readouterr().err == "lllaunch: job 2 failed (exit code 3)\n"
 
-    # coverage's tracer is a debugger to Hydra
-    monkeypatch.setattr(sys, "gettrace", lambda: None)
 
+def test_what_hydra_cannot_compose_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(Ledger(), ConfigCompositionException("no 'x'")) == 1
+    assert capsys.readouterr().err == "lllaunch: no 'x'\n"
+
+
+def test_the_value_of_a_failed_job_is_raised_and_nothing_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with reporting_readably():
+        # as Hydra makes one for each job
+        job = hydra.core.utils.JobReturn()
+    job.return_value, job.status = JobEnded(3, "failed"), JobStatus.FAILED
+    with pytest.raises(JobEnded, match="failed"):
+        _ = job.return_value
+    assert capsys.readouterr().err == ""
+    assert hydra.core.utils.JobReturn is JobReturn
+
+
+def test_hydra_lets_pass_why_an_app_ends(capsys: pytest.CaptureFixture[str]) -> None:
     def job() -> None:
         raise JobEnded(3, "the run in d failed")
 
-    with pytest.raises(SystemExit):
-        run_and_report(job)
-    shown = capsys.readouterr().err
-    assert "the run in d failed" in shown
-    assert "Traceback" not in shown
+    with reporting_readably(), pytest.raises(JobEnded):
+        hydra._internal.utils.run_and_report(job)
+    assert capsys.readouterr().err == ""

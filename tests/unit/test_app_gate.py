@@ -56,8 +56,7 @@ def run(
 ) -> Run:
     def run(*argv: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["lllaunch", *argv])
-        # a run that fails sets it
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         capfd.readouterr()
         code = command.run(None)
         return Ended(code, *capfd.readouterr())

@@ -11,17 +11,14 @@ import os
 import pty
 import select
 import socket
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
 import pytest
 
 from lllaunch.console.console import Console
 from lllaunch.console.outlet import Outlet, pieces
-from lllaunch.console.stand_in import StandIn, patient_stderr
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 NEVER = 60.0  # seconds; not waited for where a test succeeds
@@ -307,33 +304,3 @@ def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
     speak(console)
     assert len(asked) == 1
     assert (asked[0] > 0) == waits
-
-
-# Standard error for others
-
-
-def test_others_do_not_wait_either(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", line.stream)
-    line.fill()
-    with patient_stderr():
-        print("not taken", file=sys.stderr)
-        assert sys.stderr.fileno() == line.fd
-        assert not sys.stderr.isatty()
-    assert sys.stderr is line.stream
-    assert line.taken() == ""
-
-
-def test_others_find_a_standard_error_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with patient_stderr():
-        assert sys.stderr.write("text\n") == 5
-        assert not sys.stderr.isatty()
-        with pytest.raises(OSError, match="fileno"):
-            sys.stderr.fileno()
-    assert sys.stderr is None
-
-
-def test_a_stand_in_passes_text_on() -> None:
-    stream: TextIO = io.StringIO()
-    print("te", "xt", file=StandIn(stream), sep="")
-    assert stream.getvalue() == "text\n"

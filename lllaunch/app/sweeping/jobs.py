@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.naming import job_name
-from lllaunch.app.reasons import reason_of
+from lllaunch.app.reasons import message_of
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
 from lllaunch.app.sweeping.task import JobTask
@@ -173,7 +173,7 @@ class SweepJobs:
                 text = without_variables(str(error))
                 return Broken(error.exit_code, text, shown, directory or "")
             except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
-                return Broken(1, without_variables(reason_of(error)), shown, directory or "")
+                return Broken(1, without_variables(message_of(error)), shown, directory or "")
         return Prepared(
             need=self.need(planned.spec),
             overrides=shown,
@@ -218,7 +218,7 @@ class SweepJobs:
         except Exception as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-            raise NotRun(without_variables(reason_of(error))) from error
+            raise NotRun(without_variables(message_of(error))) from error
         if task.outcome is None:
             # what it raised: the run could not be started
             return int(done.return_value or 0)

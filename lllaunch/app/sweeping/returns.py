@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobRuntime, JobStatus
+from hydra.core.utils import JobRuntime, JobStatus
 from omegaconf import OmegaConf
 
-from lllaunch.app.ending import JobEnded
+from lllaunch.app.ending import JobEnded, QuietReturn
 from lllaunch.app.returned import load
 from lllaunch.errors import OutputError
 from lllaunch.run.outcome import ReturnValue
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import JobConfig
 
 
-class SweptJob(JobReturn):
+class SweptJob(QuietReturn):
     """What became of a job of a sweep.
 
     Args:
