@@ -5,13 +5,15 @@ A worker may have written anything: gigabytes, half a character, terminal escape
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import TYPE_CHECKING
 
 from lllaunch.multiprocessing.errors.files import read_error_file
 from lllaunch.run.outcome import Excerpt
-from lllaunch.run.records import WorkerError
+from lllaunch.run.records import ExitCall, WorkerError
+from lllaunch.spawner.values import EXIT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +102,27 @@ def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | Non
         traceback=clean_text(hide(traceback)) if isinstance(traceback, str) else "",
         time_ns=record.time_ns,
     )
+
+
+def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCall | None:
+    """Reads a worker's exit.json; None if it is not there or makes no sense.
+
+    Args:
+        error_file: the worker's error.json, which it lies beside.
+        hide: applied to the text that the worker exited with, to take secrets out.
+    """
+    try:
+        with open(os.path.join(os.path.dirname(error_file), EXIT_FILE), encoding="utf-8") as file:
+            data = json.loads(file.read(_ERROR_BYTES))
+        code = data["code"]
+        return ExitCall(
+            code=code if isinstance(code, int) else clean_text(hide(str(code))),
+            file=clean(str(data["file"])),
+            line=int(data["line"]),
+            function=clean(str(data["function"])),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def clean_text(text: str) -> str:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lllaunch.linux.oom import UNKNOWN, Memory
-from lllaunch.run.excerpts import read_error
+from lllaunch.run.excerpts import read_error, read_exit_call
 from lllaunch.run.records import AttemptRecord, SentSignal, WorkerFiles, WorkerRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lllaunch.run.records import WorkerError
+    from lllaunch.run.records import ExitCall, WorkerError
     from lllaunch.spawner.facts import Died, Exited, Leftover, PreloadBroken, Started, StartFailed
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.facts import Blame, RankStack
@@ -49,6 +49,7 @@ class NotedWorker:
             sent=tuple(self.sent),
             abandoned=self.abandoned,
             error=self._error(hide),
+            exit_call=self._exit_call(hide),
             memory=self.memory,
         )
 
@@ -56,6 +57,11 @@ class NotedWorker:
         if self.exited is None or self.exited.exitcode == 0 or not self.files.error:
             return None
         return read_error(self.files.error, hide)
+
+    def _exit_call(self, hide: Callable[[str], str]) -> ExitCall | None:
+        if self.exited is None or self.exited.exitcode <= 0 or not self.files.error:
+            return None
+        return read_exit_call(self.files.error, hide)
 
 
 @dataclass

@@ -42,6 +42,23 @@ class WorkerError:
 
 
 @dataclass(frozen=True)
+class ExitCall:
+    """Where a worker's code raised SystemExit, from its exit.json.
+
+    Attributes:
+        code: what it exited with; text was written to standard error, the status is then 1.
+        file: the source file of the user's line.
+        line: its number there.
+        function: the function that it belongs to, ``<module>`` outside of any.
+    """
+
+    code: int | str
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
 class WorkerFiles:
     """Where one worker of one attempt writes; an empty string stands for 'nowhere of ours'.
 
@@ -77,6 +94,7 @@ class WorkerRecord:
         sent: what the launcher sent it, in order.
         abandoned: whether the launcher gave up waiting for its end.
         error: what it wrote in its error.json, or None.
+        exit_call: where its code exited, if it failed by that; or None.
         memory: the machine's memory when its end became known, where that was worth reading.
     """
 
@@ -89,6 +107,7 @@ class WorkerRecord:
     sent: tuple[SentSignal, ...] = ()
     abandoned: bool = False
     error: WorkerError | None = None
+    exit_call: ExitCall | None = None
     memory: Memory = UNKNOWN
 
 

@@ -39,9 +39,10 @@ def check_in_child(
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        for fd in (read, *foreign):
-            os.close(fd)
-        _child(message, around, write)
+        try:
+            _child(message, around, (read, *foreign), write)
+        finally:
+            os._exit(1)
     os.close(write)
     pidfd = open_pidfd(pid)
     assert pidfd is not None  # not waited for yet
@@ -68,13 +69,13 @@ def _wait(pidfd: int, launcher: tuple[int, int]) -> bool:
     return any(fd == pidfd for fd, _ in poll.poll())
 
 
-def _child(message: Message, around: Surroundings, write: int) -> NoReturn:
+def _child(message: Message, around: Surroundings, foreign: Iterable[int], write: int) -> NoReturn:
     problem = ""
     try:
+        for fd in (*foreign, *around.private_fds):
+            os.close(fd)
         set_parent_death_signal(signal.SIGKILL)
         signals.reset(around.ignored, python=True)
-        for fd in around.private_fds:
-            os.close(fd)
         os.environ.update(message.header["env"])
         os.chdir(message.header["cwd"])
         sys.path[:] = [message.header["cwd"], *around.base_path]

@@ -10,15 +10,16 @@ import contextlib
 import json
 import os
 import pickle
-import random
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner import signals
+from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.targets import Module, Pickled, Program, Script
@@ -58,7 +59,11 @@ class _CannotStart(Exception):
 
 
 def become_worker(
-    order: Order, around: Surroundings, streams: tuple[int, int], report: int
+    order: Order,
+    around: Surroundings,
+    streams: tuple[int, int],
+    report: int,
+    others: Iterable[int],
 ) -> NoReturn:
     """Turn the forked child into the worker that ``order`` describes; never returns.
 
@@ -67,8 +72,31 @@ def become_worker(
         around: what the spawner knows.
         streams: descriptors for standard output and error.
         report: write end of the report pipe, close-on-exec.
+        others: descriptors of other workers', to be closed.
     """
     try:
+        if _prepare(order, around, streams, report, others):
+            # From here on the number of the report pipe may be that of a file of the user's.
+            os.close(report)
+            _run_here(order, around)
+    finally:
+        # Whatever happened, this process must not go on as the spawner.
+        os._exit(127)
+
+
+def _prepare(
+    order: Order,
+    around: Surroundings,
+    streams: tuple[int, int],
+    report: int,
+    others: Iterable[int],
+) -> bool:
+    """Take over or execute what the worker is; whether its Python code is to run here.
+
+    If not, the report pipe holds the reason.
+    """
+    try:
+        _close(others)
         fresh = order.fresh and not isinstance(order.target, Program)
         python = not fresh and not isinstance(order.target, Program)
         _detach(around, python)
@@ -81,14 +109,12 @@ def become_worker(
             _execute_interpreter(order, around)
     except _CannotStart as failure:
         os.write(report, json.dumps(failure.report).encode())
-    except BaseException as error:  # noqa: BLE001 - a child must never return into the spawner
+    except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
         reason = {"path": "", "reason": f"{type(error).__name__}: {error}", "errno": 0}
         os.write(report, json.dumps(reason).encode())
     else:
-        # From here on the number of the report pipe may be that of a file of the user's.
-        os.close(report)
-        _run_here(order, around)
-    os._exit(127)
+        return True
+    return False
 
 
 def _detach(around: Surroundings, python: bool) -> None:
@@ -114,7 +140,7 @@ def _set_streams(streams: tuple[int, int]) -> None:
             os.close(fd)
 
 
-def _close(fds: tuple[int, ...]) -> None:
+def _close(fds: Iterable[int]) -> None:
     for fd in fds:
         try:
             os.close(fd)
@@ -161,21 +187,21 @@ def _run_here(order: Order, around: Surroundings) -> NoReturn:
     try:
         from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
 
-        _reseed()
+        reseed()
+        _take_over_multiprocessing()
         target = order.target
         assert not isinstance(target, Program)
         run(target, list(around.base_path))
-    except BaseException:  # noqa: BLE001 - a child must never return into the spawner
-        os.write(2, traceback.format_exc().encode(errors="replace"))
-    os._exit(1)
+    except BaseException:  # noqa: BLE001 - an error of our own; it has the worker's status
+        # Standard error may be a file on a full disk.
+        with contextlib.suppress(OSError):
+            os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(1)
 
 
-def _reseed() -> None:
-    # The standard library's generator reseeds itself after a fork; numpy's would repeat in every
-    # worker.
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(random.SystemRandom().randrange(2**32))
+def _take_over_multiprocessing() -> None:
+    """Drop what multiprocessing keeps for the process that was forked, where it is imported."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util._finalizer_registry.clear()

@@ -27,7 +27,28 @@ def fork() -> int:
     finally:
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if pid == 0:
+        reseed()
     return pid
+
+
+def reseed() -> None:
+    """Give every global generator of random numbers a seed of its own, in a forked child.
+
+    It would repeat in all children what it yields in one. The standard library's reseeds itself
+    after a fork. CUDA's generators get their seeds when CUDA is initialised, each process its own,
+    unless one was asked for before: torch then keeps that request, and the next one replaces it.
+    """
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    # One that is half imported, or takes no seed, is left alone: nothing may be raised between a
+    # fork and what ends the child.
+    with contextlib.suppress(Exception):
+        if numpy_random is not None:
+            # without a seed it would import what takes 25 ms
+            numpy_random.seed(list(memoryview(os.urandom(16)).cast("I")))
+    with contextlib.suppress(Exception):
+        if torch is not None:
+            torch.seed()
 
 
 def flush_streams() -> None:

@@ -43,9 +43,10 @@ def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[in
         raise
     else:
         if pid == 0:
-            for fd in (read, *others):
-                os.close(fd)
-            become_worker(order, around, streams, write)
+            try:
+                become_worker(order, around, streams, write, (read, *others))
+            finally:
+                os._exit(127)
         return pid, read
     finally:
         for fd in (write, *streams):

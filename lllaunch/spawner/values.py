@@ -19,6 +19,8 @@ from lllaunch.errors import NotPicklable, OutputError
 # Names the file for the return value; set by the launcher. Without it, it is the error file's
 # neighbour.
 RETURN_FILE = "LLLAUNCH_RETURN_FILE"
+# Beside the error file: what a worker's code exited with, and where.
+EXIT_FILE = "exit.json"
 # What result.json may hold of one value, bytes.
 INLINE_LIMIT = 64 * 1024
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import io
+import json
 import os
 import pickle
 import signal
@@ -19,8 +20,9 @@ from typing import Any, NoReturn
 
 from lllaunch.errors import LaunchError
 from lllaunch.spawner.dump import WATCHED, arm
-from lllaunch.spawner.finish import finish
+from lllaunch.spawner.finish import finish, library_directories
 from lllaunch.spawner.targets import Function, Module, Pickled, Script
+from lllaunch.spawner.values import EXIT_FILE
 
 _OWN = ("lllaunch.", "importlib.", "_frozen_importlib")
 
@@ -138,26 +140,55 @@ def perform(action: Callable[[], None]) -> int:
     try:
         action()
     except SystemExit as end:
-        return _status(end.code)
+        return _status(end)
     except KeyboardInterrupt as error:
         _show(error)
         raise Interrupted from error
     except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
         _record(error)
-        _show(error)
-        return 1
+        return _show(error)
     return 0
 
 
-def _status(code: object) -> int:
+def _status(end: SystemExit) -> int:
+    code = end.code
     if code is None:
         return 0
+    if isinstance(code, int) and code & 0xFF == 0:
+        return 0
+    with contextlib.suppress(Exception):
+        # It only explains the exit status.
+        _record_exit(end)
     if isinstance(code, int):
         return code & 0xFF
-    with contextlib.suppress(Exception):
-        # The worker may have closed it.
-        print(code, file=sys.stderr)
+    _print(code)
     return 1
+
+
+def _record_exit(end: SystemExit) -> None:
+    """Leave exit.json: what a worker's code exited with, and where."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    frames = traceback.extract_tb(_users_part(end))
+    if not error_file or error_file == os.devnull or not frames:
+        return
+    libraries = ("<frozen", *library_directories())
+    theirs = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    # The user's line that called, say, a parser of arguments rather than the line in there.
+    frame = (theirs or frames)[-1]
+    called = {
+        "code": end.code if isinstance(end.code, int) else str(end.code),
+        "file": frame.filename,
+        "line": frame.lineno,
+        "function": frame.name,
+    }
+    with open(os.path.join(os.path.dirname(error_file), EXIT_FILE), "w") as file:
+        json.dump(called, file)
+
+
+def _print(text: object) -> None:
+    with contextlib.suppress(BaseException):
+        # The worker may have closed it, or it is a file on a full disk.
+        print(text, file=sys.stderr)
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
@@ -170,19 +201,25 @@ def _users_part(error: BaseException) -> TracebackType | None:
         error.__cause__, error.__suppress_context__ = None, True
         return None
     inner = error.__traceback__
-    while inner and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN):
+    while inner and str(inner.tb_frame.f_globals.get("__name__")).startswith(_OWN):
         inner = inner.tb_next
     if inner is None and not isinstance(error, (SyntaxError, ImportError, OSError)):
         return error.__traceback__
     return inner
 
 
-def _show(error: BaseException) -> None:
+def _show(error: BaseException) -> int:
+    """Show an uncaught exception as the interpreter does; the exit status."""
     error.__traceback__ = _users_part(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as end:
+        # The hook's own verdict counts.
+        return _status(end)
     except BaseException:  # noqa: BLE001 - a user's excepthook may fail, the traceback must be seen
-        traceback.print_exception(error)
+        with contextlib.suppress(BaseException):
+            traceback.print_exception(error)
+    return 1
 
 
 def _record(error: BaseException) -> None:
@@ -190,25 +227,31 @@ def _record(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path or path == os.devnull or os.path.exists(path):
         return
-    from lllaunch.multiprocessing.errors import get_error_handler  # noqa: PLC0415 - on failure only
-
     try:
+        from lllaunch.multiprocessing.errors import get_error_handler  # noqa: PLC0415 - on failure
+
         error.__traceback__ = _users_part(error)
         get_error_handler().record_exception(error)
     except Exception:  # noqa: BLE001 - the error itself must not be masked by a full disk
-        print(f"lllaunch: {path}: the error could not be recorded", file=sys.stderr)
+        _print(f"lllaunch: {path}: the error could not be recorded")
 
 
 def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
-    if os.environ.get(WATCHED):
-        arm()
-    before = frozenset(sys.modules) - {"__main__"}
     try:
-        code = perform(action)
-    except Interrupted:
-        # Python ends by the signal itself, after all else, so that its parent can see why.
-        finish(130, before, signum=signal.SIGINT, clear=clear)
-    finish(code, before, clear=clear)
+        if os.environ.get(WATCHED):
+            arm()
+        before = frozenset(sys.modules) - {"__main__"}
+        try:
+            code = perform(action)
+        except Interrupted:
+            # Python ends by the signal itself, after all else, so that its parent can see why.
+            finish(130, before, signum=signal.SIGINT, clear=clear)
+        finish(code, before, clear=clear)
+    except BaseException as error:  # noqa: BLE001 - raised by the handler of a signal that came late
+        _show(error)
+    finally:
+        # This may be a fork of the spawner, which must not go on as a second one.
+        os._exit(1)
 
 
 def run(target: Function | Module | Pickled | Script, base_path: list[str]) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +16,13 @@ import pytest
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
+from lllaunch.run.excerpts import read_exit_call
+from lllaunch.run.records import ExitCall
+from lllaunch.spawner.child import Surroundings
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, Fact, PreloadBroken, Started, StartFailed, Swept
+from lllaunch.spawner.order import Order
+from lllaunch.spawner.starting import start
 from lllaunch.spawner.targets import Function, Module, Program, Script
 
 WAIT = 30.0
@@ -114,7 +120,6 @@ def test_a_script_sees_what_python_u_shows_it(
     assert isinstance(end, Exited)
     assert end.exitcode == 0
     import json
-    import subprocess
 
     ours = json.loads(log.read_text())
     plain = subprocess.run(
@@ -167,6 +172,102 @@ def test_exit_statuses_are_those_of_the_interpreter(
         # The traceback starts at the user's code, as under the interpreter.
         assert "lllaunch" not in err.read_text()
         assert err.read_text()
+
+
+_FULL_DISK = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"
+_ODD_ENDS = {
+    "a hook that fails, standard error on a full disk": (
+        _FULL_DISK + "import sys\ndef hook(*what): sys.stderr.write('mine')\n"
+        "sys.excepthook = hook\nraise ValueError('this failed')\n"
+    ),
+    "an exception, standard error on a full disk": _FULL_DISK + "raise ValueError('this failed')\n",
+    "a hook that raises": (
+        "import sys\ndef hook(*what): raise KeyError('hook')\nsys.excepthook = hook\n1 / 0\n"
+    ),
+    "a hook that exits": (
+        "import sys\ndef hook(*what): sys.exit(5)\nsys.excepthook = hook\n1 / 0\n"
+    ),
+    "a module whose name is no text": "exec('1 / 0', {'__name__': None})\n",
+    "text for a closed standard error": "import sys; sys.stderr.close(); sys.exit('no')\n",
+    "standard output that cannot be flushed": (
+        "import sys; sys.stdout = open('/dev/full', 'w'); print('x')\n"
+    ),
+    "atexit functions and threads that raise": (
+        "import atexit, sys, threading\natexit.register(lambda: sys.exit(4))\n"
+        "atexit.register(lambda: 1 / 0)\nthreading.Thread(target=lambda: 1 / 0).start()\n"
+    ),
+    "a proxy of what is gone": (
+        "import json, weakref\nclass A: pass\na = A()\njson.cache = weakref.proxy(a)\ndel a\n"
+    ),
+    "lazy objects": (
+        "import importlib.util, os, sys\nopen('lazily.py', 'w').write('import os; os._exit(9)')\n"
+        "sys.path.insert(0, os.getcwd())\nspec = importlib.util.find_spec('lazily')\n"
+        "loader = spec.loader = importlib.util.LazyLoader(spec.loader)\n"
+        "module = sys.modules['lazily'] = importlib.util.module_from_spec(spec)\n"
+        "loader.exec_module(module)\n"
+        "class Lazy:\n    def __getattribute__(self, name): os._exit(8)\n"
+        "import json; json.lazy = Lazy()\n"
+    ),
+    "what warns when it is looked at": (
+        "import json, warnings\nwarnings.simplefilter('error')\nclass Old:\n"
+        "    @property\n    def __class__(self): warnings.warn('old', FutureWarning)\n"
+        "json.old = Old()\n"
+    ),
+}
+
+
+def test_a_worker_ends_as_the_interpreter_would_whatever_its_end_meets(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    scripts = [script(tmp_path / f"s{i}.py", text) for i, text in enumerate(_ODD_ENDS.values())]
+    env = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "no directory" / "error.json")}
+    ends = run(spawner, *scripts, cwd=str(tmp_path), env=env)
+    statuses = [end.exitcode if isinstance(end, Exited) else None for end in ends]
+    plain = [
+        subprocess.run(
+            [sys.executable, "-u", each.path], cwd=tmp_path, capture_output=True, check=False
+        ).returncode
+        for each in scripts
+    ]
+    assert dict(zip(_ODD_ENDS, statuses, strict=True)) == dict(zip(_ODD_ENDS, plain, strict=True))
+
+
+def test_a_child_that_fails_before_it_is_a_worker_ends_and_says_why(tmp_path: Path) -> None:
+    order = Order(key=1, rank=0, target=Program("true"), cwd=str(tmp_path))
+    around = Surroundings(os.getpid(), frozenset(), (1, 1), (), (), "", ())
+    parent = os.getpid()
+    try:
+        pid, report = start(order, around, ["no descriptor"])  # type: ignore[list-item]
+    finally:
+        if os.getpid() != parent:
+            os._exit(99)
+    with os.fdopen(report) as file:
+        assert "TypeError" in file.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 127
+
+
+def test_the_place_of_sys_exit_is_left_beside_the_error_file(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    text = (
+        "import argparse, os, sys\n"
+        "def check_data():\n    sys.exit(3)\n"
+        "def main():\n    argparse.ArgumentParser().parse_args()\n"
+        "main() if sys.argv[1:] else check_data() if os.environ['HOW'] == 'bad' else sys.exit()\n"
+    )
+    target = script(tmp_path / "s.py", text)
+    called = {}
+    for how, argv in (("bad", ()), ("argument", ("--what",)), ("good", ())):
+        directory = tmp_path / how
+        directory.mkdir()
+        env = {"TORCHELASTIC_ERROR_FILE": str(directory / "error.json"), "HOW": how}
+        run(spawner, Script(target.path, argv), env=env)
+        called[how] = read_exit_call(str(directory / "error.json"))
+    path = target.path
+    assert called["bad"] == ExitCall(3, path, 3, "check_data")
+    # the user's line, not the parser's
+    assert called["argument"] == ExitCall(2, path, 5, "main")
+    assert called["good"] is None
 
 
 def test_nothing_that_a_script_leaves_to_the_interpreters_end_is_lost(

@@ -71,9 +71,12 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
     parent, ignored = os.getpid(), signals.ignored_at_start()
     pid = fork()
     if pid == 0:
-        os.close(read)
-        _become(parent, ignored)
-        _answer(function, items, write)
+        try:
+            os.close(read)
+            _become(parent, ignored)
+            _answer(function, items, write)
+        finally:
+            os._exit(1)
     os.close(write)
     try:
         with os.fdopen(read, "rb") as file:

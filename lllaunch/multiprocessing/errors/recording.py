@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -70,4 +71,5 @@ def _record(handler: ErrorHandler, error: Exception) -> None:
         else:
             handler.dump_error_file(failure.error_file, failure.exitcode)
     except Exception:
-        logger.exception("recording an error failed; the error itself follows")
+        with contextlib.suppress(Exception):  # a user's logging may fail, too
+            logger.exception("recording an error failed; the error itself follows")
