@@ -60,5 +60,5 @@ def run(
     TaskSource(None, spawner).mark(task)
     sys.argv[1:] = with_directory(sys.argv[1:])
     app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
-    with guarded():
+    with guarded(), jobs.claiming():
         return jobs.ledger.run(app) or 0

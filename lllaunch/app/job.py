@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import hydra._internal.hydra as hydra_app
+from hydra import version
+from hydra._internal import logging_config
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded, Ledger
 from lllaunch.app.gate import admit
+from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.planning import Whereabouts, modules_of, perform, plan_job
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.app.user_function import UserFunction
+from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.run.directory import RunDirectory
+from lllaunch.run.files import link_atomic
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from lllaunch.app.user_function import UserFunction
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
@@ -32,6 +41,7 @@ class Jobs:
     Args:
         spawner: started early, or None.
         expect: called with each run before it starts; raises `LaunchError` if it must not.
+        function: what the workers run instead of the configured entrypoint, or None.
 
     Attributes:
         ledger: what they ended with.
@@ -39,26 +49,134 @@ class Jobs:
     """
 
     def __init__(
-        self, spawner: Spawner | None, expect: Callable[[LaunchSpec], None] | None = None
+        self,
+        spawner: Spawner | None,
+        expect: Callable[[LaunchSpec], None] | None = None,
+        function: Callable[[Any], Any] | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.spawner = spawner
         self._expect = expect
+        self._function = function
+        # claimed and decided before Hydra writes anything
+        self._directory: RunDirectory | None = None
+        self._planned: LaunchSpec | None = None
+        self._user: UserFunction | None = None
 
-    def run(self, cfg: DictConfig, user: UserFunction | None = None) -> RunOutcome:
+    @contextlib.contextmanager
+    def claiming(self) -> Iterator[None]:
+        """In the block, Hydra's apps claim a run's directory before they write anything into it.
+
+        Hydra writes ``.hydra`` before it calls the task function. What is refused is refused before
+        that: the record of a run that is there already stays as it is, and a directory that was
+        made for the refused one is taken away again. Only where callbacks might change what is to
+        run, all but the claim waits for them.
+        """
+        run_job: Any = hydra_app.run_job  # type: ignore[attr-defined]
+        configure = logging_config.configure_logging
+
+        def claim_and_run(*args: Any, config: DictConfig, **kwargs: Any) -> JobReturn:
+            with contextlib.ExitStack() as claimed:
+                with self.reporting():
+                    latest = self._claim(config, claimed)
+                    if not kwargs["hydra_context"].callbacks.callbacks:
+                        self._plan_ahead(config, claimed)
+                _link_latest(*latest)
+                done: JobReturn = run_job(*args, config=config, **kwargs)
+                return done
+
+        hydra_app.run_job = claim_and_run  # type: ignore[attr-defined, assignment]
+        logging_config.configure_logging = _delaying(configure)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            hydra_app.run_job = run_job  # type: ignore[attr-defined]
+            logging_config.configure_logging = configure
+
+    def _claim(self, config: DictConfig, claimed: contextlib.ExitStack) -> tuple[str, str]:
+        """Take the directory that a run's config names; of a name for the moment, a free one.
+
+        Returns:
+            a link that is to lead to it, or an empty string; and the directory, absolute.
+
+        Raises:
+            ConfigError: it was named, and another run holds it.
+            OutputError: it cannot be made or written to.
+        """
+        node: Any = config.hydra.run
+        fresh = is_of_a_moment(node)
+        HydraConfig.instance().set_config(config)
+        name = str(node.dir)
+        directory = RunDirectory.claim_new(name) if fresh else RunDirectory.claim(name)
+        claimed.enter_context(directory)
+        self._directory, self._planned = directory, None
+        link = os.path.join(_above_moments(node), "latest") if fresh else ""
+        suffix = directory.path[len(os.path.abspath(name)) :]
+        runtime: Any = config.hydra.runtime
+        with read_write(config.hydra), open_dict(node), open_dict(runtime):
+            if suffix:
+                node.dir = name.rstrip("/") + suffix
+            runtime.output_dir = directory.path
+        HydraConfig.instance().set_config(config)
+        return link, directory.path
+
+    def _plan_ahead(self, config: DictConfig, claimed: contextlib.ExitStack) -> None:
+        """Decide what the run is, and claim its directory if that is not Hydra's.
+
+        Raises:
+            LaunchError: it must not run.
+        """
+        assert self._directory is not None
+        output, job = self._directory, copy.deepcopy(config)
+        with read_write(job), open_dict(job):
+            del job["hydra"]
+        node: Any = config.hydra.job
+        # Hydra's rule
+        moves = not version.base_at_least("1.2") if node.chdir is None else node.chdir
+        try:
+            with env_override(node.env_set):
+                spec = self._plan(job, output.path if moves else os.getcwd())
+            if not output.is_at(spec.log_dir):
+                self._directory = claimed.enter_context(RunDirectory.claim(spec.log_dir))
+        except BaseException:
+            output.discard()
+            raise
+        # one moment for both
+        OmegaConf.copy_cache(job, config)
+        self._planned = spec
+
+    def _plan(self, cfg: DictConfig, cwd: str) -> LaunchSpec:
+        """Decide what a job's run is; Hydra's config is that of the job.
+
+        Args:
+            cfg: the job's config.
+            cwd: where this process is when it runs.
+
+        Raises:
+            LaunchError: it must not run.
+        """
+        node: Any = HydraConfig.get()
+        _refuse_resume(node)
+        self._user = self._function and UserFunction.importable(self._function)
+        where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
+        spec = plan_job(cfg, where, self._user)
+        if self._expect is not None:
+            self._expect(spec)
+        admit(spec, node._get_root(), users_own=self._user is not None)
+        return spec
+
+    def run(self, cfg: DictConfig) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
 
         Args:
             cfg: the job's config.
-            user: what the workers run instead of the configured entrypoint, or None.
 
         Raises:
             JobEnded: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
         with self.reporting():
-            _refuse_resume()
-            outcome = self._execute(cfg, user)
+            outcome = self._execute(cfg)
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)
         if outcome.exit_code:
@@ -76,24 +194,22 @@ class Jobs:
         except LaunchError as error:
             raise self.ledger.note(JobEnded(error.exit_code, str(error), error)) from error
 
-    def _execute(self, cfg: DictConfig, user: UserFunction | None) -> RunOutcome:
+    def _execute(self, cfg: DictConfig) -> RunOutcome:
         # --cfg and --help say nothing
         from lllaunch.console.console import Console  # noqa: PLC0415
         from lllaunch.run.build import BuildQuery  # noqa: PLC0415
 
-        runtime = HydraConfig.get().runtime
         # where hydra.job.chdir has moved this process, if it is set
-        where = Whereabouts(runtime.cwd, runtime.output_dir, os.getcwd())
-        spec = plan_job(cfg, where, user)
-        if self._expect is not None:
-            self._expect(spec)
-        node: Any = HydraConfig.get()
-        admit(spec, node._get_root(), users_own=user is not None)
-        query = BuildQuery.start(runtime.cwd)
+        spec = self._planned or self._plan(cfg, os.getcwd())
+        directory = self._directory
+        if directory is not None and not directory.is_at(spec.log_dir):
+            directory = None
+        query = BuildQuery.start(HydraConfig.get().runtime.cwd)
         try:
             outcome = perform(
-                *(spec, cfg, user, Console(), self.spawner),
+                *(spec, cfg, self._user, Console(), self.spawner),
                 build=lambda: query.result(modules=modules_of(spec), own=[spec.log_dir]),
+                directory=directory,
             )
         finally:
             query.close()
@@ -101,13 +217,44 @@ class Jobs:
         return outcome
 
 
-def _refuse_resume() -> None:
+def _above_moments(run: DictConfig) -> str:
+    """Return the directory in which names for moments begin, absolute: ``outputs`` by default."""
+    raw: Any = OmegaConf.to_container(run, resolve=False)
+    above, _, _ = str(raw["dir"]).partition("${")
+    return os.path.abspath(os.path.dirname(above))
+
+
+def _link_latest(link: str, path: str) -> None:
+    """Let ``outputs/latest`` lead to the directory of a run.
+
+    A convenience: what is in its way stays, and no run fails for it.
+    """
+    if link and (os.path.islink(link) or not os.path.lexists(link)):
+        with contextlib.suppress(OutputError):
+            link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
+
+
+def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """Return Hydra's function, but log files are made by the first message that goes to them."""
+
+    def delayed(conf: dict[str, Any]) -> None:
+        for handler in (conf.get("handlers") or {}).values():
+            if handler.get("class") == "logging.FileHandler":
+                handler.setdefault("delay", True)
+        configure(conf)
+
+    return delayed
+
+
+def _refuse_resume(hydra: Any) -> None:
     """A run is not a sweep.
+
+    Args:
+        hydra: Hydra's config of it.
 
     Raises:
         ConfigError: it is to resume one.
     """
-    hydra: Any = HydraConfig.get()
     resume = OmegaConf.select(hydra, "launcher.resume")
     if hydra.mode == RunMode.RUN and resume is not None:
         problem = Problem(

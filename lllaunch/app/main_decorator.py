@@ -16,7 +16,6 @@ from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
 from lllaunch.app.sweeping.resume import with_directory
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.user_function import UserFunction
 from lllaunch.app.user_script import decline_call
 
 if TYPE_CHECKING:
@@ -79,10 +78,10 @@ class LaunchedMain(Generic[R]):
         spawner = prestarted(sys.argv[1:])
         try:
             install()
-            self._jobs = Jobs(spawner)
+            self._jobs = Jobs(spawner, function=self._function)
             TaskSource(self._function, spawner).mark(self._task)
             sys.argv[1:] = with_directory(sys.argv[1:])
-            with guarded():
+            with guarded(), self._jobs.claiming():
                 return self._jobs.ledger.run(self._app)
         finally:
             self._jobs = None
@@ -93,9 +92,7 @@ class LaunchedMain(Generic[R]):
         """The task function that Hydra calls, once for each job."""
         assert self._jobs is not None
         self.outcome = None
-        with self._jobs.reporting():
-            user = UserFunction.importable(self._function)
-        self.outcome = self._jobs.run(cfg, user)
+        self.outcome = self._jobs.run(cfg)
         with self._jobs.reporting():
             return load(self.outcome.return_values.get(0))
 

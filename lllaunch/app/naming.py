@@ -36,6 +36,16 @@ def experiment_name(config: DictConfig) -> str:
     return "" if name in {None, PRIMARY, AGAIN} else str(name)
 
 
+def is_of_a_moment(node: DictConfig) -> bool:
+    """Return whether a directory is named after the moment, and so is to be a new one.
+
+    Args:
+        node: ``hydra.run`` or ``hydra.sweep``.
+    """
+    raw: Any = OmegaConf.to_container(node, resolve=False)
+    return "${now:" in str(raw["dir"])
+
+
 def job_name(overrides: Sequence[str]) -> str:
     """Returns what the lock of a sweep calls a job."""
     from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - most runs need it not

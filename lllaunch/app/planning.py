@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.user_function import UserFunction
+    from lllaunch.run.directory import RunDirectory
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.speaker import Speaker
     from lllaunch.spawner.client import Spawner
@@ -114,6 +115,7 @@ def perform(
     console: Speaker,
     spawner: Spawner | None,
     build: Callable[[], Mapping[str, Any]] | None = None,
+    directory: RunDirectory | None = None,
 ) -> RunOutcome:
     """Runs a job that `plan_job` planned; its result is on the disk when this returns.
 
@@ -124,6 +126,7 @@ def perform(
         console: tells the user.
         spawner: to use, or None.
         build: as for `lllaunch.run.execute.execute`.
+        directory: the same.
 
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
@@ -143,6 +146,7 @@ def perform(
         spawner=spawner,
         targets=targets,
         build=build,
+        directory=directory,
     )
 
 

@@ -10,15 +10,18 @@ Only the launcher makes directories; an attempt's directory is never deleted or 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 
-from lllaunch.errors import Problem
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.multiprocessing.layout import make_attempt_dir
 from lllaunch.run.files import link_atomic, naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
 
 LOCK_NAME = ".lllaunch.lock"
+_TRIES = 10
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 
 
@@ -31,7 +34,10 @@ class RunDirectory(HeldDirectory):
 
     Attributes:
         path: absolute path of the directory.
+        made: directories that were made for it, the outermost first; its own is the last one.
     """
+
+    made: tuple[str, ...] = ()
 
     @classmethod
     def claim(cls, path: str) -> RunDirectory:
@@ -45,7 +51,53 @@ class RunDirectory(HeldDirectory):
             OutputError: it cannot be made or written to.
         """
         path = os.path.abspath(path)
-        return cls(path, lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, holder)))
+        made = _missing(path)
+        held = cls(path, lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, holder)))
+        held.made = made
+        return held
+
+    @classmethod
+    def claim_new(cls, path: str) -> RunDirectory:
+        """Make a directory that is not there yet and take it for this launcher.
+
+        Args:
+            path: its name, which gets ``-1``, ``-2``, ... appended if there is something of that
+                name; relative paths count from the working directory.
+
+        Raises:
+            OutputError: it cannot be made or written to.
+        """
+        path = os.path.abspath(path)
+        for number in itertools.count():
+            candidate = f"{path}-{number}" if number else path
+            made = _missing(candidate)
+            if not _make(candidate):
+                continue
+            # refused if somebody who named it was faster
+            with contextlib.suppress(ConfigError):
+                held = cls.claim(candidate)
+                held.made = made
+                return held
+        raise AssertionError("unreachable")
+
+    def is_at(self, path: str) -> bool:
+        """Return whether a path leads to this directory."""
+        try:
+            return os.path.samefile(self.path, path)
+        except OSError:
+            return False
+
+    def discard(self) -> None:
+        """Take away what was made to claim the directory, as far as nothing else is in it.
+
+        For a run that is refused; idempotent, as `release` is, which it does, too.
+        """
+        if self.made:
+            with contextlib.suppress(OSError):
+                os.unlink(self.file(LOCK_NAME))
+                for path in reversed(self.made):
+                    os.rmdir(path)
+        self.release()
 
     def next_attempt(self) -> int:
         """Returns the number above all attempts that are there, 0 if there are none.
@@ -75,6 +127,31 @@ class RunDirectory(HeldDirectory):
         path, number = make_attempt_dir(self.path, self.next_attempt(), nproc)
         link_atomic(self.file("latest"), os.path.basename(path))
         return number, path
+
+
+def _make(path: str) -> bool:
+    """Make a directory and those above it; return False if there is something of its name."""
+    with naming(path):
+        for _ in range(_TRIES):
+            # another launcher may just take away the one above it, which it has made
+            with contextlib.suppress(FileNotFoundError):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                try:
+                    os.mkdir(path)
+                except FileExistsError:
+                    return False
+                return True
+        os.mkdir(path)
+        return True
+
+
+def _missing(path: str) -> tuple[str, ...]:
+    """Return those of a directory and the ones above it that are not there, outermost first."""
+    found: list[str] = []
+    while not os.path.lexists(path):
+        found.append(path)
+        path = os.path.dirname(path)
+    return tuple(reversed(found))
 
 
 def _in_use(path: str, holder: str) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ def execute(
     spawner: Spawner | None = None,
     targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
     build: Callable[[], Mapping[str, Any]] | None = None,
+    directory: RunDirectory | None = None,
 ) -> RunOutcome:
     """Runs one experiment to its end and says on the console what became of it.
 
@@ -57,6 +59,7 @@ def execute(
         targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
             the entrypoint.
         build: tells what the code is that ran (`lllaunch.run.build`); asked in the end.
+        directory: the run's directory if it is claimed already; it stays so.
 
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
@@ -64,13 +67,14 @@ def execute(
     redact = Redactor.of(spec)
     console.hide(redact)
     run = _Run(spec, plan_hash, console, redact, build)
-    try:
-        directory = RunDirectory.claim(spec.log_dir)
-    except LaunchError as error:
-        outcome = run.outcome().with_error(str(error), error.exit_code)
-        console.finished(outcome)
-        return outcome
-    with directory:
+    with contextlib.ExitStack() as claimed:
+        try:
+            if directory is None:
+                directory = claimed.enter_context(RunDirectory.claim(spec.log_dir))
+        except LaunchError as error:
+            outcome = run.outcome().with_error(str(error), error.exit_code)
+            console.finished(outcome)
+            return outcome
         return run.perform(directory, plan_text, spawner, targets)
 
 

@@ -79,19 +79,32 @@ def lock_directory(path: str, name: str, refusal: Callable[[str], Problem]) -> i
         ConfigError: another process holds it.
         OutputError: it cannot be made or written to.
     """
-    # named by the directory: that is what the user chose and can change
-    with naming(path):
-        os.makedirs(path, exist_ok=True)
-        fd = os.open(os.path.join(path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        if not _lock(path, fd, refusal):
+    file = os.path.join(path, name)
+    while True:
+        # named by the directory: that is what the user chose and can change
+        with naming(path):
+            os.makedirs(path, exist_ok=True)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if not _lock(path, fd, refusal):
+                os.close(fd)
+                return None
+            if _is_file(fd, file):
+                _sign(path, fd)
+                return fd
+        except BaseException:
             os.close(fd)
-            return None
-        _sign(path, fd)
-    except BaseException:
+            raise
+        # its holder took the directory away in between, see `HeldDirectory.discard`
         os.close(fd)
-        raise
-    return fd
+
+
+def _is_file(fd: int, file: str) -> bool:
+    """Return whether a descriptor is that of the file which has a name now."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(path: str, fd: int, refusal: Callable[[str], Problem]) -> bool:

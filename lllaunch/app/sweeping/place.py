@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch import __version__
+from lllaunch.app.naming import is_of_a_moment
 from lllaunch.config.whole import redacted_overrides
 from lllaunch.errors import ConfigError
 from lllaunch.sweep.directory import JOURNAL
@@ -37,7 +38,7 @@ def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSess
         ConfigError, OutputError: as `SweepSession.begin` has it.
     """
     stated = os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
-    if resume or not moves or not _is_of_a_moment(config):
+    if resume or not moves or not is_of_a_moment(config.hydra.sweep):
         return _begin(config, stated, resume)
     for number in itertools.count():
         place = f"{stated}-{number}" if number else stated
@@ -66,11 +67,6 @@ def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
         resume=resume,
         say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
     )
-
-
-def _is_of_a_moment(config: DictConfig) -> bool:
-    raw: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
-    return "${now:" in str(raw["dir"])
 
 
 def _raw(texts: ListConfig) -> list[str]:
