@@ -15,6 +15,8 @@ from lllaunch.sweep.waiting import Job, Waiting
 _AHEAD, _FAR_AHEAD = 2, 64
 
 J = v.JobState
+# Jobs are started in these states, or will be.
+_GOING_ON = frozenset({v.SweepState.PACKING, v.SweepState.BLOCKED})
 
 
 class Sweep:
@@ -63,8 +65,7 @@ class Sweep:
         if not any(fits(small, fact.need) for small in self._smallest):
             larger = [need for need in self._smallest if not fits(fact.need, need)]
             self._smallest = [*larger, fact.need]
-        retries = self.policy.retries if fact.retries is None else fact.retries
-        self.waiting.add(Job(fact.number, fact.need, retries))
+        self.waiting.add(Job(fact.number, fact.need, self.policy.retries))
         return self._go_on()
 
     def composed_too_late(self, fact: v.JobComposed) -> v.Decisions:
@@ -77,11 +78,6 @@ class Sweep:
         self.composing = False
         end = v.Settle(fact.number, J.FAILED, exit_code=fact.exit_code, why=fact.why)
         return self._failed(end)
-
-    def skipped(self, fact: v.JobDone) -> v.Decisions:
-        """A job need not run."""
-        self.composing = False
-        return (self._settle(v.Settle(fact.number, J.SKIPPED)), *self._go_on())
 
     def no_more(self, _: v.Fact) -> v.Decisions:
         """What waits and runs is all that is left."""
@@ -97,6 +93,29 @@ class Sweep:
         """A job did not start, and does not any more."""
         return (self._leave(self._take_back(fact)), *self._go_on())
 
+    def not_started(self, fact: v.NotStarted) -> v.Decisions:
+        """A job could not be started: it waits until that can be tried again."""
+        self.waiting.add(self._unlease(fact))
+        return self._go_on()
+
+    def not_started_too_late(self, fact: v.NotStarted) -> v.Decisions:
+        """A job could not be started, and is not any more."""
+        return (self._leave(self._unlease(fact)), *self._go_on())
+
+    def block(self, _: v.Blocked) -> v.Decisions:
+        """Nothing is started for now."""
+        self.state = v.SweepState.BLOCKED
+        return ()
+
+    def unblock(self, _: v.Unblocked) -> v.Decisions:
+        """Jobs are started again."""
+        self.state = v.SweepState.PACKING
+        return self._go_on()
+
+    def abandon(self, _: v.Abandoned) -> v.Decisions:
+        """Nothing is started any more; what runs goes on."""
+        return (*self._halt(v.SweepState.DRAINING), *self._go_on())
+
     def freed(self, fact: v.SlotsFreed) -> v.Decisions:
         """Slots can be tried again."""
         self.pool.regain(Lease(fact.gpus, fact.cpus))
@@ -108,7 +127,7 @@ class Sweep:
         if fact.exit_code == 0:
             return (self._over(job, J.SUCCEEDED), *self._go_on())
         if fact.cause is None or not job.take_chance(fact.cause):
-            return self._failed(v.Settle(job.number, J.FAILED, job.attempts, job.exit_code))
+            return self._failed(self._end_of(job, J.FAILED))
         at = None
         if self.policy.retry_delay > 0:
             at = self.now + self.policy.retry_delay
@@ -151,13 +170,15 @@ class Sweep:
 
     def _go_on(self) -> v.Decisions:
         """Start what fits, compose what may fit next; or finish, if nothing is left."""
-        if self.state is not v.SweepState.PACKING:
+        if self.state not in _GOING_ON:
             return () if self.running else self._finish()
+        if self.exhausted and not (self.running or self.waiting or self.paused):
+            return self._finish()
+        if self.state is v.SweepState.BLOCKED:
+            return ()
         starts = self._fill()
-        if self.running or self.waiting or self.paused or not self.exhausted:
-            # First, since composing goes on beside the starting.
-            return (*self._look_ahead(), *starts)
-        return self._finish()
+        # First, since composing goes on beside the starting.
+        return (*self._look_ahead(), *starts)
 
     def _fill(self) -> v.Decisions:
         starts = []
@@ -194,11 +215,16 @@ class Sweep:
         self.pool.give(job.lease, Lease(fact.gpus, fact.cpus))
         return job
 
+    def _unlease(self, fact: v.NotStarted) -> Job:
+        job = self.running.pop(fact.number)
+        self.pool.give(job.lease)
+        return job
+
     def _end(self, fact: v.JobEnded) -> Job:
         job = self.running.pop(fact.number)
         self.pool.give(job.lease)
         job.attempts += 1
-        job.exit_code = fact.exit_code
+        job.exit_code, job.why = fact.exit_code, fact.why
         job.overtaken = 0
         return job
 
@@ -207,8 +233,8 @@ class Sweep:
         settled = self._settle(end)
         limit = self.policy.max_failures
         halted: v.Decisions = ()
-        packing = self.state is v.SweepState.PACKING
-        if packing and limit is not None and self._ends[J.FAILED] >= limit:
+        going_on = self.state in _GOING_ON
+        if going_on and limit is not None and self._ends[J.FAILED] >= limit:
             halted = self._halt(v.SweepState.DRAINING)
         return (settled, *halted, *self._go_on())
 
@@ -224,7 +250,10 @@ class Sweep:
         return self._over(job, J.FAILED if job.attempts else J.NOT_RUN)
 
     def _over(self, job: Job, state: v.JobState) -> v.Settle:
-        return self._settle(v.Settle(job.number, state, job.attempts, job.exit_code))
+        return self._settle(self._end_of(job, state))
+
+    def _end_of(self, job: Job, state: v.JobState) -> v.Settle:
+        return v.Settle(job.number, state, job.attempts, job.exit_code, job.why)
 
     def _settle(self, end: v.Settle) -> v.Settle:
         self._ends[end.state] += 1
@@ -240,6 +269,5 @@ class Sweep:
             failed=ends[J.FAILED],
             cancelled=ends[J.CANCELLED],
             not_run=ends[J.NOT_RUN] + unknown,
-            skipped=ends[J.SKIPPED],
         )
         return (v.Finish(summary, summary.exit_code(self.signum), self.signum),)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import lllaunch.sweep.vocabulary as v
+from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.policy import by_signal, cause_of
-from lllaunch.sweep.prepared import Broken, Done, Prepared, record_of
+from lllaunch.sweep.prepared import Answer, Broken, Prepared, record_of
 from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Skipped, Started
 from lllaunch.sweep.results import read_document, result_of
 
@@ -36,31 +37,22 @@ class Books:
         # Last in the journal, without the config.
         self._known: dict[int, Composed] = {}
 
-    def composed(self, number: int, answer: Prepared | Broken) -> None:
+    def composed(self, number: int, answer: Answer) -> None:
         """A job was composed; the journal gets that when the job starts, or is settled."""
         self._ahead[number] = record_of(number, answer, self._relative(answer.directory))
-
-    def broken(self, number: int, answer: Broken) -> None:
-        """A job cannot run.
-
-        Raises:
-            OutputError: the journal cannot be written.
-        """
-        self.composed(number, answer)
-        self._write_composed(number)
-        self._append(Ended(number, 0, Result("error", answer.exit_code, _line(answer.why))))
 
     def starts(self, job: JobProcess, answer: Prepared) -> None:
         """A job is let begin as soon as this returns.
 
         Raises:
-            OutputError: the journal cannot be written.
+            OutputError: the journal cannot be written; this can be tried again.
         """
         assert job.lease is not None
         self.composed(job.number, answer)
-        self._write_composed(job.number)
+        self._keep_composed(job.number)
         job.started_ns = time.time_ns()
-        self._append(Started(job.number, job.attempt, job.lease, job.pid))
+        if self._journal is not None:
+            self._journal.append(Started(job.number, job.attempt, job.lease, job.pid))
 
     def ended(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """A job that held a lease ended.
@@ -71,61 +63,70 @@ class Books:
 
         Returns:
             What the scheduler is told.
-
-        Raises:
-            OutputError: the journal cannot be written, or the job's result cannot be read.
         """
         if not job.begun:
             return self._never_began(job, exit_code)
         assert isinstance(job.answer, Prepared)
-        result, kind = None, ""
+        result, kind, unreadable = None, "", ""
         if job.answer.directory:
-            directory = os.path.join(self._base, job.answer.directory)
-            document = read_document(directory)
+            try:
+                document = read_document(os.path.join(self._base, job.answer.directory))
+            except OutputError as error:
+                # This job's affair: the others go on.
+                document, unreadable = None, f"its result cannot be read: {error}"
             result = result_of(document, job.started_ns)
             exit_code = _believed(exit_code, result)
             kind = kind_of(document) if result is not None and exit_code else ""
         if result is None or result.exit_code != exit_code:
-            cause = _line(job.why) if result is None else result.root_cause
+            cause = _line(unreadable or job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
-        self._append(Ended(job.number, job.attempt, result))
-        return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind))
+        self._keep(Ended(job.number, job.attempt, result))
+        why = result.root_cause if exit_code else ""
+        return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind), why)
 
     def _never_began(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """It was not composed for another attempt, or was killed then."""
-        if isinstance(job.answer, Done):
-            self._append(Ended(job.number, job.attempt, Result("succeeded", 0)))
-            return v.JobEnded(job.number, 0)
         why = f"its process ended (exit code {exit_code}) while it was composed again"
         cause = cause_of(exit_code)
         if isinstance(job.answer, Broken):
             exit_code, why, cause = job.answer.exit_code, job.answer.why, None
-        self._append(Ended(job.number, job.attempt, Result("error", exit_code, _line(why))))
-        return v.JobEnded(job.number, exit_code, cause)
+        self._keep(Ended(job.number, job.attempt, Result("error", exit_code, _line(why))))
+        return v.JobEnded(job.number, exit_code, cause, why)
 
     def settled(self, end: v.Settle) -> None:
-        """What became of a job is known.
-
-        Raises:
-            OutputError: the journal cannot be written.
-        """
+        """What became of a job is known."""
         if end.number in self._ahead and end.state is v.JobState.FAILED:
-            # It was composed, and fits in no circumstances.
-            self._write_composed(end.number)
-            self._append(Ended(end.number, 0, Result("error", end.exit_code, _line(end.why))))
+            # It cannot run.
+            self._keep_composed(end.number)
+            self._keep(Ended(end.number, 0, Result("error", end.exit_code, _line(end.why))))
         elif end.number in self._ahead and end.state in _NEVER_STARTED:
-            self._write_composed(end.number)
-            self._append(Skipped(end.number, _line(end.why) or end.state.value))
+            self._keep_composed(end.number)
+            self._keep(Skipped(end.number, _line(end.why) or end.state.value))
         self._ahead.pop(end.number, None)
         self._known.pop(end.number, None)
 
     def over(self, exit_code: int) -> None:
-        """The sweep is over.
+        """The sweep is over."""
+        self._keep(Over(exit_code))
+
+    @property
+    def error(self) -> OutputError | None:
+        """Why the journal could not be written when that was last tried; None if it was."""
+        return None if self._journal is None else self._journal.error
+
+    @property
+    def lost(self) -> bool:
+        """Whether the journal cannot be written any more, whatever happens."""
+        return self._journal is not None and self._journal.lost
+
+    def flush(self) -> None:
+        """Write down what could not be before.
 
         Raises:
-            OutputError: the journal cannot be written.
+            OutputError: it still cannot be.
         """
-        self._append(Over(exit_code))
+        if self._journal is not None:
+            self._journal.flush()
 
     def leave(self) -> None:
         """In a forked job: the journal is the launcher's."""
@@ -133,16 +134,16 @@ class Books:
             self._journal.close()
         self._journal = None
 
-    def _write_composed(self, number: int) -> None:
+    def _keep_composed(self, number: int) -> None:
         record = self._ahead.pop(number)
         known = record._replace(config=None)
         if self._known.get(number) != known:
-            self._append(record)
+            self._keep(record)
             self._known[number] = known
 
-    def _append(self, record: Record) -> None:
+    def _keep(self, record: Record) -> None:
         if self._journal is not None:
-            self._journal.append(record)
+            self._journal.keep(record)
 
     def _relative(self, directory: str) -> str:
         if not os.path.isabs(directory):

@@ -113,7 +113,7 @@ def _work(work: Work, place: Place) -> int:
     answer = _prepare(work, place.number)
     _send(channel, encode(answer))
     if not isinstance(answer, Prepared):
-        return answer.exit_code if isinstance(answer, Broken) else 0
+        return answer.exit_code
     begin = _await_begin(channel)
     if begin is None:
         return 0

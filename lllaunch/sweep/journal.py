@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import ConfigError, OutputError, Problem
@@ -44,27 +45,44 @@ class Journal:
     Attributes:
         path: the file.
         header: its first record.
+        error: why the last record could not be written; None if it was.
     """
 
-    def __init__(self, path: str, header: Header, end: int, now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        path: str,
+        header: Header,
+        end: int,
+        now: Callable[[], int],
+        tell: Callable[[Entry], object] | None,
+    ) -> None:
         self.path = path
         self.header = header
+        self.error: OutputError | None = None
         self._now = now
+        self._tell = tell
         self._end = end  # bytes of whole records
-        self._told = (0, 0)  # bytes and lines of what `unread` has told
+        self._kept: deque[bytes] = deque()
         self._composed: dict[int, tuple[int, int]] | None = None
         with naming(path):
             self._fd = os.open(path, _FLAGS)
             self._torn = os.fstat(self._fd).st_size != end
 
     @classmethod
-    def create(cls, path: str, header: Header, now: Callable[[], int] = time.time_ns) -> Self:
+    def create(
+        cls,
+        path: str,
+        header: Header,
+        now: Callable[[], int] = time.time_ns,
+        tell: Callable[[Entry], object] | None = None,
+    ) -> Self:
         """Begins a journal; its header is there whole or not at all.
 
         Args:
             path: the file, in a sweep's directory that this launcher holds.
             header: its first record.
             now: the time, nanoseconds since the epoch.
+            tell: gets every record, this one first.
 
         Raises:
             ConfigError: there is a journal already.
@@ -75,10 +93,13 @@ class Journal:
             expected = "has a sweep in it already"
             hint = f"choose another directory, or go on with that one: {_RESUME}={directory}"
             raise ConfigError((Problem("hydra.sweep.dir", repr(directory), expected, hint),))
-        line = encode(header, now())
+        entry = Entry(now(), header)
+        line = encode(header, entry.time_ns)
         write_atomic(path, line)
-        journal = cls(path, header, len(line), now)
+        journal = cls(path, header, len(line), now, tell)
         _sync_directory(path)
+        if tell is not None:
+            tell(entry)
         return journal
 
     @classmethod
@@ -93,34 +114,79 @@ class Journal:
         Args:
             path: the file, in a sweep's directory that this launcher holds.
             now: the time, nanoseconds since the epoch.
-            tell: gets every record that is in it, which `unread` then tells no more.
+            tell: gets every record that is in it, and those that are added.
 
         Raises:
             ConfigError: it is not there, damaged, or of another version.
             OutputError: it cannot be read or written.
         """
-        header, end, lines = None, 0, 0
+        header, end = None, 0
         for end, entry in _entries(path):  # noqa: B007 - the last one is what counts
             header = header or _header(path, entry)
-            lines += 1
             if tell is not None and entry is not None:
                 tell(entry)
         if header is None:
             raise _problem(path, "holds no record of a sweep", "start the sweep anew")
-        journal = cls(path, header, end, now)
-        if tell is not None:
-            journal._told = (end, lines)
-        return journal
+        return cls(path, header, end, now, tell)
 
     def append(self, record: Record) -> None:
-        """Adds a record; it is on the disk when this returns.
+        """Adds a record, after those that were kept; it is on the disk when this returns.
 
         After an error the record is not in the journal, and others can be tried.
 
         Raises:
-            OutputError: the disk is full, ...; names the file.
+            OutputError: the disk is full, the file was removed, ...; names the file.
         """
-        line = encode(record, self._now())
+        entry = Entry(self._now(), record)
+        self.flush()
+        self._write(encode(record, entry.time_ns))
+        if self._tell is not None:
+            self._tell(entry)
+
+    def keep(self, record: Record) -> None:
+        """Adds a record of what has happened, as soon as the disk takes it; see `error`."""
+        entry = Entry(self._now(), record)
+        self._kept.append(encode(record, entry.time_ns))
+        if self._tell is not None:
+            self._tell(entry)
+        with contextlib.suppress(OutputError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was kept.
+
+        Raises:
+            OutputError: as `append` does; the rest stays kept.
+        """
+        while self._kept:
+            self._write(self._kept[0])
+            self._kept.popleft()
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can be written any more: the file was removed."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._expect_own_file()
+            self._write_line(line)
+        except OutputError as error:
+            self.error = error
+            raise
+        self.error = None
+
+    def _expect_own_file(self) -> None:
+        """Raises if the file is no longer where it was: nobody would find what is written."""
+        with naming(self.path):
+            try:
+                there = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+            except (FileNotFoundError, NotADirectoryError):
+                there = False
+        if not there:
+            raise OutputError(self.path, "was removed, renamed or replaced while the sweep ran")
+
+    def _write_line(self, line: bytes) -> None:
         with naming(self.path):
             self._repair()
             # until all of it is on the disk, whatever has been written is to be cut off again
@@ -141,24 +207,6 @@ class Journal:
         if self._torn:
             os.ftruncate(self._fd, self._end)
             self._torn = False
-
-    def records(self) -> Iterator[Entry]:
-        """Reads the journal, from the header on; raises as `read_journal` does."""
-        return read_journal(self.path)
-
-    def unread(self) -> Iterator[Entry]:
-        """Reads what has been added since the last call, at first all; raises as `records` does.
-
-        So the whole is read once, however often somebody asks for the news.
-        """
-        start, lines = self._told
-        for end, entry in _entries(self.path, start, lines):
-            if end > self._end:
-                return  # it is to be cut off
-            lines += 1
-            self._told = (end, lines)
-            if entry is not None:
-                yield entry
 
     def config_of(self, job: int) -> Mapping[str, Any] | None:
         """Returns the config that a job was last composed with, None if it was not kept.
@@ -201,9 +249,9 @@ def read_journal(path: str) -> Iterator[Entry]:
             yield entry
 
 
-def _entries(path: str, start: int = 0, lines: int = 0) -> Iterator[tuple[int, Entry | None]]:
-    """Reads a file as `parse` does, after so many bytes and lines; errors name it."""
-    suspected = -1
+def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
+    """Reads a file as `parse` does; errors name it."""
+    start, lines, suspected = 0, 0, -1
     while True:
         try:
             for found in _open_entries(path, start, lines):

@@ -6,7 +6,6 @@ launchers, and deadlines. What is done about it stands in `lllaunch.sweep.shell`
 
 from __future__ import annotations
 
-import contextlib
 import select
 import signal
 import time
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import lllaunch.sweep.vocabulary as v
 from lllaunch.agent.signals import SignalSource, forwards
-from lllaunch.errors import LaunchError
+from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.leases import Leases, Slot, Watch
 from lllaunch.sweep.output import Tick
-from lllaunch.sweep.prepared import Broken, Done, JobAnswered, Prepared
+from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.remains import Remains
+from lllaunch.sweep.resources import Lease
 
 if TYPE_CHECKING:
     from lllaunch.sweep.warmth import Warmth
@@ -33,6 +33,10 @@ KILL_SECONDS = 15.0
 _ABANDON_SECONDS = 30.0
 # So many jobs in a row that died while they were composed: the next would, too.
 _DEATHS = 3
+# How long after a failure it is tried whether jobs can be started: at first, and at most.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+# How long jobs wait for that when none runs any more.
+_PATIENCE_SECONDS = 600.0
 
 
 class ComposingFailed(LaunchError):
@@ -80,6 +84,14 @@ class Loop:
         self._deaths = 0
         self._due: dict[int, float] = {}
         self._watches: dict[Slot, Watch] = {}
+        # The number of a job that is to be composed, and has no process yet.
+        self._unforked: int | None = None
+        # Why no job can be started, since when, and when that is tried again.
+        self._error: LaunchError | None = None
+        self._error_since = self._try_at = 0.0
+        self._pause = _PAUSE_SECONDS
+        # What has ended the sweep before its time.
+        self._failure: LaunchError | None = None
 
     def _tell(self, fact: v.Fact) -> None:
         """Tells the scheduler a fact, and performs what it decides."""
@@ -87,6 +99,7 @@ class Loop:
 
     def _turn(self) -> None:
         """Waits until something happens, and tells it; signals first."""
+        self._look_at_books()
         ready = self._wait()
         # One that came before a job ended is there by now, even if the wait did not tell.
         for signum in self._source.received():
@@ -101,6 +114,7 @@ class Loop:
                 del self._watches[slot]
                 self._tell(v.SlotsFreed(*slot.lease))
         now = time.monotonic()
+        self._try_again(now)
         for number in [number for number, at in self._due.items() if at <= now]:
             if self._due.pop(number, None) is not None:
                 self._tell(v.RetryDue(number))
@@ -132,6 +146,7 @@ class Loop:
             return 0
         deadlines = [*self._due.values()]
         deadlines += [] if self._ticks is None else [self._tick_at]
+        deadlines += [] if self._error is None else [self._try_at]
         deadlines += [job.deadline for job in self._jobs.values() if job.deadline is not None]
         if not deadlines:
             return None
@@ -166,37 +181,101 @@ class Loop:
                 self._begin(job)
             return
         self._composing, self._deaths = None, 0
-        prepared = isinstance(job.answer, Prepared)
+        refused = isinstance(job.answer, Broken)
         if isinstance(job.answer, Prepared) and self._review is not None:
             job.answer = self._review(job.number, job.answer)
         answer = job.answer
         if isinstance(answer, Prepared):
             self._books.composed(job.number, answer)
             self._observer(JobAnswered(job.number, answer))
-            self._tell(v.JobComposed(job.number, answer.need, answer.retries))
+            self._tell(v.JobComposed(job.number, answer.need))
             return
+        assert answer is not None
         del self._jobs[job.number]
-        job.end(self._observer, by_itself=not prepared)
-        if isinstance(answer, Broken):
-            self._broken(job.number, answer)
-        else:
-            self._observer(JobAnswered(job.number, Done()))
-            self._tell(v.JobDone(job.number))
+        job.end(self._observer, by_itself=refused)
+        self._broken(job.number, answer)
 
     def _broken(self, number: int, answer: Broken) -> None:
         if self._label is not None and not answer.overrides:
             # it came to say nothing
             answer = answer._replace(overrides=tuple(self._label(number)))
-        self._books.broken(number, answer)
+        self._books.composed(number, answer)
         self._observer(JobAnswered(number, answer))
         self._tell(v.JobBroken(number, answer.exit_code, answer.why))
 
     def _begin(self, job: JobProcess) -> None:
         """The job holds its lease and is composed: it may run."""
-        if isinstance(job.answer, Prepared):
+        if not isinstance(job.answer, Prepared):
+            return  # It could not be composed again, and ends by itself.
+        try:
             self._books.starts(job, job.answer)
-            job.begin(self._leases, self._warm)
-        # Else it could not be composed again, and ends by itself.
+        except OutputError as error:
+            assert job.lease is not None
+            self._take_back(job.number, job.lease, error)
+            return
+        self._pause = _PAUSE_SECONDS
+        job.begin(self._leases, self._warm)
+
+    # When something fails that all jobs need
+
+    def _take_back(self, number: int, lease: Lease, error: LaunchError) -> None:
+        """A job that was to start does not."""
+        self._leases.release(lease)
+        job = self._jobs.get(number)
+        if job is not None:
+            job.lease = None
+        self._block(error)
+        self._tell(v.NotStarted(number))
+
+    def _look_at_books(self) -> None:
+        if self._books.error is not None:
+            self._block(self._books.error)
+
+    def _block(self, error: LaunchError) -> None:
+        """No job is started until what failed works again."""
+        if self._error is not None or self._failure is not None:
+            return
+        self._error, self._error_since = error, time.monotonic()
+        self._tell(v.Blocked(str(error)))
+        self._try_later(error, self._error_since)
+
+    def _try_later(self, error: LaunchError, now: float) -> None:
+        if self._books.lost or now - self._error_since >= _PATIENCE_SECONDS:
+            self._give_up(error)
+        self._try_at = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+
+    def _try_again(self, now: float) -> None:
+        if self._error is None or now < self._try_at:
+            return
+        try:
+            self._books.flush()
+            if self._unforked is not None:
+                self._compose(self._unforked)
+        except LaunchError as error:
+            if self._running():
+                self._error_since = now
+            self._try_later(error, now)
+            return
+        self._error = None
+        self._tell(v.Unblocked())
+
+    def _give_up(self, error: LaunchError) -> None:
+        """No job is started any more; those that run go on."""
+        self._error, self._failure = None, error
+        self._tell(v.Abandoned())
+
+    def _compose(self, number: int) -> None:
+        """Begins to compose a job; raises `ForkFailed` if it has no process."""
+        self._unforked = number
+        self._composing = self._fork(number)
+        self._unforked = None
+
+    def _fork(self, number: int) -> JobProcess:
+        """Makes the process of a job; raises `ForkFailed`."""
+        raise NotImplementedError
+
+    # When a job has ended
 
     def _ended(self, job: JobProcess) -> None:
         """The process of a job has ended."""
@@ -218,7 +297,7 @@ class Loop:
         self._drop(job)
         self._deaths += 1
         if self._deaths >= _DEATHS:
-            raise ComposingFailed
+            self._give_up(ComposingFailed())
         why = f"its process ended (exit code {job.exit_code}) while it was composed"
         self._broken(job.number, Broken(1, why))
 
@@ -245,7 +324,9 @@ class Loop:
         assert lease is not None
         job.close(self._observer)
         self._leases.release(lease)
-        self._tell(self._books.ended(job, exit_code))
+        fact = self._books.ended(job, exit_code)
+        self._look_at_books()
+        self._tell(fact)
 
     def _running(self) -> list[JobProcess]:
         return [job for job in self._jobs.values() if job.lease is not None]
@@ -269,9 +350,7 @@ class Loop:
         for job in self._running():
             job.end()
             if job.exit_code is not None and job.begun:
-                # What failed may be the journal, or the result that is read for it.
-                with contextlib.suppress(LaunchError):
-                    self._books.ended(job, job.exit_code)
+                self._books.ended(job, job.exit_code)
 
     def _abandoned(self, job: JobProcess, until: float) -> None:
         """Waits for the end of a job, and lets it print meanwhile."""

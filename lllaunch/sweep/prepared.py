@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.sweep.machine import VISIBLE
-from lllaunch.sweep.policy import Retries
 from lllaunch.sweep.records import Composed
 from lllaunch.sweep.resources import Lease, Need
 
@@ -57,7 +56,6 @@ class Prepared(NamedTuple):
         directory: where its result.json will be; relative to the sweep's directory or absolute.
         fingerprint: `lllaunch.sweep.fingerprint.job_key`, or None.
         config: what that was made from, plain data for the journal, or None if it is not kept.
-        retries: how often it is tried again, or None for what the sweep says.
         payload: whatever the job needs to run; it stays in the job's process.
         warm: which warm spawner it gets a branch of; None for none.
         patience: how long it waits for the preloads of that, seconds, before it does without; None
@@ -69,7 +67,6 @@ class Prepared(NamedTuple):
     directory: str = ""
     fingerprint: str | None = None
     config: Mapping[str, Any] | None = None
-    retries: Retries | None = None
     payload: object = None
     warm: WarmKey | None = None
     patience: float | None = None
@@ -91,11 +88,7 @@ class Broken(NamedTuple):
     directory: str = ""
 
 
-class Done(NamedTuple):
-    """A job that need not run: it had succeeded in an earlier sweep."""
-
-
-Answer = Prepared | Broken | Done
+Answer = Prepared | Broken
 """What ``prepare`` returns."""
 
 
@@ -113,8 +106,6 @@ class JobAnswered(NamedTuple):
 
 def encode(answer: Answer) -> dict[str, Any]:
     """Returns an answer as JSON, without the payload."""
-    if isinstance(answer, Done):
-        return {"answer": "done"}
     if isinstance(answer, Broken):
         return {"answer": "broken", **answer._asdict()}
     fields = answer._asdict()
@@ -126,15 +117,12 @@ def decode(message: Mapping[str, Any]) -> Answer:
     """Returns the answer of a message that `encode` made."""
     fields = dict(message)
     kind = fields.pop("answer")
-    if kind == "done":
-        return Done()
     fields["overrides"] = tuple(fields["overrides"])
     if kind == "broken":
         return Broken(**fields)
-    retries, warm = fields.pop("retries"), fields.pop("warm")
+    warm = fields.pop("warm")
     return Prepared(
         **{**fields, "need": Need(*fields["need"])},
-        retries=None if retries is None else Retries(*retries),
         warm=None if warm is None else _warm_key(*warm),
     )
 
@@ -143,7 +131,7 @@ def _warm_key(preload: list[str], cwd: str, changes: list[list[str]]) -> WarmKey
     return WarmKey(tuple(preload), cwd, tuple((name, text) for name, text in changes))
 
 
-def record_of(number: int, answer: Prepared | Broken, directory: str) -> Composed:
+def record_of(number: int, answer: Answer, directory: str) -> Composed:
     """Returns what the journal says of a composed job.
 
     Args:

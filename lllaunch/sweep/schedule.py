@@ -48,10 +48,10 @@ class Scheduler(Sweep):
         """A fact must be about what there is."""
         if type(fact) in _OF_COMPOSING and not self.composing:
             raise ImpossibleFact(f"{fact}, which was not asked for")
-        if isinstance(fact, (v.JobComposed, v.JobBroken, v.JobDone)):
+        if isinstance(fact, (v.JobComposed, v.JobBroken)):
             if any(fact.number in jobs for jobs in (self.running, self.paused, self.waiting)):
                 raise ImpossibleFact(f"{fact} is about another job than the one of that number")
-        elif isinstance(fact, (v.JobEnded, v.LeaseRefused)):
+        elif isinstance(fact, (v.JobEnded, v.LeaseRefused, v.NotStarted)):
             if fact.number not in self.running:
                 raise ImpossibleFact(f"{fact}, which does not run")
         elif isinstance(fact, v.RetryDue) and fact.number not in self.paused:
@@ -67,14 +67,16 @@ class Scheduler(Sweep):
 # mypy cannot know that an action gets the fact it stands for in the table.
 Action = Callable[[Any, Any], v.Decisions]
 
-# While nothing more is started. A job that cannot run has failed even so, and one that need not
-# run is skipped.
+# While nothing more is started. A job that cannot run has failed even so.
 _ENDING: dict[type, Action] = {
     v.JobComposed: Sweep.composed_too_late,
     v.JobBroken: Sweep.broken,
-    v.JobDone: Sweep.skipped,
     v.NoMoreJobs: Sweep.no_more,
     v.LeaseRefused: Sweep.refused_too_late,
+    v.NotStarted: Sweep.not_started_too_late,
+    v.Blocked: Sweep.ignore,
+    v.Unblocked: Sweep.ignore,
+    v.Abandoned: Sweep.ignore,
     v.SlotsFreed: Sweep.ignore,
     # Its moment was set before.
     v.RetryDue: Sweep.ignore,
@@ -89,12 +91,27 @@ TRANSITIONS: dict[v.SweepState, dict[type, Action]] = {
     v.SweepState.PACKING: {
         v.JobComposed: Sweep.composed,
         v.JobBroken: Sweep.broken,
-        v.JobDone: Sweep.skipped,
         v.NoMoreJobs: Sweep.no_more,
         v.LeaseRefused: Sweep.refused,
         v.SlotsFreed: Sweep.freed,
         v.JobEnded: Sweep.ended,
         v.RetryDue: Sweep.retry,
+        v.Blocked: Sweep.block,
+        v.Abandoned: Sweep.abandon,
+        v.SignalReceived: Sweep.cancel,
+    },
+    # As above, but nothing follows that would start something (`Sweep._go_on`).
+    v.SweepState.BLOCKED: {
+        v.JobComposed: Sweep.composed,
+        v.JobBroken: Sweep.broken,
+        v.NoMoreJobs: Sweep.no_more,
+        v.LeaseRefused: Sweep.refused,
+        v.NotStarted: Sweep.not_started,
+        v.SlotsFreed: Sweep.freed,
+        v.JobEnded: Sweep.ended,
+        v.RetryDue: Sweep.retry,
+        v.Unblocked: Sweep.unblock,
+        v.Abandoned: Sweep.abandon,
         v.SignalReceived: Sweep.cancel,
     },
     v.SweepState.DRAINING: {
@@ -116,15 +133,20 @@ TRANSITIONS: dict[v.SweepState, dict[type, Action]] = {
     v.SweepState.FINISHED: {},
 }
 
-_OF_COMPOSING: frozenset[type] = frozenset({v.JobComposed, v.JobBroken, v.JobDone, v.NoMoreJobs})
-_OF_JOBS: frozenset[type] = frozenset({v.LeaseRefused, v.SlotsFreed, v.JobEnded, v.RetryDue})
+_OF_COMPOSING: frozenset[type] = frozenset({v.JobComposed, v.JobBroken, v.NoMoreJobs})
+_OF_JOBS: frozenset[type] = frozenset(
+    {v.LeaseRefused, v.SlotsFreed, v.NotStarted, v.JobEnded, v.RetryDue}
+)
+_OF_BLOCKS: frozenset[type] = frozenset({v.Blocked, v.Unblocked, v.Abandoned})
 
 # The rest, and why it cannot come.
 IMPOSSIBLE: dict[v.SweepState, frozenset[type]] = {
     # Nothing was asked for or started.
-    v.SweepState.NEW: _OF_COMPOSING | _OF_JOBS,
-    # A sweep begins once.
-    v.SweepState.PACKING: frozenset({v.Begin}),
+    v.SweepState.NEW: _OF_COMPOSING | _OF_JOBS | _OF_BLOCKS,
+    # A sweep begins once. What was not started for a failure would be started again at once.
+    v.SweepState.PACKING: frozenset({v.Begin, v.NotStarted, v.Unblocked}),
+    # It is blocked once, whatever else fails.
+    v.SweepState.BLOCKED: frozenset({v.Begin, v.Blocked}),
     v.SweepState.DRAINING: frozenset({v.Begin}),
     v.SweepState.CANCELLING: frozenset({v.Begin}),
     v.SweepState.KILLING: frozenset({v.Begin}),

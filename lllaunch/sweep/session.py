@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from lllaunch.sweep.records import Entry
     from lllaunch.sweep.resume import NewJob, ResumePlan
 
 PATIENCE = 10.0
@@ -66,7 +67,7 @@ class SweepSession:
         directory: held.
         journal: open.
         resumed: what goes into the journal of a resumed sweep first, None for a new one.
-        history: what `journal` has told so far.
+        history: what `journal` tells of.
 
     Attributes:
         path: the sweep's directory, absolute.
@@ -126,9 +127,13 @@ class SweepSession:
         else:
             held = SweepDirectory.claim(path)
         file, history = held.file(JOURNAL), SweepHistory()
+
+        def tell(entry: Entry) -> None:
+            history.add(*entry)
+
         try:
             if resume:
-                journal = Journal.open(file, tell=lambda entry: history.add(*entry))
+                journal = Journal.open(file, tell=tell)
                 return cls(held, journal, Resumed(version, given), history)
             former = held.set_aside()
             if former is not None and say is not None:
@@ -136,7 +141,7 @@ class SweepSession:
                     f"{path} holds a sweep already, which hydra.launcher.resume={path} would go "
                     f"on with; a new one begins, and the journal of that one is now {former}"
                 )
-            journal = Journal.create(file, Header(_id_of(path), version, given))
+            journal = Journal.create(file, Header(_id_of(path), version, given), tell=tell)
             return cls(held, journal, None, history)
         except BaseException:
             held.release()
@@ -193,31 +198,27 @@ class SweepSession:
                 assert job.old.result is not None
                 self.journal.append(Ended(job.number, job.old.history.retry, job.old.result))
 
-    def finish(
+    def document(self) -> Mapping[str, Any]:
+        """Returns what sweep.json holds, without the jobs that the sweep did not come to."""
+        return summary_of(self._history, time.time_ns())
+
+    def write(
         self,
-        exit_code: int | None = None,
+        document: Mapping[str, Any],
         asked: Iterable[int] = (),
         overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
-    ) -> Mapping[str, Any]:
-        """Writes sweep.json, after each batch.
+    ) -> None:
+        """Writes sweep.json.
 
         Args:
-            exit_code: the launcher's; None for what the journal says.
+            document: as `document` made it.
             asked: numbers of all jobs. Those that the sweep did not come to are in sweep.json, too.
             overrides: returns those of a job, as the journal has them.
 
-        Returns:
-            what sweep.json holds of the others.
-
         Raises:
-            OutputError: it cannot be written, or the journal cannot be read.
-            ConfigError: somebody has damaged the journal.
+            OutputError: it cannot be written.
         """
-        for entry in self.journal.unread():
-            self._history.add(*entry)
-        document = summary_of(self._history, time.time_ns(), exit_code)
         write_summary(self._directory.file(SUMMARY), with_others(document, asked, overrides))
-        return document
 
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""

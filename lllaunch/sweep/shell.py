@@ -7,6 +7,7 @@ docs/design/sweep-shell.md says why it is as it is.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from lllaunch.spawner.signals import ignored_at_start
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.inside import Work
 from lllaunch.sweep.jobs import ForkFailed, JobProcess
-from lllaunch.sweep.leases import Leases, Slot
+from lllaunch.sweep.leases import LeaseFailed, Leases, Slot
 from lllaunch.sweep.loop import KILL_SECONDS, Loop
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.policy import SweepPolicy
@@ -61,7 +62,7 @@ class Sweep(Loop):
         label: gives the overrides of a job, redacted, for one that dies before it can say them.
         full: descriptors that are to be writable before the observer gets more of what jobs print;
             nothing if it takes all.
-        signals: signals that end the sweep; None for those of a run.
+        signals: notes the signals that end the sweep; None for those of a run, while it lasts.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Sweep(Loop):
         ticks: float | None = None,
         label: Callable[[int], Sequence[str]] | None = None,
         full: Callable[[], Sequence[int]] = tuple,
-        signals: Sequence[signal.Signals] | None = None,
+        signals: SignalSource | None = None,
     ) -> None:
         super().__init__(leases, Books(journal), warm, observer, review, ticks, label, full)
         self._work = Work(prepare, execute, machine, pins, warm)
@@ -103,8 +104,9 @@ class Sweep(Loop):
             How it ended.
 
         Raises:
-            LaunchError: the sweep itself failed: a slot cannot be locked, the journal cannot be
-                written, no process can be made. All jobs have been ended then.
+            LaunchError: not all jobs could be started, since the journal could not be written, no
+                process be made, or a slot not be locked; or the journal lacks something. All jobs
+                have ended then.
             RuntimeError: this is not the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
@@ -112,8 +114,8 @@ class Sweep(Loop):
             raise RuntimeError("a sweep runs in the main thread")
         self._remains = Remains()
         try:
-            self._source = SignalSource(self._signals)
-            with self._source:
+            with contextlib.ExitStack() as stack:
+                self._source = self._signals or stack.enter_context(SignalSource())
                 try:
                     self._tell(v.Begin(self._total))
                     while self._finish is None:
@@ -125,8 +127,12 @@ class Sweep(Loop):
                     self._clean()
         finally:
             self._remains.close()
-        self._books.over(self._finish.exit_code)
-        return self._finish
+        finish, failure = self._finish, self._failure
+        self._books.over(finish.exit_code if failure is None else failure.exit_code)
+        failure = failure or self._books.error
+        if failure is not None and finish.signum is None:
+            raise failure
+        return finish
 
     # Facts and decisions
 
@@ -173,7 +179,10 @@ class Sweep(Loop):
         if number is None:
             self._tell(v.NoMoreJobs())
         else:
-            self._composing = self._fork(number)
+            try:
+                self._compose(number)
+            except ForkFailed as error:
+                self._block(error)
 
     def _fork(self, number: int) -> JobProcess:
         job = JobProcess.fork(
@@ -194,19 +203,27 @@ class Sweep(Loop):
             self._warm.leave()
 
     def _start(self, start: v.StartJob) -> None:
-        busy = self._leases.acquire(start.lease)
+        try:
+            busy = self._acquire(start.lease)
+            if busy:
+                self._refused(start, busy)
+                return
+            job = self._process_of(start)
+        except (LeaseFailed, ForkFailed) as error:
+            self._take_back(start.number, start.lease, error)
+            return
+        job.lease, job.attempt = start.lease, start.attempt
+        if job.answered:
+            self._begin(job)
+
+    def _acquire(self, lease: Lease) -> Sequence[Slot]:
+        busy = self._leases.acquire(lease)
         if busy and not all(job.apart for job in self._jobs.values()):
             # What was just released may still be open in a job that was just forked.
             for job in self._jobs.values():
                 job.await_apart()
-            busy = self._leases.acquire(start.lease)
-        if busy:
-            self._refused(start, busy)
-            return
-        job = self._process_of(start)
-        job.lease, job.attempt = start.lease, start.attempt
-        if job.answered:
-            self._begin(job)
+            busy = self._leases.acquire(lease)
+        return busy
 
     def _refused(self, start: v.StartJob, busy: Sequence[Slot]) -> None:
         for slot in busy:
@@ -222,11 +239,7 @@ class Sweep(Loop):
             if not job.reap():
                 return job
             self._drop(job)
-        try:
-            return self._fork(start.number)
-        except ForkFailed:
-            self._leases.release(start.lease)
-            raise
+        return self._fork(start.number)
 
     def _settle(self, end: v.Settle) -> None:
         self._due.pop(end.number, None)

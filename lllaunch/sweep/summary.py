@@ -21,13 +21,12 @@ VERSION = 1
 """Version of sweep.json's schema; grows when a field changes its meaning."""
 
 
-def summary_of(sweep: SweepHistory, ended_ns: int, exit_code: int | None = None) -> dict[str, Any]:
+def summary_of(sweep: SweepHistory, ended_ns: int) -> dict[str, Any]:
     """Returns what sweep.json holds.
 
     Args:
         sweep: all that the journal tells.
         ended_ns: when the sweep ended, nanoseconds since the epoch.
-        exit_code: the launcher's; None for that in the journal.
     """
     header = sweep.header
     jobs = [sweep.jobs[number] for number in sorted(sweep.jobs)]
@@ -36,7 +35,7 @@ def summary_of(sweep: SweepHistory, ended_ns: int, exit_code: int | None = None)
         "sweep": header.sweep if header else None,
         "lllaunch": header.lllaunch if header else None,
         "command": list(header.command) if header else [],
-        "exit_code": sweep.exit_code if exit_code is None else exit_code,
+        "exit_code": sweep.exit_code,
         "started": isoformat(sweep.started_ns) if sweep.started_ns else None,
         "ended": isoformat(ended_ns),
         "seconds": (ended_ns - sweep.started_ns) / 1e9 if sweep.started_ns else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lllaunch.policies import RestartCause
-from lllaunch.sweep.policy import Retries, Summary
+from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.resources import Lease, Need
 
 
@@ -16,7 +16,10 @@ class SweepState(str, Enum):
     Attributes:
         NEW: nothing has begun.
         PACKING: jobs are composed and started as slots come free.
-        DRAINING: enough jobs have failed; nothing is started, what runs goes on to its end.
+        BLOCKED: the journal cannot be written, or no process can be made; nothing is started until
+            that works again, what runs goes on.
+        DRAINING: enough jobs have failed, or what blocks will not pass; nothing is started any
+            more, what runs goes on to its end.
         CANCELLING: a signal came; nothing is started, what runs was told to end.
         KILLING: another signal came; what runs is being killed.
         FINISHED: all jobs have ended; terminal.
@@ -24,6 +27,7 @@ class SweepState(str, Enum):
 
     NEW = "new"
     PACKING = "packing"
+    BLOCKED = "blocked"
     DRAINING = "draining"
     CANCELLING = "cancelling"
     KILLING = "killing"
@@ -76,12 +80,10 @@ class JobComposed:
     Attributes:
         number: of the job, unique in the sweep.
         need: what it needs to run.
-        retries: how often it is tried again, or None for what the sweep says.
     """
 
     number: int
     need: Need
-    retries: Retries | None = None
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,6 @@ class JobBroken:
     number: int
     exit_code: int
     why: str = ""
-
-
-@dataclass(frozen=True)
-class JobDone:
-    """The next job had succeeded in an earlier sweep. Answers `ComposeNext`.
-
-    Attributes:
-        number: of the job.
-    """
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -144,6 +135,38 @@ class SlotsFreed:
 
 
 @dataclass(frozen=True)
+class NotStarted:
+    """A job was not started, since something failed; `Blocked` came before.
+
+    Attributes:
+        number: of the job. Its lease is free again.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """The journal cannot be written, or no process can be made: no job can be started.
+
+    Attributes:
+        why: for people.
+    """
+
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Unblocked:
+    """What `Blocked` told of works again."""
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """No job can be started any more: what failed will not work again."""
+
+
+@dataclass(frozen=True)
 class JobEnded:
     """The process of a running job has ended, or could not be made. Its slots are free.
 
@@ -152,11 +175,13 @@ class JobEnded:
         exit_code: its exit code; 128+N if signal N ended the process.
         cause: what it failed of, see `lllaunch.sweep.policy.cause_of`; None if it succeeded, or if
             another attempt would be in vain.
+        why: the first failure in one line, or empty.
     """
 
     number: int
     exit_code: int
     cause: RestartCause | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,10 +212,13 @@ Fact = (
     Begin
     | JobComposed
     | JobBroken
-    | JobDone
     | NoMoreJobs
     | LeaseRefused
     | SlotsFreed
+    | NotStarted
+    | Blocked
+    | Unblocked
+    | Abandoned
     | JobEnded
     | RetryDue
     | SignalReceived
@@ -247,7 +275,7 @@ class Settle:
         state: a final one.
         attempts: how many attempts of it ended in this sweep.
         exit_code: of the last attempt, or what the job broke with; None if there is neither.
-        why: why it was never started; else empty.
+        why: what the last attempt failed of in one line, or why it was never started; or empty.
     """
 
     number: int

@@ -34,10 +34,11 @@ class Job:
         attempts: how many attempts of it have ended.
         lease: what it holds while it runs.
         exit_code: of its last attempt, or None.
+        why: what that failed of, or empty.
         overtaken: how many jobs behind it started while it waited for its first or next attempt.
     """
 
-    __slots__ = ("_left", "attempts", "exit_code", "lease", "need", "number", "overtaken")
+    __slots__ = ("_left", "attempts", "exit_code", "lease", "need", "number", "overtaken", "why")
 
     def __init__(self, number: int, need: Need, retries: Retries) -> None:
         self.number = number
@@ -45,6 +46,7 @@ class Job:
         self.attempts = 0
         self.lease = _NOTHING
         self.exit_code: int | None = None
+        self.why = ""
         self.overtaken = 0
         self._left: dict[RestartCause, int] = {}
         for cause in RESTART_CAUSES:

@@ -58,6 +58,11 @@ def go(kind, number):
         for number in range(10_000):
             print(number, flush=True)
             time.sleep(0.05)
+    elif kind == "waits":
+        while not (HERE / "go").exists():
+            time.sleep(0.01)
+    elif kind == "spoils":
+        (HERE / "sweep" / str(number) / "result.json").mkdir()
     elif kind == "greedy":
         kept = []
         for _ in range(10_000):
@@ -122,6 +127,33 @@ def test_killed_jobs_run_again_and_the_others_go_on(project: SweepProject) -> No
         "attempt_0",
         "attempt_1",
     }
+
+
+def test_a_result_that_cannot_be_read_is_the_failure_of_its_job_alone(
+    project: SweepProject,
+) -> None:
+    ended = project.run("+exp=test", "kind=spoils,good,good", "hydra.launcher.max_parallel=2")
+    assert ended.code == 6, ended.err
+    assert project.states() == {0: "error", 1: "succeeded", 2: "succeeded"}
+    assert "result.json" in project.document()["jobs"][0]["root_cause"]
+    assert "2 of 3 jobs succeeded, 1 failed" in ended.err
+
+
+def test_a_journal_that_is_removed_ends_no_job_and_is_no_config_error(
+    project: SweepProject,
+) -> None:
+    launcher = project.start("+exp=test", "kind=waits,good,good", "hydra.launcher.max_parallel=1")
+    until(lambda: "waits" in text_of(project.root / "starts"), "the start of the first job")
+    project.journal.unlink()
+    (project.root / "go").touch()
+    ended = launcher.finish()
+    assert ended.code == 1, ended.err
+    assert project.states() == {0: "succeeded", 1: "skipped", 2: "skipped"}
+    assert project.document()["exit_code"] == 1
+    last = ended.err.splitlines()[-1]
+    assert "sweep.jsonl" in last
+    assert "was removed, renamed or replaced while the sweep ran" in last
+    assert "resume=" not in last
 
 
 def test_a_job_is_tried_again_as_often_as_its_cause_allows(project: SweepProject) -> None:

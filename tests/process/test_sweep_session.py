@@ -23,7 +23,7 @@ from lllaunch.sweep.journal import read_journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
-from lllaunch.sweep.prepared import Done, Prepared
+from lllaunch.sweep.prepared import Prepared
 from lllaunch.sweep.records import Composed, Ended, Over, Result, Started
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.resume import NewJob
@@ -103,7 +103,7 @@ def be_launcher(path: Path, resume: bool) -> NoReturn:
     while running:
         end_one()
     session.journal.append(Over(0))
-    session.finish()
+    session.write(session.document())
     session.close()
     os._exit(0)
 
@@ -261,9 +261,7 @@ def be_sweep(path: Path, names: str, resume: bool) -> NoReturn:
     machine = find_machine({"LLLAUNCH_PRETEND_GPUS": names})
     session = begin(path, resume=resume, patience=WAIT)
 
-    def prepare(number: int) -> Prepared | Done:
-        if number in skipped:
-            return Done()
+    def prepare(number: int) -> Prepared:
         # as the journal of another launcher has it
         directory = str(path / directories.get(number, str(number)))
         return Prepared(Need(1), tuple(OVERRIDES[number]), directory, f"of {number}")
@@ -289,10 +287,10 @@ def be_sweep(path: Path, names: str, resume: bool) -> NoReturn:
             prepare,
             execute,
             lambda what: None,
-            numbers,
+            [number for number in numbers if number not in skipped],
         )
         codes.append(sweep.run().exit_code)
-        session.finish()
+        session.write(session.document())
         leases.close()
     session.close()
     os._exit(0 if codes == [0] * len(codes) else 1)

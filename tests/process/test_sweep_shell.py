@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +22,14 @@ import lllaunch.sweep.vocabulary as v
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.inside import Work
-from lllaunch.sweep.jobs import ForkFailed, JobProcess
+from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.journal import read_journal
 from lllaunch.sweep.leases import LeaseFailed
 from lllaunch.sweep.loop import ComposingFailed
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy
-from lllaunch.sweep.prepared import Answer, Broken, Done, JobAnswered, Prepared
-from lllaunch.sweep.records import Over, Record, Started
+from lllaunch.sweep.prepared import Answer, Broken, JobAnswered, Prepared
+from lllaunch.sweep.records import Over
 from lllaunch.sweep.resources import Lease, Need
 
 # generous: only a hang takes that long
@@ -72,7 +74,7 @@ def many_ways_to_prepare(number: int) -> Answer:
     if number == 7:
         os.kill(os.getpid(), signal.SIGKILL)
     others: dict[int, Answer] = {
-        8: Done(),
+        8: Broken(1, ""),
         9: Prepared(Need(9), ("a=9",), "9"),
         10: Broken(2, "broken", ("a=10",), "10"),
     }
@@ -93,13 +95,12 @@ def many_ways_to_end(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
 
 def test_every_way_to_end(played: Played, capfd: pytest.CaptureFixture[str]) -> None:
     finish = played.sweep(11, many_ways_to_prepare, many_ways_to_end)
-    assert finish == v.Finish(Summary(succeeded=1, failed=9, skipped=1), 6)
-    codes = {0: 0, 1: 3, 2: 137, 3: 1, 4: 5, 5: 1, 6: 2, 7: 1, 9: 2, 10: 2}
-    assert {number: code for number, (_, code) in played.ends().items() if number != 8} == codes
+    assert finish == v.Finish(Summary(succeeded=1, failed=10), 6)
+    codes = {0: 0, 1: 3, 2: 137, 3: 1, 4: 5, 5: 1, 6: 2, 7: 1, 8: 1, 9: 2, 10: 2}
+    assert {number: code for number, (_, code) in played.ends().items()} == codes
     states = played.states()
     assert (states[0], states[1], states[2]) == ("succeeded", "error", "signalled")
-    assert {states[number] for number in (3, 4, 5, 6, 7, 9, 10)} == {"error"}
-    assert 8 not in states
+    assert {states[number] for number in (3, 4, 5, 6, 7, 8, 9, 10)} == {"error"}
     why = {job.job: job.result.root_cause for job in played.history().jobs.values() if job.result}
     assert why[5] == "LookupError: no such thing"
     assert why[6] == "launch.x: 3 is wrong"
@@ -324,57 +325,200 @@ def test_a_lease_is_kept_until_what_a_job_left_has_ended(played: Played) -> None
     assert played.sweep(2, each(), execute).summary == Summary(succeeded=1, failed=1)
 
 
-def test_a_full_disk_ends_the_sweep_and_its_jobs(
+def until_blocked(played: Played) -> Callable[[Prepared, Lease, Spawner | None], int]:
+    """What jobs do: the first runs until the sweep can start nothing, all others end at once."""
+
+    def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        if job.payload == 0:
+            until(lambda: played.marked("blocked"), "that nothing can be started", WAIT)
+        return 0
+
+    return execute
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again at once."""
+    monkeypatch.setattr("lllaunch.sweep.loop._PAUSE_SECONDS", 0.01)
+
+
+class Journals:
+    """What can happen to a journal, and what mends it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.path.stat().st_size, self.limits[1]))
+
+    def renamed(self) -> None:
+        self.path.rename(self.path.with_name("other"))
+
+    def mend(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.with_name("other").rename(self.path)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("what", ["full", "renamed"])
+def test_while_the_journal_cannot_be_written_what_runs_goes_on(played: Played, what: str) -> None:
+    journal = Journals(Path(played.journal.path))
+
+    def react(event: object) -> None:
+        if event == v.JobComposed(1, ONE.need):
+            getattr(journal, what)()
+        elif isinstance(event, v.Blocked):
+            played.mark("blocked")
+        elif isinstance(event, v.JobEnded) and event.number == 0:
+            journal.mend()
+
+    played.react = react
+    try:
+        finish = played.sweep(4, each(), until_blocked(played))
+    finally:
+        journal.mend()
+    assert finish == v.Finish(Summary(succeeded=4), 0)
+    # the end of the first is in the journal, too
+    assert played.states() == dict.fromkeys(range(4), "succeeded")
+    (blocked,) = played.of(v.Blocked)
+    assert "sweep.jsonl" in blocked.why
+    assert len(played.of(v.Unblocked)) == 1
+    assert not played.of(v.SignalJobs)
+
+
+@pytest.mark.usefixtures("soon")
+def test_who_is_interrupted_while_the_journal_cannot_be_written_ends(played: Played) -> None:
+    journal = Journals(Path(played.journal.path))
+
+    def react(event: object) -> None:
+        if event == v.JobComposed(1, ONE.need):
+            journal.full()
+        elif isinstance(event, v.Blocked):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    played.react = react
+    try:
+        finish = played.sweep(4, each(), sleeper)
+    finally:
+        journal.mend()
+    assert finish == v.Finish(Summary(cancelled=1, not_run=3), 130, 2)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_journal_that_stays_unwritable_ends_the_sweep_when_nothing_runs(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = played.journal.append
+    monkeypatch.setattr("lllaunch.sweep.loop._PATIENCE_SECONDS", 0.0)
+    journal = Journals(Path(played.journal.path))
 
-    def full(record: Record) -> None:
-        if isinstance(record, Started) and record.job == 1:
-            raise OutputError(played.journal.path, "No space left on device")
-        append(record)
+    def react(event: object) -> None:
+        if event == v.JobComposed(1, ONE.need):
+            journal.full()
+        elif isinstance(event, v.Abandoned):
+            played.mark("blocked")
 
-    monkeypatch.setattr(played.journal, "append", full)
-    with pytest.raises(OutputError, match="No space left"):
-        played.sweep(5, each(), sleeper)
-    assert played.states() == {0: "signalled", 1: "composed"}
+    played.react = react
+    try:
+        with pytest.raises(OutputError, match=r"sweep\.jsonl"):
+            played.sweep(4, each(), until_blocked(played))
+    finally:
+        journal.mend()
+    assert played.ends()[0] == ("succeeded", 0)
 
 
-def test_a_lease_that_cannot_be_taken_ends_the_sweep(
+def test_a_journal_that_was_removed_ends_no_job_and_starts_none(played: Played) -> None:
+    def react(event: object) -> None:
+        if event == v.JobComposed(1, ONE.need):
+            os.unlink(played.journal.path)
+        elif isinstance(event, v.Abandoned):
+            played.mark("blocked")
+
+    played.react = react
+    with pytest.raises(OutputError) as caught:
+        played.sweep(4, each(), until_blocked(played))
+    assert caught.value.path == played.journal.path
+    assert "was removed" in str(caught.value)
+    assert caught.value.exit_code == 1
+    assert played.ends()[0] == ("succeeded", 0)
+    assert set(played.ends().values()) == {("succeeded", 0), ("not_run", None)}
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_lease_that_cannot_be_taken_is_tried_again(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acquire = played.leases.acquire
+    acquire, refusals = played.leases.acquire, iter((True, True))
 
     def refuse(lease: Lease) -> object:
-        if lease.gpus[0] == NAMES[1]:
+        if lease.gpus[0] == NAMES[1] and next(refusals, False):
             raise LeaseFailed("GPU 1", "Too many open files")
         return acquire(lease)
 
+    played.react = lambda event: played.mark("blocked") if isinstance(event, v.Blocked) else None
     monkeypatch.setattr(played.leases, "acquire", refuse)
-    with pytest.raises(LeaseFailed):
-        played.sweep(5, each(), sleeper)
+    finish = played.sweep(5, each(), until_blocked(played))
+    assert finish == v.Finish(Summary(succeeded=5), 0)
+    assert played.of(v.Blocked)[0].why == "GPU 1 cannot be leased: Too many open files"
 
 
-def test_a_fork_that_fails_ends_the_sweep(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork, forks = os.fork, iter((True, True, False))
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("failing", [(1,), (2,), (1, 2, 3), (2, 3, 4)])
+def test_a_fork_that_fails_is_tried_again(
+    played: Played, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...]
+) -> None:
+    fork, forks, launcher = os.fork, itertools.count(), os.getpid()
 
-    def failing() -> int:
-        if next(forks):
-            return fork()
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+    def sometimes() -> int:
+        if os.getpid() == launcher and next(forks) in failing:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
 
-    monkeypatch.setattr(os, "fork", failing)
-    with pytest.raises(ForkFailed, match="job 2 could not be started: Resource"):
-        played.sweep(5, each(), sleeper)
+    played.react = lambda event: played.mark("blocked") if isinstance(event, v.Blocked) else None
+    monkeypatch.setattr(os, "fork", sometimes)
+    finish = played.sweep(5, each(), until_blocked(played))
+    assert finish == v.Finish(Summary(succeeded=5), 0)
+    assert "could not be started: Resource" in played.of(v.Blocked)[0].why
+    assert not played.of(v.SignalJobs)
 
 
-def test_jobs_that_always_die_while_composed_end_the_sweep(played: Played) -> None:
+@pytest.mark.usefixtures("soon")
+def test_a_fork_that_fails_for_another_attempt_is_tried_again(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, forks, launcher = os.fork, itertools.count(), os.getpid()
+
+    def second_fails() -> int:
+        if os.getpid() == launcher and next(forks) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        if not played.marked("tried"):
+            played.mark("tried")
+            return 3
+        return 0
+
+    monkeypatch.setattr(os, "fork", second_fails)
+    finish = played.sweep(1, each(), execute, SweepPolicy(retries=Retries(failure=1)))
+    assert finish == v.Finish(Summary(succeeded=1), 0)
+    assert len(played.of(v.NotStarted)) == 1
+
+
+def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
+    played: Played,
+) -> None:
     def prepare(number: int) -> Answer:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return ONE
+        if number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ONE._replace(payload=number)
 
+    played.react = lambda event: played.mark("blocked") if isinstance(event, v.Abandoned) else None
     with pytest.raises(ComposingFailed):
-        played.sweep(9, prepare, sleeper)
+        played.sweep(9, prepare, until_blocked(played))
+    assert played.ends()[0] == ("succeeded", 0)
+    assert len(played.ends()) == 4
 
 
 def test_jobs_have_their_numbers(played: Played) -> None:
@@ -451,23 +595,23 @@ def test_what_composing_yields_is_told_before_the_fact(played: Played) -> None:
         return 0
 
     def prepare(number: int) -> Answer:
-        if number == 3:
+        if number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        answers: list[Answer] = [ONE._replace(payload=1), Done(), Broken(2, "no", ("a=1",))]
+        answers: list[Answer] = [ONE._replace(payload=1), Broken(2, "no", ("a=1",))]
         return answers[number]
 
     policy = SweepPolicy(retries=Retries(signal=1))
-    played.sweep(4, prepare, execute, policy)
+    played.sweep(3, prepare, execute, policy)
     told = played.of(JobAnswered)
     why = "its process ended (exit code 137) while it was composed"
-    answers = [ONE, Done(), Broken(2, "no", ("a=1",)), Broken(1, why)]
+    answers = [ONE, Broken(2, "no", ("a=1",)), Broken(1, why)]
     # once, though the first was composed again
     assert told == [JobAnswered(*pair) for pair in enumerate(answers)]
     assert len(played.of(v.Retry)) == 1
     facts = [played.seen[played.seen.index(one) + 1] for one in told]
-    kinds = [v.JobComposed, v.JobDone, v.JobBroken, v.JobBroken]
+    kinds = [v.JobComposed, v.JobBroken, v.JobBroken]
     assert [type(fact) for fact in facts] == kinds
-    assert [fact.number for fact in facts] == [0, 1, 2, 3]
+    assert [fact.number for fact in facts] == [0, 1, 2]
 
 
 def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import lllaunch.sweep.vocabulary as v
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.sweep.cells import cells, cut, decoded, harmless, padded, plain
 from lllaunch.console.sweep.flow import KEPT, Flow
-from lllaunch.errors import OutputError
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.prepared import JobAnswered, Prepared
@@ -81,29 +79,13 @@ def test_each_change_is_one_line(sweep: Sweep) -> None:
     assert sweep.new() == "lllaunch: job 1 succeeded in 12 s\n"
 
 
-def test_why_a_job_failed_is_read_from_its_result(sweep: Sweep) -> None:
-    result = {
-        "state": "failed",
-        "exit_code": 3,
-        "ended": "9999",
-        "root_cause": {"rank": 1, "cause": {"type": "Raised", "text": "raised ValueError: no"}},
-    }
-    (sweep.place / "m" / "1").mkdir(parents=True)
-    (sweep.place / "m" / "1" / "result.json").write_text(json.dumps(result))
+def test_a_failed_job_says_why(sweep: Sweep) -> None:
     sweep.start(1)
     sweep.new()
-    sweep.observe(v.JobEnded(1, 3, "failure"), v.Settle(1, v.JobState.FAILED, 1, 3))
+    ended = v.JobEnded(1, 3, "failure", "rank 1: raised ValueError: no")
+    sweep.observe(ended, v.Settle(1, v.JobState.FAILED, 1, 3))
     why = "exit code 3: rank 1: raised ValueError: no"
     assert sweep.new() == f"lllaunch: job 1 failed after 0 ms: {why}; logs in m/1\n"
-
-
-def test_the_result_of_an_earlier_try_explains_nothing(sweep: Sweep) -> None:
-    old = {"state": "failed", "exit_code": 3, "ended": "2000", "error": "old"}
-    (sweep.place / "m" / "1").mkdir(parents=True)
-    (sweep.place / "m" / "1" / "result.json").write_text(json.dumps(old))
-    sweep.start(1)
-    sweep.observe(v.JobEnded(1, 1, "failure"), v.Settle(1, v.JobState.FAILED, 1, 1))
-    assert "old" not in sweep.new()
 
 
 def test_the_policy_tells_how_often(tmp_path: Path) -> None:
@@ -129,16 +111,6 @@ def test_lines_of_jobs_go_where_the_jobs_wrote_them(sweep: Sweep) -> None:
     assert sweep.new() == "[2] caf\\xe9 café\n"
 
 
-def test_warnings_and_errors(sweep: Sweep) -> None:
-    sweep.console.warning("the disk is nearly full")
-    sweep.console.error(OutputError("/m/sweep.jsonl", "No space left on device"))
-    first, second, rest = sweep.new().split("\n")
-    assert first == "lllaunch: warning: the disk is nearly full"
-    assert second.startswith("lllaunch: ")
-    assert second.endswith("No space left on device")
-    assert rest == ""
-
-
 def test_the_summary_of_some_jobs(sweep: Sweep) -> None:
     def job(number: int, state: str) -> dict[str, object]:
         fields = ("overrides", "directory", "tries", "exit_code", "root_cause", "seconds")
@@ -160,7 +132,6 @@ def test_the_summary_of_some_jobs(sweep: Sweep) -> None:
 
 
 def test_a_started_job_is_told_when_nothing_else_happens(sweep: Sweep) -> None:
-    assert sweep.console.ticks == 1.0
     answer = Prepared(Need(1), ("a.x=0",), "0")
     composed = [JobAnswered(0, answer), v.JobComposed(0, Need(1))]
     sweep.observe(*composed, v.ComposeNext(), v.StartJob(0, Lease()), v.NoMoreJobs())
@@ -172,12 +143,11 @@ def test_a_started_job_is_told_when_nothing_else_happens(sweep: Sweep) -> None:
 def test_a_launcher_without_streams_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
     monkeypatch.setattr("sys.stdout", None)
-    with SweepConsole(live=True) as console:
+    with contextlib.closing(SweepConsole(live=True)) as console:
         assert not console.live
         console.began("/m", 1, lambda _: ())
         for event in (v.Begin(1), JobPrinted(0, 1, b"x"), JobPrinted(0, 2, b"x"), Tick()):
             console.observe(event)
-        console.warning("x")
 
 
 # Streams that take nothing

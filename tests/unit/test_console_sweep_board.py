@@ -16,7 +16,7 @@ from lllaunch.console.sweep.naming import lease_text, short_overrides
 from lllaunch.console.sweep.table import table_rows
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
-from lllaunch.sweep.prepared import Broken, Done, JobAnswered, Prepared
+from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.resources import Lease, Need
 
 J = v.JobState
@@ -38,9 +38,9 @@ def said(of: Board, *events: object, now: float = 0.0) -> list[str]:
     return [line.text for change in changes for line in change_lines(change, SWEEP, HOME)]
 
 
-def composed(number: int, retries: Retries | None = None) -> list[object]:
-    answer = Prepared(Need(1), tuple(overrides(number)), str(number), retries=retries)
-    return [JobAnswered(number, answer), v.JobComposed(number, Need(1), retries)]
+def composed(number: int) -> list[object]:
+    answer = Prepared(Need(1), tuple(overrides(number)), str(number))
+    return [JobAnswered(number, answer), v.JobComposed(number, Need(1))]
 
 
 def begun(of: Board, number: int, *, now: float = 0.0, lease: Lease = GPU) -> list[str]:
@@ -69,8 +69,8 @@ def test_a_job_that_starts_and_succeeds() -> None:
 def test_a_job_that_fails_says_why_and_where_its_logs_are() -> None:
     of = board()
     begun(of, 1)
-    of.explain(1, "rank 1: raised ValueError: no\nmore")
-    ends = [v.JobEnded(1, 3, "failure"), settled(1, J.FAILED, exit_code=3)]
+    why = "rank 1: raised ValueError: no\nmore"
+    ends = [v.JobEnded(1, 3, "failure", why), settled(1, J.FAILED, exit_code=3)]
     text = "job 1 failed after 3.2 s: exit code 3: rank 1: raised ValueError: no"
     assert said(of, *ends, now=3.2) == [f"{text}; logs in multirun/1/1"]
 
@@ -96,13 +96,6 @@ def test_a_retry_is_counted_by_cause() -> None:
     again = [v.JobEnded(0, 139, "signal"), v.Retry(0, 2, "signal")]
     ended = "job 0: attempt 1 was ended by a signal after 2.0 s: SIGSEGV (exit code 139)"
     assert said(of, *again, now=17.0) == [f"{ended}; trying again (1 of 2)"]
-
-
-def test_the_retries_of_a_job_itself_count() -> None:
-    of = board(retries=Retries(failure=1))
-    said(of, *composed(0, Retries(failure=7)), v.StartJob(0, GPU), Tick())
-    (text,) = said(of, v.JobEnded(0, 3, "failure"), v.Retry(0, 1, "failure"))
-    assert text.endswith("trying again (1 of 7)")
 
 
 def test_a_job_that_cannot_run_says_why_in_all_its_lines() -> None:
@@ -186,14 +179,20 @@ def test_a_failure_of_the_last_job_stops_nothing() -> None:
     assert len(said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3))) == 1
 
 
-def test_jobs_that_had_succeeded_are_counted_whether_they_are_told_of_or_not() -> None:
-    for told in (0, 2):
-        of = Board(3, overrides, resumed=2)
-        for number in range(told):
-            answered = [JobAnswered(number, Done()), v.JobDone(number)]
-            assert said(of, *answered, v.Settle(number, J.SKIPPED)) == []
-        assert of.counts[J.SKIPPED] == 2
-        assert of.waiting == 1
+def test_jobs_that_had_succeeded_are_counted() -> None:
+    of = Board(3, overrides, resumed=2)
+    assert of.counts[J.SKIPPED] == 2
+    assert of.waiting == 1
+
+
+def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
+    of = board(4)
+    begun(of, 0)
+    blocked = v.Blocked("'/s/sweep.jsonl': no space")
+    said_then = "no job is started until that works again, those that run go on"
+    assert said(of, v.StartJob(1, GPU), blocked, v.NotStarted(1)) == [f"{blocked.why}; {said_then}"]
+    assert of.jobs[1].state is J.WAITING
+    assert said(of, v.Unblocked()) == ["what failed works again: jobs are started"]
 
 
 def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
@@ -264,8 +263,12 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     of = board(9)
     for number in range(4):
         begun(of, number, lease=Lease((str(number),)))
-    of.explain(2, "rank 0: ValueError: no")
-    said(of, v.JobEnded(2, 3, "failure"), settled(2, J.FAILED, exit_code=3), now=7.0)
+    said(
+        of,
+        v.JobEnded(2, 3, "failure", "rank 0: ValueError: no"),
+        settled(2, J.FAILED, exit_code=3),
+        now=7.0,
+    )
     said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), *composed(4), now=8.0)
     of.take(JobPrinted(0, 1, b"\rstep 1\rstep 2 \x1b[31mred\x1b[0m\r"), 8.0)
     assert shown(of, now=70.2) == [
@@ -328,8 +331,7 @@ def test_the_table_always_fits(
         said(of, v.JobComposed(number, Need()), v.StartJob(number, Lease(tuple(gpus))), Tick())
         of.take(JobPrinted(number, 1, line.encode()), 1.0)
         if end is not None:
-            of.explain(number, line)
-            said(of, v.JobEnded(number, 1), settled(number, end))
+            said(of, v.JobEnded(number, 1, None, line), settled(number, end))
     rows = shown(of, columns, lines, now=1e5)
     assert len(rows) < max(2, lines)
     assert all(cells(row) < columns for row in rows)

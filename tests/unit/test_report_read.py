@@ -26,7 +26,7 @@ from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
 from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.journal import Journal
+from lllaunch.sweep.journal import Journal, read_journal
 from lllaunch.sweep.records import (
     Composed,
     Header,
@@ -392,8 +392,8 @@ class Swept:
 
     def over(self, code: int) -> None:
         self.add(Over(code))
-        history = SweepHistory(self.journal.records())
-        write_summary(str(self.path / "sweep.json"), summary_of(history, self.time - 1, code))
+        history = SweepHistory(read_journal(self.journal.path))
+        write_summary(str(self.path / "sweep.json"), summary_of(history, self.time - 1))
 
 
 @pytest.fixture

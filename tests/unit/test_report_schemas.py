@@ -304,7 +304,7 @@ def sweeps() -> list[Any]:
         Over(6),
     ]
     history = SweepHistory(Entry(T0 + number, each) for number, each in enumerate(records))
-    found = [summary_of(history, T0 + 10**9), summary_of(SweepHistory(), T0, 1)]
+    found = [summary_of(history, T0 + 10**9), summary_of(SweepHistory(), T0)]
     return [json.loads(render_summary(document)) for document in found]
 
 

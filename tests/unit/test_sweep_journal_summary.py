@@ -110,8 +110,8 @@ def test_a_launcher_of_several_batches_ends_as_the_last_bad_one() -> None:
     assert codes(*batches) == [None, 0, None, 6, None, 6]
     assert codes(*batches, Resumed("0.1.0"), Over(0))[-1] == 0
     assert codes(Over(6), composed(0), Over(130))[-1] == 130
-    ending = summary_of(history(HEADER, Over(6)), T0, 1)
-    assert ending["exit_code"] == 1
+    ending = summary_of(history(HEADER, Over(6)), T0)
+    assert ending["exit_code"] == 6
 
 
 def test_sweep_json_counts_and_lists_every_job() -> None:

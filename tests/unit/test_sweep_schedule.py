@@ -35,12 +35,12 @@ class Sweep:
     def tell(self, fact: v.Fact, now: float = 0.0) -> v.Decisions:
         return self.scheduler.handle(fact, now)
 
-    def job(self, number: int, need: int, retries: Retries | None = None) -> list[v.Decision]:
+    def job(self, number: int, need: int) -> list[v.Decision]:
         """Decisions about the next job, but for that to compose another one."""
         if not self.scheduler.composing:
             # As if there had been no bound on how far it looks ahead.
             self.scheduler.composing = True
-        decisions = self.tell(v.JobComposed(number, Need(need), retries))
+        decisions = self.tell(v.JobComposed(number, Need(need)))
         return [decision for decision in decisions if decision != COMPOSE]
 
     def end(
@@ -81,7 +81,7 @@ def test_an_impossible_fact_raises(state: v.SweepState, fact: type) -> None:
     arguments: dict[type, tuple[object, ...]] = {
         v.JobComposed: (0, Need()),
         v.JobBroken: (0, 1),
-        v.JobDone: (0,),
+        v.NotStarted: (0,),
         v.LeaseRefused: (0,),
         v.JobEnded: (0, 0),
         v.RetryDue: (0,),
@@ -90,7 +90,7 @@ def test_an_impossible_fact_raises(state: v.SweepState, fact: type) -> None:
         scheduler.handle(fact(*arguments.get(fact, ())), 0.0)
 
 
-@pytest.mark.parametrize("fact", [v.JobComposed(5, Need()), v.JobDone(5), v.NoMoreJobs()])
+@pytest.mark.parametrize("fact", [v.JobComposed(5, Need()), v.NoMoreJobs()])
 def test_nothing_is_composed_unasked(fact: v.Fact) -> None:
     sweep = Sweep(1)
     sweep.scheduler.composing = False
@@ -103,7 +103,7 @@ def test_nothing_is_composed_unasked(fact: v.Fact) -> None:
     [
         v.JobComposed(1, Need()),  # runs
         v.JobBroken(2, 1),  # waits
-        v.JobDone(0),  # waits for its retry
+        v.JobComposed(0, Need()),  # waits for its retry
         v.JobEnded(2, 0),
         v.JobEnded(9, 0),
         v.LeaseRefused(2, ("0",)),
@@ -244,18 +244,58 @@ def test_a_job_that_never_fits_fails_and_holds_up_nobody() -> None:
     assert sweep.end(1)[1:] == [finish(succeeded=1, failed=1, code=ExitCode.SWEEP)]
 
 
-def test_a_broken_job_has_failed_and_one_that_is_done_is_skipped() -> None:
+def test_a_broken_job_has_failed() -> None:
     sweep = Sweep(1)
     broken = v.Settle(0, J.FAILED, exit_code=1, why="no such group")
     assert sweep.tell(v.JobBroken(0, 1, "no such group")) == (broken, COMPOSE)
-    assert sweep.tell(v.JobDone(1)) == (v.Settle(1, J.SKIPPED), COMPOSE)
-    assert sweep.tell(v.NoMoreJobs()) == (finish(failed=1, skipped=1, code=ExitCode.SWEEP),)
+    assert sweep.tell(v.NoMoreJobs()) == (finish(failed=1, code=ExitCode.SWEEP),)
 
 
-def test_a_sweep_of_what_is_done_succeeds() -> None:
+def test_while_nothing_can_be_started_what_runs_goes_on() -> None:
+    sweep = Sweep(2)
+    sweep.job(0, 1)
+    sweep.job(1, 1)
+    assert sweep.tell(v.Blocked("the disk is full")) == ()
+    # neither a retry nor a job that is composed now is started, and none is composed
+    assert sweep.end(0, 137, "signal") == [v.Retry(0, 1, "signal")]
+    assert sweep.job(2, 1) == []
+    assert sweep.end(1) == [v.Settle(1, J.SUCCEEDED, 1, 0)]
+    sweep.scheduler.composing = False
+    assert sweep.tell(v.Unblocked()) == (COMPOSE, start(0, 0, attempt=1), start(2, 1))
+
+
+def test_a_job_that_could_not_be_started_waits() -> None:
     sweep = Sweep(1)
-    sweep.tell(v.JobDone(0))
-    assert sweep.tell(v.NoMoreJobs()) == (finish(skipped=1, code=0),)
+    sweep.job(0, 1)
+    sweep.tell(v.Blocked("no process"))
+    assert sweep.tell(v.NotStarted(0)) == ()
+    assert start(0, 0) in sweep.tell(v.Unblocked())
+
+
+def test_a_sweep_that_can_start_nothing_any_more_ends_with_what_runs() -> None:
+    sweep = Sweep(2)
+    for number in range(4):
+        sweep.job(number, 1)
+    sweep.tell(v.Blocked("removed"))
+    sweep.tell(v.NotStarted(1))
+    left = (1, 2, 3)
+    assert sweep.tell(v.Abandoned()) == tuple(v.Settle(number, J.NOT_RUN) for number in left)
+    assert sweep.end(0)[-1] == finish(succeeded=1, not_run=3)
+
+
+def test_a_sweep_ends_though_nothing_can_be_started_if_nothing_is_to_be() -> None:
+    sweep = Sweep(1)
+    sweep.job(0, 1)
+    sweep.tell(v.NoMoreJobs())
+    sweep.tell(v.Blocked("the disk is full"))
+    assert sweep.end(0)[-1] == finish(succeeded=1)
+
+
+def test_why_an_attempt_failed_is_told_when_the_job_is_settled() -> None:
+    sweep = Sweep(1)
+    sweep.job(0, 1)
+    ended = v.JobEnded(0, 3, None, "rank 1: no")
+    assert sweep.tell(ended)[0] == v.Settle(0, J.FAILED, 1, 3, "rank 1: no")
 
 
 # Patience
@@ -386,9 +426,9 @@ def test_jobs_that_are_never_composed_have_not_run() -> None:
 def test_a_total_that_was_too_small_is_no_harm() -> None:
     scheduler = Scheduler(gpus(0))
     scheduler.handle(v.Begin(total=1), 0.0)
-    scheduler.handle(v.JobDone(0), 0.0)
-    scheduler.handle(v.JobDone(1), 0.0)
-    assert scheduler.handle(v.NoMoreJobs(), 0.0) == (finish(skipped=2),)
+    scheduler.handle(v.JobBroken(0, 1), 0.0)
+    scheduler.handle(v.JobBroken(1, 1), 0.0)
+    assert scheduler.handle(v.NoMoreJobs(), 0.0) == (finish(failed=2),)
 
 
 def test_a_retried_job_goes_to_the_front() -> None:
@@ -401,8 +441,8 @@ def test_a_retried_job_goes_to_the_front() -> None:
 
 
 def test_each_cause_has_its_own_count() -> None:
-    sweep = Sweep(1)
-    sweep.job(0, 1, Retries(failure=1, signal=2))
+    sweep = Sweep(1, SweepPolicy(retries=Retries(failure=1, signal=2)))
+    sweep.job(0, 1)
     causes: list[RestartCause] = ["signal", "failure", "signal"]
     for attempt, cause in enumerate(causes, 1):
         again = [v.Retry(0, attempt, cause), start(0, 0, attempt=attempt)]
@@ -513,13 +553,12 @@ def test_a_signal_after_too_many_failures_ends_what_still_runs() -> None:
     assert sweep.end(1, 130, "signal")[-1] == finish(SIGINT, 130, failed=1, cancelled=1)
 
 
-def test_what_is_composed_too_late_is_broken_or_done_or_not_run() -> None:
+def test_what_is_composed_too_late_is_broken_or_not_run() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
     sweep.tell(v.SignalReceived(SIGINT))
     late: dict[v.Fact, v.JobState | None] = {
         v.JobBroken(1, 1): J.FAILED,
-        v.JobDone(1): J.SKIPPED,
         v.JobComposed(1, Need()): None,
     }
     for fact, state in late.items():

@@ -19,7 +19,7 @@ from lllaunch.sweep.schedule import Scheduler
 J = v.JobState
 Slot = str | int
 # What may follow `ComposeNext`: the job's number comes with it.
-Script = list[v.JobComposed | v.JobBroken | v.JobDone]
+Script = list[v.JobComposed | v.JobBroken]
 
 
 def slots_of(lease: Lease) -> set[Slot]:
@@ -65,6 +65,8 @@ class World:
         self.foreign: set[Slot] = set()
         self.told: set[Slot] = set()
         self.composing = self.no_more = self.killed = False
+        # Whether nothing can be started, that was told, and it will stay so.
+        self.failing = self.blocked = self.abandoned = False
         self.signum: int | None = None
         self.end: v.Finish | None = None
         self.now = 0.0
@@ -86,7 +88,8 @@ class World:
     def halted(self) -> bool:
         failed = sum(settled.state is J.FAILED for settled in self.final.values())
         limit = self.policy.max_failures
-        return self.signum is not None or (limit is not None and failed >= limit)
+        stopped = self.signum is not None or self.abandoned
+        return stopped or (limit is not None and failed >= limit)
 
     def parallel(self) -> bool:
         limit = self.policy.max_parallel
@@ -108,16 +111,23 @@ class World:
             fact = facts.pop(0)
             if isinstance(fact, v.LeaseRefused):
                 self.refuse(fact)
+            elif isinstance(fact, v.NotStarted):
+                del self.running[fact.number]
+                self.waiting.add(fact.number)
             for decision in self.scheduler.handle(fact, self.now):
                 assert self.end is None, f"{decision} after the end"
                 # What follows is told when all that was decided has been performed.
-                refused = self.perform(decision)
-                facts += [] if refused is None else [refused]
+                facts += self.perform(decision)
         self.check()
 
-    def perform(self, decision: v.Decision) -> v.Fact | None:
+    def perform(self, decision: v.Decision) -> list[v.Fact]:
         if isinstance(decision, v.StartJob):
-            return self.start(decision)
+            refused = self.start(decision)
+            if not self.failing:
+                return [] if refused is None else [refused]
+            blocked: list[v.Fact] = [] if self.blocked else [v.Blocked("no")]
+            self.blocked = True
+            return [*blocked, v.NotStarted(decision.number)]
         if isinstance(decision, v.ComposeNext):
             assert not self.composing
             assert not self.no_more
@@ -137,11 +147,12 @@ class World:
             assert self.running
             assert self.signum is not None
             self.killed = self.killed or isinstance(decision, v.KillJobs)
-        return None
+        return []
 
     def start(self, decision: v.StartJob) -> v.Fact | None:
         job, slots = self.jobs[decision.number], slots_of(decision.lease)
         assert not self.halted(), "started after a stop"
+        assert not self.blocked or self.failing, "started though nothing can be"
         assert self.parallel()
         assert decision.attempt == job.attempts
         assert count(slots) == job.need
@@ -188,7 +199,7 @@ class World:
         self.paused.pop(number, None)
         job = self.jobs.get(number)
         if job is None:
-            assert decision.state in (J.FAILED, J.SKIPPED, J.NOT_RUN)
+            assert decision.state in (J.FAILED, J.NOT_RUN)
             return
         assert decision.attempts == job.attempts
         assert decision.exit_code == job.last
@@ -202,7 +213,7 @@ class World:
 
     def check(self) -> None:
         """What holds whenever nothing is under way."""
-        if self.end is not None or self.halted():
+        if self.end is not None or self.halted() or self.blocked:
             self.kept = None
             return
         free = count(self.all - self.told - self.held())
@@ -235,8 +246,7 @@ class World:
         fact = self.script.pop(0)
         composed = isinstance(fact, v.JobComposed) and not never_fits(fact.need, count(self.all))
         if isinstance(fact, v.JobComposed) and composed:
-            retries = self.policy.retries if fact.retries is None else fact.retries
-            self.jobs[fact.number] = Known(fact.need, retries)
+            self.jobs[fact.number] = Known(fact.need, self.policy.retries)
             self.waiting.add(fact.number)
         self.tell(fact)
         if not composed:
@@ -286,11 +296,41 @@ class World:
             self.free({sorted(self.foreign, key=str)[which % len(self.foreign)]})
         elif what < 90 and self.paused:
             self.due(min(self.paused))
+        elif 90 <= what < 97:
+            self.fail(what, which)
         elif what >= (98 if self.signum is None else 80):
             self.signal((1, 2, 15)[which % 3])
 
+    def fail(self, what: int, which: int) -> None:
+        """Let something fail that all jobs need, or work again."""
+        if what < 92:
+            self.failing = not self.blocked
+        elif what < 94:
+            self.block()
+        elif what < 96 and self.blocked:
+            self.unblock()
+        elif what == 96 and which < 5:
+            self.abandon()
+
+    def block(self) -> None:
+        if not self.blocked:
+            self.blocked = True
+            self.tell(v.Blocked("no"))
+
+    def unblock(self) -> None:
+        self.failing = self.blocked = False
+        self.tell(v.Unblocked())
+
+    def abandon(self) -> None:
+        self.failing = self.blocked = False
+        self.abandoned = True
+        self.tell(v.Abandoned())
+
     def play_out(self) -> None:
         """From wherever things are, plain ends lead to the end of the sweep."""
+        self.failing = False
+        if self.blocked:
+            self.unblock()
         self.free(set(self.foreign))
         for _ in range(10_000):
             if self.end is not None:
@@ -308,7 +348,7 @@ class World:
         assert set(self.final) >= set(self.jobs)
         states = [settled.state for settled in self.final.values()]
         summary = self.end.summary
-        for state in (J.SUCCEEDED, J.FAILED, J.CANCELLED, J.SKIPPED):
+        for state in (J.SUCCEEDED, J.FAILED, J.CANCELLED):
             assert getattr(summary, state.value) == states.count(state)
         assert sum(summary) == total
         assert self.end.signum == self.signum
@@ -318,7 +358,7 @@ class World:
             bad = summary.failed + summary.not_run
             assert self.end.exit_code == (ExitCode.SWEEP if bad else 0)
             assert not summary.cancelled
-            if self.policy.max_failures is None:
+            if self.policy.max_failures is None and not self.abandoned:
                 assert not summary.not_run
 
 
@@ -349,14 +389,11 @@ def play(seed: int, policy: SweepPolicy, *, foreign: bool, signals: bool) -> Non
         dice.shuffle(numbers)
     for number in numbers:
         kind = dice.random()
-        if kind < 0.06:
+        if kind < 0.09:
             script.append(v.JobBroken(number, dice.choice([1, 2])))
-        elif kind < 0.12:
-            script.append(v.JobDone(number))
         else:
             need = Need(dice.choice([0, 0, 1, 2, 4]), dice.randrange(largest))
-            retries = Retries(*(dice.randrange(3) for _ in range(5)))
-            script.append(v.JobComposed(number, need, dice.choice([None, retries])))
+            script.append(v.JobComposed(number, need))
     world = World(slots, policy, script)
     for _ in range(dice.choice([10, 60, 150])):
         if world.end is not None:

@@ -18,7 +18,7 @@ from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.events import isoformat
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
-from lllaunch.sweep.journal import Journal, read_journal
+from lllaunch.sweep.journal import read_journal
 from lllaunch.sweep.records import (
     Composed,
     Ended,
@@ -36,6 +36,12 @@ COMMAND = ("+exp=resnet", "lr=0,1,2")
 NEVER = "9999-01-01T00:00:00.000000Z"
 GOOD = Result("succeeded", 0)
 BAD = Result("failed", 3)
+
+
+def finish(session: SweepSession) -> Any:
+    document = session.document()
+    session.write(document)
+    return document
 
 
 def begin(path: Path, **more: Any) -> SweepSession:
@@ -150,7 +156,7 @@ def test_a_directory_is_named_from_the_working_directory(
     monkeypatch.chdir(tmp_path)
     with SweepSession.begin("a/b", command=(), version="0") as session:
         monkeypatch.chdir("/")
-        session.finish(0)
+        finish(session)
     assert session.path == str(tmp_path / "a" / "b")
     assert json.loads((tmp_path / "a" / "b" / SUMMARY).read_text())["sweep"] == "a-b"
 
@@ -235,7 +241,7 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
         ]
         with pytest.raises(RuntimeError, match="with one batch"):
             session.plan(wanted, 7, compose_nothing)
-        document = session.finish()
+        document = finish(session)
     assert document["resumes"] == 1
     assert document["counts"] == {"failed": 1, "started": 1, "succeeded": 2}
     # once more: it is journalled now
@@ -324,10 +330,9 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
             job = (composed(number, number), Started(number), Ended(number, 0, result))
             for record in (*job, Over(exit_code)):
                 session.journal.append(record)
-            document = session.finish()
+            document = finish(session)
             assert json.loads((tmp_path / SUMMARY).read_text()) == document
             found.append((document["exit_code"], document["counts"]))
-        assert session.finish(1)["exit_code"] == 1
     assert found == [
         (0, {"succeeded": 1}),
         (6, {"failed": 1, "succeeded": 1}),
@@ -337,40 +342,19 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
     wanted = jobs(0, 1, 2)
     with resume(tmp_path) as session:
         assert session.plan(wanted, 0, compose_nothing).numbers == (0, 1, 2)
-        assert session.finish()["exit_code"] is None
+        assert finish(session)["exit_code"] is None
         session.journal.append(Over(0))
-        assert session.finish()["exit_code"] == 0
+        assert finish(session)["exit_code"] == 0
 
 
-def test_a_batch_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> None:
     with begin(tmp_path) as session:
-        for number in range(50):
-            session.journal.append(composed(number, number))
-        session.finish()
-        session.journal.append(Ended(3, 0, GOOD))
-        assert [entry.record for entry in session.journal.unread()] == [Ended(3, 0, GOOD)]
-        assert list(session.journal.unread()) == []
-
-
-def test_what_an_append_has_left_is_not_told_as_news(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal.create(str(tmp_path / JOURNAL), Header("a", "b"))
-
-    def fail(*_: object) -> NoReturn:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        # the record is all there, but not known to be on the disk, and cannot be cut off
-        patch.setattr("os.fsync", fail)
-        patch.setattr("os.ftruncate", fail)
-        with pytest.raises(OutputError):
-            journal.append(composed(0, 0))
-    assert len(records(tmp_path)) == 2
-    assert [entry.record for entry in journal.unread()] == [Header("a", "b")]
-    journal.append(Started(1))
-    assert [entry.record for entry in journal.unread()] == [Started(1)]
-    journal.close()
+        session.journal.append(composed(3, 3))
+        session.journal.append(Started(3))
+        with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
+            session.journal.keep(Ended(3, 0, GOOD))
+            assert session.document()["counts"] == {"succeeded": 1}
+        assert session.journal.error is not None
 
 
 def test_configs_are_not_held_in_memory(tmp_path: Path) -> None:
@@ -382,7 +366,7 @@ def test_configs_are_not_held_in_memory(tmp_path: Path) -> None:
     try:
         with resume(tmp_path) as session:
             session.plan(jobs(*range(count)), 0, compose_nothing)
-            session.finish()
+            finish(session)
             assert tracemalloc.get_traced_memory()[1] < count * len(long) / 4
     finally:
         tracemalloc.stop()
@@ -403,19 +387,19 @@ def test_a_full_disk_is_told_and_the_directory_given_back(tmp_path: Path) -> Non
 
 def test_a_disk_that_fills_up_costs_no_record_that_was_there(tmp_path: Path) -> None:
     with begin(tmp_path) as session:
-        session.finish()
+        finish(session)
         before = (tmp_path / SUMMARY).read_bytes()
         with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
             with pytest.raises(OutputError) as caught:
                 session.journal.append(composed(0, 0))
             assert caught.value.path == str(tmp_path / JOURNAL)
             with pytest.raises(OutputError) as caught:
-                session.finish()
+                finish(session)
             assert caught.value.path == str(tmp_path / SUMMARY)
         assert len(records(tmp_path)) == 1
         assert (tmp_path / SUMMARY).read_bytes() == before
         session.journal.append(composed(0, 0))
-        assert session.finish(0)["counts"] == {"composed": 1}
+        assert finish(session)["counts"] == {"composed": 1}
 
 
 def test_a_directory_without_locks_lets_everybody_in(

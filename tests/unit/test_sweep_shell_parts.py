@@ -20,8 +20,8 @@ from lllaunch.sweep.journal import Journal, read_journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
-from lllaunch.sweep.policy import Retries, SweepPolicy
-from lllaunch.sweep.prepared import Answer, Broken, Done, Prepared, WarmKey
+from lllaunch.sweep.policy import SweepPolicy
+from lllaunch.sweep.prepared import Answer, Broken, Prepared, WarmKey
 from lllaunch.sweep.records import Composed, Ended, Header, Record, Result, Skipped, Started
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.shell import Sweep
@@ -30,10 +30,9 @@ from lllaunch.sweep.shell import Sweep
 @pytest.mark.parametrize(
     "answer",
     [
-        Done(),
         Broken(2, "why", ("a=1",), "dir"),
         Prepared(),
-        Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}, Retries(oom=7)),
+        Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}),
         Prepared(warm=WarmKey(("torch", "x"), "/", (("A", None), ("B", "\udcff"))), patience=1.5),
     ],
 )
@@ -179,7 +178,7 @@ def test_an_end_without_a_result(
 def test_an_end_with_a_result(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="failed", exit_code=4, limit={"type": "Stalled", "text": "stalled"})
-    assert written.books.ended(job, 4) == v.JobEnded(5, 4, "hang")
+    assert written.books.ended(job, 4) == v.JobEnded(5, 4, "hang", "stalled")
     assert written.records()[-1] == Ended(5, 0, Result("failed", 4, "stalled"))
 
 
@@ -192,7 +191,7 @@ def test_who_is_killed_after_its_success_has_succeeded(written: Written) -> None
 def test_who_is_killed_later_than_its_failure_was_killed(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="failed", exit_code=3, error="no")
-    assert written.books.ended(job, 137) == v.JobEnded(5, 137, "signal")
+    assert written.books.ended(job, 137) == v.JobEnded(5, 137, "signal", "no")
     assert written.records()[-1] == Ended(5, 0, Result("signalled", 137, "no"))
 
 
@@ -206,8 +205,7 @@ def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> No
 @pytest.mark.parametrize(
     ("answer", "end"),
     [
-        (Broken(2, "wrong\nnow"), v.JobEnded(5, 2)),
-        (Done(), v.JobEnded(5, 0)),
+        (Broken(2, "wrong\nnow"), v.JobEnded(5, 2, why="wrong\nnow")),
     ],
 )
 def test_who_cannot_or_need_not_be_composed_again_is_not_tried_again(
@@ -222,7 +220,9 @@ def test_who_cannot_or_need_not_be_composed_again_is_not_tried_again(
 
 
 def test_a_death_while_composed_again_is_a_signal(written: Written) -> None:
-    assert written.books.ended(JobProcess(5), 137) == v.JobEnded(5, 137, "signal")
+    assert written.books.ended(JobProcess(5), 137) == v.JobEnded(
+        5, 137, "signal", "its process ended (exit code 137) while it was composed again"
+    )
 
 
 def test_what_is_settled_before_its_start(written: Written) -> None:
@@ -265,7 +265,7 @@ def test_a_job_has_succeeded_if_its_result_says_so(
 def sweep_of_nothing(ticks: float | None = None) -> Sweep:
     machine = Machine()
     given = (machine, SweepPolicy(), Leases(machine), None)
-    return Sweep(*given, lambda _: Done(), lambda *_: 0, lambda _: None, (), ticks=ticks)
+    return Sweep(*given, lambda _: Prepared(), lambda *_: 0, lambda _: None, (), ticks=ticks)
 
 
 def test_a_sweep_is_for_the_main_thread() -> None:

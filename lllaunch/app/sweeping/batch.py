@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.utils import filter_overrides
 
+from lllaunch.agent.signals import SignalSource
 from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.sweeping.comparing import Comparing
@@ -16,9 +18,9 @@ from lllaunch.app.sweeping.labels import Labels
 from lllaunch.app.sweeping.returns import SweptJob
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import LaunchError, OutputError
+from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
-from lllaunch.sweep.results import read_result
 from lllaunch.sweep.shell import Sweep
 from lllaunch.sweep.vocabulary import Finish, JobState, Settle
 
@@ -89,15 +91,18 @@ class BatchRun:
         self._indices = numbers if isinstance(numbers, range) else _Places(numbers)
 
     def to_the_end(self) -> Finish:
-        """Runs the jobs.
+        """Runs the jobs, and writes and says what became of them, however that ended.
 
         Raises:
-            LaunchError: the sweep itself failed.
+            LaunchError: the sweep itself failed, or could not be written down.
         """
         batch, session = self._batch, self._opened.session
         numbers = [number for number in batch.numbers if number not in batch.skipped]
         console = SweepConsole(machine=_machine_text(self._opened.machine))
-        with contextlib.closing(console):
+        failure: LaunchError | None = None
+        finish: Finish | None = None
+        # one that comes while the end is written and told does not keep that from being done
+        with SignalSource() as signals, contextlib.closing(console):
             # what one batch of several has in common may be what the sweeper chooses
             common = _common(self._labels) if self._opened.resumable else ()
             total = len(batch.numbers)
@@ -109,14 +114,29 @@ class BatchRun:
                 common=common,
                 policy=self._opened.settings.policy,
             )
-            finish = self._sweep(console, numbers)
+            try:
+                finish = self._sweep(console, numbers, signals)
+            except LaunchError as error:
+                failure = error
+            document = session.document()
             # before the console has its last word, which it may have to wait for
-            document = session.finish(asked=batch.numbers, overrides=self._label)
-        console.finished(document, batch.numbers, resumable=self._opened.resumable)
-        tell_ci(session.path)
+            try:
+                session.write(document, batch.numbers, self._label)
+            except OutputError as error:
+                failure = failure or error
+            console.finished(document, batch.numbers, resumable=self._opened.resumable)
+            tell_ci(session.path)
+            late = signals.received()
+        if failure is not None or finish is None:
+            assert failure is not None
+            raise failure
+        if late and finish.signum is None:
+            return replace(finish, signum=late[0], exit_code=for_signal(late[0]))
         return finish
 
-    def _sweep(self, console: SweepConsole, numbers: Sequence[int]) -> Finish:
+    def _sweep(
+        self, console: SweepConsole, numbers: Sequence[int], signals: SignalSource
+    ) -> Finish:
         opened = self._opened
 
         def observe(event: object) -> None:
@@ -142,6 +162,7 @@ class BatchRun:
             ticks=_TICK_SECONDS if console.live else None,
             label=self._label,
             full=console.awaited,
+            signals=signals,
         )
         return sweep.run()
 
@@ -189,7 +210,7 @@ class BatchRun:
         directory = os.path.join(self._opened.session.path, directory) if directory else ""
         if skipped is None:
             name = self._labels.name(index, number)
-            failure = _failure(name, self._ends.get(number), directory)
+            failure = _failure(name, self._ends.get(number))
         composer = self._opened.jobs.composer
 
         def again() -> JobConfig:
@@ -208,7 +229,7 @@ class _Places:
         return self._places[number]
 
 
-def _failure(name: str, end: Settle | None, directory: str) -> JobEnded | None:
+def _failure(name: str, end: Settle | None) -> JobEnded | None:
     """The exception of a job that did not succeed, None of one that did."""
     if end is None:
         return JobEnded(ExitCode.ERROR, f"lllaunch: {name} was not run")
@@ -217,9 +238,7 @@ def _failure(name: str, end: Settle | None, directory: str) -> JobEnded | None:
     code = ExitCode.ERROR if end.exit_code is None else end.exit_code
     if end.state is JobState.NOT_RUN:
         return JobEnded(code, f"lllaunch: {name} was not run{_after(end.why)}")
-    result = read_result(directory) if end.attempts else None
-    why = end.why if result is None else result.root_cause
-    return JobEnded(code, f"lllaunch: {name} failed (exit code {code}){_after(why)}")
+    return JobEnded(code, f"lllaunch: {name} failed (exit code {code}){_after(end.why)}")
 
 
 def _after(why: str) -> str:

@@ -17,7 +17,7 @@ from lllaunch.console.sweep.naming import short_overrides
 from lllaunch.console.sweep.view import JobView
 from lllaunch.sweep.output import JobPrinted
 from lllaunch.sweep.policy import Summary, SweepPolicy
-from lllaunch.sweep.prepared import Done, JobAnswered
+from lllaunch.sweep.prepared import JobAnswered
 from lllaunch.sweep.resources import Lease
 
 # More than fit a terminal.
@@ -36,7 +36,7 @@ class Board:
         common: those that all jobs share; they are not shown.
         policy: of the sweep, if it is known.
         now: the time, seconds.
-        resumed: how many jobs had succeeded before, whether that is told of each or not.
+        resumed: how many jobs had succeeded before.
 
     Attributes:
         jobs: those that are composed and not over, by number.
@@ -67,7 +67,7 @@ class Board:
         self.ending = False
         self._overrides, self._common = overrides, common
         self._policy = policy
-        self._signals = self._skipped = 0
+        self._signals = 0
         # Said to start, which other launchers may prevent yet.
         self._starting: dict[int, JobView] = {}
 
@@ -102,10 +102,6 @@ class Board:
             found += action(self, event, now)
         return found
 
-    def explain(self, number: int, why: str) -> None:
-        """Says what was the first failure of a job's attempt; before `take` of its end."""
-        self._job(number).why = why
-
     def summary(self) -> Summary | None:
         """What became of the jobs, now that the sweep is over; None if nothing was told."""
         if not self.counts:
@@ -127,14 +123,7 @@ class Board:
         return job
 
     def _answered(self, event: JobAnswered, _: float) -> Iterable[c.Change]:
-        answer = event.answer
-        if isinstance(answer, Done):
-            return ()
-        self._job(event.number, answer.overrides).directory = answer.directory
-        return ()
-
-    def _composed(self, event: v.JobComposed, _: float) -> Iterable[c.Change]:
-        self._job(event.number).retries = event.retries
+        self._job(event.number, event.answer.overrides).directory = event.answer.directory
         return ()
 
     def _broken(self, event: v.JobBroken, _: float) -> Iterable[c.Change]:
@@ -156,6 +145,12 @@ class Board:
         job.held = True
         return (c.Held(event.number, Lease(event.gpus, event.cpus)),)
 
+    def _not_started(self, event: v.NotStarted, _: float) -> Iterable[c.Change]:
+        job = self._job(event.number)
+        self._starting.pop(event.number, None)
+        job.state, job.lease = J.WAITING, Lease()
+        return ()
+
     def _printed(self, event: JobPrinted, _: float) -> Iterable[c.Change]:
         job = self.jobs.get(event.number)
         # Of a longer line nothing more is ever shown.
@@ -166,12 +161,12 @@ class Board:
 
     def _ended(self, event: v.JobEnded, now: float) -> Iterable[c.Change]:
         job = self._job(event.number)
-        job.seconds, job.exit_code = now - job.since, event.exit_code
+        job.seconds, job.exit_code, job.why = now - job.since, event.exit_code, event.why
         return ()
 
     def _retry(self, event: v.Retry, now: float) -> Iterable[c.Change]:
         job = self._job(event.number)
-        retries = job.retries or (self._policy.retries if self._policy else None)
+        retries = self._policy.retries if self._policy else None
         job.retried[event.cause] += 1
         job.state = J.WAITING if event.at is None else J.PAUSED
         job.lease = Lease()
@@ -197,10 +192,6 @@ class Board:
 
     def _settle(self, end: v.Settle, _: float) -> Iterable[c.Change]:
         job = self.jobs.pop(end.number, None)
-        if end.state is J.SKIPPED:
-            self._skipped += 1
-            self.counts[end.state] = max(self.counts[end.state], self._skipped)
-            return ()
         self.counts[end.state] += 1
         if end.state is J.NOT_RUN:
             return ()
@@ -224,6 +215,12 @@ class Board:
         self.ending = True
         left = self.total > self.counts.total()
         return (c.Draining(failed, self.running),) if left else ()
+
+    def _blocked(self, event: v.Blocked, _: float) -> Iterable[c.Change]:
+        return (c.Blocked(event.why),)
+
+    def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[c.Change]:
+        return (c.Unblocked(),)
 
     def _signalled(self, event: v.SignalReceived, _: float) -> Iterable[c.Change]:
         self.ending = True
@@ -250,7 +247,7 @@ def _over(job: JobView, attempts: int) -> c.Over:
     )
 
 
-# After these a `LeaseRefused` may come that takes a `StartJob` back.
+# After these a `LeaseRefused` or `NotStarted` may come that takes a `StartJob` back.
 _TOO_EARLY = (
     v.ComposeNext,
     v.StartJob,
@@ -259,17 +256,21 @@ _TOO_EARLY = (
     v.SignalJobs,
     v.KillJobs,
     v.LeaseRefused,
+    v.NotStarted,
+    v.Blocked,
     v.NoMoreJobs,
 )
 
 _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[c.Change]]] = {
     JobAnswered: Board._answered,
-    v.JobComposed: Board._composed,
     v.JobBroken: Board._broken,
     v.StartJob: Board._start,
     v.LeaseRefused: Board._refused,
+    v.NotStarted: Board._not_started,
     JobPrinted: Board._printed,
     v.JobEnded: Board._ended,
+    v.Blocked: Board._blocked,
+    v.Unblocked: Board._unblocked,
     v.Retry: Board._retry,
     v.RetryDue: Board._due,
     v.Settle: Board._settle,

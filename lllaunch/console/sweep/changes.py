@@ -104,4 +104,18 @@ class Draining(NamedTuple):
     running: int
 
 
-Change = Began | Over | Again | Held | Signalled | Draining
+class Blocked(NamedTuple):
+    """No job can be started for now.
+
+    Attributes:
+        why: what failed.
+    """
+
+    why: str
+
+
+class Unblocked(NamedTuple):
+    """Jobs can be started again."""
+
+
+Change = Began | Over | Again | Held | Signalled | Draining | Blocked | Unblocked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -19,12 +18,9 @@ from lllaunch.console.sweep.screen import Screen, Size, size_of
 from lllaunch.console.sweep.table import Row, Span, table_rows
 from lllaunch.console.wording import counted, shown_path, working_directory
 from lllaunch.sweep.output import JobPrinted, Tick
-from lllaunch.sweep.vocabulary import JobEnded, JobState, StartJob
+from lllaunch.sweep.vocabulary import JobState
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from lllaunch.errors import LaunchError
     from lllaunch.sweep.policy import SweepPolicy
 
 # How long a message waits for a stream, seconds; jobs wait for the launcher meanwhile.
@@ -77,7 +73,6 @@ class SweepConsole:
         self._begun: float | None = None
         self._directory = self._cwd
         self._common: Collection[str] = ()
-        self._started_ns: dict[int, int] = {}
         self._drawn = float("-inf")
         self._changed = False
 
@@ -85,15 +80,6 @@ class SweepConsole:
     def live(self) -> bool:
         """Whether there is a table."""
         return self._live
-
-    @property
-    def ticks(self) -> float:
-        """How often a sweep should tell `Tick`, seconds.
-
-        Without a table it is seldom: so that what waits is told though nothing happens, such as
-        that the last jobs have started.
-        """
-        return _FRAME_S if self._live else 1.0
 
     def began(
         self,
@@ -143,10 +129,6 @@ class SweepConsole:
         now = self._clock()
         if isinstance(event, JobPrinted):
             self._printed(event)
-        elif isinstance(event, StartJob):
-            self._started_ns[event.number] = time.time_ns()
-        elif isinstance(event, JobEnded):
-            self._explain(event)
         changes = self._board.take(event, now)
         rows = [row for change in changes for row in self._rows(change)]
         if rows:
@@ -156,18 +138,6 @@ class SweepConsole:
         else:
             self._changed = True
         self._refresh(now)
-
-    def warning(self, text: str) -> None:
-        """Says what went wrong and does not end the sweep."""
-        self._say([(Span(f"lllaunch: warning: {text}"),)])
-        self._refresh(self._clock())
-
-    def error(self, error: LaunchError) -> None:
-        """Says why nothing was started, or why the sweep itself failed."""
-        self.close()
-        first, *rest = str(error).split("\n")
-        rows: list[Row] = [(Span(f"lllaunch: {first}", "error"),)]
-        self._say([*rows, *((Span(f"  {text}"),) for text in rest)], last=True)
 
     def finished(
         self,
@@ -214,14 +184,6 @@ class SweepConsole:
             if flow is not None:
                 flow.push(_LAST_PATIENCE_S, last=True)
 
-    def __enter__(self) -> Self:
-        """Returns this console."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Closes it."""
-        self.close()
-
     def _rows(self, change: Change) -> list[Row]:
         """What is said of a change; the table tells by itself who began and who succeeded."""
         succeeded = isinstance(change, Over) and change.state is JobState.SUCCEEDED
@@ -240,20 +202,6 @@ class SweepConsole:
             self._screen.say(harmless(text))
         else:
             flow.put(f"{text}\n", _PATIENCE_S)
-
-    def _explain(self, event: JobEnded) -> None:
-        """Looks up what a job failed of."""
-        since = self._started_ns.pop(event.number, 0)
-        job = self._board.jobs.get(event.number)
-        if event.exit_code == 0 or job is None or not job.directory:
-            return
-        from lllaunch.errors import LaunchError  # noqa: PLC0415
-        from lllaunch.sweep.results import read_result  # noqa: PLC0415
-
-        with contextlib.suppress(LaunchError):
-            result = read_result(os.path.join(self._directory, job.directory), since)
-            if result is not None:
-                self._board.explain(event.number, result.root_cause)
 
     def _say(self, rows: Sequence[Row], *, last: bool = False) -> None:
         """Writes rows at once, or above the table with its next drawing."""

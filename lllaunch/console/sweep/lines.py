@@ -42,14 +42,20 @@ def change_lines(change: c.Change, directory: str, cwd: str) -> list[Line]:
         return _over(change, directory, cwd)
     if isinstance(change, c.Began):
         return [Line(_began(change))]
-    if isinstance(change, c.Again):
-        return [Line(_again(change), "cause")]
     if isinstance(change, c.Held):
         slots = lease_text(change.slots)
         return [Line(f"job {change.number} waits for {slots}: held by another launcher")]
+    if isinstance(change, c.Unblocked):
+        return [Line("what failed works again: jobs are started", "good")]
+    return [Line(_cause(change), "cause")]
+
+
+def _cause(change: c.Again | c.Signalled | c.Draining | c.Blocked) -> str:
+    if isinstance(change, c.Again):
+        return _again(change)
     if isinstance(change, c.Signalled):
-        return [Line(_signalled(change), "cause")]
-    return [Line(_draining(change), "cause")]
+        return _signalled(change)
+    return _draining(change) if isinstance(change, c.Draining) else _blocked(change)
 
 
 def _began(change: c.Began) -> str:
@@ -122,6 +128,11 @@ def _signalled(change: c.Signalled) -> str:
         return f"{text}; {jobs} {got} grace period; again to kill it"
     got = "get it and have their" if change.forward else "got it, too, and have their"
     return f"{text}; {jobs} {got} grace period; again to kill them"
+
+
+def _blocked(change: c.Blocked) -> str:
+    why = printable(change.why, _LONGEST_CAUSE)
+    return f"{why}; no job is started until that works again, those that run go on"
 
 
 def _draining(change: c.Draining) -> str:

@@ -62,11 +62,6 @@ class Screen:
         self._drawn_for = Size()
 
     @property
-    def has_lines(self) -> bool:
-        """Whether lines wait to be shown."""
-        return bool(self._lines)
-
-    @property
     def resized(self) -> bool:
         """Whether the terminal has another size than it was drawn for."""
         return self._size() != self._drawn_for

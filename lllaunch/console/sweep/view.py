@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lllaunch.sweep.policy import Retries
 from lllaunch.sweep.resources import Lease
 from lllaunch.sweep.vocabulary import JobState
 
@@ -25,7 +24,6 @@ class JobView:
         why: the first failure of its last attempt in one line, or why it cannot run.
         exit_code: of its last attempt, None if there is none.
         held: whether it was said that other launchers hold its slots.
-        retries: how often it is tried again, or None for what the sweep says.
         retried: how often it was, by cause.
     """
 
@@ -39,7 +37,6 @@ class JobView:
         "number",
         "overrides",
         "retried",
-        "retries",
         "seconds",
         "since",
         "state",
@@ -57,5 +54,4 @@ class JobView:
         self.line = self.why = ""
         self.exit_code: int | None = None
         self.held = False
-        self.retries: Retries | None = None
         self.retried: Counter[str] = Counter()
