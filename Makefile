@@ -9,12 +9,13 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: resnet test lint format clean help
+.PHONY: resnet test faults lint format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make resnet   train the example network with two workers"
 	@echo "make test     linters, type check, and all tests with coverage"
+	@echo "make faults   N=100 runs and sweeps with faults at random moments [SEED=...]"
 	@echo "make lint     linters and type check"
 	@echo "make format   format the code"
 	@echo "make clean    remove what make and the tests have made"
@@ -27,6 +28,11 @@ test: lint
 	$(BIN)/coverage run -m pytest -n 2 --durations=25
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+N ?= 100
+SEED ?=
+faults: $(VENV)/.test
+	$(BIN)/python -m tests.faults -n $(N) --seed "$(SEED)"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

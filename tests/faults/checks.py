@@ -1,0 +1,636 @@
+"""What must be true after a scenario, whatever happened in it.
+
+Each check compares what lllaunch wrote with what the workers wrote into their ledger, and reads
+files as anybody would: none uses a reader of lllaunch's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.faults.scenarios import Act
+from tests.faults.worker import pieces
+from tests.faults.world import Injected, Launched, Observed
+
+_SLACK = 400_000_000
+"""Nanoseconds that news may take on a busy machine, from a process to the launcher."""
+_DISTURBING = {"fill", "remove", "rename", "files", "processes"}
+"""Faults that change what can be written."""
+
+
+class Violation(NamedTuple):
+    """Something that should not be.
+
+    Attributes:
+        check: the name of a check.
+        text: what it is, for people.
+    """
+
+    check: str
+    text: str
+
+
+class Worker(NamedTuple):
+    """What the ledger tells of a worker.
+
+    Attributes:
+        log: the file that its standard output goes to.
+        code: the status that it was about to end with; None if it never came so far.
+        ended: when it wrote that, nanoseconds since the epoch; 0 if it did not.
+        refused: a write to a stream failed.
+    """
+
+    key: str
+    pid: int
+    job: str
+    attempt: int
+    rank: int
+    started: int
+    log: Path
+    code: int | None
+    ended: int
+    refused: bool
+
+
+def workers(seen: Observed) -> list[Worker]:
+    """Return what the ledger tells, in the order in which they began."""
+    ends = {entry["key"]: entry for entry in seen.entries if entry["what"] == "end"}
+    refused = {entry["key"] for entry in seen.entries if entry["what"] == "refused"}
+    found = []
+    for entry in seen.entries:
+        if entry["what"] == "start":
+            end = ends.get(entry["key"], {"code": None, "time": 0})
+            found.append(
+                Worker(
+                    entry["key"],
+                    entry["pid"],
+                    entry["job"],
+                    entry["attempt"],
+                    entry["rank"],
+                    entry["time"],
+                    Path(entry["log"]),
+                    end["code"],
+                    end["time"],
+                    entry["key"] in refused,
+                )
+            )
+    return found
+
+
+def act_of(seen: Observed, worker: Worker) -> Act:
+    """Return what a worker was to do."""
+    attempts = seen.scenario.acts.get(worker.job) or seen.scenario.acts["*"]
+    return attempts[min(worker.attempt, len(attempts) - 1)][worker.rank]
+
+
+def sent(seen: Observed, target: str, *names: str) -> list[Injected]:
+    """Return the signals of some names that a target got."""
+    return [
+        one
+        for one in seen.injected
+        if one.fault.what == "signal" and one.fault.target == target and one.fault.name in names
+    ]
+
+
+def disturbed(seen: Observed) -> bool:
+    """Return whether something could not be written."""
+    return any(one.fault.what in _DISTURBING for one in seen.injected)
+
+
+def has(seen: Observed, *whats: str) -> bool:
+    """Return whether a fault of a kind happened."""
+    return any(one.fault.what in whats for one in seen.injected)
+
+
+# Processes
+
+
+def ends(seen: Observed) -> Iterator[str]:
+    """Every launcher ends."""
+    for name in seen.hung:
+        yield f"launcher {name} did not end"
+
+
+def alive(seen: Observed) -> Iterator[str]:
+    """Nothing of what was started is alive."""
+    both = sent(seen, "launcher", "SIGKILL") and sent(seen, "spawner", "SIGKILL")
+    for text in seen.left:
+        # what docs/design/nothing-outlives-the-launcher.md does not promise
+        if not (both and not seen.scenario.cgroups and not text.startswith("worker")):
+            yield text
+
+
+def others(seen: Observed) -> Iterator[str]:
+    """Nothing else was hit."""
+    for well, signals in seen.bystanders:
+        if not well:
+            yield "a process that is none of ours was ended or stopped"
+        for text in signals:
+            yield f"a process that is none of ours got a signal: {text}"
+
+
+# Exit codes and results
+
+
+def code(seen: Observed) -> Iterator[str]:
+    """The exit code says what happened."""
+    for one in seen.launched:
+        yield from _code(seen, one)
+
+
+def _code(seen: Observed, one: Launched) -> Iterator[str]:
+    hits = [hit for hit in seen.injected if hit.pid == one.pid and hit.fault.what == "signal"]
+    hits = [hit for hit in hits if hit.fault.name != "SIGSTOP"]
+    numbers = {int(signal.Signals[hit.fault.name]) for hit in hits}
+    status = one.status
+    if status is None or one.name in seen.hung:
+        return
+    if status < 0:
+        if -status not in numbers:
+            yield f"launcher {one.name}: {status}, but it got {sorted(numbers)}"
+        elif status != -signal.SIGKILL and not _outside_of_its_work(seen, one):
+            yield f"launcher {one.name}: {status}: a signal ended it while it had workers"
+    elif status > 128:
+        if status - 128 not in numbers:
+            yield f"launcher {one.name}: {status}, but it got {sorted(numbers)}"
+    elif status not in _natural(seen, one):
+        yield f"launcher {one.name}: {status}, expected {sorted(_natural(seen, one))}"
+    elif numbers and not _came_late(seen, hits):
+        names = [hit.fault.name for hit in hits]
+        yield f"launcher {one.name}: {status}, though it got {names} while workers were running"
+
+
+def _outside_of_its_work(seen: Observed, one: Launched) -> bool:
+    began = [worker for worker in workers(seen) if worker.started < one.ended]
+    results = [one.directory] if one.directory else list(seen.run_dir.parent.glob("outputs/*/*"))
+    if seen.scenario.jobs:
+        return not began or (seen.run_dir / "sweep.json").exists()
+    return not began or any((path / "result.json").exists() for path in results)
+
+
+def _came_late(seen: Observed, hits: list[Injected]) -> bool:
+    """Whether the workers that ran when the first signal came ended at once by themselves."""
+    first = min(hits, key=lambda hit: hit.time)
+    if not first.running:
+        return True
+    ended = {worker.key: worker.ended for worker in workers(seen)}
+    if any(one.fault.name == "SIGSTOP" for one in seen.injected) or disturbed(seen):
+        return True
+    return all(0 < ended[key] < first.time + _SLACK for key in first.running)
+
+
+def _natural(seen: Observed, one: Launched) -> set[int]:
+    """The exit codes that may come of the workers and of the faults that are not signals."""
+    mine = _of_launcher(seen, one)
+    if seen.scenario.jobs:
+        return _natural_of_sweep(seen, one)
+    if not mine:
+        # refused, since another one has the directory; or nothing could be started
+        codes = {2} if has(seen, "second") else set()
+        if sent(seen, "spawner", "SIGKILL", "SIGSTOP") or sent(seen, "worker", "SIGKILL"):
+            codes |= {3}
+        if sent(seen, "worker", "SIGTERM", "SIGINT"):
+            codes |= {3}
+        return codes | ({1, 2, 3} if disturbed(seen) else set())
+    last = max(worker.attempt for worker in mine)
+    nproc = seen.scenario.launch["nproc"]
+    final = [worker for worker in mine if worker.attempt == last]
+    codes = {0} if len(final) == nproc and all(worker.code == 0 for worker in final) else {3}
+    if codes == {0} and _hit_after_its_end(seen, final):
+        codes.add(3)
+    return codes | ({1, 3} if disturbed(seen) else set())
+
+
+def _of_launcher(seen: Observed, one: Launched) -> list[Worker]:
+    return [worker for worker in workers(seen) if worker.job == one.name or seen.scenario.jobs]
+
+
+def _hit_after_its_end(seen: Observed, final: list[Worker]) -> bool:
+    """Whether a fault may have ended a worker between its last word in the ledger and its end."""
+    for hit in seen.injected:
+        if hit.fault.what != "signal" or hit.fault.name == "SIGSTOP":
+            continue
+        if hit.fault.target == "launcher":
+            continue
+        for worker in final:
+            if hit.pid == worker.pid or (
+                hit.fault.target == "spawner" and hit.time < worker.ended + _SLACK
+            ):
+                return True
+    # a spawner that stands still is killed by the launcher when that is to end
+    return bool(sent(seen, "spawner", "SIGSTOP") and sent(seen, "launcher", "SIGTERM", "SIGINT"))
+
+
+def _natural_of_sweep(seen: Observed, one: Launched) -> set[int]:
+    if has(seen, "damage") and one.name == "resume":
+        return {0, 1, 2, 6}
+    if has(seen, "remove") or disturbed(seen):
+        return {0, 1, 6}
+    codes = {0, 6}
+    # another one has the directory; or what is left of a killed one is still ending
+    if (has(seen, "second") and one.name in "ab") or not any(
+        worker.started < one.ended for worker in workers(seen)
+    ):
+        codes.add(2)
+    if one.name == "resume":
+        journal = seen.run_dir / "sweep.json"
+        if journal.exists() and json.loads(journal.read_text())["exit_code"] == 0:
+            codes.discard(6)
+    return codes
+
+
+def result(seen: Observed) -> Iterator[str]:
+    """Each result.json is what the workers say, and what the launcher exited with."""
+    if has(seen, "remove", "rename"):
+        return
+    for one in seen.launched:
+        if one.directory is None or seen.scenario.jobs:
+            continue
+        path = one.directory / "result.json"
+        mine = _of_launcher(seen, one)
+        if path.exists() or not mine or disturbed(seen):
+            continue
+        if one.status is not None and (one.status in {0, 3, 4} or one.status > 128):
+            yield f"launcher {one.name} exited with {one.status} and left no result.json"
+    paths = [*seen.run_dir.glob("*/result.json"), *seen.run_dir.glob("result.json")]
+    for path in [*paths, *seen.run_dir.parent.glob("outputs/*/*/result.json")]:
+        try:
+            document = json.loads(path.read_text())
+        except ValueError as e:
+            yield f"{path}: {e}"
+            continue
+        yield from _result(seen, path, document)
+
+
+def _result(seen: Observed, path: Path, document: Any) -> Iterator[str]:
+    name = path.relative_to(seen.run_dir.parent)
+    told = {
+        (attempt["attempt"], worker["rank"]): worker
+        for attempt in document["attempts"]
+        for worker in attempt["workers"]
+    }
+    directory = str(path.parent)
+    mine = [worker for worker in workers(seen) if str(worker.log.parents[2]) == directory]
+    by_pid = {worker.pid: worker for worker in mine}
+    for (attempt, rank), entry in told.items():
+        worker = by_pid.get(entry["pid"])
+        if worker is None:
+            if entry["exitcode"] == 0:
+                yield f"{name}: rank {rank} of attempt {attempt} succeeded, and never began"
+            continue
+        if (worker.attempt, worker.rank) != (attempt, rank):
+            yield f"{name}: {worker.key} is called rank {rank} of attempt {attempt}"
+        yield from _worker(seen, f"{name}: rank {rank} of attempt {attempt}", worker, entry)
+    numbers = {attempt["attempt"] for attempt in document["attempts"]}
+    for worker in mine:
+        if worker.attempt in numbers and worker.pid not in {e["pid"] for e in told.values()}:
+            fate = told.get((worker.attempt, worker.rank), {}).get("fate")
+            if not disturbed(seen) and fate != "lost":
+                yield f"{name}: {worker.key} ran and is not in it (but {fate})"
+    yield from _state(seen, str(name), document, mine)
+    yield from _root_cause(seen, str(name), document, mine)
+
+
+def _worker(seen: Observed, name: str, worker: Worker, entry: Any) -> Iterator[str]:
+    exitcode, fate = entry["exitcode"], entry["fate"]
+    if exitcode is None:
+        if fate not in {"lost", "not_started", "ended"}:
+            yield f"{name}: {fate} without an exit status"
+        return
+    if fate == "succeeded" and exitcode != 0:
+        yield f"{name}: succeeded with exit status {exitcode}"
+    if exitcode >= 0:
+        if worker.code != exitcode and not (worker.refused and exitcode):
+            hit = any(one.pid == worker.pid for one in seen.injected)
+            # an exception of ours: Ctrl-C in the middle of a worker's start
+            if not (exitcode in {1, 130} and hit):
+                yield f"{name}: exit status {exitcode}, but it said {worker.code} in its ledger"
+    elif worker.code is not None and worker.code < 0 and worker.code != exitcode:
+        hit = any(one.pid == worker.pid for one in seen.injected)
+        if not hit and exitcode != -signal.SIGKILL:
+            yield f"{name}: ended by {-exitcode}, but it sent itself {-worker.code}"
+
+
+def _state(seen: Observed, name: str, document: Any, mine: list[Worker]) -> Iterator[str]:
+    state = document["state"]
+    expected = {"succeeded": {0}, "failed": {3, 4}, "error": {1, 2}}.get(state)
+    if expected is not None and document["exit_code"] not in expected:
+        yield f"{name}: state {state} with exit code {document['exit_code']}"
+    if not seen.scenario.jobs and len(seen.launched) == 1 and not disturbed(seen):
+        status = seen.launched[0].status
+        if status is not None and status >= 0 and status != document["exit_code"]:
+            yield f"{name}: exit code {document['exit_code']}, the launcher's was {status}"
+    if not mine or not document["attempts"]:
+        return
+    last = document["attempts"][-1]["attempt"]
+    final = [worker for worker in mine if worker.attempt == last]
+    nproc = seen.scenario.launch["nproc"]
+    well = len(final) == nproc and all(worker.code == 0 for worker in final)
+    if state == "succeeded" and not well:
+        codes = [worker.code for worker in final]
+        yield f"{name}: succeeded, but its {nproc} workers said {codes}"
+    undisturbed = not disturbed(seen) and not _hit_after_its_end(seen, final)
+    if state == "failed" and well and undisturbed:
+        yield f"{name}: failed, but all of its workers succeeded"
+
+
+def _root_cause(seen: Observed, name: str, document: Any, mine: list[Worker]) -> Iterator[str]:
+    cause = document["root_cause"]
+    if document["state"] == "succeeded":
+        if cause is not None:
+            yield f"{name}: succeeded with a root cause"
+        return
+    if cause is None:
+        if document["state"] == "failed":
+            yield f"{name}: failed without a root cause"
+        return
+    explanation = cause["explanation"] or {}
+    blamed = cause["cause"]["type"] == "SpawnerLost" and explanation.get("sure") == "certain"
+    if blamed and explanation["suspect"] == "outside" and not sent(seen, "spawner", "SIGKILL"):
+        yield f"{name}: {explanation['text']}: nobody else killed the spawner"
+    if seen.injected or cause["local_rank"] is None:
+        return
+    final = [worker for worker in mine if worker.attempt == cause["attempt"]]
+    failed = sorted((w.ended, w.rank) for w in final if w.code)
+    # two that fail in one moment may have ended in another order than they said so
+    clear = failed and (len(failed) == 1 or failed[1][0] - failed[0][0] > _SLACK)
+    if clear and cause["local_rank"] != failed[0][1]:
+        yield f"{name}: root cause is rank {cause['local_rank']}, {failed[0][1]} failed first"
+
+
+# What workers wrote, and what was shown
+
+
+def written(seen: Observed) -> Iterator[str]:
+    """Every byte that a worker wrote is in its file, and nothing else."""
+    if has(seen, "remove", "rename"):
+        return
+    for worker in workers(seen):
+        for stream, offset in (("out", 0), ("err", 8)):
+            yield from _stream(seen, worker, stream, offset)
+
+
+def _stream(seen: Observed, worker: Worker, stream: str, offset: int) -> Iterator[str]:
+    counters = seen.root / "ledger" / f"bytes-{worker.key}"
+    data = counters.read_bytes() if counters.exists() else b""
+    (count,) = struct.unpack("<q", data[offset : offset + 8].ljust(8, b"\0"))
+    expected = b"".join(pieces(vars(act_of(seen, worker)), worker.key, stream))
+    path = worker.log.with_name(f"std{stream}.log")
+    text = path.read_bytes() if path.exists() else b""
+    if text[:count] != expected[:count]:
+        kept = _common(text, expected)
+        yield f"{worker.key}: wrote {count} bytes to std{stream}, of which {kept} are in its file"
+    elif stream == "out" and not expected.startswith(text):
+        yield f"{worker.key}: its stdout.log holds what it never wrote"
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """How many bytes two texts have in common from their beginnings."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+_TEED = re.compile(rb"(?:\[\d+\] )?\[default(\d+)\]:")
+
+
+def lines(seen: Observed) -> Iterator[str]:
+    """Every line that is shown is whole, and shown once; of those that are teed none is missing."""
+    for one in seen.launched:
+        shown = b"".join(bytes(data) for data in one.shown.values())
+        found: Counter[bytes] = Counter()
+        expected = _expected_lines(seen)
+        texts = shown.splitlines(keepends=True)
+        for number, text in enumerate(texts):
+            if not re.search(rb"[@%][a-z0-9]+\.\d+\.\d+\.\d+\.(out|err)\.", text):
+                continue
+            # the excerpt of a failure report
+            if re.match(rb"(\[\d+\] )?\s+\|", text) or b"of its own accord" in text:
+                continue
+            teed = _TEED.match(text)
+            body = text[teed.end() :].rstrip(b"\n") if teed else text.rstrip(b"\n")
+            if not teed or body not in expected:
+                if number == len(texts) - 1 and (one.gone or one.status == -signal.SIGKILL):
+                    continue
+                yield f"launcher {one.name} shows a line that is not whole: {_short(text)}"
+            found[body] += 1
+        for body, count in found.items():
+            if count > 1 and body in expected:
+                yield f"launcher {one.name} shows a line {count} times: {_short(body)}"
+        yield from _missing(seen, one, found)
+
+
+def _short(text: bytes) -> str:
+    return repr(text if len(text) < 160 else text[:100] + b"..." + text[-50:])
+
+
+def _expected_lines(seen: Observed) -> set[bytes]:
+    found = set()
+    for worker in workers(seen):
+        for stream in ("out", "err"):
+            text = b"".join(pieces(vars(act_of(seen, worker)), worker.key, stream))
+            count = _count(seen, worker, stream)
+            found.update(text.splitlines())
+            # a worker that was ended within a line
+            found.update(text[: count + 1].splitlines()[-1:])
+            path = worker.log.with_name(f"std{stream}.log")
+            if path.exists():
+                found.update(path.read_bytes().splitlines()[-1:])
+    return found
+
+
+def _count(seen: Observed, worker: Worker, stream: str) -> int:
+    counters = seen.root / "ledger" / f"bytes-{worker.key}"
+    data = counters.read_bytes() if counters.exists() else b""
+    offset = 0 if stream == "out" else 8
+    return int(struct.unpack("<q", data[offset : offset + 8].ljust(8, b"\0"))[0])
+
+
+def _missing(seen: Observed, one: Launched, found: Counter[bytes]) -> Iterator[str]:
+    """Lines that a launcher that ended properly has not shown."""
+    if one.gone or one.status is None or one.status < 0 or disturbed(seen) or seen.hung:
+        return
+    if has(seen, "block", "second") or seen.scenario.jobs:
+        return
+    if any(hit.fault.target == "launcher" for hit in seen.injected):
+        # asked to end a second time, it shows no more
+        return
+    tee = seen.scenario.launch["tee"]
+    for worker in workers(seen):
+        for stream in ("out", "err"):
+            wanted = {"none": False, "all": True, "0:all": worker.rank == 0, "out": stream == "out"}
+            if not wanted[str(tee)]:
+                continue
+            text = b"".join(pieces(vars(act_of(seen, worker)), worker.key, stream))
+            whole = text[: _count(seen, worker, stream)].splitlines()
+            missing = [body for body in whole if body and not found[body]]
+            if missing:
+                count = f"{len(missing)} of {len(whole)} lines"
+                yield f"{count} of {worker.key} are not shown: {_short(missing[0])}"
+
+
+# Records
+
+
+def records(seen: Observed) -> Iterator[str]:
+    """Every line of events and journals can be read."""
+    if disturbed(seen):
+        return
+    killed = any(one.status == -signal.SIGKILL for one in seen.launched)
+    for name in ("events.jsonl", "sweep.jsonl"):
+        for path in seen.root.glob(f"project/**/{name}"):
+            if name == "sweep.jsonl" and has(seen, "damage"):
+                continue
+            data = path.read_bytes()
+            parts = data.split(b"\n")
+            for number, line in enumerate(parts, 1):
+                last = number >= len(parts) - 1
+                if not line and number == len(parts):
+                    continue
+                try:
+                    json.loads(line)
+                except ValueError:
+                    if not (killed and last and not data.endswith(b"\n")):
+                        yield f"{path.relative_to(seen.root)}, line {number}: {_short(line)}"
+
+
+_OURS = re.compile(
+    rb'File "[^"]*/lllaunch/[^"]*\.py"|internal error|Exception ignored in|Traceback \(most recent'
+)
+
+
+def message(seen: Observed) -> Iterator[str]:
+    """No launcher shows a traceback of its own or calls an error internal."""
+    for one in seen.launched:
+        for data in one.shown.values():
+            own = [
+                line
+                for line in bytes(data).splitlines()
+                if not _TEED.match(line) and not re.match(rb"(\[\d+\] )?\s+(\||[A-Z ]*File )", line)
+            ]
+            # an interpreter that Ctrl-C reaches before it runs any code says so itself
+            ours = (b"of its own accord", b"Fatal Python error")
+            quoted = any(word in line for line in own for word in ours)
+            for line in own:
+                if _OURS.search(line) and not (quoted and b"Traceback" in line):
+                    yield f"launcher {one.name} shows: {_short(line)}"
+                    break
+
+
+def debris(seen: Observed) -> Iterator[str]:
+    """No file, directory or cgroup is left in places that belong to nobody."""
+    if any(one.status is not None and one.status < 0 for one in seen.launched):
+        return
+    if sent(seen, "job", "SIGKILL") or has(seen, "files", "processes"):
+        return
+    yield from seen.debris
+
+
+# Sweeps and launchers side by side
+
+
+def once(seen: Observed) -> Iterator[str]:
+    """Each job is done once, by one launcher at a time; nothing tells of another's run."""
+    for entry in seen.entries:
+        if entry["what"] == "taken" and entry["lock"].startswith("job-"):
+            yield f"{entry['key']} runs while {entry['holder']} does"
+    if seen.scenario.jobs:
+        yield from _resumes(seen)
+    elif has(seen, "second"):
+        yield from _pairs(seen)
+
+
+_REDONE = {"cut", "dropped", "emptied", "flipped", "retyped"}
+"""Damages after which a journal says truthfully that a job was never there."""
+
+
+def _resumes(seen: Observed) -> Iterator[str]:
+    damage = [hit.fault.name for hit in seen.injected if hit.fault.what == "damage"]
+    for number, resume in enumerate(seen.resumed):
+        one = seen.launched[resume.launched]
+        later = seen.entries[resume.entries :]
+        again = {int(e["job"]) for e in later if e["what"] == "start"} & set(resume.finished)
+        numbered_by_overrides = not (number == 0 and set(damage) & _REDONE)
+        if again and numbered_by_overrides:
+            yield f"jobs {sorted(again)} had finished, and were run again by a resume"
+        if one.status == 2 and number == 0 and damage:
+            yield from _refused(seen, one, resume, later)
+    last = seen.launched[-1]
+    if seen.resumed and last.status in {0, 6} and not damage and not has(seen, "remove"):
+        yield from _summary(seen, last)
+
+
+def _refused(seen: Observed, one: Launched, resume: Any, later: list[Any]) -> Iterator[str]:
+    shown = b"".join(bytes(data) for data in one.shown.values())
+    if (seen.run_dir / "sweep.jsonl").read_bytes() != resume.journal:
+        yield "a resume was refused and changed the journal"
+    if any(entry["what"] == "start" for entry in later):
+        yield "a resume was refused and started a job"
+    if b"sweep.jsonl" not in shown:
+        yield f"a resume was refused without naming the journal: {_short(shown)}"
+
+
+def _summary(seen: Observed, last: Launched) -> Iterator[str]:
+    document = json.loads((seen.run_dir / "sweep.json").read_text())
+    jobs = document["jobs"]
+    if len(jobs) != len(seen.scenario.jobs):
+        yield f"sweep.json has {len(jobs)} jobs, not {len(seen.scenario.jobs)}"
+    if document["exit_code"] != last.status:
+        yield f"sweep.json: exit code {document['exit_code']}, the launcher's was {last.status}"
+    done = {worker.job for worker in workers(seen) if worker.code == 0}
+    for job in jobs:
+        tag = job["overrides"][-1].partition("=")[2]
+        if job["state"] == "succeeded" and tag not in done:
+            yield f"sweep.json: job {job['job']} (tag={tag}) succeeded, but no worker of it did"
+
+
+def _pairs(seen: Observed) -> Iterator[str]:
+    ran = workers(seen)
+    for one in seen.launched:
+        if one.status == 2 and any(worker.job == one.name for worker in ran):
+            yield f"launcher {one.name} was refused and started workers"
+    for directory in {path.parent for path in seen.root.glob("project/**/.hydra")}:
+        tags = set()
+        logs = sorted(directory.glob("attempt_*/*/stdout.log"))
+        for log in logs:
+            tags |= set(re.findall(rb"@([ab])\.", log.read_bytes()))
+        plain = (directory / ".hydra" / "overrides.yaml").read_text()
+        tag = re.search(r"tag=(\w)", plain)
+        if len(tags) == 1 and tag and tag[1].encode() not in tags:
+            yield f"{directory.name}/.hydra tells of tag={tag[1]}, its workers were {tags}"
+        if len(tags) == 2 and directory != seen.run_dir:
+            yield f"two runs share {directory.name}"
+
+
+def leases(seen: Observed) -> Iterator[str]:
+    """No two workers have a GPU at the same time."""
+    for entry in seen.entries:
+        if entry["what"] == "taken" and entry["lock"].startswith("gpu-"):
+            yield f"{entry['key']} has {entry['lock']} while {entry['holder']} does"
+
+
+CHECKS: dict[str, Callable[[Observed], Iterator[str]]] = {
+    "ends": ends,
+    "alive": alive,
+    "others": others,
+    "code": code,
+    "result": result,
+    "bytes": written,
+    "lines": lines,
+    "records": records,
+    "once": once,
+    "leases": leases,
+    "message": message,
+    "debris": debris,
+}
+
+
+def violations(seen: Observed) -> list[Violation]:
+    """Return all that should not be."""
+    return [Violation(name, text) for name, check in CHECKS.items() for text in check(seen)]

@@ -1,0 +1,222 @@
+"""The harness itself, and as many of its scenarios as fit into a minute."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.__main__ import Outcome, table
+from tests.faults.checks import CHECKS, violations
+from tests.faults.scenarios import DAMAGES, KIN, Act, Fault, Scenario, scenario
+from tests.faults.worker import pieces
+from tests.faults.world import Injected, Launched, Observed, Resumed, damaged
+
+# Scenarios
+
+
+def test_the_same_seed_and_number_give_the_same_scenario() -> None:
+    assert [scenario("a", n) for n in range(50)] == [scenario("a", n) for n in range(50)]
+    assert [scenario("a", n) for n in range(50)] != [scenario("b", n) for n in range(50)]
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    drawn = {fault.kind for n in range(3000) for fault in scenario("a", n).faults}
+    targets = ("launcher", "spawner", "worker", *KIN)
+    names = ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT")
+    expected = {f"{name} {target}" for name in names for target in targets}
+    expected |= {f"{name} twice launcher" for name in ("SIGTERM", "SIGINT")}
+    expected |= {f"journal {how}" for how in DAMAGES}
+    expected |= {"disk full", "directory removed", "directory renamed", "journal removed"}
+    expected |= {"console closed", "console blocked", "no descriptors", "no processes"}
+    assert expected | {"second launcher"} <= drawn
+
+
+def test_scenarios_are_with_and_without_cgroups() -> None:
+    assert {scenario("a", n).cgroups for n in range(50)} == {True, False}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_every_damage_changes_a_journal(how: str) -> None:
+    record = b'{"time": "x", "time_ns": 1795312900402501206, "type": "ended"}\n'
+    assert all(damaged(record * 4, how, where / 10) != record * 4 for where in range(10))
+
+
+# Checks: each finds what it is for, and nothing where all is well
+
+
+class Made:
+    """What would be observed of a run with one worker, on which all went well."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = root / "project" / "run"
+        self.logs = self.run / "attempt_0" / "0"
+        self.logs.mkdir(parents=True)
+        (root / "ledger").mkdir()
+        self.act = Act(lines=2, errors=1, width=3)
+        what = Scenario(
+            "s", 0, "run", acts={"*": ((self.act,),)}, launch={"nproc": 1, "tee": "all"}
+        )
+        self.seen = Observed(what, root, self.run)
+        self.key = "a.0.0.77"
+        log = str(self.logs / "stdout.log")
+        self.begin = {
+            "what": "start", "time": 1_000, "pid": 77, "key": self.key,
+            "job": "a", "attempt": 0, "rank": 0, "log": log,
+        }  # fmt: skip
+        self.end = {"what": "end", "time": 2_000, "pid": 77, "key": self.key, "code": 0}
+        self.seen.entries = [self.begin, self.end]
+        self.out, self.err = (b"".join(pieces(vars(self.act), self.key, s)) for s in ("out", "err"))
+        (self.logs / "stdout.log").write_bytes(self.out)
+        (self.logs / "stderr.log").write_bytes(self.err)
+        counters = struct.pack("<qq", len(self.out), len(self.err))
+        (root / "ledger" / f"bytes-{self.key}").write_bytes(counters)
+        shown = b"".join(b"[default0]:" + line for line in (self.out + self.err).splitlines(True))
+        self.launcher = Launched("a", 50, self.run, status=0, ended=10_000)
+        self.launcher.shown = {"out": bytearray(shown)}
+        self.seen.launched = [self.launcher]
+        self.seen.bystanders = [(True, [])]
+        worker = {"rank": 0, "pid": 77, "fate": "succeeded", "exitcode": 0}
+        attempt = {"attempt": 0, "workers": [worker]}
+        self.result: dict[str, Any] = {
+            "state": "succeeded", "exit_code": 0, "root_cause": None, "attempts": [attempt],
+        }  # fmt: skip
+        (self.run / "events.jsonl").write_text('{"type": "Begin"}\n')
+
+    def found(self) -> set[str]:
+        (self.run / "result.json").write_text(json.dumps(self.result))
+        return {one.check for one in violations(self.seen)}
+
+    def inject(self, name: str, target: str, **more: Any) -> None:
+        fault = Fault("signal", "worker", 0.0, target, name)
+        self.seen.injected.append(Injected(fault, **{"time": 1_500, **more}))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path)
+
+
+def test_nothing_is_found_where_all_is_well(made: Made) -> None:
+    assert made.found() == set()
+
+
+def _in_log(made: Made) -> None:
+    (made.logs / "stdout.log").write_bytes(made.out[:-1])
+
+
+def _failed(made: Made) -> None:
+    made.result |= {"state": "failed", "exit_code": 3, "root_cause": {"attempt": 0}}
+    made.result["root_cause"] |= {"cause": {"type": "SpawnerLost"}, "explanation": None}
+    made.result["root_cause"]["local_rank"] = None
+    made.launcher.status = 3
+
+
+def _other_code(made: Made) -> None:
+    made.end["code"] = 3
+
+
+def _lost_signal(made: Made) -> None:
+    made.inject("SIGTERM", "launcher", pid=50, running=(made.key,))
+    made.end["time"] = 9_000_000_000
+
+
+def _not_killed(made: Made) -> None:
+    made.launcher.status = -9
+
+
+def _split_line(made: Made) -> None:
+    text = bytes(made.launcher.shown["out"])
+    made.launcher.shown["out"] = bytearray(text[:20] + b"lllaunch: hello\n" + text[20:])
+
+
+def _twice(made: Made) -> None:
+    made.launcher.shown["out"] += made.launcher.shown["out"].splitlines(True)[0]
+
+
+def _not_shown(made: Made) -> None:
+    made.launcher.shown["out"] = bytearray()
+
+
+def _torn_event(made: Made) -> None:
+    (made.run / "events.jsonl").write_text('{"type": "Beg\n{"type": "Begin"}\n')
+
+
+def _taken(lock: str) -> Callable[[Made], None]:
+    entry = {"what": "taken", "time": 1, "pid": 77, "key": "a.0.0.77", "lock": lock, "holder": "b"}
+    return lambda made: made.seen.entries.append(entry)
+
+
+def _traceback(made: Made) -> None:
+    made.launcher.shown["out"] += b'  File "/x/lllaunch/run/execute.py", line 3, in f\n'
+    made.launcher.shown["out"] += b"lllaunch: internal error\n"
+
+
+@pytest.mark.parametrize(
+    ("check", "spoil"),
+    [
+        ("ends", lambda made: made.seen.hung.append("a")),
+        ("alive", lambda made: made.seen.left.append("daemon 78 (S): sleep")),
+        ("others", lambda made: made.seen.bystanders.append((False, []))),
+        ("others", lambda made: made.seen.bystanders.append((True, ["signal 15 to 9 from 50"]))),
+        ("code", lambda made: setattr(made.launcher, "status", 3)),
+        ("code", _lost_signal),
+        ("code", _not_killed),
+        ("result", _failed),
+        ("result", _other_code),
+        ("bytes", _in_log),
+        ("lines", _split_line),
+        ("lines", _twice),
+        ("lines", _not_shown),
+        ("records", _torn_event),
+        ("once", _taken("job-a.0")),
+        ("leases", _taken("gpu-x")),
+        ("message", _traceback),
+        ("debris", lambda made: made.seen.debris.append("/tmp/left")),
+    ],
+)
+def test_what_is_spoilt_is_found(made: Made, check: str, spoil: Callable[[Made], None]) -> None:
+    spoil(made)
+    assert check in made.found()
+
+
+def test_every_check_is_shown_to_find_something() -> None:
+    (mark,) = test_what_is_spoilt_is_found.pytestmark
+    assert {check for check, _ in mark.args[1]} == set(CHECKS)
+
+
+def test_a_job_that_had_finished_and_runs_again_is_found(made: Made) -> None:
+    made.seen.scenario = replace(made.seen.scenario, jobs=(0, 1))
+    made.seen.resumed = [Resumed(launched=0, journal=b"", finished=(1,), entries=2)]
+    (made.run / "sweep.json").write_text(json.dumps({"exit_code": 0, "jobs": []}))
+    made.seen.entries.append({**made.begin, "job": "1"})
+    assert "once" in made.found()
+
+
+def test_only_what_the_docs_do_not_promise_may_live_on(made: Made) -> None:
+    made.seen.left.append("daemon 78 (S): sleep")
+    made.inject("SIGKILL", "launcher", pid=50)
+    made.inject("SIGKILL", "spawner", pid=51)
+    made.launcher.status = -9
+    assert "alive" in made.found()
+    made.seen.scenario = replace(made.seen.scenario, cgroups=False)
+    assert "alive" not in made.found()
+    made.seen.left.append("worker 77 (S): python")
+    assert "alive" in made.found()
+
+
+def test_the_table_counts_scenarios_and_violations_by_kind_of_fault() -> None:
+    outcomes = [
+        Outcome(0, "run", ["SIGKILL worker", "SIGKILL worker"]),
+        Outcome(1, "run", ["SIGKILL worker"], violations=[("alive", "x"), ("alive", "y")]),
+        Outcome(2, "place", unable="no mount"),
+    ]
+    head, row, total = table(outcomes).splitlines()
+    assert head.split()[:4] == ["runs", "faults", "ends", "alive"]
+    assert row.split()[:6] == ["SIGKILL", "worker", "2", "3", ".", "1"]
+    assert total.split()[:5] == ["ALL", "2", "3", ".", "1"]
