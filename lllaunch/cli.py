@@ -2,62 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lllaunch.app.early import prestarted
-from lllaunch.exit_codes import for_signal
+from lllaunch.app.command_line import VERBS, WrongUsage, arranged, program
+from lllaunch.app.early import only_asks, prestarted
+from lllaunch.exit_codes import ExitCode, for_signal
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
 
-_SIGINT = 2
-# Beside to run: what the command line may begin with. No override is a word alone.
-VERBS = ("check", "ls", "plan", "report", "rerun", "show")
+_MOST_NAMES = 30
+_USAGE = """\
+usage: {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
+       {0} -m +exp=NAME KEY=VALUE,VALUE ...     sweep over values
+       {0} launch.entrypoint=train.py           run a script, without a config
+       {0} {{{1}}} ...
+       {0} --help                               more, and all settings
+"""
 
 
 def main() -> int:
-    """Runs ``python -m lllaunch`` on ``sys.argv`` and returns its exit code."""
-    first = sys.argv[1] if sys.argv[1:] else ""
+    """Run ``python -m lllaunch`` on ``sys.argv`` and return its exit code."""
+    words = sys.argv[1:]
+    first = words[0] if words else ""
     if first in VERBS:
-        return _perform(first, sys.argv[2:])
-    if first.isalpha():
-        return _misspelt(first)
+        return _perform(first, words[1:])
+    if not words:
+        return _show_usage()
+    if "--version" in words or "-V" in words:
+        return _show_version()
+    if first == "help":
+        return (
+            _perform(words[1], ["--help"]) if words[1:] and words[1] in VERBS else _run(["--help"])
+        )
+    try:
+        return _run(arranged(words))
+    except WrongUsage as wrong:
+        print(f"lllaunch: {wrong}", file=sys.stderr)
+        return ExitCode.CONFIG
+
+
+def _run(words: list[str]) -> int:
+    """Run the Hydra app."""
+    sys.argv[1:] = words
     spawner: Spawner | None = None
+    if only_asks(words):
+        end_quietly_without_reader()
     # imports and composing make next to no garbage, and looking for it takes a twentieth of their
     # time; the app enables collection again before it runs anything
     gc.disable()
     try:
-        spawner = prestarted(sys.argv[1:])
+        spawner = prestarted(words)
         # imports Hydra, while the spawner's interpreter starts
         from lllaunch.app.command import run  # noqa: PLC0415
 
         return run(spawner)
     except KeyboardInterrupt:
-        return for_signal(_SIGINT)
-    except BrokenPipeError:
-        # of what Hydra shows nobody reads on; nothing is running
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
-        return 0
+        return for_signal(signal.SIGINT)
     finally:
         if spawner is not None:
             spawner.close()
 
 
-def _misspelt(word: str) -> int:
-    from lllaunch.config.suggest import did_you_mean, one_of  # noqa: PLC0415 - only if one is
-
-    hint = did_you_mean(word, VERBS)
-    text = f"lllaunch: {word!r} is no verb ({one_of(VERBS)}) and no override"
-    print(f"{text}; {hint}" if hint else text, file=sys.stderr)
-    return 2
-
-
 def _perform(verb: str, argv: list[str]) -> int:
+    if verb != "rerun":
+        end_quietly_without_reader()
     try:
         return int(import_module(f"lllaunch.verbs.{verb}").main(argv))
     except KeyboardInterrupt:
-        return for_signal(_SIGINT)
+        return for_signal(signal.SIGINT)
+
+
+def _show_usage() -> int:
+    sys.stderr.write(_USAGE.format(program(), ",".join(VERBS)))
+    try:
+        names = sorted(name[:-5] for name in os.listdir("conf/exp") if name.endswith(".yaml"))
+    except OSError:
+        names = []
+    if names:
+        more = ", ..." if len(names) > _MOST_NAMES else ""
+        sys.stderr.write(f"\nin conf/exp: {', '.join(names[:_MOST_NAMES])}{more}\n")
+    return ExitCode.CONFIG
+
+
+def _show_version() -> int:
+    from importlib.metadata import version  # noqa: PLC0415 - 20 ms that are rarely needed
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    print(f"lllaunch {version('lllaunch')} (Hydra {version('hydra-core')}, Python {python})")
+    return ExitCode.SUCCESS
+
+
+def end_quietly_without_reader() -> None:
+    """End this process with success when nobody reads on what it shows, as in ``... | head``.
+
+    Not for what runs something: a run does not end for want of a reader.
+    """
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGPIPE, lambda *_: os._exit(ExitCode.SUCCESS))

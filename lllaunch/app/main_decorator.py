@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 
+from lllaunch.app.command_line import WrongUsage, arranged
 from lllaunch.app.early import prestarted
 from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
+from lllaunch.app.search_path import BASE
 from lllaunch.app.sweeping.resume import with_directory
 from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.user_script import decline_call
+from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -75,12 +78,16 @@ class LaunchedMain(Generic[R]):
         return {rank: load(value) for rank, value in found.items()}
 
     def _run_app(self) -> int | None:
+        try:
+            sys.argv[1:] = with_directory(arranged(sys.argv[1:], own_app=True))
+        except WrongUsage as wrong:
+            print(f"lllaunch: {wrong}", file=sys.stderr)
+            return ExitCode.CONFIG
         spawner = prestarted(sys.argv[1:])
         try:
             install()
             self._jobs = Jobs(spawner, function=self._function)
             TaskSource(self._function, spawner).mark(self._task)
-            sys.argv[1:] = with_directory(sys.argv[1:])
             with guarded(), self._jobs.claiming():
                 return self._jobs.ledger.run(self._app)
         finally:
@@ -100,7 +107,7 @@ class LaunchedMain(Generic[R]):
 def main(
     config_path: str | None = _UNSPECIFIED,
     config_name: str | None = None,
-    version_base: str | None = _UNSPECIFIED,
+    version_base: str | None = BASE,
 ) -> Callable[[Callable[[Any], R]], LaunchedMain[R]]:
     """Makes a function a Hydra app that runs it in ``launch.nproc`` workers.
 
@@ -115,10 +122,11 @@ def main(
     Args:
         config_path: directory of the configs, relative to the file of the function.
         config_name: name of the primary config.
-        version_base: Hydra's compatibility level, such as ``"1.3"``.
+        version_base: Hydra's compatibility level.
     """
-    given = {"config_path": config_path, "config_name": config_name, "version_base": version_base}
-    arguments = {name: value for name, value in given.items() if value is not _UNSPECIFIED}
+    arguments: dict[str, Any] = {"config_name": config_name, "version_base": version_base}
+    if config_path is not _UNSPECIFIED:
+        arguments["config_path"] = config_path
 
     def decorate(function: Callable[[Any], R]) -> LaunchedMain[R]:
         return LaunchedMain(function, **arguments)

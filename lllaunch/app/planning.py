@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,6 +79,8 @@ def plan_job(
         users_own=users_own,
         here=here,
     )
+    if user is None:
+        _expect_no_own_app(spec)
     nodes = ("launch",) if outer is None else ("launch", outer)
     if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
         # not the working directory of one job, so that all jobs of a sweep share a spawner
@@ -93,6 +96,21 @@ def plan_job(
         _expect_forks(spec, user)
         spec = replace(spec, redacted={**spec.redacted, "start_method": "fork"})
     return spec
+
+
+def _expect_no_own_app(spec: LaunchSpec) -> None:
+    """Raise if the script launches workers itself: each worker would be a launcher."""
+    if spec.entrypoint.form != "script":
+        return
+    from lllaunch.app.own_app import is_own_app  # noqa: PLC0415 - of scripts only
+
+    if not is_own_app(spec.entrypoint.name):
+        return
+    settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
+    command = shlex.join(["python", spec.entrypoint.text, *settings])
+    expected = "is an lllaunch.main app, which launches its workers itself"
+    problem = Problem("launch.entrypoint", repr(spec.entrypoint.text), expected, f"run: {command}")
+    raise ConfigError((problem,))
 
 
 def _expect_forks(spec: LaunchSpec, user: UserFunction) -> None:

@@ -92,9 +92,9 @@ def test_a_missing_conf_directory_is_named(project: Project) -> None:
 
 
 def test_nothing_to_run_is_an_error(project: Project) -> None:
-    ended = project.lllaunch(env=quiet_environment())
+    ended = project.lllaunch("launch.nproc=2")
     assert ended.returncode == 2
-    assert "launch.entrypoint" in ended.stderr
+    assert "launch.entrypoint: is empty" in ended.stderr
 
 
 def test_a_function_that_is_not_there_is_found_out_before_the_attempt(project: Project) -> None:
@@ -118,7 +118,7 @@ def test_arguments_that_do_not_fit_are_found_out_before_the_attempt(project: Pro
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--no-such-flag"], "unrecognized arguments"),
+        (["--cfg", "everything"], "invalid choice"),
         (["+exp=nope"], "no experiment 'nope' in conf/exp; there are x"),
         (["launch.nprocs=2"], "Could not override 'launch.nprocs'"),
         (["params.lr=["], "no viable alternative"),
@@ -175,7 +175,7 @@ def test_hydra_full_error_shows_the_traceback(project: Project) -> None:
 
 
 def test_full_error_shows_where_our_own_errors_come_from(project: Project) -> None:
-    ended = project.lllaunch(env={"HYDRA_FULL_ERROR": "1"})
+    ended = project.lllaunch("launch.nproc=2", env={"HYDRA_FULL_ERROR": "1"})
     assert ended.returncode == 2
     assert "Traceback" in ended.stderr
     assert "launch.entrypoint" in ended.stderr

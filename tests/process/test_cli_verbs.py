@@ -105,10 +105,8 @@ def test_a_result_says_what_code_ran(project: Project) -> None:
 def test_a_misspelt_verb_is_told(project: Project) -> None:
     ended = project.lllaunch("pln", "+exp=x")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("lllaunch: 'pln' is no verb (check, ls, plan, ")
+    assert ended.stderr.startswith("lllaunch: unknown command 'pln' (choose from check, ls, plan, ")
     assert ended.stderr.endswith("did you mean 'plan'?\n")
-    # a word with more than letters is left to Hydra
-    assert project.lllaunch("exp/x").returncode == 1
 
 
 def test_the_help_names_every_verb_and_nobody_needs_to_read_it_to_the_end(project: Project) -> None:

@@ -1,0 +1,226 @@
+"""The words of a command line: where flags stand, and what is said of what cannot be run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lllaunch.app.command_line import WrongUsage, arranged
+from lllaunch.app.own_app import is_own_app
+
+OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/lllaunch"])
+    for name, text in {
+        "train.py": "",
+        "own.py": OWN_APP,
+        "conf/config.yaml": "",
+        "conf/exp/toy.yaml": "",
+        "conf/exp/big/net.yaml": "",
+        "other/exp/toy.yaml": "",
+        "outputs/1/plan.yaml": "",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-m +exp=toy lr=1,2 hydra.sweep.dir=s",
+        "+exp=toy -m lr=1,2 hydra.sweep.dir=s",
+        "+exp=toy lr=1,2 hydra.sweep.dir=s --multirun",
+        "+exp=toy -m lr=1,2 --config-dir other hydra.sweep.dir=s",
+        "+exp=toy --config-dir=other lr=1,2 -cn mine ~a -m hydra.sweep.dir=s",
+    ],
+)
+def test_a_flag_may_stand_anywhere_between_overrides(line: str) -> None:
+    words = shlex.split(line)
+    given = get_args_parser().parse_args(arranged(words))
+    assert given.multirun
+    keys = ("+exp", "lr", "~a", "hydra.sweep.dir")
+    assert given.overrides == [word for word in words if word.startswith(keys)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--info +exp=toy", "--info=all +exp=toy"),
+        ("+exp=toy --info config", "--info=config +exp=toy"),
+        ("+exp=toy --cfg job", "--cfg job +exp=toy"),
+        ("+exp=toy --multi", "--multi +exp=toy"),
+        ("-sc query=bash", "-sc query=bash"),
+        ("+exp=toy -- ~a", "+exp=toy ~a"),
+    ],
+)
+def test_flags_come_first_with_their_values(line: str, expected: str) -> None:
+    assert arranged(line.split()) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("train.py", "lllaunch launch.entrypoint=train.py"),
+        ("train.py --lr 0.3", "lllaunch launch.entrypoint=train.py 'launch.args=[--lr,0.3]'"),
+        (
+            "train.py launch.nproc=2 a",
+            "lllaunch launch.entrypoint=train.py launch.nproc=2 'launch.args=[a]'",
+        ),
+        ("-m train.py lr=1,2", "lllaunch -m launch.entrypoint=train.py 'launch.args=[\"lr=1,2\"]'"),
+        ("pkg.work:train", "lllaunch launch.entrypoint=pkg.work:train"),
+        (
+            "--nproc-per-node 2 train.py --lr 0.3",
+            "lllaunch launch.entrypoint=train.py launch.nproc=2 'launch.args=[--lr,0.3]'",
+        ),
+        (
+            "--standalone --nproc_per_node=gpu --nnodes=1 -t 3 -r 0:3 train.py -r 1",
+            (
+                "lllaunch launch.entrypoint=train.py launch.nproc=gpu launch.tee=3 "
+                "'launch.redirects=\"0:3\"' 'launch.args=[-r,1]'"
+            ),
+        ),
+        (
+            "--nproc-per-node 2 -m pkg.train --lr 1",
+            "lllaunch 'launch.entrypoint=\"-m pkg.train\"' launch.nproc=2 'launch.args=[--lr,1]'",
+        ),
+        ("--nproc-per-node 2 +exp=toy", "lllaunch launch.nproc=2 +exp=toy"),
+        (
+            "torchrun --nproc-per-node 2 train.py",
+            "lllaunch launch.entrypoint=train.py launch.nproc=2",
+        ),
+        ("run train.py", "lllaunch launch.entrypoint=train.py"),
+        ("run +exp=toy -m lr=1,2", "lllaunch -m +exp=toy lr=1,2"),
+        ("conf/exp/toy.yaml", "lllaunch +exp=toy"),
+        ("./conf/exp/toy.yaml lr=2 -m", "lllaunch -m +exp=toy lr=2"),
+        ("conf/exp/big/net.yaml", "lllaunch +exp/big=net"),
+        ("conf/config.yaml", "lllaunch --config-name config"),
+        ("other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
+        ("--config-dir other other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
+        ("outputs/1/plan.yaml", "lllaunch rerun outputs/1"),
+        ("exp/toy", "lllaunch +exp=toy"),
+        ("toy lr=2", "lllaunch +exp=toy lr=2"),
+        ("+exp=toy plan", "lllaunch plan +exp=toy"),
+        ("own.py lr=2", "python own.py lr=2"),
+        ("--nproc-per-node 2 own.py lr=2", "python own.py launch.nproc=2 lr=2"),
+    ],
+)
+def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
+    with pytest.raises(WrongUsage) as wrong:
+        arranged(line.split())
+    assert str(wrong.value).endswith(f": {command}")
+    if command.startswith("lllaunch ") and command.split()[1] not in {"plan", "rerun"}:
+        words = shlex.split(command)[1:]
+        assert arranged(words) == words
+        get_args_parser().parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("foo", "unknown command 'foo' (choose from check, ls, plan, report, rerun, show)"),
+        (
+            "shwo",
+            (
+                "unknown command 'shwo' (choose from check, ls, plan, report, rerun, show); "
+                "did you mean 'show'?"
+            ),
+        ),
+        ("trian.py", "trian.py: no such file; did you mean 'train.py'?"),
+        ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file; did you mean 'conf/exp/toy.yaml'?"),
+        ("nowhere/x.yaml", "nowhere/x.yaml: no such file"),
+        ("+exp=toy lr", "'lr': expected an override (KEY=VALUE), got no '='"),
+        ("+exp=toy --multirn", "unknown option '--multirn'; did you mean '--multirun'?"),
+        ("+exp=toy --zzzzzzz", "unknown option '--zzzzzzz'; see lllaunch --hydra-help"),
+        (
+            "--nnodes 2 train.py",
+            (
+                "--nnodes is an option of torchrun; this command line is for one machine, "
+                "lllaunch.agent for several"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:
+    with pytest.raises(WrongUsage) as wrong:
+        arranged(line.split())
+    assert str(wrong.value) == message
+
+
+@pytest.mark.parametrize("word", ["run", "logs", "stop", "resume", "list", "version"])
+def test_commands_of_others_name_what_does_the_same(word: str) -> None:
+    with pytest.raises(WrongUsage, match=rf"unknown command '{word}' \(.*\); .*lllaunch"):
+        arranged([word])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plan lr=2", "'plan' is a command of lllaunch, and own.py is an app of its own"),
+        ("show", "to look at its runs: lllaunch show"),
+        ("lr", "'lr': expected an override"),
+        ("--nproc-per-node 2", "is an option of torchrun; here: launch.nproc=..."),
+        ("--nproc 2", "unknown option '--nproc'; see python own.py --hydra-help"),
+    ],
+)
+def test_an_app_of_the_users_own_has_no_commands(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["own.py"])
+    with pytest.raises(WrongUsage) as wrong:
+        arranged(line.split(), own_app=True)
+    assert message in str(wrong.value)
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12))
+@example("1e-3")
+@example("007")
+@example("a:b")
+@example("a:")
+@example("1.50")
+@example("true")
+@example("NULL")
+@example("a,b]")
+@example("a\\")
+@example('say \\"hi"')
+@example("${x}")
+@example("-inf")
+@example("+5")
+def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str) -> None:
+    with pytest.raises(WrongUsage) as wrong:
+        arranged(["train.py", "--option", word])
+    given = shlex.split(str(wrong.value).partition("to run it: ")[2])[-1]
+    assert given.startswith("launch.args=")
+    value = OverridesParser.create().parse_override(given).value()
+    args = OmegaConf.to_container(OmegaConf.create({"args": value}), resolve=True)
+    assert [str(each) for each in args["args"]] == ["--option", word]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OWN_APP, True),
+        ("import lllaunch as ll\n@ll.main()\ndef f(cfg): ...\n", True),
+        ("from lllaunch import main as app\n@app(config_path=None)\ndef f(cfg): ...\n", True),
+        ("from hydra import main  # not lllaunch.main\n@main()\ndef f(cfg): ...\n", False),
+        ("import lllaunch\nlllaunch.report(1)\ndef main(): ...\n", False),
+        ("lllaunch.main(", False),
+        ("\0lllaunch.main", False),
+    ],
+)
+def test_an_own_app_is_told_by_its_decorator(tmp_path: Path, text: str, expected: bool) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    assert is_own_app(str(path)) is expected
+    assert not is_own_app(str(tmp_path))
