@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lllaunch.linux import proc
+from lllaunch.moments import now_ns
 from lllaunch.spawner.facts import Died, Exited, Fact, Started, StartFailed, Swept
 from lllaunch.spawner.targets import Target
 
@@ -74,7 +75,7 @@ class FakeSpawner:
         key = len(self.ordered) + 1
         self.ordered[key] = (rank, target, options)
         self._alive.add(key)
-        self.tell(Started(rank, 1000 + key, time.time_ns()))
+        self.tell(Started(rank, 1000 + key, now_ns()))
         return key
 
     def tell(self, *facts: Fact) -> None:
@@ -87,14 +88,14 @@ class FakeSpawner:
         for key in sorted(self._alive):
             if self.ordered[key][0] == rank:
                 self._alive.remove(key)
-                self.tell(Exited(rank, 1000 + key, exitcode, time.time_ns()))
+                self.tell(Exited(rank, 1000 + key, exitcode, now_ns()))
                 return
         raise LookupError(f"no worker of rank {rank} is alive")
 
     def fail_to_start(self, rank: int, path: str, reason: str, errno: int) -> None:
         """Let the live worker of a rank turn out not to have started."""
         self._alive -= {key for key in self._alive if self.ordered[key][0] == rank}
-        self.tell(StartFailed(rank, path, reason, errno, time.time_ns()))
+        self.tell(StartFailed(rank, path, reason, errno, now_ns()))
 
     def die(self, status: int = -9) -> None:
         """Let the spawner die, and its workers with it."""

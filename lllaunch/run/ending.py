@@ -5,11 +5,11 @@ All that only the end needs is imported by this module, and this module while th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lllaunch.moments import now_ns
 from lllaunch.run.excerpts import tail
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import RunOutcome, summarize
@@ -51,7 +51,7 @@ def outcome_of(
         run_id=_shown_run_id(spec),
         plan_hash=plan_hash,
         started_ns=started_ns,
-        ended_ns=time.time_ns(),
+        ended_ns=now_ns(),
         signum=signum,
         reason=recorder.reason if recorder else None,
         limit=recorder.limit if recorder else None,

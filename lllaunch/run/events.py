@@ -13,12 +13,12 @@ import enum
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from lllaunch.errors import OutputError
+from lllaunch.moments import now_ns
 from lllaunch.run.files import write_all
 
 # Fields that may hold secrets, or megabytes.
@@ -138,7 +138,7 @@ class EventLog:
         """Appends an event; never raises for the disk's sake."""
         if self._fd < 0:
             return
-        line = encode(event, time.time_ns(), self._redact)
+        line = encode(event, now_ns(), self._redact)
         try:
             if self._torn:
                 write_all(self._fd, b"\n")

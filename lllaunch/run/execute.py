@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.oom import read_memory
+from lllaunch.moments import now_ns
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
@@ -94,7 +94,7 @@ class _Run:
         self._console = console
         self._redact = redact
         self._build = build
-        self._started_ns = time.time_ns()
+        self._started_ns = now_ns()
         self._memory = read_memory()
         self._watcher: Watcher | None = None
 

@@ -129,7 +129,8 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
         return RootCause(record.number, None, None, cause, record.ended_ns, None, fact.traceback)
     if record.stuck:
         return RootCause(record.number, None, None, HungInKernel(), record.ended_ns)
-    if record.died is None:
+    if record.died is None or all(_succeeded(worker) for worker in record.workers):
+        # what the spawner had left to do was to end what they left behind
         return None
     died = record.died
     cause = SpawnerLost(died.pid, died.status, died.detail)

@@ -8,11 +8,11 @@ moment at which a worker's unexpected SIGKILL becomes known.
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.linux.oom import Memory, read_memory
+from lllaunch.moments import now_ns
 from lllaunch.run.notes import NotedAttempt, NotedWorker
 from lllaunch.run.records import SentSignal, WorkerFiles
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
@@ -80,7 +80,7 @@ class Recorder:
                 number=attempt.number,
                 restart_count=_number(attempt.envs.get(0, {}), "TORCHELASTIC_RESTART_COUNT", 0),
                 path=attempt.path,
-                started_ns=time.time_ns(),
+                started_ns=now_ns(),
                 workers=workers,
                 memory=self._read(),
             )
@@ -97,11 +97,11 @@ class Recorder:
             if worker is not None:
                 self._worker_fact(worker, fact)
         elif isinstance(fact, Died):
-            attempt.died, attempt.died_ns = fact, time.time_ns()
+            attempt.died, attempt.died_ns = fact, now_ns()
             attempt.died_memory = self._read()
             attempt.ended_ns = attempt.died_ns
         elif isinstance(fact, PreloadBroken):
-            attempt.broken, attempt.ended_ns = fact, time.time_ns()
+            attempt.broken, attempt.ended_ns = fact, now_ns()
         elif isinstance(fact, Swept):
             attempt.leftovers += fact.leftovers
 
@@ -125,7 +125,7 @@ class Recorder:
         if not self._attempts:
             return
         workers = self._attempts[-1].workers
-        signal_ = SentSignal(int(signum), time.time_ns())
+        signal_ = SentSignal(int(signum), now_ns())
         for local_rank in workers if ranks is None else ranks:
             worker = workers.get(local_rank)
             if worker is not None and worker.live:
@@ -160,7 +160,7 @@ class Recorder:
         gone = attempt.died is not None or attempt.broken is not None or not attempt.alive
         if attempt.ending or attempt.finding is not None or gone:
             return False
-        attempt.finding, attempt.fired_ns = fact.finding, time.time_ns()
+        attempt.finding, attempt.fired_ns = fact.finding, now_ns()
         return True
 
     def stacks_taken(self, fact: StacksTaken) -> None:

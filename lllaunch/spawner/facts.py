@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lllaunch.moments import from_boot
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -122,6 +124,7 @@ def translate(header: dict[str, Any], rank: int = -1) -> Fact:
         rank: local rank of the worker that it is about.
     """
     kind = header["fact"]
+    at = from_boot(header.get("time_ns", 0))
     if kind == "ready":
         return Ready(header["seconds"], header["fork_safe"])
     if kind == "broken":
@@ -129,15 +132,14 @@ def translate(header: dict[str, Any], rank: int = -1) -> Fact:
     if kind == "swept":
         return Swept(tuple(Leftover(*leftover) for leftover in header["leftovers"]))
     if kind == "started":
-        return Started(rank, header["pid"], header["time_ns"])
+        return Started(rank, header["pid"], at)
     if kind == "failed":
-        at = header["time_ns"]
         return StartFailed(rank, header["path"], header["reason"], header["errno"], at)
     return Exited(
         rank=rank,
         pid=header["pid"],
         exitcode=header["exitcode"],
-        time_ns=header["time_ns"],
+        time_ns=at,
         max_rss=header["max_rss"],
         cpu_seconds=header["cpu"],
         core_dumped=header["core"],

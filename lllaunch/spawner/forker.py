@@ -16,7 +16,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from lllaunch.linux.process import (
     set_parent_death_signal,
     signal_group,
 )
+from lllaunch.moments import now_ns
 from lllaunch.spawner import signals
 from lllaunch.spawner.adoption import end_adopted
 from lllaunch.spawner.client import MARK
@@ -87,7 +87,7 @@ class Forker:
             streams = [_open(path) for path in (stdout, stderr)]
         except OSError as error:
             reason = error.strerror or str(error)
-            failure = StartFailed(rank, error.filename, reason, error.errno or 0, time.time_ns())
+            failure = StartFailed(rank, error.filename, reason, error.errno or 0, now_ns())
             self._tell(failure)
             return -1 - rank
         flush_streams()
@@ -105,7 +105,7 @@ class Forker:
         self._epoll.register(pidfd, select.EPOLLIN)
         self._children[pid] = _Child(rank, pid, pidfd)
         self._pids.add(pid)
-        self._tell(Started(rank, pid, time.time_ns()))
+        self._tell(Started(rank, pid, now_ns()))
         return pid
 
     def _tell(self, fact: Fact) -> None:
@@ -134,7 +134,7 @@ class Forker:
                 child.rank,
                 child.pid,
                 os.waitstatus_to_exitcode(status),
-                time.time_ns(),
+                now_ns(),
                 usage.ru_maxrss * 1024,
                 usage.ru_utime + usage.ru_stime,
                 os.WCOREDUMP(status),

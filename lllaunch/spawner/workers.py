@@ -6,12 +6,12 @@ import json
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lllaunch.linux.process import open_pidfd, signal_group
+from lllaunch.moments import since_boot_ns
 from lllaunch.spawner.child import Surroundings
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.starting import start
@@ -85,7 +85,7 @@ class Workers:
                 "reason": error.strerror or str(error),
                 "errno": error.errno or 0,
             }
-            self._send({"fact": "failed", "key": order.key, "time_ns": time.time_ns()} | failure)
+            self._send({"fact": "failed", "key": order.key, "time_ns": since_boot_ns()} | failure)
             return
         self._workers[pid] = _Worker(order, pid, report)
         self._wakeups.add(report)
@@ -110,7 +110,7 @@ class Workers:
             signal_group(worker.pid, signum)
         pidfd = open_pidfd(worker.pid)
         header = {"fact": "started", "key": worker.order.key, "pid": worker.pid}
-        self._send(header | {"time_ns": time.time_ns()}, (pidfd,) if pidfd is not None else ())
+        self._send(header | {"time_ns": since_boot_ns()}, (pidfd,) if pidfd is not None else ())
         if pidfd is not None:
             os.close(pidfd)
 
@@ -122,7 +122,7 @@ class Workers:
             status: its wait status.
             usage: what it has used.
         """
-        now = time.time_ns()
+        now = since_boot_ns()
         worker = self._workers.pop(pid, None)
         if worker is None:
             return False

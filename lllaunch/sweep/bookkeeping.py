@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.prepared import Answer, Broken, Prepared, record_of
 from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Skipped, Started
-from lllaunch.sweep.results import read_document, result_of
+from lllaunch.sweep.results import forget_result, read_document, result_of
 
 if TYPE_CHECKING:
     from lllaunch.sweep.jobs import JobProcess
@@ -50,7 +49,8 @@ class Books:
         assert job.lease is not None
         self.composed(job.number, answer)
         self._keep_composed(job.number)
-        job.started_ns = time.time_ns()
+        if answer.directory:
+            forget_result(os.path.join(self._base, answer.directory))
         if self._journal is not None:
             self._journal.append(Started(job.number, job.attempt, job.lease, job.pid))
 
@@ -74,7 +74,7 @@ class Books:
             except OutputError as error:
                 # This job's affair: the others go on.
                 document, unreadable = None, f"its result cannot be read: {error}"
-            result = result_of(document, job.started_ns)
+            result = result_of(document)
             exit_code = _believed(exit_code, result)
             kind = kind_of(document) if result is not None and exit_code else ""
         if result is None or result.exit_code != exit_code:

@@ -68,7 +68,6 @@ class JobProcess:
         lease: what it holds; None until it is to start.
         begun: whether it was let begin.
         attempt: number of the job's attempt.
-        started_ns: when it was let begin, nanoseconds since the epoch.
         exit_code: how it ended, 128+N if signal N ended it; None if it lives.
         deadline: when it is given up, on the monotonic clock; None if it is not being ended.
         lingers: whether it has ended, and something that it started has not.
@@ -86,7 +85,6 @@ class JobProcess:
         self.lease: Lease | None = None
         self.begun = False
         self.attempt = 0
-        self.started_ns = 0
         self.exit_code: int | None = None
         self.deadline: float | None = None
         self.lingers = False

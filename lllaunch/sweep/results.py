@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import OutputError
-from lllaunch.run.events import isoformat
 from lllaunch.sweep.records import Result
 
 if TYPE_CHECKING:
@@ -24,13 +23,28 @@ RETURN_LIMIT = 4096
 _LONGEST = 300  # characters of a root cause
 
 
-def read_result(directory: str, since_ns: int = 0) -> Result | None:
+def forget_result(directory: str) -> None:
+    """Take away the result.json of an earlier run in a directory, before a job starts there.
+
+    So what is there afterwards is the job's, whatever the clocks say.
+
+    Raises:
+        OutputError: it cannot be taken away.
+    """
+    path = os.path.join(directory, RESULT)
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+
+
+def read_result(directory: str) -> Result | None:
     """Reads what became of the run in a directory.
 
     Args:
         directory: where its result.json is.
-        since_ns: nanoseconds since the epoch; the result of a run that ended before is of an
-            earlier try and counts as none.
 
     Returns:
         the result, None if there is none that can be understood: the run has not ended.
@@ -38,7 +52,7 @@ def read_result(directory: str, since_ns: int = 0) -> Result | None:
     Raises:
         OutputError: it is there and cannot be read.
     """
-    return result_of(read_document(directory), since_ns)
+    return result_of(read_document(directory))
 
 
 def read_document(directory: str) -> Any:
@@ -70,9 +84,9 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
         jobs: what the journal tells of them.
 
     Returns:
-        by number, the results that are there: what result.json says if it was written since the
-        job was started. Where there is no result.json of its own, what the journal says: the job
-        has no directory, or a job that was started later has the same.
+        by number, the results that are there: what result.json says. Where there is none of its
+        own, what the journal says: the job has no directory, or a job that was started later has
+        the same.
 
     Raises:
         OutputError: one cannot be read.
@@ -89,23 +103,15 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
 def _own_result(sweep: str, job: JobHistory) -> Result | None:
     if not job.started_ns:
         return None  # whatever is there is somebody else's
-    return read_result(os.path.join(sweep, job.directory), job.started_ns)
+    return read_result(os.path.join(sweep, job.directory))
 
 
-def result_of(document: Any, since_ns: int = 0) -> Result | None:
-    """Returns the short form of a result.json, None if that is not one; pure.
-
-    Args:
-        document: what result.json holds.
-        since_ns: as `read_result` has it.
-    """
+def result_of(document: Any) -> Result | None:
+    """Returns the short form of a result.json, None if that is not one; pure."""
     if not isinstance(document, Mapping):
         return None
     state, code, seconds = (document.get(key) for key in ("state", "exit_code", "seconds"))
     if not isinstance(state, str) or not isinstance(code, int):
-        return None
-    # both are of one format, whose order is that of time
-    if since_ns and str(document.get("ended") or "") < isoformat(since_ns):
         return None
     return Result(
         state=state,

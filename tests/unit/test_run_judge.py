@@ -171,6 +171,15 @@ def test_spawner_that_died_is_the_root_cause_of_all():
     assert found.state == "failed"
 
 
+def test_spawner_that_died_when_all_had_succeeded_is_no_failure():
+    found = judge_attempt(
+        attempt(worker(0, 0), worker(1, 0), died=Died(77, -9), died_ns=T0 + 2 * S)
+    )
+    assert found.root_cause is None
+    assert [each.fate for each in found.workers] == [Succeeded(), Succeeded()]
+    assert found.state == "succeeded"
+
+
 def test_worker_that_failed_before_the_spawner_died_is_the_root_cause():
     found = judge_attempt(attempt(worker(0, 3), worker(1), died=Died(77, None), died_ns=T0 + 2 * S))
     assert found.root_cause.rank == 0

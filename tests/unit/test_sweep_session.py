@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import pytest
 
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.run.events import isoformat
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
 from lllaunch.sweep.journal import read_journal
@@ -258,16 +257,6 @@ def test_the_retry_that_succeeded_is_the_one_that_is_journalled(tmp_path: Path) 
     with resume(tmp_path) as session:
         session.plan(jobs(0), 0, same_config(jobs(0)))
     assert records(tmp_path)[-1] == Ended(0, 1, Result("succeeded", 0, "", 1.5))
-
-
-def test_a_result_from_before_the_sweep_is_not_the_jobs(tmp_path: Path) -> None:
-    succeed(tmp_path / "0", isoformat(1_000_000_000))
-    with begin(tmp_path) as session:
-        session.journal.append(composed(0, 0))
-        session.journal.append(Started(0))
-    with resume(tmp_path) as session:
-        batch = session.plan(jobs(0), 0, compose_nothing)
-    assert batch == Batch((0,), {}, {0: "0"})
 
 
 def test_numbers_of_what_is_there_are_not_given_to_new_jobs(tmp_path: Path) -> None:

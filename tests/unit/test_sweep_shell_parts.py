@@ -196,10 +196,18 @@ def test_who_is_killed_later_than_its_failure_was_killed(written: Written) -> No
 
 
 def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:
-    written.result("5", state="failed", exit_code=1, ended="1970-01-01T00:00:00.000000Z")
+    written.result("5", state="succeeded", exit_code=0)
     job = begun(written, "5", attempt=1)
     assert written.books.ended(job, 1) == v.JobEnded(5, 1, "failure")
     assert written.records()[-1] == Ended(5, 1, Result("error", 1))
+
+
+def test_a_success_counts_though_the_clock_was_set_back_while_the_job_ran(written: Written) -> None:
+    job = begun(written, "5")
+    past = "1970-01-01T00:00:00.000000Z"
+    written.result("5", state="succeeded", exit_code=0, ended=past)
+    assert written.books.ended(job, 0) == v.JobEnded(5, 0)
+    assert written.records()[-1] == Ended(5, 0, Result("succeeded", 0))
 
 
 @pytest.mark.parametrize(
