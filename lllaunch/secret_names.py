@@ -1,10 +1,126 @@
-"""Which names say that what they name is a secret, everywhere in lllaunch."""
+"""Which names say that what they name is a secret, and which values look like one."""
 
 from __future__ import annotations
 
-_WORDS = frozenset({"TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL"})
+import functools
+import re
+
+# What stands alone in apiKey, HF-TOKEN, DB_PASSWD and APIKey2.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET = frozenset(
+    {
+        *("SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASSPHRASES"),
+        *("CREDENTIAL", "CREDENTIALS", "APIKEY", "APIKEYS"),
+    }
+)
+# Many things have keys and tokens; before or after these words they are something ordinary.
+_ORDINARY = frozenset(
+    {
+        *("SORT", "PRIMARY", "FOREIGN", "PARTITION", "PUBLIC", "GROUP", "INDEX", "CACHE", "LOOKUP"),
+        *("DICT", "MAP", "COLUMN", "FIELD", "JSON", "HASH", "CONFIG", "STATE", "BATCH", "DATA"),
+        *("DATASET", "INPUT", "OUTPUT", "SOURCE", "TARGET", "IMAGE", "LABEL", "TEXT", "AUDIO"),
+        *("VIDEO", "PROMPT", "RESPONSE", "FEATURE", "METRIC", "MONITOR", "LOSS", "REWARD", "META"),
+        *("SAVE", "LOAD", "EXCLUDE", "INCLUDE", "IGNORE", "MISSING", "UNEXPECTED", "EXTRA"),
+        *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "SPECIAL", "STOP", "START", "END"),
+        *("MAX", "MIN", "NUM", "NEW", "QUERY", "VALUE", "VALUES", "ATTENTION", "TYPE", "TYPES"),
+        *("SIZE", "DIM", "LENGTH", "LEN", "COUNT", "NORM", "PROJ", "HEAD", "HEADS", "LEVEL"),
+        *("EMBED", "EMBEDDING", "EMBEDDINGS", "DROPOUT", "ERROR", "FN", "FUNC"),
+    }
+)
+# ... but not what lets somebody in.
+_ACCESS = frozenset(
+    {
+        *("API", "ACCESS", "AUTH", "PRIVATE", "REFRESH", "BEARER", "ENCRYPTION", "SIGNING", "SSH"),
+        *("LICENSE", "DEPLOY", "MASTER", "SESSION", "SERVICE"),
+    }
+)
+_KEYS = frozenset({"KEY", "TOKEN"})
 
 
 def is_secret_name(name: object) -> bool:
-    """Whether a name has one of these words as a word of its own, between underscores."""
-    return isinstance(name, str) and not _WORDS.isdisjoint(name.upper().split("_"))
+    """Return whether a name says that what it names is a secret.
+
+    Words are told apart by capitals, ``_``, ``-`` and anything else that is no letter: ``api_key``,
+    ``apiKey`` and ``API-KEY`` are one name. TOKENIZERS_PARALLELISM is none, nor is ``sort_key``.
+    """
+    return isinstance(name, str) and _is_secret(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    words = _words(name)
+    return not _SECRET.isdisjoint(words) or any(
+        _opens(words, place, in_capitals=name.isupper())
+        for place, word in enumerate(words)
+        if word.removesuffix("S") in _KEYS
+    )
+
+
+def _words(name: str) -> list[str]:
+    return [word.upper() for word in _WORD.findall(name)]
+
+
+def _opens(words: list[str], place: int, *, in_capitals: bool) -> bool:
+    """Return whether the key or token at a place in a name lets somebody in."""
+    before = words[place - 1] if place else ""
+    after = words[place + 1] if place + 1 < len(words) else ""
+    if before in _ACCESS:
+        return True
+    if before in _ORDINARY or after in _ORDINARY:
+        return False
+    # `obs_keys: [rgb]` lists keys of a mapping; OPENAI_KEYS is a variable of the environment
+    return words[place] in _KEYS or (in_capitals and bool(before))
+
+
+def is_never_counted(name: str) -> bool:
+    """Return whether numbers under a secret name are secrets, too, and no counts or sizes."""
+    return not _SECRET.isdisjoint(_words(name))
+
+
+def is_plain_key(text: str, name: str) -> bool:
+    """Return whether a text under a secret name is a key of a mapping: ``obs_key: image``."""
+    words = _words(name)
+    if is_never_counted(name):
+        return False
+    return (
+        _IDENTIFIER.fullmatch(text) is not None
+        and not name.isupper()
+        and "KEY" in words
+        and _ACCESS.isdisjoint(words)
+    )
+
+
+_LONG = 16  # characters
+_HEXADECIMAL = re.compile(r"[0-9a-f]{32,}", re.ASCII)
+_IDENTIFIER = re.compile(r"[a-z_]+([./][a-z_]+)*", re.ASCII)
+_NAMES = re.compile(r"[\w-]+")
+
+
+def is_secret(value: str, *names: str) -> bool:
+    """Return whether a value must not be shown wherever it turns up.
+
+    Args:
+        value: from the environment.
+        names: of the variable and of the key that it stands under, or texts with such names.
+    """
+    return _looks_secret(value) or any(
+        is_secret_name(name) for text in names for name in _NAMES.findall(text)
+    )
+
+
+def _looks_secret(value: str) -> bool:
+    """Return whether a value is long, one word of capitals, small letters and digits, and no path.
+
+    Names of users, hosts and runs, and directories are not.
+    """
+    if _HEXADECIMAL.fullmatch(value):
+        return True
+    return (
+        len(value) >= _LONG
+        and not any(character.isspace() for character in value)
+        and not value.startswith(("/", "~", "./", "../"))
+        and ("://" not in value or "@" in value)
+        and any(character.isupper() for character in value)
+        and any(character.islower() for character in value)
+        and any(character.isdigit() for character in value)
+    )

@@ -75,7 +75,8 @@ class LaunchSpec:
         env_per_rank: the same per local rank, stronger than ``env``.
         secrets: names of variables in ``env`` and ``env_per_rank`` whose values are never
             written, each with the text that stands for it (``${oc.env:NAME}``).
-        hidden: values of arguments that are never written, each with the text that stands for it.
+        hidden: values of arguments that are secrets, and so are replaced wherever they turn up,
+            each with the text that stands for it.
         redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
         tee: streams that are shown as well, by local rank, every rank listed.
         local_ranks_filter: ranks whose output reaches the console; None for all.

@@ -1,16 +1,17 @@
-"""Holds a config against the allowlist before Hydra makes anything of it.
+"""Judges a config before Hydra makes anything of it: literal secrets, and the allowlist.
 
-Hydra imports the packages that ``hydra.searchpath`` names, makes the logging, and then the
-callbacks, all before a run of ours begins. So in our own apps its config loader is one that looks
-first.
+Hydra writes overrides and configs to files, and prints the overrides of a job that failed. It
+imports the packages that ``hydra.searchpath`` names, makes the logging, and then the callbacks, all
+before a run of ours begins. So in our own apps its config loader is one that looks first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hydra._internal.hydra as hydra_app
@@ -22,6 +23,10 @@ from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, 
 from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.config.overrides import literals_in
+from lllaunch.config.secrets import literals, problems_with
+from lllaunch.config.tree import value_at
+from lllaunch.errors import ConfigError
 from lllaunch.review.places import LOCKS, tree_top
 
 if TYPE_CHECKING:
@@ -111,11 +116,13 @@ class GuardedLoader(ConfigLoaderImpl):
         """
         with self._refusing():
             self._look_at_search_path()
+            self._expect_no_secrets(kwargs["overrides"] if "overrides" in kwargs else args[1])
         with composing_readably():
             config = super().load_configuration(*args, **kwargs)
         _keep_variables_unread(config)
         if self._looks:
             with self._refusing():
+                _refuse_literals(_literals_of(config))
                 self._look_at(config)
         return config
 
@@ -154,6 +161,22 @@ class GuardedLoader(ConfigLoaderImpl):
 
                 _refuse_if_any(check_searchpath(entries, policy, tree_top(os.getcwd())))
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+    def _expect_no_secrets(self, overrides: Sequence[str]) -> None:
+        """Expect that the command line holds no secrets: what is wrong with it Hydra would quote.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if not any(literals_in(overrides)):
+            return
+        settings = [
+            text
+            for text in overrides
+            # `+db/credentials=prod` is a file's name
+            if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
+        ]
+        _refuse_literals(literals_in(settings))
 
     def _look_at_search_path(self) -> None:
         """Expects that the packages that the command line looks in are allowed."""
@@ -208,6 +231,25 @@ def _refuse_if_any(problems: list[Problem]) -> None:
         from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
 
         raise PlanRefused(problems=tuple(problems))
+
+
+def _literals_of(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield the secrets that a config holds itself, but for what nobody sets of Hydra's own."""
+    root: Any = OmegaConf.to_container(config, resolve=False)
+    yield from literals({name: item for name, item in root.items() if name != "hydra"})
+    for key in ("hydra.job.env_set", "hydra.launcher"):
+        yield from literals(value_at(root, key.split(".")), key)
+
+
+def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:
+    """Refuse a config before Hydra makes a directory, writes it to files and prints overrides.
+
+    Raises:
+        ConfigError: it holds secrets.
+    """
+    problems = problems_with(secrets)
+    if problems:
+        raise ConfigError(tuple(problems))
 
 
 def _keep_variables_unread(config: DictConfig) -> None:

@@ -69,7 +69,8 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
         (*(file.path for file in tree.files.values()), *tree.policies),
         tuple(merged(found)),
     )
-    return outcome.hiding(Redactor(_secrets(tree.files.values(), environ)))
+    hide, literal = _redactors(tree.files.values(), environ)
+    return outcome.hiding(lambda text: hide(literal(text)))
 
 
 def _examined(experiments: Iterable[Experiment], around: Surroundings) -> Iterator[Examined]:
@@ -136,8 +137,10 @@ def _checked(
             yield Checked(each.name, path, words, one.plan_hash, bool(one.lock))
 
 
-def _secrets(files: Iterable[ConfigFile], environ: Mapping[str, str]) -> dict[str, str]:
-    """What must not be shown, with the text that stands for it."""
+def _redactors(
+    files: Iterable[ConfigFile], environ: Mapping[str, str]
+) -> tuple[Redactor, Redactor]:
+    """Return what takes out values of the environment, and what the literals of configs."""
     names = {name for name in environ if is_secret_name(name)}
     found: dict[str, str] = {}
     for file in files:
@@ -145,4 +148,5 @@ def _secrets(files: Iterable[ConfigFile], environ: Mapping[str, str]) -> dict[st
             names.update(_VARIABLE.findall(leaf) if isinstance(leaf, str) else ())
         data: Any = file.data
         found |= {text: source for _, source, text in literals(data)}
-    return found | {environ[name]: f"${{oc.env:{name}}}" for name in names if name in environ}
+    values = {environ[name]: f"${{oc.env:{name}}}" for name in names if name in environ}
+    return Redactor(values), Redactor(found, certain=True)

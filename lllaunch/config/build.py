@@ -24,6 +24,7 @@ from lllaunch.config.tree import BROKEN, Tree, Withheld, leaves, reveal
 from lllaunch.config.watchdog import read_watchdog
 from lllaunch.macros import names_in
 from lllaunch.multiprocessing.std import Std
+from lllaunch.secret_names import is_secret
 from lllaunch.spec import LaunchSpec
 from lllaunch.units import write_range
 
@@ -80,7 +81,7 @@ def build(settings: Settings, around: Surroundings) -> LaunchSpec:
             for rank in range(ranks.start, min(ranks.stop, nproc or 1))
         },
         secrets=_sources(env, *variables.per_rank.values()),
-        hidden=_hidden([*call.args, *call.kwargs.values()]),
+        hidden=_hidden(settings["args"]),
         output_dir=around.output_dir,
         runtime_cwd=around.runtime_cwd,
         redacted=settings.plan(),
@@ -132,11 +133,11 @@ def _sources(*envs: Mapping[str, Tree]) -> dict[str, str]:
     }
 
 
-def _hidden(arguments: list[Tree]) -> dict[str, str]:
+def _hidden(arguments: Tree) -> dict[str, str]:
     return {
         str(leaf.value): leaf.source
-        for _, leaf in leaves(arguments, "")
-        if isinstance(leaf, Withheld)
+        for key, leaf in leaves(arguments, "")
+        if isinstance(leaf, Withheld) and is_secret(str(leaf.value), key, leaf.source)
     }
 
 

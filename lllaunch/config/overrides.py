@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lllaunch.config.secrets import is_literal, safe_source, source_for
 from lllaunch.secret_names import is_secret_name
 
 _KEY_IN_VALUE = re.compile(r"""["']?([\w.-]+)["']?\s*:""")
+# What a sweep takes its values from.
+_SWEEP = re.compile(r"(?:choice|range|interval|shuffle|sort|tag)\((.*)\)")
 # A key of a dict in an override, and a value that is one word, a text, or an interpolation.
 _PAIR = re.compile(
     r"""(?P<key>(["']?)(?P<name>[\w.-]+)\2\s*:\s*)"""
@@ -18,7 +20,7 @@ _PAIR = re.compile(
 
 
 def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Returns overrides without the secrets that they hold.
+    """Return overrides without the secrets that they hold.
 
     Args:
         overrides: Hydra's overrides (``+launch.env.HF_TOKEN=abc``), flags among them.
@@ -28,6 +30,19 @@ def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
         where one there is a list or a dict itself, ``<redacted>`` stands for the whole value.
     """
     return tuple(_redacted(override) for override in overrides)
+
+
+def literals_in(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the secrets that overrides hold themselves, as `lllaunch.config.secrets.literals` does.
+
+    Args:
+        overrides: Hydra's, without choices of config groups.
+    """
+    for override in overrides:
+        if _redacted(override) != override:
+            key, _, value = override.partition("=")
+            path = key.lstrip("+~")
+            yield path, source_for(_last(path)), value
 
 
 def _redacted(override: str) -> str:
@@ -47,9 +62,16 @@ def _redacted_pair(pair: re.Match[str]) -> str:
 def _redacted_value(value: str, name: str) -> str:
     if "${" in value:
         return safe_source(value, name)
-    secret = is_secret_name(name) and is_literal(value.strip("'\"[]"), name)
-    return source_for(name) if secret else value
+    return source_for(name) if is_secret_name(name) and _holds_literal(value, name) else value
+
+
+def _holds_literal(value: str, name: str) -> bool:
+    sweep = _SWEEP.fullmatch(value)
+    if sweep is None and value[:1] in {"'", '"'}:
+        return is_literal(value[1:-1], name)
+    parts = (sweep[1] if sweep else value).split(",")
+    return any(is_literal(part.strip(" '\"[]"), name) for part in parts)
 
 
 def _last(key: str) -> str:
-    return re.split(r"[./@]", key)[-1].replace("-", "_")
+    return re.split(r"[./@]", key)[-1]

@@ -17,7 +17,13 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lllaunch.config.findings import Findings
-from lllaunch.config.secrets import holds_env, is_literal, safe_source, source_for, without_defaults
+from lllaunch.config.secrets import (
+    holds_env,
+    is_literal,
+    safe_source,
+    source_for,
+    without_defaults,
+)
 from lllaunch.config.tree import BROKEN, Tree, Withheld
 from lllaunch.secret_names import is_secret_name
 
@@ -151,7 +157,8 @@ class Reader:
         except (OmegaConfBaseException, RecursionError) as error:
             if _is_unset(error, reads) and key.startswith(self._unset):
                 return Withheld("", source or _source_of(raw, name, reads))
-            self._note_failure(key, raw, error, reads)
+            text = without_defaults(safe_source(raw, name)) if isinstance(raw, str) else None
+            self._note_failure(key, text, error, reads)
             return BROKEN
         if reads and not source:
             source = _source_of(raw, name, reads)
@@ -186,7 +193,7 @@ class Reader:
             source = safe_source(raw, name)
         if not source and self._is_known_secret(value, name):
             written = isinstance(raw, str) and "${" in raw
-            source = raw if written else source_for(str(name))
+            source = safe_source(raw, name) if written else source_for(str(name))
         return Withheld(value, source) if source else value
 
     def _is_known_secret(self, value: Any, name: Any) -> bool:
@@ -197,8 +204,7 @@ class Reader:
     def _holds_literal(self, text: str) -> bool:
         return any(literal in text for literal in self._literals)
 
-    def _note_failure(self, key: str, raw: Any, error: Exception, reads: list[str]) -> None:
-        text = without_defaults(raw) if isinstance(raw, str) else None
+    def _note_failure(self, key: str, text: str | None, error: Exception, reads: list[str]) -> None:
         shown = Withheld(None, text) if text else None
         if isinstance(error, RecursionError):
             expected = "cannot be resolved: its references form too long a chain"

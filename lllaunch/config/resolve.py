@@ -15,7 +15,7 @@ from lllaunch.config.findings import Findings
 from lllaunch.config.gpus import Nvml
 from lllaunch.config.layers import Layers
 from lllaunch.config.read import Reader, register_resolvers
-from lllaunch.config.secrets import literals
+from lllaunch.config.secrets import literals, problems_with
 from lllaunch.config.settings import Settings
 from lllaunch.config.surroundings import Surroundings
 from lllaunch.config.tree import shorten, value_at
@@ -95,7 +95,8 @@ def resolve(
     )
     spec = build(Settings(tree, keys, findings), around)
     ours = tuple(f"{node}." for node in (key, outer) if node) if users_own else ("",)
-    _note_literals([each for each in secrets if each[0].startswith(ours)], findings)
+    for problem in problems_with(each for each in secrets if each[0].startswith(ours)):
+        findings.add_about(problem.key, problem.expected, problem.hint)
     findings.raise_if_any(list(keys.values()))
     return spec
 
@@ -121,12 +122,3 @@ def _expect_an_end(root: Mapping[Any, Any]) -> None:
     problems = [Problem(shorten(key), "", expected) for key in endless(root)]
     if problems:
         raise ConfigError(tuple(problems[:_MOST_ENDLESS]))
-
-
-def _note_literals(secrets: Sequence[tuple[str, str, str]], findings: Findings) -> None:
-    for where, source, _ in secrets:
-        findings.add_about(
-            where,
-            "holds a literal where the name says secret",
-            f"take it from the environment, as {source}, or name it otherwise",
-        )

@@ -18,7 +18,6 @@ from lllaunch.config.secrets import (
     literals,
     safe_source,
     source_for,
-    without_defaults,
 )
 from lllaunch.config.tree import value_at
 from lllaunch.secret_names import is_secret_name
@@ -157,7 +156,7 @@ class _Writer:
         try:
             return self._plain(value)
         except (ValueError, RecursionError):
-            return without_defaults(raw)
+            return safe_source(raw, name)
 
     def _plain(self, value: Any) -> Any:
         """What a resolver made, which may be a container that OmegaConf leaves as it is."""

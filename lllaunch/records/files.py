@@ -9,6 +9,8 @@ import stat
 from datetime import datetime
 from typing import Any
 
+from lllaunch.config.overrides import redacted_overrides
+
 _MOST = 64 * 1024 * 1024  # bytes
 _LONGEST = 1e10  # seconds; three centuries
 _TAIL = 16 * 1024  # bytes
@@ -57,7 +59,7 @@ def read_text(path: str) -> str | None:
 
 
 def read_overrides(directory: str) -> tuple[str, ...]:
-    """Returns the overrides of a run as Hydra wrote them; none if that cannot be read.
+    """Return the overrides of a run without secrets; none if they cannot be read.
 
     Args:
         directory: of the run.
@@ -68,7 +70,7 @@ def read_overrides(directory: str) -> tuple[str, ...]:
     lines = text.splitlines()
     plain = [_PLAIN.fullmatch(line) for line in lines]
     found = [match[1] for match in plain if match]
-    return tuple(found) if len(found) == len(lines) else _from_yaml(text)
+    return redacted_overrides(found if len(found) == len(lines) else _from_yaml(text))
 
 
 def _from_yaml(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import LaunchError
 from lllaunch.records.files import finite, last_event, nanoseconds, read_json, read_overrides
 from lllaunch.records.find import DEPTH, PLAN, RESULT, Found, find, is_result
@@ -201,7 +202,7 @@ def _sweep(path: str) -> Entry:
         name = _state_of_job(job, state)
         counts[name] = counts.get(name, 0) + 1
     command = document.get("command")
-    overrides = tuple(map(str, command)) if isinstance(command, list) else ()
+    overrides = redacted_overrides(list(map(str, command))) if isinstance(command, list) else ()
     return Entry(
         "sweep",
         path,
@@ -272,7 +273,8 @@ def jobs_of(sweep: Entry) -> Iterator[Entry]:
 
 def _telling(job: Mapping[str, Any]) -> Callable[[], tuple[str, ...]]:
     overrides = job.get("overrides")
-    return lambda: tuple(map(str, overrides)) if isinstance(overrides, list) else ()
+    texts = list(map(str, overrides)) if isinstance(overrides, list) else []
+    return lambda: redacted_overrides(texts)
 
 
 def _jobs(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.records.files import read_overrides
 from lllaunch.reports.cases import Case, Log, Report
 from lllaunch.reports.fields import number, objects, text, texts, tidy, whole
 from lllaunch.reports.find import Fields, Found, checked, find, read_document
-from lllaunch.reports.overrides import read_overrides, without_secrets
 from lllaunch.reports.places import Tree
 from lllaunch.reports.told import blamed, run_case, sweep_cases, unfinished_case
 from lllaunch.run.excerpts import tail
@@ -49,8 +50,8 @@ def load(path: str, roots: Iterable[str] = (), hide: Callable[[str], str] = str)
 
 def _load_run(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
     document = checked(found.document, read_document(found.document))
-    file = _within(found.directory, _OVERRIDES)
-    overrides = read_overrides(file) if file is not None else ()
+    known = _within(found.directory, _OVERRIDES) is not None
+    overrides = tuple(map(tidy, read_overrides(found.directory))) if known else ()
     name = " ".join(overrides) or "run"
     over = document is not None and not _goes_on(
         os.path.join(found.directory, "events.jsonl"), text(document, "ended")
@@ -73,7 +74,7 @@ def _load_sweep(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
     jobs = list(objects(document, "jobs"))
     for job in jobs:
         if isinstance(job, dict):
-            job["overrides"] = [without_secrets(each) for each in texts(job, "overrides")]
+            job["overrides"] = list(redacted_overrides(texts(job, "overrides")))
     runs = dict(_runs(found.directory, jobs, tree, hide))
     common = _common(jobs)
     return Report(

@@ -5,45 +5,62 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from lllaunch.secret_names import is_secret
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lllaunch.spec import LaunchSpec
 
-# Replacing every 'a' or '1' of a report would hide more than it protects.
-_SHORTEST = 4
+_SHORTEST = 4  # characters
+_LONG = 16
 
 
 class Redactor:
     """Replaces the values of secrets in text.
 
+    Values that are no secrets are left alone (`lllaunch.secret_names.is_secret`): those of most
+    variables are the names of users, hosts and directories, which stand in half of all lines.
+
     Args:
         secrets: by value, the text that stands for it (``${oc.env:NAME}``).
+        certain: whether all of them are secrets, whatever they are called and look like.
     """
 
-    def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+    def __init__(self, secrets: Mapping[str, str] | None = None, *, certain: bool = False) -> None:
         self._names = {
-            value: name for value, name in (secrets or {}).items() if len(value) >= _SHORTEST
+            value: source
+            for value, source in (secrets or {}).items()
+            if len(value) >= _SHORTEST and (certain or is_secret(value, source))
         }
         # the longest first: a secret may hold another one
         longest = sorted(self._names, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest))) if longest else None
+        self._pattern = re.compile("|".join(map(_whole_words, longest))) if longest else None
 
     @classmethod
     def of(cls, spec: LaunchSpec) -> Redactor:
-        """Returns the redactor for the secrets that a run gives to its workers."""
-        return cls(dict(_values(spec)))
+        """Return the redactor for the secrets that a run gives to its workers."""
+        return cls(dict(_values(spec)), certain=True)
 
     def __call__(self, text: str) -> str:
-        """Returns ``text`` without the values of secrets."""
+        """Return ``text`` without the values of secrets."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda found: self._names[found[0]], text)
+
+
+def _whole_words(value: str) -> str:
+    """Return a pattern for a value; a short one may be a part of an ordinary word."""
+    pattern = re.escape(value)
+    if len(value) >= _LONG:
+        return pattern
+    before = r"(?<!\w)" if re.match(r"\w", value) else ""
+    return f"{before}{pattern}" + (r"(?!\w)" if re.search(r"\w\Z", value) else "")
 
 
 def _values(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
     yield from spec.hidden.items()
     for env in (spec.env, *spec.env_per_rank.values()):
         for name, stands_for in spec.secrets.items():
-            if name in env:
+            if name in env and is_secret(env[name], name, stands_for):
                 yield env[name], stands_for

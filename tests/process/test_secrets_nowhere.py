@@ -255,3 +255,107 @@ def test_of_messages_about_sweeps(project: Project, more: str) -> None:
 
     assert ended.returncode in {1, 2, 6}
     assert not told(project, ended)
+
+
+LITERAL = "sk-live-4f9aQ2"
+OWN_APP = """\
+import lllaunch
+
+@lllaunch.main(config_path=None, version_base="1.3")
+def main(cfg):
+    print("it ran")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def literal_told(project: Project, ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """Where the literal stands, but in the config that the user wrote."""
+    texts = {"standard output": ended.stdout, "standard error": ended.stderr}
+    for path in project.root.rglob("*"):
+        if path.is_file() and path.parent.name != "exp":
+            texts[str(path)] = path.read_bytes().decode(errors="replace")
+    return [where for where, text in texts.items() if LITERAL in text or "sk-live" in text]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("+exp=a", f"+launch.env.API_KEY={LITERAL}"),
+        ("+exp=a", f"+params.apiKey={LITERAL}"),
+        ("+exp=a", f"+params.api-key={LITERAL}-${{params.lr}}"),
+        ("+exp=a", f"+launch.args.x={{db-passwd: {LITERAL}}}"),
+        ("+exp=a", f"+hydra.job.env_set.HF_TOKEN={LITERAL}"),
+        ("+exp=a", f"+params.api_key='{LITERAL} [", "params.lr=="),
+        ("+exp=a", f"+params.api_key={LITERAL}", "params.api_key=${oc.env:HOME}"),
+        ("+exp=literal",),
+        ("-m", "+exp=a", f"+params.token={LITERAL},x1"),
+        ("-m", "+exp=literal", "params.lr=1,2"),
+        ("-m", "+exp=a,literal"),
+        ("--cfg", "job", "+exp=literal"),
+        ("plan", "+exp=a", f"+params.api_key={LITERAL}"),
+    ],
+)
+def test_a_literal_secret_that_is_refused_has_been_printed_and_written_nowhere(
+    project: Project, argv: tuple[str, ...]
+) -> None:
+    project.experiment("a", "{entrypoint: /bin/true}", "params: {lr: 0}\n")
+    project.experiment("literal", "{entrypoint: /bin/true}", f"params: {{lr: 0, key: {LITERAL}}}\n")
+
+    ended = project.lllaunch(*argv, env=CI)
+
+    assert ended.returncode in {2, 6}
+    assert not literal_told(project, ended)
+    assert "expected a secret to come from the environment, got a literal" in ended.stderr
+    if "a,literal" not in argv[-1]:
+        assert not list(project.root.rglob(".hydra"))
+        assert ended.returncode == 2
+
+
+def test_a_literal_secret_of_an_own_app_is_refused_before_it_is_written(project: Project) -> None:
+    project.write("app.py", OWN_APP)
+
+    ended = project.python("app.py", f"+db.apiKey={LITERAL}", "launch.nproc=1")
+
+    assert ended.returncode == 2
+    assert not literal_told(project, ended)
+    assert not list(project.root.rglob(".hydra"))
+
+
+def test_a_config_group_may_be_called_like_a_secret(project: Project) -> None:
+    project.write("conf/db/credentials/prod.yaml", "user: ${oc.env:USER,nobody}\n")
+    project.experiment("plain", "{entrypoint: /bin/true}")
+
+    ended = project.lllaunch("+exp=plain", "+db/credentials=prod")
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_literals_that_hydra_has_written_are_listed_by_nobody(project: Project) -> None:
+    project.experiment("plain", "{entrypoint: /bin/true}")
+    assert project.lllaunch("+exp=plain").returncode == 0
+    run = project.run_dir()
+    (run / ".hydra" / "overrides.yaml").write_text(f"- +exp=plain\n- db.api-key={LITERAL}\n")
+    verbs = (("ls",), ("ls", "--json"), ("show", str(run)), ("show", "--json", str(run)))
+
+    for argv in (*verbs, ("report", str(run))):
+        ended = project.lllaunch(*argv)
+        assert ended.returncode == 0, ended.stderr
+        assert LITERAL not in ended.stdout + ended.stderr
+        assert "api-key=${oc.env:API_KEY}" in ended.stdout or argv[0] == "report"
+
+
+def test_ordinary_words_of_a_report_are_not_taken_for_secrets(project: Project) -> None:
+    project.write("train.py", "import sys\nsys.exit(3)\n")
+    project.experiment(
+        "a",
+        "{entrypoint: train.py, env: {WHO: '${oc.env:WHO}', OUT: '${oc.env:OUT}'},"
+        " args: ['${oc.env:WHO}', '${oc.env:OUT}']}",
+    )
+    ended = project.lllaunch("+exp=a", env={"WHO": "root", "OUT": str(project.root)})
+
+    assert ended.returncode == 3
+    assert "oc.env" not in ended.stdout + ended.stderr.replace("overrides", "")
+    assert "oc.env" not in (project.run_dir() / "result.json").read_text()
+    assert "Root cause" in ended.stderr or "root cause" in ended.stderr.lower()

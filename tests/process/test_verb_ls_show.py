@@ -34,7 +34,7 @@ given = parser.parse_args()
 if given.how == "raise" and os.environ["RANK"] == "1":
     raise ValueError("no luck")
 if given.how == "exit" and os.environ["RANK"] == "1":
-    print("the key is", os.environ["OPENING"], file=sys.stderr)
+    print("the key is", os.environ["OPENING_KEY"], file=sys.stderr)
     sys.exit(7)
 if given.how != "work":
     time.sleep(60)
@@ -46,7 +46,7 @@ LAUNCH = """
   nproc: 2
   redirects: all
   tee: none
-  env: {OPENING: "${oc.env:OPENING,nothing}"}
+  env: {OPENING_KEY: "${oc.env:OPENING_KEY,''}"}
 """
 PARAMS = "params: {how: work, lr: 0.5}"
 RUNNERS = {"ls": ls.main, "show": show.main}
@@ -58,7 +58,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("a project"))
     project.write("work.py", WORK)
     project.experiment("toy", LAUNCH, PARAMS)
-    secret = {"OPENING": "sesame-4711"}
+    secret = {"OPENING_KEY": "sesame-4711"}
     assert project.lllaunch("+exp=toy", "hydra.run.dir=outputs/1").returncode == 0
     for number, how in ((2, "raise"), (3, "exit")):
         run_dir = f"hydra.run.dir=outputs/{number}"
@@ -175,9 +175,9 @@ def test_the_report_is_that_of_the_end_of_the_run(told: Told, project: Project) 
 
 
 def test_a_secret_in_a_log_is_not_shown(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENING", "sesame-4711")
+    monkeypatch.setenv("OPENING_KEY", "sesame-4711")
     text = told("show", "outputs/3")
-    assert "    | the key is ${oc.env:OPENING}" in text
+    assert "    | the key is ${oc.env:OPENING_KEY}" in text
     assert "sesame" not in text + told("show", "--json", "outputs/3") + told("ls", "--json")
 
 

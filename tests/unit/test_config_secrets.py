@@ -3,14 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.secrets import (
     hides_literal,
     is_literal,
     literals,
-    redact,
     safe_source,
     source_for,
 )
@@ -22,6 +20,10 @@ from lllaunch.secret_names import is_secret_name
     [
         *("HF_TOKEN", "TOKEN", "WANDB_API_KEY", "api_key", "AWS_SECRET_ACCESS_KEY"),
         *("Db_Password", "MY_CREDENTIAL", "secret"),
+        *("api-key", "apiKey", "APIKey", "API_KEY2", "HF-TOKEN", "hfToken", "WANDB.API_KEY"),
+        *("GOOGLE_APPLICATION_CREDENTIALS", "DB_PASSWD", "SSH_PASSPHRASE", "AWS_SECRETS"),
+        *("OPENAI_KEYS", "api_keys", "access-tokens", "PASSWORDS", "OPENAI_APIKEY"),
+        *("private_key_value", "API_KEY_ID"),
     ],
 )
 def test_names_of_secrets(name: str) -> None:
@@ -29,7 +31,12 @@ def test_names_of_secrets(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "tokens", "keys", "MONKEY", "KEYBOARD", "PASSWORDS", "", 3]
+    "name",
+    [
+        *("TOKENIZERS_PARALLELISM", "tokens", "keys", "MONKEY", "KEYBOARD", "", 3),
+        *("sort_key", "primary_key", "sortKey", "PARTITION_KEY", "public-key", "cnn_keys"),
+        *("max_new_tokens", "num_key_value_heads", "pad_token", "token_type", "KeyError"),
+    ],
 )
 def test_names_that_only_look_like_it(name: Any) -> None:
     assert not is_secret_name(name)
@@ -39,7 +46,17 @@ def test_names_that_only_look_like_it(name: Any) -> None:
     ("raw", "name", "literal"),
     [
         ("abc", "token", True),
-        ("prefix-${x}", "token", False),
+        ("prefix-${x}", "token", True),
+        ("sk-live-abc${s}", "API_KEY", True),
+        ("${a}-${b.${c}}", "token", False),
+        ("v1 ${x}", "token", False),
+        ("Bearer ${oc.env:T}", "auth_token", False),
+        ("${oc.select:x,abc}", "token", True),
+        ("${oc.select:x,null}", "token", False),
+        ("image", "obs_key", False),
+        ("img2", "obs_key", True),
+        ("abc", "api_key", True),
+        ("abc", "OBS_KEY", True),
         ("${oc.env:T}", "token", False),
         ("${oc.env:T,null}", "token", False),
         ("${oc.env:T,''}", "token", False),
@@ -77,12 +94,16 @@ def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
         "a": {"api_key": "xyz", "n_key": 3, "ok": "abc"},
         "TOKEN": ["one", "${oc.env:TWO}", {"inner": "three"}],
         "url": "https://${oc.env:DB_PASSWORD,hunter2}@host",
-        3: {"my-key": "x"},
+        3: {"my-key": "x1"},
+        "joined": {"API_KEY": "sk-live-${x}-${oc.env:Y,more}"},
     }
     assert list(literals(raw)) == [
         ("a.api_key", "${oc.env:API_KEY}", "xyz"),
         ("TOKEN[0]", "${oc.env:TOKEN}", "one"),
         ("url", "${oc.env:DB_PASSWORD}", "hunter2"),
+        ("3.my-key", "${oc.env:MY_KEY}", "x1"),
+        ("joined.API_KEY", "${oc.env:Y}", "more"),
+        ("joined.API_KEY", "${oc.env:API_KEY}", "sk-live-"),
     ]
 
 
@@ -92,29 +113,6 @@ def test_a_source_is_the_name_of_a_variable() -> None:
     assert safe_source("${oc.env:N,3}", "n") == "${oc.env:N,3}"
     assert safe_source("${oc.env:N,3}", "my_key") == "${oc.env:N}"
     assert safe_source("${oc.env:MY_KEY,3x}", "n") == "${oc.env:MY_KEY}"
-
-
-def test_a_whole_config_is_written_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_abc")
-    cfg = OmegaConf.create(
-        {
-            "launch": {"env": {"HF_TOKEN": "${oc.env:HF_TOKEN}", "A": "${params.url}"}},
-            "params": {"url": "https://${oc.env:HF_TOKEN}@x", "api_key": "sk-1", "lr": 0.1},
-            "more": [{"password": 12345}, "${oc.env:HF_TOKEN,fallback}"],
-            "missing": "???",
-        }
-    )
-    written = redact(cfg)
-    assert written == {
-        "launch": {"env": {"HF_TOKEN": "${oc.env:HF_TOKEN}", "A": "${params.url}"}},
-        "params": {
-            "url": "https://${oc.env:HF_TOKEN}@x",
-            "api_key": "${oc.env:API_KEY}",
-            "lr": 0.1,
-        },
-        "more": [{"password": "${oc.env:PASSWORD}"}, "${oc.env:HF_TOKEN}"],
-        "missing": "???",
-    }
 
 
 @pytest.mark.parametrize(
@@ -142,11 +140,15 @@ def test_a_whole_config_is_written_without_secrets(monkeypatch: pytest.MonkeyPat
         ("a={token: 'it\\'s, so'}", "a={token: ${oc.env:TOKEN}}"),
         ("a={token:${oc.env:T,abc}}", "a={token:${oc.env:T}}"),
         ("a={token:a${oc.env:T}b}", "a={token:a${oc.env:T}b}"),
+        ("a={api-key:sk-${oc.env:T}-live}", "a={api-key:${oc.env:API_KEY}}"),
+        ("a.apiKey=sk-live", "a.apiKey=${oc.env:APIKEY}"),
+        ("+params.HF-TOKEN=abc", "+params.HF-TOKEN=${oc.env:HF_TOKEN}"),
+        ("model.sort_key=name1", "model.sort_key=name1"),
         ("a={num_key:8,pad_token:<pad>}", "a={num_key:8,pad_token:<pad>}"),
         ("a={token:[a,b]}", "a=<redacted>"),
         ("a={token:{b:c}}", "a=<redacted>"),
         ("a={token:a b}", "a=<redacted>"),
-        ("api_key={token:abc,b:${c}}", "api_key={token:${oc.env:TOKEN},b:${c}}"),
+        ("api_key={token:abc,b:${c}}", "api_key=${oc.env:API_KEY}"),
         ("launch.env={A:1}", "launch.env={A:1}"),
         ("params.x=a=b", "params.x=a=b"),
     ],

@@ -299,8 +299,8 @@ def test_overrides_are_told_without_secrets(place: Place) -> None:
     (place.path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
     case = only(load(str(place.ends("succeeded", 0))))
     assert case.overrides == (
-        *("+exp=a", "launch.env.API_TOKEN=***", "x.tokens=3"),
-        "launch.env={DB_PASSWORD: ***, A: b}",
+        *("+exp=a", "launch.env.API_TOKEN=${oc.env:API_TOKEN}", "x.tokens=3"),
+        "launch.env={DB_PASSWORD: ${oc.env:DB_PASSWORD}, A: b}",
         "launch.env.HF_TOKEN=${oc.env:HF_TOKEN}",
     )
     (place.path / ".hydra" / "overrides.yaml").write_text("- a\n b: [")

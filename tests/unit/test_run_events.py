@@ -160,7 +160,7 @@ def test_secrets_are_replaced_by_their_source():
         },
     )
     redact = Redactor.of(spec)
-    assert redact("a hunter2-hunter2b hunter2") == "a ${oc.env:API_TOKEN}b ${oc.env:OTHER}"
+    assert redact("a hunter2-hunter2 b hunter2") == "a ${oc.env:API_TOKEN} b ${oc.env:OTHER}"
     assert b"hunter2" not in encode(Thing(["x hunter2"]), AT, redact)
     assert Redactor()("anything") == "anything"
 
