@@ -150,19 +150,20 @@ Two kinds of values are never written to a plan, a result, an event or a report:
 `${oc.env:NAME}` stands for them instead. A name says so by one of these words, in any spelling:
 `api_key`, `apiKey`, `API-KEY`.
 
-| word | but not |
-|---|---|
-| SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals | |
-| KEY, TOKEN | beside a word that makes something ordinary of them: `sort_key`, `primary_key`, `public_key`, `pad_token`, `max_tokens`, `num_key_value_heads` |
-| KEYS, TOKENS | the same, and in small letters: `cnn_keys`, `tokens`; but `api_keys`, `access_tokens`, `OPENAI_KEYS` |
+- SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals.
+- KEY and TOKEN, but not beside a word that makes something ordinary of them, as in `sort_key`,
+  `primary_key`, `public_key`, `pad_token`, `num_key_value_heads`.
+- KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in names in capitals
+  (`OPENAI_KEYS`); not `cnn_keys`, `max_tokens`.
 
 Values of the second kind must come from the environment: as plain text, anywhere in the config or
 on the command line, they are an error, also joined with an interpolation (`sk-live-${name}`) or as
-the default of a variable (`${oc.env:HF_TOKEN,abc}`). Numbers under KEY or TOKEN (`max_token: 512`),
-a word in small letters under KEY (`obs_key: image`), and special tokens (`pad_token: <pad>`) are no
-secrets. `python -m lllaunch` and `lllaunch.main` refuse them before Hydra prints or writes anything.
-In a plain `@hydra.main` app Hydra has written `multirun.yaml` when lllaunch's launcher is asked, and
-literals outside of `launch` and `hydra.launcher` are only left out of what lllaunch writes.
+the default of a variable (`${oc.env:HF_TOKEN,abc}`). Numbers under KEY or TOKEN (`key: 512`), a
+word in small letters under KEY (`obs_key: image`), and special tokens (`pad_token: <pad>`) are
+no secrets. `python -m lllaunch` and `lllaunch.main` refuse the others before Hydra prints or writes
+anything. In a plain `@hydra.main` app Hydra has written `multirun.yaml` when lllaunch's launcher is
+asked, and literals outside of `launch` and `hydra.launcher` are only left out of what lllaunch
+writes.
 
 What workers write themselves is not changed, except for what lllaunch shows or keeps of it: there
 `${oc.env:NAME}` replaces the value of a variable if the name of the variable or of the key says

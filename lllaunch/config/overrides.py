@@ -8,12 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from lllaunch.config.secrets import is_literal, safe_source, source_for
 from lllaunch.secret_names import is_secret_name
 
-_KEY_IN_VALUE = re.compile(r"""["']?([\w.-]+)["']?\s*:""")
+_LONGEST = 10_000  # characters of a value that is taken apart
+_KEY_IN_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*:""")
+# As Hydra writes the interpolations of a job's overrides: $\{oc.env\:NAME\}.
+_ESCAPED = re.compile(r"\\([{}:,()\[\]=\s])")
 # What a sweep takes its values from.
 _SWEEP = re.compile(r"(?:choice|range|interval|shuffle|sort|tag)\((.*)\)")
 # A key of a dict in an override, and a value that is one word, a text, or an interpolation.
 _PAIR = re.compile(
-    r"""(?P<key>(["']?)(?P<name>[\w.-]+)\2\s*:\s*)"""
+    r"""(?P<key>(?<![\w.-])(["']?)(?P<name>[\w.-]+)\2\s*:\s*)"""
     r"""(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?:\$\{[^{}]*\}|[^\s,{}\[\]'"$])+)"""
     r"""(?=\s*(?:[,}]|$))"""
 )
@@ -49,10 +52,19 @@ def _redacted(override: str) -> str:
     key, equals, value = override.partition("=")
     if not equals:
         return override
-    others = _KEY_IN_VALUE.findall(_PAIR.sub("", value))
+    plain = _ESCAPED.sub(r"\1", value) if "$\\{" in value else value
+    redacted = _redacted_setting(key, plain)
+    return override if redacted == f"{key}={plain}" else redacted
+
+
+def _redacted_setting(key: str, value: str) -> str:
+    within = "" if ":" not in value else value if len(value) > _LONGEST else _PAIR.sub("", value)
+    others = _KEY_IN_VALUE.findall(within)
     if any(is_secret_name(_last(other)) for other in others):
         return f"{key}=<redacted>"
-    return f"{key}={_redacted_value(_PAIR.sub(_redacted_pair, value), _last(key.lstrip('+~-')))}"
+    if ":" in value and len(value) <= _LONGEST:
+        value = _PAIR.sub(_redacted_pair, value)
+    return f"{key}={_redacted_value(value, _last(key.lstrip('+~-')))}"
 
 
 def _redacted_pair(pair: re.Match[str]) -> str:

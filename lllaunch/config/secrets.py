@@ -19,6 +19,7 @@ _SELECT = re.compile(r"\$\{\s*oc\.select\s*:\s*([^,{}]+?)\s*,\s*([^{}]*?)\s*\}")
 _INNERMOST = re.compile(r"\$\{[^${}]*\}")
 # What may stand beside a variable in a header.
 _SCHEME = re.compile(r"\s*(?:bearer|basic|token)\s+", re.IGNORECASE)
+_DEEPEST = 20  # interpolations within each other
 _FEWEST = 4  # letters and digits: less is a separator, or a version
 _NOTHING = {"", "???", "null", "''", '""', "true", "false"}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
@@ -70,9 +71,11 @@ def _literal_parts(raw: str) -> Iterator[str]:
 
 
 def _beside(raw: str) -> Iterator[str]:
-    text, found = _SCHEME.sub("", raw, count=1), 1
-    while found:
+    text = _SCHEME.sub("", raw, count=1)
+    for _ in range(_DEEPEST):
         text, found = _INNERMOST.subn("\0", text)
+        if not found:
+            break
     for part in text.split("\0"):
         if sum(map(str.isalnum, part)) >= _FEWEST:
             yield part.strip()

@@ -195,8 +195,8 @@ def test_secrets_of_the_launcher_are_withheld(monkeypatch: pytest.MonkeyPatch) -
 def test_a_literal_secret_of_the_launcher_is_refused() -> None:
     (line,) = complaints({"env": {"HF_TOKEN": "hunter2"}})
     assert line == (
-        "hydra.launcher.env.HF_TOKEN: expected a secret to come from the environment, got a literal; "
-        "write ${oc.env:HF_TOKEN}, or give the key another name"
+        "hydra.launcher.env.HF_TOKEN: expected a secret to come from the environment, "
+        "got a literal; write ${oc.env:HF_TOKEN}, or give the key another name"
     )
 
 

@@ -141,6 +141,8 @@ def test_a_source_is_the_name_of_a_variable() -> None:
         ("a={token:${oc.env:T,abc}}", "a={token:${oc.env:T}}"),
         ("a={token:a${oc.env:T}b}", "a={token:a${oc.env:T}b}"),
         ("a={api-key:sk-${oc.env:T}-live}", "a={api-key:${oc.env:API_KEY}}"),
+        (r"a.key=$\{oc.env\:T\}", r"a.key=$\{oc.env\:T\}"),
+        (r"a.key=$\{oc.env\:T\,abc1\}", "a.key=${oc.env:T}"),
         ("a.apiKey=sk-live", "a.apiKey=${oc.env:APIKEY}"),
         ("+params.HF-TOKEN=abc", "+params.HF-TOKEN=${oc.env:HF_TOKEN}"),
         ("model.sort_key=name1", "model.sort_key=name1"),
