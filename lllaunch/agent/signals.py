@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.interrupts import take_interrupt
 from lllaunch.multiprocessing.signals import (
     DEFAULT_SIGNALS,
     SIGNALS_TO_HANDLE,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 class SignalSource:
     """A context in which chosen signals are noted instead of acted on.
+
+    So is a Ctrl-C before it that came to nothing (`lllaunch.interrupts`).
 
     Handlers can be set in the main thread only; elsewhere this notes nothing. Handlers and the
     wakeup descriptor that were there are put back. A signal that is ignored stays ignored.
@@ -51,6 +54,8 @@ class SignalSource:
             for signum in self._signals:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._before[signum] = signal.signal(signum, self._handle)
+            if signal.SIGINT in self._before and take_interrupt():
+                os.write(self._write, bytes([signal.SIGINT]))
         return self
 
     def __exit__(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from lllaunch.interrupts import remember_interrupts
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,6 +41,7 @@ def prestarted(argv: Sequence[str]) -> Spawner | None:
         None if ``argv`` asks for no run, or if there is no room for another process; what is in the
         way is reported when the run needs it.
     """
+    remember_interrupts()
     if only_asks(argv):
         return None
     from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - not needed by --cfg and the like

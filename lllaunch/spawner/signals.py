@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import signal
 
 # Python ignores these itself, and a Python worker started by exec would have them so.
@@ -49,3 +50,20 @@ def reset(ignored: frozenset[signal.Signals], python: bool) -> None:
         faulthandler.disable()
         faulthandler.enable(2)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def leave_terminal(parent: int) -> None:
+    """In a fork, all signals blocked: begin a session of its own, which no terminal signals.
+
+    A Ctrl-C between the fork and this was for the whole process group, and so for the launcher,
+    which tells its jobs itself. It is dropped; what the parent has sent is not.
+
+    Args:
+        parent: process id.
+    """
+    with contextlib.suppress(OSError):
+        os.setsid()
+    for signum in signal.sigpending():
+        came = signal.sigtimedwait({signum}, 0)
+        if came is not None and came.si_pid == parent:
+            os.kill(os.getpid(), signum)

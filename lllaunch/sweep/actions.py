@@ -79,6 +79,13 @@ class Sweep:
         end = v.Settle(fact.number, J.FAILED, exit_code=fact.exit_code, why=fact.why)
         return self._failed(end)
 
+    def broken_while_cancelled(self, fact: v.JobBroken) -> v.Decisions:
+        """A job that cannot run has failed; one whose process got the signal, too, has not run."""
+        if not by_signal(fact.exit_code):
+            return self.broken(fact)
+        self.composing = False
+        return (self._settle(v.Settle(fact.number, J.NOT_RUN)),)
+
     def no_more(self, _: v.Fact) -> v.Decisions:
         """What waits and runs is all that is left."""
         self.composing, self.exhausted = False, True

@@ -91,7 +91,7 @@ def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
     code = 1
     try:
         try:
-            os.setsid()
+            signals.leave_terminal(place.parent)
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != place.parent:
                 os._exit(_ALONE)

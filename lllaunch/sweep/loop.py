@@ -20,6 +20,7 @@ from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.leases import Leases, Slot, Watch
 from lllaunch.sweep.output import Tick
+from lllaunch.sweep.policy import by_signal
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.remains import Remains
 from lllaunch.sweep.resources import Lease
@@ -298,8 +299,9 @@ class Loop:
         self._deaths += 1
         if self._deaths >= _DEATHS:
             self._give_up(ComposingFailed())
-        why = f"its process ended (exit code {job.exit_code}) while it was composed"
-        self._broken(job.number, Broken(1, why))
+        assert job.exit_code is not None
+        code = job.exit_code if by_signal(job.exit_code) else 1
+        self._broken(job.number, Broken(code, "its process ended while it was composed"))
 
     def _leaves_nothing(self, job: JobProcess) -> bool:
         """Whether what a job started has ended, too; gives that a deadline otherwise."""

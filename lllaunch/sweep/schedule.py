@@ -121,11 +121,13 @@ TRANSITIONS: dict[v.SweepState, dict[type, Action]] = {
     },
     v.SweepState.CANCELLING: {
         **_ENDING,
+        v.JobBroken: Sweep.broken_while_cancelled,
         v.JobEnded: Sweep.ended_while_cancelled,
         v.SignalReceived: Sweep.kill,
     },
     v.SweepState.KILLING: {
         **_ENDING,
+        v.JobBroken: Sweep.broken_while_cancelled,
         v.JobEnded: Sweep.ended_while_cancelled,
         v.SignalReceived: Sweep.kill,
     },

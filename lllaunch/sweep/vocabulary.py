@@ -92,7 +92,8 @@ class JobBroken:
 
     Attributes:
         number: of the job.
-        exit_code: what a run of this config alone would end with: 1 or 2.
+        exit_code: what a run of this config alone would end with, 1 or 2; 128+N if signal N ended
+            the process that composed it.
         why: for people.
     """
 

@@ -402,3 +402,39 @@ def test_a_slow_reader_gets_every_line_whole(project: SweepProject) -> None:
     expected = [b"[%d] [default0]:%s" % (n, b"y" * 3_000_000) for n in range(4)]
     expected += [b"[%d] [default0]:after" % n for n in range(4)]
     assert sorted(lines) == sorted(expected)
+
+
+# Sends the launcher a Ctrl-C while jobs are tried before the first of them starts.
+INTERRUPTING = """
+import os, signal, sys, weakref
+
+class Thing:
+    pass
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+def waitpid(pid, options, _real=os.waitpid):
+    if sys._getframe(1).f_code.co_filename.endswith("aside.py"):
+        os.waitpid = _real
+        if os.environ["WHERE"] == "finalizer":
+            thing = Thing()
+            watch = weakref.ref(thing, interrupt)
+            del thing
+        else:
+            interrupt()
+    return _real(pid, options)
+
+os.waitpid = waitpid
+"""
+
+
+@pytest.mark.parametrize("where", ["plain", "finalizer"])
+def test_ctrl_c_before_the_first_job_is_not_lost(project: SweepProject, where: str) -> None:
+    project.write("sitecustomize.py", INTERRUPTING)
+    environ = {"PYTHONPATH": str(project.root), "WHERE": where}
+    ended = project.run("+exp=test", "kind=good,good", env=environ)
+    assert ended.code == 130, ended.err
+    assert project.started() == []

@@ -96,7 +96,7 @@ def many_ways_to_end(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
 def test_every_way_to_end(played: Played, capfd: pytest.CaptureFixture[str]) -> None:
     finish = played.sweep(11, many_ways_to_prepare, many_ways_to_end)
     assert finish == v.Finish(Summary(succeeded=1, failed=10), 6)
-    codes = {0: 0, 1: 3, 2: 137, 3: 1, 4: 5, 5: 1, 6: 2, 7: 1, 8: 1, 9: 2, 10: 2}
+    codes = {0: 0, 1: 3, 2: 137, 3: 1, 4: 5, 5: 1, 6: 2, 7: 137, 8: 1, 9: 2, 10: 2}
     assert {number: code for number, (_, code) in played.ends().items()} == codes
     states = played.states()
     assert (states[0], states[1], states[2]) == ("succeeded", "error", "signalled")
@@ -388,6 +388,37 @@ def test_while_the_journal_cannot_be_written_what_runs_goes_on(played: Played, w
     assert not played.of(v.SignalJobs)
 
 
+def test_ctrl_c_between_the_fork_and_the_session_of_a_job_is_the_launchers(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setsid = os.setsid
+
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # as from the terminal, not from the launcher
+        setsid()
+
+    monkeypatch.setattr(os, "setsid", interrupted)
+    finish = played.sweep(3, each(), lambda *_: 0)
+    assert finish == v.Finish(Summary(succeeded=3), 0)
+
+
+def test_a_job_whose_process_got_the_signal_while_it_was_composed_was_not_run(
+    played: Played,
+) -> None:
+    launcher = os.getpid()
+
+    def prepare(number: int) -> Answer:
+        if number == 1:
+            # a signal to all processes of a Slurm step
+            os.kill(launcher, signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ONE._replace(payload=number)
+
+    finish = played.sweep(3, prepare, sleeper)
+    assert finish == v.Finish(Summary(cancelled=1, not_run=2), 143, 15)
+    assert played.states() == {0: "signalled", 1: "skipped"}
+
+
 @pytest.mark.usefixtures("soon")
 def test_who_is_interrupted_while_the_journal_cannot_be_written_ends(played: Played) -> None:
     journal = Journals(Path(played.journal.path))
@@ -603,8 +634,8 @@ def test_what_composing_yields_is_told_before_the_fact(played: Played) -> None:
     policy = SweepPolicy(retries=Retries(signal=1))
     played.sweep(3, prepare, execute, policy)
     told = played.of(JobAnswered)
-    why = "its process ended (exit code 137) while it was composed"
-    answers = [ONE, Broken(2, "no", ("a=1",)), Broken(1, why)]
+    why = "its process ended while it was composed"
+    answers = [ONE, Broken(2, "no", ("a=1",)), Broken(137, why)]
     # once, though the first was composed again
     assert told == [JobAnswered(*pair) for pair in enumerate(answers)]
     assert len(played.of(v.Retry)) == 1

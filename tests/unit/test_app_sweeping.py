@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.app.ending import JobEnded
+from lllaunch.app.reasons import reason_of
 from lllaunch.app.sweeping.aside import AsideFailed, aside, aside_each
 from lllaunch.app.sweeping.grid import Grid
-from lllaunch.app.sweeping.jobs import reason_of
 from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides, references
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.app.sweeping.resume import check, with_directory

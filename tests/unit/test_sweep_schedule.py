@@ -553,6 +553,14 @@ def test_a_signal_after_too_many_failures_ends_what_still_runs() -> None:
     assert sweep.end(1, 130, "signal")[-1] == finish(SIGINT, 130, failed=1, cancelled=1)
 
 
+def test_a_job_whose_composing_got_the_signal_of_the_sweep_was_not_run() -> None:
+    sweep = Sweep(1)
+    sweep.job(0, 1)
+    sweep.scheduler.composing = True
+    sweep.tell(v.SignalReceived(SIGINT))
+    assert sweep.tell(v.JobBroken(1, 130)) == (v.Settle(1, J.NOT_RUN),)
+
+
 def test_what_is_composed_too_late_is_broken_or_not_run() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)

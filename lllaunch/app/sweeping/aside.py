@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import IO, Any, NoReturn, TypeVar
 
 from lllaunch.errors import LaunchError
@@ -37,10 +37,14 @@ def aside(function: Callable[[], T]) -> T:
         AsideFailed: it raised something else, which standard error shows, or its process was
             killed.
     """
-    return next(aside_each(lambda _: function(), (None,), 1))
+    # not left to its finalizer, where an exception of a signal's handler would be lost
+    with contextlib.closing(aside_each(lambda _: function(), (None,), 1)) as answers:
+        return next(answers)
 
 
-def aside_each(function: Callable[[A], T], items: Sequence[A], processes: int) -> Iterator[T]:
+def aside_each(
+    function: Callable[[A], T], items: Sequence[A], processes: int
+) -> Generator[T, None, None]:
     """Calls a function with each of some items, in several forks of this process.
 
     Args:
@@ -89,8 +93,7 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
 
 def _become(parent: int, ignored: frozenset[signal.Signals]) -> None:
     """In the fork: ends with the process that forked it, and only that tells it to."""
-    with contextlib.suppress(OSError):
-        os.setsid()  # Ctrl-C is for the launcher, which ends the fork then
+    signals.leave_terminal(parent)  # Ctrl-C is for the launcher, which ends the fork then
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lllaunch.app.reasons import reason_of
@@ -34,7 +34,7 @@ class Comparing:
         self._jobs = jobs
         self._overrides = overrides
         self._sweep_dir = sweep_dir
-        self._composed: Iterator[NewJob] | None = None
+        self._composed: Generator[NewJob, None, None] | None = None
 
     def expect(self, asked: Sequence[Asked]) -> None:
         """Takes note of what `compose` will be called with, in order."""
@@ -52,9 +52,8 @@ class Comparing:
 
     def close(self) -> None:
         """Composes no more; idempotent."""
-        generator: Generator[NewJob, None, None] | None = self._composed  # type: ignore[assignment]
-        if generator is not None:
-            generator.close()
+        if self._composed is not None:
+            self._composed.close()
 
     def _compose(self, asked: Asked) -> NewJob:
         index, number, directory = asked

@@ -26,6 +26,7 @@ from lllaunch.app.user_function import UserFunction
 from lllaunch.config.read import register_resolvers
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.interrupts import remember_interrupts
 from lllaunch.run.build import BuildQuery
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.warmth import Warmth
@@ -93,6 +94,7 @@ class Launching:
         """
         # our own app has disabled it for its start
         gc.enable()
+        remember_interrupts()
         setup_globals()
         register_resolvers()
         with refusing():
