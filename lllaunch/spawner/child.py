@@ -206,3 +206,7 @@ def _take_over_multiprocessing() -> None:
     if util is not None:
         util._finalizer_registry.clear()
         util._run_after_forkers()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        # Taken when it is imported: what a worker's children start from is its own.
+        process.ORIGINAL_DIR = os.getcwd()

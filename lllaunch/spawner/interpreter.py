@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 
 
 def interpreter_command() -> tuple[str, ...]:
     """The command line of an interpreter like this one, unbuffered."""
-    flags = sys.flags
-    named = {
-        "-" + "O" * flags.optimize: flags.optimize,
-        "-B": flags.dont_write_bytecode,
-        "-s": flags.no_user_site,
-        "-E": flags.ignore_environment and not flags.isolated,
-        "-I": flags.isolated,
-        "-" + "b" * flags.bytes_warning: flags.bytes_warning,
-    }
-    options = [name for name, on in named.items() if on]
+    # What multiprocessing starts its interpreters with.
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     for name, value in sys._xoptions.items():
-        options += ["-X", name if value is True else f"{name}={value}"]
-    for warning in sys.warnoptions:
-        options += ["-W", warning]
+        option = name if value is True else f"{name}={value}"
+        if option not in options:
+            # One that it does not know: pycache_prefix, or a program's own.
+            options += ["-X", option]
     return (sys.executable, *options, "-u")
 
 

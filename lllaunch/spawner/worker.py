@@ -31,7 +31,7 @@ class Interrupted(Exception):
     """The worker's code ended by KeyboardInterrupt."""
 
 
-def _fresh_main(name: str, file: str) -> ModuleType:
+def _fresh_main(file: str) -> ModuleType:
     """A ``__main__`` that stays: pickling by name and atexit functions need it to the end."""
     module = ModuleType("__main__")
     module.__file__ = file
@@ -39,20 +39,39 @@ def _fresh_main(name: str, file: str) -> ModuleType:
     vars(module).update(__annotations__={})
     module.__dict__["__cached__"] = None
     sys.modules["__main__"] = module
-    sys.argv[0] = name
+    if "__mp_main__" in sys.modules:
+        # multiprocessing, where it is imported, has made this another name of the spawner's main
+        # module, and unpickles by it what its own children send.
+        sys.modules["__mp_main__"] = module
     return module
 
 
 def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     """Run a file as ``python -u path argv...`` would."""
     sys.argv = [path, *argv]
-    sys.path[:] = [os.path.dirname(os.path.realpath(path)), *base_path]
+    sys.orig_argv[_first_of_ours() :] = [path, *argv]
+    sys.path[:] = [*_unless_safe(os.path.dirname(os.path.realpath(path))), *base_path]
+    execute_script(path)
+
+
+def execute_script(path: str) -> None:
+    """Execute a file as ``__main__``."""
     full = os.path.abspath(path)
     with io.open_code(full) as file:
         code = compile(file.read(), full, "exec", dont_inherit=True)
-    module = _fresh_main(path, full)
+    module = _fresh_main(full)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
     exec(code, module.__dict__)  # noqa: S102 - running it is the task
+
+
+def _first_of_ours() -> int:
+    """Where the interpreter's own options end in the command line of the spawner."""
+    return sys.orig_argv.index("-c") if "-c" in sys.orig_argv else len(sys.orig_argv)
+
+
+def _unless_safe(directory: str) -> list[str]:
+    """What ``python`` puts before all else on its path, unless -P, -I or PYTHONSAFEPATH forbid."""
+    return [] if getattr(sys.flags, "safe_path", sys.flags.isolated) else [directory]
 
 
 def _module_code(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec]:
@@ -70,11 +89,19 @@ def _module_code(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec]:
 
 def run_module(name: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     """Run a module as ``python -u -m name argv...`` would."""
-    sys.path[:] = [os.getcwd(), *base_path]
-    # As python -m has it while the parent packages are imported.
+    sys.path[:] = [*_unless_safe(os.getcwd()), *base_path]
     sys.argv = ["-m", *argv]
+    sys.orig_argv[_first_of_ours() :] = ["-m", name, *argv]
+    execute_module(name)
+
+
+def execute_module(name: str) -> None:
+    """Execute a module, or a package's ``__main__``, as ``__main__``."""
+    # As python -m has it while the parent packages are imported.
+    sys.argv[:1] = ["-m"]
     code, spec = _module_code(name)
-    module = _fresh_main(spec.origin or name, spec.origin or "")
+    module = _fresh_main(spec.origin or "")
+    sys.argv[0] = spec.origin or name
     module.__spec__ = spec
     module.__loader__ = spec.loader
     module.__package__ = spec.parent

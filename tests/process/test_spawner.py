@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import lllaunch
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
@@ -104,7 +106,7 @@ def test_a_script_sees_what_python_u_shows_it(
     text = (
         "import json, os, signal, sys\n"
         "out = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path,\n"
-        "    spec=str(__spec__),\n"
+        "    spec=str(__spec__), command=sys.orig_argv[-3:],\n"
         "    main=sys.modules['__main__'].__dict__ is globals(), cwd=os.getcwd(),\n"
         "    stdin=sys.stdin.read(), unbuffered=sys.stdout.write_through,\n"
         "    sid=os.getsid(0) == os.getpid(), mask=len(signal.pthread_sigmask(0, ())),\n"
@@ -119,8 +121,6 @@ def test_a_script_sees_what_python_u_shows_it(
     (end,) = run(spawner, target, cwd=str(tmp_path), stdout=str(log), fresh=fresh)
     assert isinstance(end, Exited)
     assert end.exitcode == 0
-    import json
-
     ours = json.loads(log.read_text())
     plain = subprocess.run(
         [sys.executable, "-u", target.path, *target.argv],
@@ -131,6 +131,33 @@ def test_a_script_sees_what_python_u_shows_it(
         start_new_session=True,
     )
     assert ours == json.loads(plain.stdout)
+
+
+@pytest.mark.parametrize("flags", [(), ("-P",), ("-I", "-X", "mine=1", "-W", "error")])
+def test_a_script_runs_with_the_flags_of_the_launchers_interpreter(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    if "-P" in flags and sys.version_info < (3, 11):
+        pytest.skip("the flag is of Python 3.11")
+    show = script(tmp_path / "show.py", "import sys; print(sys.path[0], sys.flags, sys._xoptions)")
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(
+        f"import os, sys\nsys.path.append({str(Path(lllaunch.__file__).parent.parent)!r})\n"
+        "from lllaunch.linux.process import wait_readable\n"
+        "from lllaunch.spawner.client import Spawner\n"
+        "from lllaunch.spawner.facts import Exited\n"
+        "from lllaunch.spawner.targets import Script\n"
+        "with Spawner.prestart() as spawner:\n"
+        "    spawner.configure(os.environ, os.getcwd())\n"
+        f"    spawner.spawn(0, Script({show.path!r}), cwd='/', env={{}}, stdout='{tmp_path}/log')\n"
+        "    while not any(isinstance(fact, Exited) for fact in spawner.dispatch()):\n"
+        "        wait_readable(spawner, 30)\n"
+    )
+    subprocess.run([sys.executable, *flags, str(launcher)], check=True, timeout=60)
+    plain = subprocess.run(
+        [sys.executable, *flags, "-u", show.path], capture_output=True, text=True, check=True
+    )
+    assert (tmp_path / "log").read_text() == plain.stdout
 
 
 def test_a_module_runs_as_python_m(spawner: Spawner, tmp_path: Path) -> None:
@@ -510,16 +537,31 @@ def test_another_interpreter_is_started_when_its_variables_change(tmp_path: Path
     assert one.startswith("1 ")
 
 
-def test_two_forked_workers_draw_different_numbers(tmp_path: Path) -> None:
-    log = tmp_path / "out.log"
+_DRAW = (
+    "import json, random, sys\n"
+    "import numpy, torch\n"
+    "assert not torch.cuda.is_initialized()\n"
+    # what CUDA's generators will be seeded with when it is initialised
+    "seeds = [call[0].__closure__ for call in torch.cuda._lazy_seed_tracker.get_calls() if call]\n"
+    "cuda = [cell.cell_contents for cells in seeds for cell in cells]\n"
+    "print(json.dumps([random.random(), numpy.random.rand(), torch.rand(1).item(), *cuda]))\n"
+)
+
+
+def test_no_random_number_comes_twice_in_ranks_and_attempts(tmp_path: Path) -> None:
+    # One that is seeded in the process that is forked, as by a module that is preloaded.
+    (tmp_path / "seeding.py").write_text("import torch; torch.manual_seed(0)\n")
+    target = script(tmp_path / "draw.py", _DRAW)
+    logs = [tmp_path / f"{attempt}.log" for attempt in range(3)]
     with Spawner.prestart() as spawner:
-        spawner.configure(os.environ, str(tmp_path), ["numpy"])
-        text = "import random, numpy; print(random.random(), numpy.random.rand())"
-        target = script(tmp_path / "s.py", text)
-        run(spawner, target, target, logs=log)
-    one, two = (text.split() for text in both(log))
-    assert one[0] != two[0]
-    assert one[1] != two[1]
+        spawner.configure(os.environ, str(tmp_path), ["numpy", "torch", "seeding"])
+        for log in logs:
+            ends = run(spawner, target, target, logs=log)
+            assert [end.exitcode for end in ends] == [0, 0]  # type: ignore[union-attr]
+    drawn = [json.loads(text) for log in logs for text in both(log)]
+    assert {len(numbers) for numbers in drawn} == {4}
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 6, drawn
 
 
 def test_a_worker_computes_after_a_fork_from_openmp(tmp_path: Path) -> None:
