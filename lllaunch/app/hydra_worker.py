@@ -1,7 +1,8 @@
-"""What a worker of a user's own Hydra app does: become the job, then call the user's function."""
+"""A worker of a user's own Hydra app: runs the script, becomes the job, calls the function."""
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import sys
@@ -13,7 +14,7 @@ from hydra.core.utils import configure_log
 from omegaconf import OmegaConf
 
 from lllaunch.app.config_state import unpack
-from lllaunch.app.user_script import Reach, Script, find_function, import_script
+from lllaunch.app.user_script import Reach, Script, run_in_script
 from lllaunch.spawner.targets import Function
 from lllaunch.spec import Entrypoint
 
@@ -30,17 +31,21 @@ class HydraCall:
     Attributes:
         script: how the launcher was started.
         function: how the function is found.
-        config: made by `lllaunch.app.config_state.pack`; not unpickled before the script is
-            imported, whose classes it may hold.
-        argv: the launcher's ``sys.argv``.
+        config: made by `lllaunch.app.config_state.pack`; not unpickled before the script has come
+            to its app, whose classes it may hold.
+        argv: ``sys.argv`` as the launcher's script found it.
+        command: the launcher's ``sys.orig_argv``.
         path: the launcher's ``sys.path``.
+        cwd: where the launcher's script runs.
     """
 
     script: Script
     function: Reach
     config: bytes
     argv: tuple[str, ...]
+    command: tuple[str, ...]
     path: tuple[str, ...]
+    cwd: str
 
     def entrypoint(self) -> Entrypoint:
         """What the run's messages and its plan call it."""
@@ -63,7 +68,7 @@ def entrypoint_of(script: Script, function: Reach) -> Entrypoint:
 
 
 def run(call: HydraCall) -> Any:
-    """Runs a user's function in this worker; called by the spawner.
+    """Runs a user's script and function in this worker; called by the spawner.
 
     Returns:
         What the function returned.
@@ -72,10 +77,16 @@ def run(call: HydraCall) -> Any:
         ConfigError: the function is not found here.
     """
     sys.argv[:] = call.argv
+    sys.orig_argv[:] = call.command
     sys.path[:] = call.path
-    import_script(call.script)
-    function = find_function(call.function)
-    return run_in_worker(function, unpack(call.config))
+    jobs = os.getcwd()
+    os.chdir(call.cwd)
+
+    def task(function: Callable[[Any], Any]) -> Any:
+        os.chdir(jobs)
+        return run_in_worker(function, unpack(call.config))
+
+    return run_in_script(call.script, call.function, task)
 
 
 def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
@@ -85,18 +96,45 @@ def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
 
 
 def _configure_logging(environ: Mapping[str, str]) -> None:
-    """Sets up Hydra's job logging, its files in this worker's own directory."""
+    """Sets up logging as Hydra does for a job.
+
+    Rank 0 writes where the job itself would, which has opened its files by now; the other ranks
+    each write in their own directories.
+    """
     hydra = HydraConfig.get()
-    logging: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
+    app: Any = OmegaConf.to_container(hydra.hydra_logging, resolve=True)
+    # Hydra's own logging comes first: levels that the job's leaves out are those that it has set.
+    app["handlers"] = {name: {"class": "logging.NullHandler"} for name in app.get("handlers") or {}}
+    configure_log(OmegaConf.create(app), hydra.verbose)
+    job: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
     error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if error_file and error_file != os.devnull:
-        directory = os.path.dirname(error_file)
-        for handler in (logging.get("handlers") or {}).values():
-            if isinstance(handler.get("filename"), str):
-                handler["filename"] = moved(
-                    handler["filename"], hydra.runtime.output_dir, directory
-                )
-    configure_log(OmegaConf.create(logging), hydra.verbose)
+    first, has_directory = environ.get("RANK") == "0", error_file not in {"", os.devnull}
+    for handler in (job.get("handlers") or {}).values():
+        if first and "mode" in handler:
+            handler["mode"] = "a"
+        elif has_directory and not first and isinstance(handler.get("filename"), str):
+            directory = os.path.dirname(error_file)
+            handler["filename"] = moved(handler["filename"], hydra.runtime.output_dir, directory)
+    configure_log(OmegaConf.create(job), hydra.verbose)
+    if first and has_directory:
+        _log_attempt(os.path.basename(os.path.dirname(os.path.dirname(error_file))))
+
+
+def _log_attempt(name: str) -> None:
+    """Says in the files of the job's log that another attempt writes there, unless it is the first.
+
+    Args:
+        name: of the attempt's directory.
+    """
+    number = name.removeprefix("attempt_")
+    if number in {name, "0"}:
+        return
+    logger = logging.getLogger("lllaunch")
+    text = f"attempt {number} begins"
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
 
 
 def moved(file: str, output_dir: str, directory: str) -> str:

@@ -18,7 +18,7 @@ from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE
 from lllaunch.app.sweeping.resume import with_directory
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.user_script import decline_call
+from lllaunch.app.user_script import call_in_worker
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class LaunchedMain(Generic[R]):
         """
         if cfg_passthrough is not None:
             return self._function(cfg_passthrough)
-        decline_call(getattr(self._function, "__name__", "main"))
+        if call_in_worker(self._function):
+            return None
         code = self._run_app()
         if code is not None:
             sys.exit(code)
@@ -112,12 +113,13 @@ def main(
     """Makes a function a Hydra app that runs it in ``launch.nproc`` workers.
 
     Like `hydra.main`, whose arguments it takes. The config is composed once; every worker gets it,
-    together with Hydra's own, the one output directory and Hydra's job logging, whose files are in
-    the worker's own directory. A node ``launch`` (docs/reference/config.md) is there whatever the
+    together with Hydra's own, the one output directory and Hydra's job logging, whose files are
+    rank 0's, and for the other ranks in their own directories. A node ``launch`` (docs/reference/config.md) is there whatever the
     primary config is. The Hydra job returns what rank 0 returned; `LaunchedMain.return_values` has
     the values of all ranks.
 
-    Workers import the script, so the function stands at the top level of its module.
+    Every worker runs the script as ``__main__`` up to the call of the function, so that stands
+    where its name leads to it.
 
     Args:
         config_path: directory of the configs, relative to the file of the function.

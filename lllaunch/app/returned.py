@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import OutputError
@@ -27,8 +26,6 @@ def load(value: ReturnValue | None) -> Any:
     """
     if value is None or value.json is not None:
         return plain(value)
-    # a worker knows the classes of the user's script as those of __mp_main__
-    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
         with open(value.path, "rb") as file:
             if os.path.splitext(value.path)[1] == ".json":

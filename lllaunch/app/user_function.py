@@ -1,8 +1,8 @@
 """A function of the user's that every worker calls with the job's config, instead of an entrypoint.
 
-Where workers find it by its module and name they import it there: they are forks of a spawner, or
-fresh interpreters. What they cannot find, a closure or an object with a ``__call__``, is called in
-forks of the job's launcher, which has it.
+Where workers find it by its module and name they run the script and find it there: they are forks
+of a spawner, or fresh interpreters. What they cannot find, a closure or an object with a
+``__call__``, is called in forks of the job's launcher, which has it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra.core.hydra_config import HydraConfig
+
 from lllaunch.app.config_state import pack
 from lllaunch.app.hydra_worker import HydraCall, entrypoint_of, run_in_worker
-from lllaunch.app.user_script import Reach, Script, check_reachable, reach_of, started_as
+from lllaunch.app.user_script import (
+    Reach,
+    Script,
+    check_reachable,
+    original_arguments,
+    reach_of,
+    started_as,
+)
 from lllaunch.spawner.targets import Forked, Target
 
 if TYPE_CHECKING:
@@ -81,7 +90,16 @@ class UserFunction(NamedTuple):
         """
         if self.reach is None:
             return Forked(run_in_worker, (self.function, cfg))
-        call = HydraCall(self.script, self.reach, pack(cfg), tuple(sys.argv), tuple(sys.path))
+        cwd = HydraConfig.get().runtime.cwd
+        call = HydraCall(
+            self.script,
+            self.reach,
+            pack(cfg),
+            original_arguments(self.script, cwd),
+            tuple(sys.orig_argv),
+            tuple(sys.path),
+            cwd,
+        )
         return call.target()
 
 

@@ -1,29 +1,28 @@
-"""The user's script in a worker: how it is imported there, and how a function of it is found.
+"""The user's script in a worker: how it runs there, and how a function of it is found.
 
-A worker does not start as the user's script, it imports it: under the name ``__mp_main__``, as
-multiprocessing's workers do, or under its own name where it was started with ``python -m``. It
-stands in for ``__main__`` too: that is where the launcher's pickles look for the script's classes.
+A worker runs the user's script as Python would, as ``__main__`` and with what stands behind its
+guard, up to the call that starts the app. There it runs the app's function instead, and afterwards
+the script ends. docs/design/own-app.md says why.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.spawner.worker import execute_module, execute_script
 
 
 @dataclass(frozen=True)
 class Script:
-    """How this process was started, and so what workers import first.
+    """How this process was started, and so what workers run first.
 
     Attributes:
         path: the script, absolute; empty where there is none.
@@ -35,34 +34,85 @@ class Script:
 
 
 class Reached(BaseException):
-    """Ends the import of a script at its unguarded call of the function that workers run."""
+    """Ends the user's script in a worker: its app has been called, the rest is the launcher's."""
+
+
+class _Task:
+    """What a worker of a user's own app does in the place of the app.
+
+    Args:
+        reach: how its function is found.
+        action: called with the function.
+
+    Attributes:
+        started: whether it has been started.
+    """
+
+    def __init__(self, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]) -> None:
+        self._reach = reach
+        self._action = action
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.started = False
+
+    def is_for(self, function: object) -> bool:
+        """Whether a function is the one that this worker runs."""
+        # where it is called from an import of its own module, that is not complete yet
+        return _layer(self._reach) is function
+
+    def run(self, function: Callable[[Any], Any] | None = None) -> None:
+        """Runs it, and keeps what it returns or raises: the script's own code is not to see that.
+
+        Args:
+            function: the function, or None to find it.
+        """
+        self.started = True
+        try:
+            self._value = self._action(function or find_function(self._reach))
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            self._error = error
+
+    def result(self) -> Any:
+        """Returns or raises what the function has."""
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 class _State:
-    """Whether this process is a worker of a user's own app, and is importing the script."""
+    """Whether this process is a worker of a user's own app, and what it has still to do."""
 
     worker = False
-    importing = False
+    task: _Task | None = None
 
 
-def decline_call(name: str) -> None:
-    """Stops a worker from starting the app that it is part of; does nothing elsewhere.
+def call_in_worker(function: Any) -> bool:
+    """In a worker, where the user's script calls an app: runs what the worker is there for.
 
     Args:
-        name: of the function that was called without a config.
+        function: the app's, as it was decorated.
+
+    Returns:
+        Whether this is a worker, and another app than the one that it belongs to: the call does
+        nothing. False elsewhere.
 
     Raises:
-        Reached: the script is being imported and calls the function at its end, without asking
-            whether ``__name__`` is ``"__main__"``.
-        RuntimeError: the function itself, running in the worker, called it.
+        Reached: the worker's task has been run; its script ends here.
+        RuntimeError: the app was called by its own function, or after it.
     """
-    if _State.importing:
-        raise Reached
-    if _State.worker:
+    if not _State.worker:
+        return False
+    task, name = _State.task, getattr(function, "__name__", "main")
+    if task is None:
         raise RuntimeError(
             f"{name}() was called without a config in a worker, which would launch workers from "
             f"workers; call {name}(cfg) to run the function itself"
         )
+    if task.is_for(function):
+        _State.task = None
+        task.run(function)
+        raise Reached
+    return True
 
 
 def started_as(main: ModuleType, needed: bool) -> Script:
@@ -70,8 +120,8 @@ def started_as(main: ModuleType, needed: bool) -> Script:
 
     Args:
         main: its ``__main__``.
-        needed: whether the function that workers run lives in it. A package's ``__main__.py`` is
-            rarely guarded against being imported, and is left out unless it is needed.
+        needed: whether the function that workers run lives in it. A package's ``__main__.py`` may
+            start what is no app of Hydra's (a test runner), and is left out unless it is needed.
     """
     spec = getattr(main, "__spec__", None)
     name = spec.name if spec is not None else ""
@@ -83,62 +133,112 @@ def started_as(main: ModuleType, needed: bool) -> Script:
     return Script(path=os.path.abspath(path)) if path and os.path.isfile(path) else Script()
 
 
-def import_script(script: Script) -> None:
-    """Imports the user's script in this worker."""
+def original_arguments(script: Script, cwd: str) -> tuple[str, ...]:
+    """Returns ``sys.argv`` as it was before the script's own code, which may have changed it.
+
+    Workers run that code again.
+
+    Args:
+        script: how this process was started.
+        cwd: where.
+    """
+    module = script.module.removesuffix(".__main__")
+    for place, word in enumerate(sys.orig_argv):
+        if module:
+            begins = word == module and sys.orig_argv[place - 1] == "-m"
+        else:
+            begins = place > 0 and os.path.abspath(os.path.join(cwd, word)) == script.path
+        if begins:
+            return (sys.argv[0], *sys.orig_argv[place + 1 :])
+    return tuple(sys.argv)
+
+
+def run_in_script(
+    script: Script, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]
+) -> Any:
+    """Runs the user's script in this worker, and an action where it calls its app.
+
+    Args:
+        script: the script; an empty one is passed over.
+        reach: how the app's function is found.
+        action: called with the function, in the place of the app; after the script if that ends
+            without having called it.
+
+    Returns:
+        what the action returned.
+
+    Raises:
+        BaseException: what the action raised, or the script before it came to its app.
+    """
+    task = _Task(reach, action)
     _State.worker = True
-    if not script.path and not script.module:
-        return
-    module = _new_module(script)
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    _State.importing = True
+    _State.task = task
+    _take_the_place_of_hydra()
     try:
-        _decline_hydra()
-        _execute(module, script)
+        _execute(script)
     except Reached:
-        # all that stands above the call is there, and what stands below runs after the launch
+        # what stands below the call runs in the launcher, after all workers
         pass
+    except SystemExit as end:
+        if not task.started and end.code not in {None, 0}:
+            raise
+    except BaseException:
+        # the task's own verdict is what counts, if there is one
+        if not task.started:
+            raise
     finally:
-        _State.importing = False
+        _State.task = None
+    if not task.started:
+        task.run()
+    return task.result()
 
 
-def _decline_hydra() -> None:
-    """Stops a plain Hydra app that is called by the script itself, too."""
-    # hydra.main is the function; the module behind it has another reference to what runs the app
-    module = sys.modules.get("hydra.main")
-    original = getattr(module, "_run_hydra", None)
-    if module is None or original is None or hasattr(original, "__wrapped__"):
+def _execute(script: Script) -> None:
+    if script.module:
+        execute_module(script.module)
+    elif script.path:
+        execute_script(script.path)
+
+
+def _take_the_place_of_hydra() -> None:
+    """Lets the calls of plain Hydra apps come to `call_in_worker`."""
+    # hydra.main is the function; the module behind it has another reference to what runs the app.
+    # Other decorators of that kind have theirs from where it is made, or call what it calls.
+    for module in ("hydra.main", "hydra._internal.utils"):
+        _wrap(sys.modules.get(module), "_run_hydra", _run_hydra)
+    hydra = getattr(sys.modules.get("hydra._internal.hydra"), "Hydra", None)
+    for name in ("run", "multirun"):
+        _wrap(hydra, name, _run_or_multirun)
+
+
+def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "__wrapped__"):
         return
 
     @functools.wraps(original)
-    def run_hydra(*args: Any, **kwargs: Any) -> Any:
-        decline_call(getattr(kwargs.get("task_function"), "__name__", "main"))
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, args, kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    declined = call_in_worker(kwargs.get("task_function"))
+    return None if declined else original(*args, **kwargs)
+
+
+def _run_or_multirun(
+    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if _State.task is None:
+        # a function that runs jobs of its own
         return original(*args, **kwargs)
-
-    module._run_hydra = run_hydra  # type: ignore[attr-defined]
-
-
-def _new_module(script: Script) -> ModuleType:
-    if not script.module:
-        module = ModuleType("__mp_main__")
-        module.__file__ = script.path
-        return module
-    spec = importlib.util.find_spec(script.module)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"No module named {script.module!r}", name=script.module)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[script.module] = module
-    return module
-
-
-def _execute(module: ModuleType, script: Script) -> None:
-    if script.module:
-        assert module.__spec__ is not None
-        assert module.__spec__.loader is not None
-        module.__spec__.loader.exec_module(module)
-        return
-    with io.open_code(script.path) as file:
-        code = compile(file.read(), script.path, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 - running the user's script is what is asked
+    # of Hydra, and its arguments: the config's name, the function, the overrides
+    if call_in_worker(kwargs.get("task_function", args[2] if len(args) > 2 else None)):
+        # whoever calls this uses what it returns
+        raise Reached
+    return original(*args, **kwargs)
 
 
 class Reach(NamedTuple):
@@ -161,12 +261,17 @@ def find_function(reach: Reach) -> Callable[[Any], Any]:
     Raises:
         ConfigError: there is none of that name.
     """
-    found = _attribute(reach.module, reach.qualname)
-    for _ in range(reach.depth):
-        found = getattr(found, "__wrapped__", None)
+    found = _layer(reach)
     if not callable(found):
         raise not_found(reach)
     return found  # type: ignore[no-any-return]
+
+
+def _layer(reach: Reach) -> Any:
+    found = _attribute(reach.module, reach.qualname)
+    for _ in range(reach.depth):
+        found = getattr(found, "__wrapped__", None)
+    return found
 
 
 def reach_of(function: Callable[..., Any]) -> Reach | None:

@@ -209,4 +209,4 @@ def _take_over_multiprocessing() -> None:
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         # Taken when it is imported: what a worker's children start from is its own.
-        process.ORIGINAL_DIR = os.getcwd()
+        vars(process)["ORIGINAL_DIR"] = os.getcwd()

@@ -18,13 +18,10 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from lllaunch.errors import LaunchError
 from lllaunch.spawner.dump import WATCHED, arm
 from lllaunch.spawner.finish import finish, library_directories
 from lllaunch.spawner.targets import Function, Module, Pickled, Script
 from lllaunch.spawner.values import EXIT_FILE
-
-_OWN = ("lllaunch.", "importlib.", "_frozen_importlib")
 
 
 class Interrupted(Exception):
@@ -219,20 +216,9 @@ def _print(text: object) -> None:
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
-    """The traceback from the user's first frame on, as the interpreter would show it.
+    from lllaunch.multiprocessing.errors.error_handler import users_part  # noqa: PLC0415 - on failure
 
-    A script that cannot be compiled, or a module that is not there, has no frame of the user's.
-    """
-    if isinstance(error, LaunchError):
-        # It says all there is to say; where we raised it helps nobody.
-        error.__cause__, error.__suppress_context__ = None, True
-        return None
-    inner = error.__traceback__
-    while inner and str(inner.tb_frame.f_globals.get("__name__")).startswith(_OWN):
-        inner = inner.tb_next
-    if inner is None and not isinstance(error, (SyntaxError, ImportError, OSError)):
-        return error.__traceback__
-    return inner
+    return users_part(error)
 
 
 def _show(error: BaseException) -> int:

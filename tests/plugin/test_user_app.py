@@ -138,9 +138,10 @@ def test_a_function_runs_in_every_rank_as_hydra_would_run_it(project: SweepProje
             assert value["task"] == [f"x={x}"]
             assert value["greeting"] == f"hello {job}"
             assert value["argv"][-1] == "x=3,4"
-            log = (directory / "attempt_0" / str(rank) / "train.log").read_text()
+            place = directory if rank == 0 else directory / "attempt_0" / str(rank)
+            log = (place / "train.log").read_text()
             assert log.count("\n") == 1
-            assert log.rstrip().endswith(f"rank {rank} of job {x}")
+            assert log.rstrip().endswith(f"[__main__][INFO] - rank {rank} of job {x}")
             pids.add(value["pid"])
         # nobody has written it again since the workers saw it
         written = (directory / ".hydra" / "config.yaml").stat()
@@ -362,6 +363,34 @@ def test_workers_find_the_function(tmp_path: Path, form: str) -> None:
         assert values(project, job) == {rank: [x + plus, str(rank), *more] for rank in (0, 1)}
         state = project.result(job)["state"]
         assert state == "succeeded"
+
+
+FORKED = """
+import os, random
+import hydra, numpy, torch
+from omegaconf import OmegaConf
+
+OmegaConf.register_new_resolver("drawn", lambda: float(numpy.random.rand()))
+
+def made():
+    def draw(cfg):
+        return [cfg.drawn, random.random(), numpy.random.rand(), torch.rand(1).item()]
+    return draw
+
+hydra.main(version_base="1.3", config_path=None)(made())()
+"""
+
+
+def test_no_random_number_comes_twice_in_ranks_and_jobs_that_are_forked(
+    project: SweepProject,
+) -> None:
+    project.write("forked.py", FORKED)
+    ended = app(project, OURS, TWO, "+drawn=${drawn:}", "+x=1,2,3", script="forked.py")
+    assert ended.code == 0, ended.err
+    drawn = [value for job in range(3) for value in values(project, job).values()]
+    assert len(drawn) == 6
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 6, drawn
 
 
 SWEEPER = """

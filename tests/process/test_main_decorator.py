@@ -79,13 +79,107 @@ def test_all_ranks_get_the_same_config_composed_once(project: Project) -> None:
     assert first["here"] == str(project.root)
 
 
-def test_every_rank_logs_into_its_own_file(project: Project) -> None:
-    ended = project.python("train.py", "launch.nproc=2")
+def test_rank_0_logs_where_hydra_would_and_the_others_in_their_directories(
+    project: Project,
+) -> None:
+    ended = project.python("train.py", "launch.nproc=2", "launch.max_restarts=1", "fail='1'")
+    assert ended.returncode == 3, ended.stderr
+    run = project.run_dir()
+    said = [line.split("][", 1)[1] for line in (run / "train.log").read_text().splitlines()]
+    assert said == [
+        "__main__][INFO] - rank 0 logs",
+        "lllaunch][INFO] - attempt 1 begins",
+        "__main__][INFO] - rank 0 logs",
+    ]
+    for attempt in (0, 1):
+        log = (run / f"attempt_{attempt}/1/train.log").read_text()
+        assert log.endswith("[__main__][INFO] - rank 1 logs\n")
+        assert log.count("\n") == 1
+        assert not (run / f"attempt_{attempt}/0/train.log").exists()
+
+
+def test_the_reports_traceback_begins_at_the_users_function(project: Project) -> None:
+    ended = project.python("train.py", "launch.nproc=1", "fail='0'", env=quiet_environment())
+    assert ended.returncode == 3
+    assert "ValueError: the reason" in ended.stderr
+    assert "in train" in ended.stderr
+    assert "/lllaunch/" not in ended.stderr
+    assert "<module>" not in ended.stderr
+
+
+GUARDED = """
+import sys
+from dataclasses import dataclass
+import hydra, lllaunch
+from omegaconf import OmegaConf
+
+offset = None
+
+@lllaunch.main(config_path="configs", config_name="train", version_base="1.3")
+def train(cfg):
+    other = hydra.compose("other", ["+b=2"])
+    facts = [offset, mode, cfg.shifted, Made.__name__, sys.orig_argv[-1], dict(other)]
+    return facts
+
+if __name__ == "__main__":
+    mode = sys.argv.pop(1)
+    offset = 5
+    OmegaConf.register_new_resolver("shift", lambda x: x + offset)
+
+    @dataclass
+    class Made:
+        x: int = 1
+
+    train()
+"""
+
+
+def test_what_the_script_does_behind_its_guard_is_there_in_workers(project: Project) -> None:
+    project.write("guarded.py", GUARDED)
+    project.write("configs/train.yaml", "lr: 1\nshifted: ${shift:${lr}}\n")
+    project.write("configs/other.yaml", "a: 1\n")
+    ended = project.python("guarded.py", "fast", "launch.nproc=2", "lr=3")
     assert ended.returncode == 0, ended.stderr
-    for rank in (0, 1):
-        log = project.run_dir() / f"attempt_0/{rank}/train.log"
-        assert f"[__main__][INFO] - rank {rank} logs" in log.read_text().replace("__mp_", "__")
-        assert f"rank {1 - rank} logs" not in log.read_text()
+    expected = [5, "fast", 8, "Made", "lr=3", {"a": 1, "b": 2}]
+    assert values(project.run_dir()) == {0: expected, 1: expected}
+
+
+def test_the_script_runs_where_it_ran_in_the_launcher(project: Project) -> None:
+    project.write("data.txt", "here")
+    project.write(
+        "relative.py",
+        """
+        import os
+        import lllaunch
+
+        TEXT = open("data.txt").read()
+
+        @lllaunch.main(version_base="1.3", config_path=None)
+        def run(cfg):
+            return [TEXT, os.path.basename(os.getcwd())]
+
+        if __name__ == "__main__":
+            run()
+        """,
+    )
+    ended = project.python("relative.py", "hydra.job.chdir=true", "hydra.run.dir=job")
+    assert ended.returncode == 0, ended.stderr
+    assert values(project.run_dir())[0] == ["here", "job"]
+
+
+def test_levels_that_job_logging_leaves_out_are_those_of_hydras_logging(project: Project) -> None:
+    project.write(
+        "configs/hydra/job_logging/plain.yaml",
+        """
+        version: 1
+        handlers: {file: {class: logging.FileHandler, filename: job.log, mode: w}}
+        root: {handlers: [file]}
+        disable_existing_loggers: false
+        """,
+    )
+    ended = project.python("train.py", "launch.nproc=1", "hydra/job_logging=plain")
+    assert ended.returncode == 0, ended.stderr
+    assert (project.root / "job.log").read_text() == "rank 0 logs\n"
 
 
 def test_return_values_of_all_ranks_come_back(project: Project) -> None:
@@ -167,34 +261,27 @@ def test_chdir_and_env_set_of_the_job_are_honoured(project: Project) -> None:
     assert values(run)[1]["colour"] == "blue"
 
 
-def test_a_module_run_with_m_is_imported_under_its_name(project: Project) -> None:
+def test_a_module_run_with_m_is_main_in_workers(project: Project) -> None:
     project.write("pkg/__init__.py", "")
     project.write(
         "pkg/app.py",
         """
+        import sys
         import lllaunch
-        from pkg import other
+        from . import other
 
         @lllaunch.main(version_base="1.3", config_path=None)
         def run(cfg):
-            return [__name__, run.__module__, other.same()]
+            return [__name__, __spec__.name, run.__module__, other.NAME, "pkg.app" in sys.modules]
 
         if __name__ == "__main__":
             run()
         """,
     )
-    project.write(
-        "pkg/other.py",
-        """
-        import sys
-
-        def same():
-            return sys.modules["pkg.app"] is sys.modules["__main__"]
-        """,
-    )
+    project.write("pkg/other.py", "NAME = __name__\n")
     ended = project.python("-m", "pkg.app", "launch.nproc=1")
     assert ended.returncode == 0, ended.stderr
-    assert values(project.run_dir())[0] == ["pkg.app", "pkg.app", True]
+    assert values(project.run_dir())[0] == ["__main__", "pkg.app", "__main__", "pkg.other", False]
 
 
 def test_a_function_of_another_module_is_found_there(project: Project) -> None:
@@ -271,7 +358,7 @@ def test_a_function_that_workers_cannot_find_is_named(project: Project) -> None:
     assert list(project.root.rglob("attempt_*")) == []
 
 
-def test_a_function_defined_behind_the_guard_is_named_by_the_worker(project: Project) -> None:
+def test_a_function_defined_behind_the_guard_is_found_in_workers(project: Project) -> None:
     project.write(
         "guarded.py",
         """
@@ -279,14 +366,15 @@ def test_a_function_defined_behind_the_guard_is_named_by_the_worker(project: Pro
 
         if __name__ == "__main__":
             @lllaunch.main(version_base="1.3", config_path=None)
-            def run(cfg): ...
+            def run(cfg):
+                return 7
 
             run()
         """,
     )
-    ended = project.python("guarded.py", env=quiet_environment())
-    assert ended.returncode == 3
-    assert "__main__:run" in ended.stderr
+    ended = project.python("guarded.py")
+    assert ended.returncode == 0, ended.stderr
+    assert values(project.run_dir()) == {0: 7}
 
 
 def test_a_worker_does_not_launch_workers(project: Project) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime, setup_globals
 from omegaconf import DictConfig, OmegaConf
@@ -89,7 +94,45 @@ def test_hydras_state_is_set_again_where_the_config_is_unpacked(job: DictConfig)
     assert JobRuntime.instance().get("name") == "train"
 
 
+def test_what_pickle_does_not_find_by_its_name_travels_with_its_code(job: DictConfig) -> None:
+    @dataclasses.dataclass
+    class Local:
+        lr: float = 0.5
+
+    OmegaConf.register_new_resolver("made", lambda x: lambda y: x + y, use_cache=True)
+    try:
+        cfg = OmegaConf.create(
+            {"local": Local, "typed": Job, "add": "${made:1}"}, flags={"allow_objects": True}
+        )
+        job.merge_with(OmegaConf.create({"lr": 2}))
+        there: Any = unpack(pack(cfg))
+    finally:
+        OmegaConf.clear_resolver("made")
+    assert OmegaConf.to_object(there.local).lr == 0.5
+    # what workers have themselves is not another class there
+    assert type(OmegaConf.to_object(there.typed)) is Job
+
+
+@dataclasses.dataclass
+class Job:
+    name: str = "x"
+
+
+def test_a_task_can_compose_where_the_app_finds_its_configs(
+    job: DictConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        data = pack(job)
+    assert not GlobalHydra.instance().is_initialized()
+    unpack(data)
+    try:
+        assert compose("other", ["+b=2"]) == {"a": 1, "b": 2}
+    finally:
+        GlobalHydra.instance().clear()
+
+
 def test_an_object_that_cannot_be_pickled_is_told(job: DictConfig) -> None:
-    unfit = OmegaConf.create({"f": lambda: None}, flags={"allow_objects": True})
+    unfit = OmegaConf.create({"f": threading.Lock()}, flags={"allow_objects": True})
     with pytest.raises(NotPicklable, match="the config cannot be pickled"):
         pack(unfit)

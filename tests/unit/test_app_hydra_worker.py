@@ -28,7 +28,7 @@ def test_a_log_file_moves_into_the_workers_directory(
 
 
 def call(script: Script, module: str) -> HydraCall:
-    return HydraCall(script, Reach(module, "train"), b"", ("train.py",), ())
+    return HydraCall(script, Reach(module, "train"), b"", ("train.py",), (), (), "/x")
 
 
 def test_the_target_is_a_plain_function_call() -> None:

@@ -12,13 +12,13 @@ import pytest
 from lllaunch.app import user_script
 from lllaunch.app.user_script import (
     Reach,
-    Reached,
     Script,
+    call_in_worker,
     check_reachable,
-    decline_call,
     find_function,
-    import_script,
+    original_arguments,
     reach_of,
+    run_in_script,
     started_as,
 )
 from lllaunch.errors import ConfigError
@@ -26,9 +26,11 @@ from lllaunch.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts back what importing a script changes."""
+    """Puts back what running a script changes."""
     monkeypatch.setattr(user_script._State, "worker", False)
-    monkeypatch.setattr(user_script._State, "importing", False)
+    monkeypatch.setattr(user_script._State, "task", None)
+    monkeypatch.setattr(user_script, "_take_the_place_of_hydra", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["launcher"])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
 
@@ -69,56 +71,129 @@ def test_a_command_line_or_a_console_is_no_script() -> None:
     assert started_as(main_module(file=Path("<stdin>")), needed=True) == Script()
 
 
-def test_a_script_is_imported_under_the_name_that_its_guard_refuses(tmp_path: Path) -> None:
+APP = """
+import sys
+from lllaunch.app.user_script import call_in_worker
+
+seen = []
+
+def train(cfg):
+    return cfg
+
+def other(cfg): ...
+
+def app(function=train):
+    if not call_in_worker(function):
+        raise AssertionError("this is no worker")
+"""
+
+
+def worker_of(tmp_path: Path, text: str, action: Any = lambda function: function(7)) -> Any:
+    """What a worker makes of a script that calls its app."""
     path = tmp_path / "train.py"
-    path.write_text("name = __name__\nif __name__ == '__main__':\n    raise SystemExit(1)\n")
-    import_script(Script(path=str(path)))
-    main: Any = sys.modules["__main__"]
-    assert main is sys.modules["__mp_main__"]
-    assert main.name == "__mp_main__"
+    path.write_text(APP + text)
+    return run_in_script(Script(path=str(path)), Reach("__main__", "train"), action)
+
+
+def main() -> Any:
+    return sys.modules["__main__"]
+
+
+def test_a_worker_runs_the_function_where_its_script_calls_the_app(tmp_path: Path) -> None:
+    def action(function: Any) -> Any:
+        assert function is main().train
+        return [*main().seen, function(7)]
+
+    text = "if __name__ == '__main__':\n    seen.append('above')\n    app()\n    seen.append(0)\n"
+    assert worker_of(tmp_path, text, action) == ["above", 7]
+    # what stands below the call is the launcher's
+    assert main().seen == ["above"]
+    assert main() is sys.modules["__mp_main__"]
+    assert main().__name__ == "__main__"
     # multiprocessing in the worker asks for it
-    assert main.__spec__ is None
-    assert main.__file__ == str(path)
+    assert main().__spec__ is None
+    assert main().__file__ == str(tmp_path / "train.py")
 
 
-def test_the_import_ends_where_an_unguarded_script_calls_the_function(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(
-        "from lllaunch.app.user_script import decline_call\n"
-        "before = 1\ndecline_call('train')\nafter = 1\n"
+def test_the_scripts_own_handlers_do_not_see_what_the_function_raises(tmp_path: Path) -> None:
+    def action(function: Any) -> Any:
+        raise ZeroDivisionError
+
+    text = (
+        "try:\n    app()\nexcept Exception: seen.append('caught')\n"
+        "finally: seen.append('finally')\n"
     )
-    import_script(Script(path=str(path)))
-    main = sys.modules["__main__"]
-    assert hasattr(main, "before")
-    assert not hasattr(main, "after")
+    with pytest.raises(ZeroDivisionError):
+        worker_of(tmp_path, text, action)
+    assert main().seen == ["finally"]
 
 
-def test_a_module_is_imported_under_its_own_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_verdict_is_the_functions_whatever_the_script_makes_of_its_end(tmp_path: Path) -> None:
+    assert worker_of(tmp_path, "try:\n    app()\nexcept BaseException: sys.exit(3)\n") == 7
+    assert worker_of(tmp_path, "try:\n    app()\nexcept BaseException: 1 / 0\n") == 7
+    assert worker_of(tmp_path, "sys.exit(app())\n") == 7
+
+
+def test_the_call_of_another_app_does_nothing_in_a_worker(tmp_path: Path) -> None:
+    assert worker_of(tmp_path, "app(other)\nseen.append(1)\napp()\n") == 7
+    assert main().seen == [1]
+
+
+def test_a_script_that_does_not_come_to_its_app_ends_before_the_function_runs(
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "users_app.py").write_text("name = __name__\n")
+    assert worker_of(tmp_path, "seen.append(1)\n") == 7
+    assert worker_of(tmp_path, "sys.exit()\n") == 7
+    with pytest.raises(SystemExit):
+        worker_of(tmp_path, "sys.exit(2)\n")
+    with pytest.raises(ZeroDivisionError):
+        worker_of(tmp_path, "1 / 0\n")
+
+
+def test_a_module_runs_as_main_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_app.py").write_text(APP + "seen.append(__name__)\napp()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "users_app", raising=False)
-    import_script(Script(module="users_app"))
-    main: Any = sys.modules["__main__"]
-    assert main is sys.modules["users_app"]
-    assert main.name == "users_app"
-    monkeypatch.delitem(sys.modules, "users_app")
+    reach = Reach("__main__", "train")
+    assert run_in_script(Script(module="users_app"), reach, lambda _: main().seen) == ["__main__"]
+    assert main().__spec__.name == "users_app"
+    assert "users_app" not in sys.modules
 
 
 def test_a_module_that_is_gone_is_named() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_app"):
-        import_script(Script(module="no_such_app"))
+    with pytest.raises(ImportError, match="no_such_app"):
+        run_in_script(Script(module="no_such_app"), Reach("json", "loads"), print)
 
 
 def test_the_app_may_be_called_outside_of_workers_only() -> None:
-    decline_call("train")
-    import_script(Script())
+    def train(cfg: Any) -> None: ...
+
+    assert not call_in_worker(train)
+
+    def action(_: Any) -> None:
+        call_in_worker(train)
+
     with pytest.raises(RuntimeError, match=r"call train\(cfg\)"):
-        decline_call("train")
-    user_script._State.importing = True
-    with pytest.raises(Reached):
-        decline_call("train")
+        run_in_script(Script(), Reach("json", "loads"), action)
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "expected"),
+    [
+        (["python", "-u", "train.py", "a", "b=1"], Script(path="/x/train.py"), ["a", "b=1"]),
+        (["python", "../x/train.py"], Script(path="/x/train.py"), []),
+        (["python", "-X", "dev", "-m", "pkg.train", "-m", "a"], Script(module="pkg.train"), None),
+        (["python", "-m", "pkg", "a"], Script(module="pkg.__main__"), ["a"]),
+        # something else has started the script
+        (["python", "/bin/runner", "train.py.orig"], Script(path="/x/train.py"), ["changed"]),
+    ],
+)
+def test_workers_get_the_arguments_that_the_script_was_started_with(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], script: Script, expected: list[str] | None
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", command)
+    monkeypatch.setattr(sys, "argv", ["train.py", "changed"])
+    expected = ["-m", "a"] if expected is None else expected
+    assert original_arguments(script, "/x") == ("train.py", *expected)
 
 
 def decorated(function: Any) -> Any:

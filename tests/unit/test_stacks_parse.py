@@ -188,12 +188,15 @@ def test_what_pyspy_complains_of_fits_a_line() -> None:
 def test_the_frames_that_call_a_users_function_are_left_out() -> None:
     mine = [Frame("/home/me/app.py", 7, "step"), Frame("/home/me/app.py", 9, "main")]
     ours = [
-        Frame("/x/lllaunch/app/hydra_worker.py", 74, "run"),
+        Frame("/x/lllaunch/app/hydra_worker.py", 84, "run_in_worker"),
+        # the script that has called its app, in whose place the function runs
+        Frame("/x/lllaunch/app/user_script.py", 80, "call_in_worker"),
+        Frame("/home/me/app.py", 20, "<module>"),
         Frame("/x/lllaunch/multiprocessing/errors/api.py", 5, "wrapper"),
         Frame("/x/lllaunch/spawner/worker.py", 103, "_call"),
     ]
     assert users_part([*mine, *ours]) == tuple(mine)
-    assert users_part([*mine, *ours[1:]]) == tuple(mine)
+    assert users_part([*mine, *ours[3:]]) == tuple(mine)
     assert users_part(ours) == tuple(ours)
 
 

@@ -10,13 +10,20 @@ import os
 import sys
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lllaunch.errors import LaunchError
 from lllaunch.multiprocessing.errors.files import read_error_file, write_error_file
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = ["ErrorHandler"]
 
 logger = logging.getLogger(__name__)
+
+# Where a worker begins, before it comes to the user's code.
+_OWN = ("lllaunch.", "importlib.", "_frozen_importlib")
 
 
 class ErrorHandler:
@@ -132,12 +139,7 @@ def describe_exception(error: BaseException, time_ns: int) -> dict[str, Any]:
         summary = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
         summary = f"{type(error).__name__}: <its text cannot be made: {sys.exc_info()[0]}>"
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(__package__ or "?"):
-        # Where we called the user's function helps nobody.
-        trace = trace.tb_next
-    shown = trace or error.__traceback__
-    callstack = "".join(traceback.format_exception(type(error), error, shown))
+    callstack = "".join(traceback.format_exception(type(error), error, users_part(error)))
     return {
         "message": {
             "message": summary,
@@ -148,3 +150,20 @@ def describe_exception(error: BaseException, time_ns: int) -> dict[str, Any]:
             },
         }
     }
+
+
+def users_part(error: BaseException) -> TracebackType | None:
+    """The traceback of an exception from the user's first frame on, as the interpreter shows it.
+
+    A script that cannot be compiled, or a module that is not there, has no frame of the user's.
+    """
+    if isinstance(error, LaunchError):
+        # It says all there is to say; where we raised it helps nobody.
+        error.__cause__, error.__suppress_context__ = None, True
+        return None
+    inner = error.__traceback__
+    while inner and str(inner.tb_frame.f_globals.get("__name__")).startswith(_OWN):
+        inner = inner.tb_next
+    if inner is None and not isinstance(error, (SyntaxError, ImportError, OSError)):
+        return error.__traceback__
+    return inner

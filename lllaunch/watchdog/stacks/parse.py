@@ -26,10 +26,11 @@ _SPY_FRAME = re.compile(r"    (\S.*?) \((.+):(\d{1,9})\)$")
 _SPY_PROCESS = re.compile(r"Process (\d+)\b")
 
 
-# How every worker of ours begins, from the innermost of our own frames on. Functions are recorded.
-_BEGINNING = "/lllaunch/spawner/"
-# What stands between that and the user's function: the recorder, and the start of a Hydra app's.
-_BETWEEN = ("/lllaunch/multiprocessing/errors/", "/lllaunch/app/hydra_worker.py")
+# How every worker of ours begins, from the innermost of our own frames on; that of a Hydra app has
+# its user's script around it. Functions are recorded.
+_BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/hydra_worker.py")
+# What stands between that and the user's function: the recorder.
+_BETWEEN = "/lllaunch/multiprocessing/errors/"
 
 
 def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -41,8 +42,9 @@ def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     Returns:
         All twelve if none but ours are known: then the worker is at its beginning or its end.
     """
-    end = next((i for i, frame in enumerate(frames) if _BEGINNING in frame.file), len(frames))
-    while end and any(part in frames[end - 1].file for part in _BETWEEN):
+    ours = (i for i, frame in enumerate(frames) if any(part in frame.file for part in _BEGINNING))
+    end = next(ours, len(frames))
+    while end and _BETWEEN in frames[end - 1].file:
         end -= 1
     return tuple(frames[: end or None][:MAX_FRAMES])
 
