@@ -114,9 +114,9 @@ def main(
 
     Like `hydra.main`, whose arguments it takes. The config is composed once; every worker gets it,
     together with Hydra's own, the one output directory and Hydra's job logging, whose files are
-    rank 0's, and for the other ranks in their own directories. A node ``launch`` (docs/reference/config.md) is there whatever the
-    primary config is. The Hydra job returns what rank 0 returned; `LaunchedMain.return_values` has
-    the values of all ranks.
+    rank 0's, and for the other ranks in their own directories. A node ``launch``
+    (docs/reference/config.md) is there whatever the primary config is. The Hydra job returns what
+    rank 0 returned; `LaunchedMain.return_values` has the values of all ranks.
 
     Every worker runs the script as ``__main__`` up to the call of the function, so that stands
     where its name leads to it.
