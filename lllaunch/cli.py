@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lllaunch.app.command_line import VERBS, WrongUsage, arranged, program
-from lllaunch.app.early import only_asks, prestarted
+from lllaunch.app.early import close, only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
     finally:
-        if spawner is not None:
-            spawner.close()
+        close(spawner)
 
 
 def _perform(verb: str, argv: list[str]) -> int:

@@ -21,11 +21,11 @@ from lllaunch.agent.metrics import prof
 from lllaunch.agent.ports import HeldPort
 from lllaunch.agent.ranks import Share, workers_of
 from lllaunch.agent.recipe import LOOPBACK, Recipe, places_of
-from lllaunch.agent.signals import SignalSource, forwards
 from lllaunch.agent.states import WorkerState
-from lllaunch.agent.worker_group import RunResult, WorkerGroup, WorkerSpec
+from lllaunch.agent.worker_group import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec
 from lllaunch.linux.process import wait_any_readable
 from lllaunch.multiprocessing.api import LogsSpecs, PContext
+from lllaunch.multiprocessing.signals import SignalSource, forwards
 from lllaunch.policies import TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
@@ -76,7 +76,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         cwd: working directory of the workers, with ``targets``.
         spawner_cwd: that of the preloads, if it is another one.
         run_id: id of the run where there is no rendezvous.
-        signals: signals to handle; None for those of TORCHELASTIC_SIGNALS_TO_HANDLE.
+        signals: signals to handle, or what takes note of them already; None for those of
+            TORCHELASTIC_SIGNALS_TO_HANDLE.
         watchdog: what the workers are watched for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers
             in any case, at the path in TORCHELASTIC_TIMER_FILE if that is set.
         restart: what a failed group is started again for, and how soon.
@@ -106,7 +107,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         cwd: str | None = None,
         spawner_cwd: str | None = None,
         run_id: str = "",
-        signals: Sequence[signal.Signals] | None = None,
+        signals: Sequence[signal.Signals] | SignalSource | None = None,
         watchdog: WatchdogPolicy | None = None,
         restart: RestartPolicy | None = None,
         fault: Callable[[Exited | StartFailed], v.Fault] | None = None,
@@ -125,7 +126,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._health_check_server = health_check_server
         self._observer = observer
         self._run_id = run_id
-        self._signals = SignalSource(signals)
+        self._signals = signals if isinstance(signals, SignalSource) else SignalSource(signals)
         self._pcontext: PContext | None = None
         self._port: HeldPort | None = None
         self._deadlines = Deadlines()
@@ -184,9 +185,10 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # Watching
 
-    def _invoke_run(self, role: str = "default") -> RunResult:
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """As `ElasticAgent.run`; signals are handled until all is over."""
         with self._signals:
-            return super()._invoke_run(role)
+            return super().run(role)
 
     def _await_facts(self) -> list[v.Fact]:
         healthy = self._machine.state is WorkerState.HEALTHY
@@ -283,7 +285,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     @prof
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's hook
         if self._pcontext is not None:
-            self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
+            # As in `_conclude`: they have ended, and the console may take nothing.
+            with self._signals.raising():
+                self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
 
     @prof
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import hydra
 
 from lllaunch.app.command_line import WrongUsage, arranged
-from lllaunch.app.early import prestarted
+from lllaunch.app.early import close, prestarted
 from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import load
@@ -93,8 +93,7 @@ class LaunchedMain(Generic[R]):
                 return self._jobs.ledger.run(self._app)
         finally:
             self._jobs = None
-            if spawner is not None:
-                spawner.close()
+            close(spawner)
 
     def _launch(self, cfg: DictConfig) -> Any:
         """The task function that Hydra calls, once for each job."""

@@ -7,13 +7,14 @@ of torch's class, which wait.
 from __future__ import annotations
 
 import abc
+import contextlib
 import sys
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing.results import RunProcsResult, judge
-from lllaunch.multiprocessing.signals import DeathSignals
+from lllaunch.multiprocessing.signals import SignalSource
 from lllaunch.multiprocessing.tees import Tees, open_filtered
 from lllaunch.spawner.facts import (
     Died,
@@ -106,7 +107,8 @@ class Processes(abc.ABC):
         self._swept = False
         self._released = False
         self._starter: Starter | None = None
-        self._handlers = DeathSignals() if handle_signals else None
+        self._handle_signals = handle_signals
+        self._handlers = contextlib.ExitStack()
 
         tees = Tees(name, log_line_prefixes, progbar_events, interval_sec)
         tees.show(dest.tee_stdouts, sys.stdout)
@@ -123,8 +125,8 @@ class Processes(abc.ABC):
 
     def start(self) -> None:
         """Start the processes. They run when this returns, or their failure is known to `wait`."""
-        if self._handlers is not None:
-            self._handlers.install()
+        if self._handle_signals:
+            self._handlers.enter_context(SignalSource(raises=True))
         self._start()
         self._tees.start()
 
@@ -226,5 +228,4 @@ class Processes(abc.ABC):
         for file in (self.filtered_stdout, self.filtered_stderr):
             if file is not None:
                 file.close()
-        if self._handlers is not None:
-            self._handlers.restore()
+        self._handlers.close()

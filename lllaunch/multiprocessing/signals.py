@@ -1,7 +1,8 @@
-"""Death signals of a process that manages workers: an exception in its main thread."""
+"""Signals to a process that manages workers: for its event loop, or an exception."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,7 +10,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from types import FrameType
+
+    from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +40,6 @@ class SignalException(Exception):
         return (type(self), (str(self), self.sigval))
 
 
-def raise_signal_exception(signum: int, _frame: FrameType | None) -> None:
-    """Signal handler that raises `SignalException` in the main thread."""
-    received = signal.Signals(signum)
-    raise SignalException(f"process {os.getpid()} received {received.name}", sigval=received)
-
-
 def named_signals(text: str) -> list[signal.Signals]:
     """The signals of a comma-separated list; unknown names are logged and left out."""
     found = []
@@ -53,32 +51,108 @@ def named_signals(text: str) -> list[signal.Signals]:
     return found
 
 
-class DeathSignals:
-    """Installs the handlers and puts back what was there."""
+class SignalSource:
+    """A context in which chosen signals are noted, for an event loop, instead of acted on.
 
-    def __init__(self) -> None:
+    Contexts of one source may be nested; the outermost one counts. Handlers can be set in the main
+    thread only; elsewhere this notes nothing. A signal that is ignored stays ignored, and one that
+    cannot be handled is left as it is. Handlers and the wakeup descriptor that were there are put
+    back, but not in the place of somebody else's that came later. If signals came, and none of them
+    was told to anybody, they come again then: none is lost.
+
+    Args:
+        signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names.
+        raises: whether they raise `SignalException` in the main thread instead, always.
+    """
+
+    def __init__(
+        self, signals: Iterable[signal.Signals] | None = None, *, raises: bool = False
+    ) -> None:
+        if signals is None:
+            signals = named_signals(os.environ.get(SIGNALS_TO_HANDLE, DEFAULT_SIGNALS))
+        self._signals = tuple(signals)
         self._before: dict[signal.Signals, Any] = {}
+        self._wakes = not raises
+        self._wakeup_before = -1
+        self._read = self._write = -1
+        self._depth = 0
+        self._raise = raises
+        self._noted: list[int] = []
+        self._told = False
 
-    def install(self) -> None:
-        """Handle the signals that TORCHELASTIC_SIGNALS_TO_HANDLE names, in the main thread only."""
+    def fileno(self) -> int:
+        """A descriptor that is readable when `received` has something to tell."""
+        return self._read
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        if self._depth > 1:
+            return self
+        if self._wakes:
+            self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if threading.current_thread() is not threading.main_thread():
-            # Only the main thread may set handlers. Workers cannot be orphaned all the same.
-            logger.debug("not in the main thread: death signals are left to the program")
-            return
-        for signum in named_signals(os.environ.get(SIGNALS_TO_HANDLE, DEFAULT_SIGNALS)):
+            logger.debug("not in the main thread: signals are left to the program")
+            return self
+        if self._wakes:
+            self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for signum in self._signals:
             if signal.getsignal(signum) is signal.SIG_IGN:
-                # Started under nohup, for instance: it stays ignored.
+                # Started under nohup, for instance.
                 continue
             try:
-                self._before[signum] = signal.signal(signum, raise_signal_exception)
+                self._before[signum] = signal.signal(signum, self._handle)
             except (OSError, ValueError):
                 logger.warning("%s cannot be handled", signum.name)
+        return self
 
-    def restore(self) -> None:
-        """Put back the handlers that were there; only where ours still stand."""
-        if threading.current_thread() is not threading.main_thread():
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
             return
+        if threading.current_thread() is threading.main_thread():
+            self._put_back()
+        for fd in (self._read, self._write):
+            if fd >= 0:
+                os.close(fd)
+        self._read = self._write = -1
+        noted, self._noted = self._noted, []
+        if not self._told:
+            for signum in noted:
+                signal.raise_signal(signum)
+
+    def _put_back(self) -> None:
+        if self._wakes:
+            signal.set_wakeup_fd(self._wakeup_before)
         while self._before:
             signum, handler = self._before.popitem()
-            if signal.getsignal(signum) is raise_signal_exception:
+            if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if self._raise:
+            self._told = True
+            received = signal.Signals(signum)
+            raise SignalException(f"process {os.getpid()} received {received.name}", received)
+        self._noted.append(signum)
+
+    def received(self) -> list[int]:
+        """Return the signals since the last call, in order."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        noted, self._noted = self._noted, []
+        self._told = self._told or bool(noted)
+        return noted
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """While code runs that nothing else wakes, signals raise `SignalException`."""
+        before, self._raise = self._raise, True
+        try:
+            yield
+        finally:
+            self._raise = before
+
+
+def forwards() -> bool:
+    """Return whether a signal has to be forwarded; Slurm sends it to all processes of a step."""
+    return "SLURM_STEP_ID" not in os.environ

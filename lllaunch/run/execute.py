@@ -10,6 +10,12 @@ from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.oom import read_memory
 from lllaunch.moments import now_ns
+from lllaunch.multiprocessing.signals import (
+    DEFAULT_SIGNALS,
+    SignalException,
+    SignalSource,
+    named_signals,
+)
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
+
+_SIGINT = 2
 
 
 def execute(
@@ -110,16 +118,23 @@ class _Run:
         watcher = self._watcher = Watcher(self._spec, events, self._console, self._redact)
         signum: int | None = None
         failure: tuple[str, int] | None = None
-        try:
-            write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
-            signum = run_group(self._spec, directory, watcher, spawner, targets)
-        except LaunchError as error:
-            failure = str(error), error.exit_code
-        except Exception:  # noqa: BLE001 - a bug of ours: the run still ends with its result.json
-            failure = f"internal error\n{traceback.format_exc()}".rstrip(), ExitCode.ERROR
-        outcome = self._end(directory, signum, failure)
-        self._console.finished(outcome)
-        events.close()
+        with SignalSource(self._spec.signals) as signals:
+            try:
+                write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
+                signum = run_group(self._spec, directory, watcher, signals, spawner, targets)
+            except LaunchError as error:
+                failure = str(error), error.exit_code
+            except KeyboardInterrupt:
+                signum = _SIGINT
+            except Exception:  # noqa: BLE001 - a bug of ours: the run still ends with its result.json
+                failure = f"internal error\n{traceback.format_exc()}".rstrip(), ExitCode.ERROR
+            # whatever it is that signals do otherwise
+            with SignalSource({*self._spec.signals, *named_signals(DEFAULT_SIGNALS)}):
+                outcome = self._end(directory, signum, failure)
+            # a console that takes nothing
+            with contextlib.suppress(SignalException), signals.raising():
+                self._console.finished(outcome)
+            events.close()
         return outcome
 
     def outcome(self, signum: int | None = None) -> RunOutcome:

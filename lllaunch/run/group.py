@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from lllaunch.agent.environ import Place, contract
 from lllaunch.agent.local_elastic_agent import LocalElasticAgent
-from lllaunch.agent.signals import SignalSource
 from lllaunch.agent.worker_group import WorkerSpec
 from lllaunch.errors import ConfigError, PreloadFailed, Problem, SpawnerDied
 from lllaunch.macros import WORKER_NAMES
-from lllaunch.multiprocessing.signals import SignalException
+from lllaunch.multiprocessing.signals import SignalException, SignalSource
 from lllaunch.policies import WatchdogPolicy
 from lllaunch.run.logs import RunLogs
 from lllaunch.run.targets import env_of, target_of
@@ -44,6 +43,7 @@ def run_group(
     spec: LaunchSpec,
     directory: RunDirectory,
     watcher: Watcher,
+    signals: SignalSource,
     spawner: Spawner | None = None,
     targets: Targets | None = None,
 ) -> int | None:
@@ -53,6 +53,7 @@ def run_group(
         spec: the run.
         directory: its directory, claimed.
         watcher: sees every fact and decision.
+        signals: takes note of signals to this process.
         spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
 
@@ -70,8 +71,8 @@ def run_group(
             spawner = stack.enter_context(Spawner())
         try:
             if targets is None:
-                _check(spec, spawner, watcher)
-            _agent(spec, directory, watcher, spawner, targets, began).run(spec.role)
+                _check(spec, spawner, watcher, signals)
+            _agent(spec, directory, watcher, signals, spawner, targets, began).run(spec.role)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
@@ -86,6 +87,7 @@ def _agent(
     spec: LaunchSpec,
     directory: RunDirectory,
     watcher: Watcher,
+    signals: SignalSource,
     spawner: Spawner,
     targets: Targets | None,
     began: float,
@@ -117,7 +119,7 @@ def _agent(
         cwd=spec.cwd,
         spawner_cwd=spec.spawner_cwd or None,
         run_id=spec.run_id,
-        signals=spec.signals,
+        signals=signals,
         watchdog=spec.watchdog,
         restart=spec.restart,
         fault=watcher.fault,
@@ -162,7 +164,7 @@ def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
 # The last check of a function
 
 
-def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
+def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher, signals: SignalSource) -> None:
     """Lets the spawner import the function and bind its arguments, before any attempt is made."""
     if spec.entrypoint.form != "function" or spec.entrypoint.decided:
         return
@@ -171,8 +173,7 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher) -> None:
     divided = split(os.environ, envs)
     target = target_of(spec, _place(spec, 0).facts())
     assert isinstance(target, Function)
-    signals = SignalSource(spec.signals)
-    with signals, signals.raising():
+    with signals.raising():
         spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.preload)
         problem = spawner.check_function(
             target.module,

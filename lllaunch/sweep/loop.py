@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import lllaunch.sweep.vocabulary as v
-from lllaunch.agent.signals import SignalSource, forwards
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
+from lllaunch.multiprocessing.signals import SignalSource, forwards
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.leases import Leases, Slot, Watch

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import lllaunch.sweep.vocabulary as v
-from lllaunch.agent.signals import SignalSource
+from lllaunch.multiprocessing.signals import SignalSource
 from lllaunch.spawner.signals import ignored_at_start
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.inside import Work

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import signal
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class Run:
         return self(entrypoint, nproc, **more)
 
     def __call__(self, entrypoint: Entrypoint, nproc: int, **more: Any) -> RunOutcome:
-        how = {key: more.pop(key) for key in ("spawner", "targets") if key in more}
+        how = {key: more.pop(key) for key in ("spawner", "targets", "build") if key in more}
         more.setdefault("redirects", dict.fromkeys(range(nproc), Std.ALL))
         more.setdefault("tee", dict.fromkeys(range(nproc), Std.NONE))
         more.setdefault("grace_period", 60.0)
@@ -402,6 +403,34 @@ def test_process_left_behind_is_reported(run: Run) -> None:
     (leftover,) = run.result["attempts"][0]["leftovers"]
     assert leftover["killed"]
     assert f"a worker left process {leftover['pid']} behind (sleep 1000); it was killed" in run.text
+
+
+@pytest.mark.parametrize("handled", [(signal.SIGTERM, signal.SIGHUP), (signal.SIGUSR1,)])
+def test_signals_while_the_end_is_written_come_when_it_is(
+    run: Run, handled: tuple[signal.Signals, ...]
+) -> None:
+    came: list[int] = []
+    signals = (signal.SIGTERM, signal.SIGHUP)
+
+    def at_the_end() -> dict[str, Any]:
+        for signum in (*signals, signal.SIGTERM):
+            signal.raise_signal(signum)
+        assert came == []
+        return {}
+
+    def handler(signum: int, _: object) -> None:
+        came.append(signum)
+        assert run.result["state"] == "succeeded"
+
+    before = {signum: signal.signal(signum, handler) for signum in signals}
+    try:
+        outcome = run.script("", build=at_the_end, signals=handled)
+    finally:
+        for signum, former in before.items():
+            signal.signal(signum, former)
+    assert outcome.state == "succeeded"
+    assert came == [signal.SIGTERM, signal.SIGHUP, signal.SIGTERM]
+    assert "succeeded in" in run.text
 
 
 def test_directory_in_use_is_refused_with_2(run: Run) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.utils import filter_overrides
 
-from lllaunch.agent.signals import SignalSource
 from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.sweeping.comparing import Comparing
@@ -20,6 +19,7 @@ from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.multiprocessing.signals import SignalSource
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.shell import Sweep
 from lllaunch.sweep.vocabulary import Finish, JobState, Settle

@@ -1,0 +1,108 @@
+"""Signals to a process that manages workers: noted for an event loop, or raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from lllaunch.linux.process import wait_readable
+from lllaunch.multiprocessing.signals import SignalException, SignalSource
+
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+
+
+@pytest.fixture
+def came() -> Iterator[list[int]]:
+    """What came to the handlers that were there before."""
+    found: list[int] = []
+    before = {
+        signum: signal.signal(signum, lambda n, _: found.append(n)) for signum in (USR1, USR2)
+    }
+    yield found
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def test_signals_are_noted_in_order(came: list[int]) -> None:
+    with SignalSource([USR1, USR2]) as source:
+        signal.raise_signal(USR2)
+        signal.raise_signal(USR1)
+        assert wait_readable(source, 0)
+        assert source.received() == [USR2, USR1]
+        assert not wait_readable(source, 0)
+        assert source.received() == []
+    assert came == []
+
+
+def test_a_signal_that_nobody_was_told_of_comes_again(came: list[int]) -> None:
+    with SignalSource([USR1]):
+        signal.raise_signal(USR1)
+        assert came == []
+    assert came == [USR1]
+
+
+def test_further_signals_after_one_that_was_told_do_not(came: list[int]) -> None:
+    with SignalSource([USR1]) as source:
+        signal.raise_signal(USR1)
+        source.received()
+        signal.raise_signal(USR1)
+    assert came == []
+
+
+def test_what_an_inner_source_has_not_told_comes_to_the_outer_one(came: list[int]) -> None:
+    with SignalSource([USR1]) as outer:
+        with SignalSource([USR1, USR2]):
+            signal.raise_signal(USR1)
+        assert outer.received() == [USR1]
+    assert came == []
+
+
+def test_a_source_is_entered_twice_and_left_once(came: list[int]) -> None:
+    source = SignalSource([USR1])
+    with source:
+        with source:
+            pass
+        signal.raise_signal(USR1)
+        assert source.received() == [USR1]
+    signal.raise_signal(USR1)
+    assert came == [USR1]
+
+
+def test_while_nothing_else_wakes_they_raise(came: list[int]) -> None:
+    with SignalSource([USR1]) as source:
+        with pytest.raises(SignalException) as caught, source.raising():
+            signal.raise_signal(USR1)
+        assert caught.value.sigval is USR1
+        signal.raise_signal(USR1)
+        assert source.received() == [USR1]
+    assert came == []
+
+
+def test_signals_that_cannot_be_handled_are_left_and_nothing_stays_installed(
+    monkeypatch: pytest.MonkeyPatch, came: list[int]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGKILL,SIGUSR1,SIGSTOP")
+    before = signal.getsignal(USR1)
+    descriptors = set(os.listdir("/proc/self/fd"))
+    with SignalSource() as source:
+        signal.raise_signal(USR1)
+        assert source.received() == [USR1]
+    assert signal.getsignal(USR1) is before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_handler_that_came_later_stays(came: list[int]) -> None:
+    with SignalSource([USR1]):
+        signal.signal(USR1, signal.SIG_IGN)
+    assert signal.getsignal(USR1) is signal.SIG_IGN
+
+
+def test_a_signal_that_is_ignored_stays_ignored(came: list[int]) -> None:
+    signal.signal(USR1, signal.SIG_IGN)
+    with SignalSource([USR1]) as source:
+        signal.raise_signal(USR1)
+        assert source.received() == []
