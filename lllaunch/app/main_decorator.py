@@ -16,7 +16,7 @@ from lllaunch.app.job import Jobs
 from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE
-from lllaunch.app.sweeping.resume import with_directory
+from lllaunch.app.sweeping.resume import completed
 from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.user_script import call_in_worker
 from lllaunch.exit_codes import ExitCode
@@ -80,7 +80,7 @@ class LaunchedMain(Generic[R]):
 
     def _run_app(self) -> int | None:
         try:
-            sys.argv[1:] = with_directory(arranged(sys.argv[1:], own_app=True))
+            sys.argv[1:] = completed(arranged(sys.argv[1:], own_app=True))
         except WrongUsage as wrong:
             print(f"lllaunch: {wrong}", file=sys.stderr)
             return ExitCode.CONFIG

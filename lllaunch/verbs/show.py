@@ -258,7 +258,8 @@ def sweep_rows(entry: Entry, cwd: str, width: int) -> list[Row]:
         common = set.intersection(*overrides) if len(overrides) > 1 else set()
         if running:
             document["jobs"] = [_of_running(job) for job in jobs]
-        setting = Setting(entry.path, cwd, len(jobs), common, columns=width, resumable=not running)
+        resume = None if running else ""
+        setting = Setting(entry.path, cwd, len(jobs), common, columns=width, resume=resume)
         told = summary_rows(document, setting)
     except (AttributeError, KeyError, TypeError, ValueError):
         return [*rows, (), (Span("lllaunch: its journal cannot be understood", "error"),)]

@@ -258,6 +258,28 @@ def test_nobody_is_told_to_resume_what_cannot_be_resumed(project: SweepProject) 
     assert RESUME not in ended.err
 
 
+PICKY = """
+import pathlib
+
+def go(x):
+    if x == 2 and not pathlib.Path("mended").exists():
+        raise ValueError(x)
+"""
+
+
+def test_a_resume_is_told_the_directory_and_no_more(project: SweepProject) -> None:
+    project.write("work.py", PICKY)
+    ended = project.run("+exp=quick", "x=1,2,3", "hydra.launcher.max_parallel=1")
+    assert ended.code == 6
+    assert "to run the rest: python -m lllaunch -m hydra.launcher.resume=sweep" in ended.err
+    (project.root / "mended").touch()
+    python = ("-m", "lllaunch", "-m", RESUME)
+    ended = project.run(python=python)
+    assert ended.code == 0, ended.err
+    assert project.states() == {0: "succeeded", 1: "succeeded", 2: "succeeded"}
+    assert project.tries() == {0: 1, 1: 2, 2: 1}
+
+
 WAITING = """
 import pathlib, time
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +18,10 @@ from lllaunch.app.sweeping.aside import AsideFailed, aside, aside_each
 from lllaunch.app.sweeping.grid import Grid
 from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides, references
 from lllaunch.app.sweeping.refusing import refusing
-from lllaunch.app.sweeping.resume import check, with_directory
+from lllaunch.app.sweeping.resume import check, completed
 from lllaunch.app.sweeping.returns import SweptJob, returned
 from lllaunch.app.sweeping.source import TaskSource
+from lllaunch.app.sweeping.sweeper import _dimensions
 from lllaunch.app.sweeping.sweepers import check_sweeper, launches_once
 from lllaunch.config.sweep import sweep_settings
 from lllaunch.errors import ConfigError, OutputError, Problem
@@ -177,7 +179,7 @@ def test_what_fails_aside_is_an_error(capfd: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_a_resumed_sweep_is_where_it_was(argv: list[str], added: list[str]) -> None:
-    assert with_directory(argv) == [*argv, *added]
+    assert completed(argv) == [*argv, *added]
 
 
 def test_a_resume_elsewhere_is_refused(tmp_path: Any) -> None:
@@ -307,3 +309,50 @@ def test_what_the_launch_node_refers_to_matters_too() -> None:
     matters = decides(Loader(), master)  # type: ignore[arg-type]
     assert all(map(matters, ("size=2", "params.n=3", "+times={long: 2h}", "name=a", "shown=x")))
     assert not any(map(matters, ("params.lr=1", "sizes=3", "other=1")))
+
+
+FORMER = """
+hydra:
+  overrides:
+    hydra: [hydra.sweep.dir=old, hydra.launcher.max_parallel=2, hydra.mode=MULTIRUN]
+    task: [+exp=a, 'x=1,2', '~y']
+  job: {config_name: mine}
+  runtime:
+    config_sources:
+      - {path: hydra.conf, schema: pkg, provider: hydra}
+      - {path: /there/conf, schema: file, provider: command-line}
+path: !!python/object/apply:pathlib.PosixPath [/, x]
+"""
+
+
+JOBS = "hydra.launcher.max_parallel=2 +exp=a x=1,2 ~y"
+RESUME = "hydra.launcher.resume=DIR"
+THERE = "--config-name=mine --config-dir=/there/conf"
+THIS = "--config-name other -cd conf"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (f"-m {RESUME} hydra.launcher.cpus=1", f"{THERE} -m {JOBS} {RESUME} hydra.launcher.cpus=1"),
+        (f"{THIS} -m {RESUME}", f"{THIS} -m {JOBS} {RESUME}"),
+        # whoever names jobs names all
+        (f"-m x=1,2,3 {RESUME}", f"-m x=1,2,3 {RESUME}"),
+        (f"-m ~x {RESUME}", f"-m ~x {RESUME}"),
+    ],
+)
+def test_a_resume_needs_no_more_than_the_directory(tmp_path: Any, said: str, meant: str) -> None:
+    (tmp_path / "multirun.yaml").write_text(FORMER)
+    said, meant = (text.replace("DIR", str(tmp_path)) for text in (said, meant))
+    assert completed(said.split()) == [*meant.split(), f"hydra.sweep.dir={tmp_path}"]
+
+
+def test_what_is_no_config_says_nothing_of_jobs(tmp_path: Any) -> None:
+    (tmp_path / "multirun.yaml").write_text("hydra: [")
+    argv = ["-m", f"hydra.launcher.resume={tmp_path}"]
+    assert completed(argv) == [*argv, f"hydra.sweep.dir={tmp_path}"]
+
+
+def test_a_key_can_be_deleted_in_a_sweep() -> None:
+    parsed = OverridesParser.create().parse_overrides(["~a.b", "x=1,2", "~c=3"])
+    assert list(Grid(_dimensions(parsed))) == [["~a.b", f"x={x}", "~c=3"] for x in (1, 2)]

@@ -50,7 +50,8 @@ class Resources(NamedTuple):
         warmth: the warm spawners.
         jobs: composes and runs the jobs.
         taken: which job runs in a directory.
-        resumable: whether the sweeper's jobs can be asked for again by a resume.
+        at_once: whether the sweeper asks for all jobs at once, so that a resume can, too.
+        command: how the app was called, if a resume needs no more than that; else empty.
     """
 
     settings: SweepSettings
@@ -60,7 +61,8 @@ class Resources(NamedTuple):
     warmth: Warmth
     jobs: SweepJobs
     taken: dict[str, int]
-    resumable: bool
+    at_once: bool
+    command: str
 
 
 class BatchRun:
@@ -104,7 +106,7 @@ class BatchRun:
         # one that comes while the end is written and told does not keep that from being done
         with SignalSource() as signals, contextlib.closing(console):
             # what one batch of several has in common may be what the sweeper chooses
-            common = _common(self._labels) if self._opened.resumable else ()
+            common = _common(self._labels) if self._opened.at_once else ()
             total = len(batch.numbers)
             console.began(
                 session.path,
@@ -124,7 +126,8 @@ class BatchRun:
                 session.write(document, batch.numbers, self._label)
             except OutputError as error:
                 failure = failure or error
-            console.finished(document, batch.numbers, resumable=self._opened.resumable)
+            resume = self._opened.command if self._opened.at_once else None
+            console.finished(document, batch.numbers, resume=resume)
             tell_ci(session.path)
             late = signals.received()
         if failure is not None or finish is None:

@@ -19,6 +19,7 @@ from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.place import begin_session
 from lllaunch.app.sweeping.probes import probe
 from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.app.sweeping.resume import command
 from lllaunch.app.sweeping.settings import read_settings
 from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.sweeping.sweepers import launches_once
@@ -137,8 +138,9 @@ class Launching:
             self._on_begin(session.resumed)
         leases = Leases(machine, lock_cpus=settings.pin_cpus)
         self._resources.callback(leases.close)
-        resumable = launches_once(config)
-        return Resources(settings, machine, leases, session, warmth, jobs, {}, resumable)
+        at_once = launches_once(config)
+        called = "" if source is None else command()
+        return Resources(settings, machine, leases, session, warmth, jobs, {}, at_once, called)
 
 
 def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:

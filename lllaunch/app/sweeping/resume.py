@@ -1,31 +1,108 @@
-"""``hydra.launcher.resume=DIR`` on a command line: its sweep directory is that one."""
+"""``hydra.launcher.resume=DIR`` on a command line: what it stands for.
+
+The sweep's directory is DIR. Where the command line names no job, it is that of the sweep itself,
+which Hydra has left there.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
+import yaml  # type: ignore[import-untyped]
+
+from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Problem
 
 KEY = "hydra.launcher.resume"
 DIRECTORY = "hydra.sweep.dir"
+MULTIRUN = "multirun.yaml"
+
+_CONFIG_NAME, _CONFIG_DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
+# Of the sweep that is resumed, the command line says these anew.
+_SAID_ANEW = frozenset({KEY, DIRECTORY, "hydra.mode", "hydra.run.dir"})
 
 
-def with_directory(argv: Sequence[str]) -> list[str]:
-    """Returns a command line that says where its sweep is, if it resumes one.
+def completed(argv: Sequence[str]) -> list[str]:
+    """Return a command line that says where the sweep is that it resumes, and which jobs it has.
 
     The directory of a sweep holds the moment of its start in general, so it must be known before
     Hydra composes anything.
     """
     found = [text.partition("=")[2] for text in argv if _key(text) == KEY]
-    stated = any(_key(text) == DIRECTORY for text in argv)
-    if not found or found[-1] in {"", "null"} or stated:
+    if not found or found[-1] in {"", "null"}:
         return list(argv)
-    return [*argv, f"{DIRECTORY}={found[-1]}"]
+    words = [*argv]
+    if not any(map(_names_a_job, argv)):
+        options, overrides = _former(found[-1], argv)
+        # together, since Hydra takes no option between two overrides
+        first = next(at for at, word in enumerate(words) if _key(word) == KEY)
+        words = [*options, *words[:first], *overrides, *words[first:]]
+    stated = any(_key(text) == DIRECTORY for text in argv)
+    return words if stated else [*words, f"{DIRECTORY}={found[-1]}"]
+
+
+def command() -> str:
+    """Return how this app was called, up to its overrides, as a shell takes it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        return f"python -m {spec.name.removesuffix('.__main__')} -m"
+    name = shown_path(os.path.abspath(sys.argv[0]), os.getcwd())
+    return f"python {name} -m" if name.endswith(".py") else f"{os.path.basename(name)} -m"
 
 
 def _key(text: str) -> str:
     return text.partition("=")[0].lstrip("+")
+
+
+def _names_a_job(word: str) -> bool:
+    """Whether a word is an override that is not Hydra's own."""
+    if word.startswith("-") or not (word.startswith("~") or "=" in word):
+        return False
+    return not _key(word).startswith(("hydra.", "hydra/"))
+
+
+def _former(directory: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options and overrides that a sweep was begun with; none if they cannot be read."""
+    try:
+        with open(os.path.join(directory, MULTIRUN), "rb") as file:
+            # values of any type may be in it, and none of them is needed
+            root = yaml.compose(file, yaml.SafeLoader)
+    except (OSError, yaml.YAMLError):
+        return [], []
+    own, task = (_texts(_at(root, f"hydra.overrides.{part}")) for part in ("hydra", "task"))
+    overrides = [word for word in (*own, *task) if _key(word) not in _SAID_ANEW]
+    options = []
+    name = _texts(_at(root, "hydra.job.config_name"))
+    if name and not any(word.startswith(_CONFIG_NAME) for word in argv):
+        options.append(f"--config-name={name[0]}")
+    if not any(word.startswith(_CONFIG_DIR) for word in argv):
+        options += [f"--config-dir={path}" for path in _config_dirs(root)]
+    return options, overrides
+
+
+def _config_dirs(root: yaml.Node | None) -> Iterable[str]:
+    sources = _at(root, "hydra.runtime.config_sources")
+    for source in sources.value if isinstance(sources, yaml.SequenceNode) else ():
+        if _texts(_at(source, "provider")) == ["command-line"]:
+            yield from _texts(_at(source, "path"))
+
+
+def _at(node: yaml.Node | None, path: str) -> yaml.Node | None:
+    for part in path.split("."):
+        items = node.value if isinstance(node, yaml.MappingNode) else ()
+        node = next((value for key, value in items if key.value == part), None)
+    return node
+
+
+def _texts(node: yaml.Node | None) -> list[str]:
+    """Return a text, or a list of texts, as a list."""
+    if isinstance(node, yaml.SequenceNode):
+        return [item.value for item in node.value if isinstance(item, yaml.ScalarNode)]
+    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
+        return [node.value]
+    return []
 
 
 def check(resume: str | None, sweep_dir: str, cwd: str) -> None:

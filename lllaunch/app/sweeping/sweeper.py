@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.app.ending import AppEnded
 from lllaunch.app.sweeping.grid import Grid
 from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.app.sweeping.resume import MULTIRUN
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
     from hydra_plugins.lllaunch_launcher.sweeper import LllaunchSweeper
-
-MULTIRUN = "multirun.yaml"
 
 
 def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
@@ -97,6 +96,9 @@ def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
     texts: dict[str, str] = {}
     for override in overrides:
         key = override.get_key_element()
+        if override.is_delete() and "=" not in (override.input_line or ""):
+            found[key] = [key]
+            continue
         texts[key] = repr(override.get_value_string())
         if not override.is_sweep_override():
             found[key] = [f"{key}={override.get_value_element_as_str()}"]

@@ -144,7 +144,7 @@ class SweepConsole:
         document: Mapping[str, Any],
         numbers: Collection[int] | None = None,
         *,
-        resumable: bool = True,
+        resume: str | None = "",
     ) -> None:
         """Shows the summary of a sweep that is over.
 
@@ -152,7 +152,8 @@ class SweepConsole:
             document: what sweep.json holds, see `lllaunch.sweep.summary`.
             numbers: of the jobs that are meant, None for all: a sweeper may have asked for others
                 before, and a sweep that is resumed may have had others.
-            resumable: whether the sweep can be resumed.
+            resume: how the app was called, where that and the directory are all that a resume
+                needs; empty where it needs the whole command line; None if there is none.
         """
         # What only the end needs is imported then.
         from lllaunch.console.sweep.summary import Setting, summary_rows  # noqa: PLC0415
@@ -166,7 +167,7 @@ class SweepConsole:
             counts=self._board.summary(),
             cancelled=self._board.cancelled,
             columns=0 if self._flow is None else _columns(self._flow.stream),
-            resumable=resumable,
+            resume=resume,
             seconds=None if self._begun is None else self._clock() - self._begun,
         )
         if numbers is not None:

@@ -52,7 +52,8 @@ class Setting(NamedTuple):
         counts: what became of them, if the sweep said so.
         cancelled: numbers of the jobs that a signal to the launcher ended.
         columns: of the terminal; 0 where there is none.
-        resumable: whether the rest could be run by resuming the sweep.
+        resume: how the app was called, where that and the directory are all that a resume needs;
+            empty where it needs the whole command line; None if there is no resuming.
         seconds: how long the launcher took; None for as long as sweep.json says, which counts from
             the first launcher's start.
     """
@@ -64,7 +65,7 @@ class Setting(NamedTuple):
     counts: Summary | None = None
     cancelled: Collection[int] = ()
     columns: int = 0
-    resumable: bool = True
+    resume: str | None = ""
     seconds: float | None = None
 
 
@@ -191,9 +192,10 @@ def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting)
     path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
     whole = good == sum(counts)
     yield (Span(f"lllaunch: {text}; {path}", "good" if whole and not code else "error"),)
-    if not whole and setting.resumable:
+    if not whole and setting.resume is not None:
         again = resume_override(shown_path(setting.directory, setting.cwd))
-        yield (Span(f"lllaunch: to run the rest, add to the same command: {again}"),)
+        how = f": {setting.resume}" if setting.resume else ", add to the same command:"
+        yield (Span(f"lllaunch: to run the rest{how} {again}"),)
 
 
 def _counted(jobs: Sequence[Job], setting: Setting) -> Summary:
