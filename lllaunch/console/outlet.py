@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.channel import PIECE, opened
 from lllaunch.console.wording import counted
+from lllaunch.multiprocessing.output import screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,14 +63,17 @@ class Outlet:
             OSError: the system refused it.
             ValueError: the stream is closed.
         """
-        with opened(self.stream) as channel:
+        waits = last or not self._blocked
+        deadline = self._clock() + (patience if waits else 0.0)
+        screen = screen_of(self.stream)
+        # others may be in the middle of a line
+        with opened(self.stream) as channel, screen.turn(deadline - self._clock()) as mine:
             if channel is None:
                 self.stream.write(text)
                 self.stream.flush()
                 return
-            waits = last or not self._blocked
-            deadline = self._clock() + (patience if waits else 0.0)
-            taken = self._say(channel, text, deadline)
+            text = screen.erasure().decode() + text
+            taken = mine and self._say(channel, text, deadline)
             self._blocked = not taken
             self._missed += not taken
 

@@ -225,6 +225,9 @@ class FollowedFile:
         try:
             with guarded(self._lock, self._gate):
                 self._destination.write(parts, self)
+        except BrokenPipeError:
+            # who read it has gone, as `| head` does; there is nobody to tell
+            self._destination.failed = True
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream raises; others go on
             self._complain(f"it cannot be shown: {error!r}")
 

@@ -104,3 +104,23 @@ def test_a_closed_standard_error_does_not_change_the_exit_code(
         check=False,
     )
     assert ended.returncode == code
+
+
+def test_a_reader_that_goes_away_gets_no_words_about_it(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import os, time\n"
+        "for n in range(1000): print(n, flush=True)\n"
+        "while not os.path.exists('gone'): time.sleep(0.01)\n"
+        "print('last', flush=True)\n"
+    )
+    node = {"entrypoint": "work.py", "nproc": 1, "tee": "all"}
+    launcher = Launcher(tmp_path, node)
+    assert launcher.process.stdout is not None
+    assert launcher.process.stdout.readline() == "[default0]:0\n"
+    launcher.process.stdout.close()
+    launcher.process.stdout = None
+    (tmp_path / "gone").touch()
+    ended = launcher.finish()
+    assert (ended.code, ended.result["state"]) == (0, "succeeded")
+    assert all(line.startswith("lllaunch: ") for line in ended.err.splitlines()), ended.err
+    assert ended.log(0).endswith(b"last\n")

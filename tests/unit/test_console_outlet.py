@@ -12,6 +12,7 @@ import pty
 import select
 import socket
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,6 +20,7 @@ import pytest
 
 from lllaunch.console.console import Console
 from lllaunch.console.outlet import Outlet, pieces
+from lllaunch.multiprocessing.output import Destination, whole_lines
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 NEVER = 60.0  # seconds; not waited for where a test succeeds
@@ -304,3 +306,80 @@ def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
     speak(console)
     assert len(asked) == 1
     assert (asked[0] > 0) == waits
+
+
+def test_a_message_stands_between_the_lines_of_another_writer_and_in_none() -> None:
+    read, write = os.pipe()
+    shown, text = bytearray(), b"".join(b"%06d %s\n" % (n, b"x" * (n % 300)) for n in range(20_000))
+    taken = threading.Event()
+
+    def reading() -> None:
+        with os.fdopen(read, "rb", 0) as pipe:
+            while block := pipe.read(1000):
+                shown.extend(block)
+                taken.set()
+
+    with os.fdopen(write, "w", encoding="utf-8") as stream:
+        destination, outlet = Destination(stream), Outlet(stream)
+        reader = threading.Thread(target=reading)
+        writer = threading.Thread(
+            target=destination.write, args=([text, b"long " * 50_000, b"\n"],)
+        )
+        reader.start()
+        writer.start()
+        messages = 0
+        while writer.is_alive():
+            taken.wait(NEVER)
+            outlet.write(f"message {messages}\n", NEVER)
+            messages += 1
+        writer.join()
+    reader.join()
+    lines = bytes(shown).splitlines()
+    assert [line for line in lines if line.startswith(b"message")] == [
+        b"message %d" % n for n in range(messages)
+    ]
+    rest = [line for line in lines if not line.startswith(b"message")]
+    assert rest == [*text.splitlines(), b"long " * 50_000]
+
+
+def test_a_pipe_that_takes_nothing_more_ends_with_a_whole_line() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w", encoding="utf-8") as stream:
+        destination = Destination(stream)
+        line = b"x" * 1000 + b"\n"
+        writer = threading.Thread(target=destination.write, args=([line * 1000],), daemon=True)
+        writer.start()
+        poller = select.poll()
+        poller.register(write, select.POLLOUT)
+        while poller.poll(0):
+            time.sleep(MOMENT)
+        os.set_blocking(read, False)
+        # as who was never read and ended then would leave it
+        assert os.read(read, 1 << 20).endswith(b"\n")
+        os.set_blocking(read, True)
+        while writer.is_alive():
+            os.read(read, 1 << 20)
+            writer.join(MOMENT)
+    os.close(read)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+def test_pieces_end_with_lines(limit: int) -> None:
+    data = b"a\n\nbbbb\ncc\nd"
+    found = [bytes(piece) for piece in whole_lines(data, limit)]
+    assert b"".join(found) == data
+    assert all(piece.endswith(b"\n") for piece in found[:-1])
+    assert all(len(piece) <= limit or piece.count(b"\n") <= 1 for piece in found)
+
+
+def test_a_message_takes_the_line_that_has_not_ended_away() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        destination = Destination(stream)
+        destination.show("worker", b"50 %")
+        Outlet(stream).write("message\n", NEVER)
+        found = b""
+        while b"\n" not in found:
+            found += os.read(ours, 4096)
+        assert found == b"50 %\r\x1b[Kmessage\r\n"
+    os.close(ours)

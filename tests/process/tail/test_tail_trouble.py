@@ -68,7 +68,7 @@ def test_closed_destination_is_reported(
     assert "closed file" in caplog.text
 
 
-def test_reader_that_went_away_is_reported(
+def test_reader_that_went_away_is_no_trouble(
     log: Path, caplog: pytest.LogCaptureFixture, append: Append
 ) -> None:
     append(log, b"line\n")
@@ -76,7 +76,7 @@ def test_reader_that_went_away_is_reported(
     with open(write_end, "w", encoding="utf-8") as pipe:
         os.close(read_end)
         TailLog("t", {0: str(log)}, pipe).start().stop()
-    assert "Broken pipe" in caplog.text
+    assert caplog.text == ""
 
 
 def test_full_pipe_that_does_not_block_gets_everything(log: Path, append: Append) -> None:
@@ -201,7 +201,7 @@ def test_forked_child_can_write_although_a_thread_held_the_lock(tmp_path: Path) 
         held, release = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with destination._screen.lock:
+            with destination._screen.turn():
                 held.set()
                 release.wait()
 
