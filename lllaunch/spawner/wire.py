@@ -3,12 +3,15 @@
 A message is a JSON object (the header), opaque bytes (the payload), and descriptors. On the wire:
 two 32-bit and one 64-bit big-endian lengths and counts, the header, the payload; the descriptors
 ride on the first byte (SCM_RIGHTS). The kernel never merges bytes of two such sends, so descriptors
-arrive in the order of their messages.
+arrive in the order of their messages. A receive that brings descriptors ends within the message
+that they belong to, which is how they are told apart when the kernel drops some: it does that
+where the receiver has no room for them.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import select
@@ -31,15 +34,21 @@ class Message(NamedTuple):
         header: the JSON object.
         payload: the bytes that came with it.
         fds: descriptors that came with it; the receiver owns them.
+        lost: how many more were sent with it, for which this process had no room.
     """
 
     header: dict[str, Any]
     payload: bytes
     fds: list[int]
+    lost: int = 0
 
 
 class Channel:
-    """One end of the connection: sends without blocking, receives what is there."""
+    """One end of the connection: sends without blocking, receives what is there.
+
+    Attributes:
+        closed: whether the other end is gone and all that it sent has been received.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -47,7 +56,10 @@ class Channel:
         self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._to_close: set[int] = set()
         self._buffer = bytearray()
-        self._fds: deque[int] = deque()
+        # Each with the position in the stream of a byte of the message that it belongs to.
+        self._fds: deque[tuple[int, int]] = deque()
+        self._taken = 0
+        self._sends = True
         self.closed = False
 
     def fileno(self) -> int:
@@ -57,7 +69,7 @@ class Channel:
     @property
     def unclaimed(self) -> list[int]:
         """Descriptors that arrived ahead of the rest of their message."""
-        return list(self._fds)
+        return [fd for _, fd in self._fds]
 
     @property
     def pending(self) -> bool:
@@ -99,7 +111,9 @@ class Channel:
 
     def flush(self) -> None:
         """Send as much of the queue as the socket takes now."""
-        while self._out and not self.closed:
+        if not self._sends:
+            self._out.clear()
+        while self._out:
             data, fds = self._out[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             try:
@@ -107,14 +121,21 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError:
-                # The other end is gone; receive() tells.
-                self.closed = True
+                # The other end is gone. What it sent before is still to be received.
+                self._stop_sending()
                 return
             self._close_sent(fds)
             if sent < len(data):
                 self._out[0] = (data[sent:], ())
             else:
                 self._out.popleft()
+
+    def _stop_sending(self) -> None:
+        self._sends = False
+        self._out.clear()
+        # Should the other end be there all the same, it shall not wait for more.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
 
     def _close_sent(self, fds: Iterable[int]) -> None:
         for fd in self._to_close.intersection(fds):
@@ -123,14 +144,14 @@ class Channel:
 
     def drain(self, other_fd: int) -> bool:
         """Send all of the queue, waiting; False if the peer is gone or ``other_fd`` readable."""
-        while self._out and not self.closed:
+        while self._out:
             poll = select.poll()
             poll.register(self._sock, select.POLLOUT)
             poll.register(other_fd, select.POLLIN)
             if any(fd == other_fd for fd, _ in poll.poll()):
                 return False
             self.flush()
-        return not self.closed
+        return self._sends
 
     def receive(self) -> list[Message]:
         """All messages that are complete; sets `closed` when the other end is gone."""
@@ -145,9 +166,10 @@ class Channel:
                 data, ancillary = b"", []
             for _, _, raw in ancillary:
                 whole = len(raw) - len(raw) % 4
-                self._fds.extend(array.array("i", raw[:whole]))
+                last = self._taken + len(self._buffer) + len(data) - 1
+                self._fds.extend((last, fd) for fd in array.array("i", raw[:whole]))
             if not data:
-                self.closed = True
+                self.closed, self._sends = True, False
             self._buffer += data
         return self._take()
 
@@ -160,22 +182,30 @@ class Channel:
             if len(self._buffer) < end:
                 break
             middle = position + _PREFIX.size + header
+            arrived = self._fds_before(self._taken + end)
             messages.append(
                 Message(
                     json.loads(self._buffer[position + _PREFIX.size : middle]),
                     bytes(self._buffer[middle:end]),
-                    # The kernel drops descriptors for which there is no room in this process.
-                    [self._fds.popleft() for _ in range(min(fds, len(self._fds)))],
+                    arrived,
+                    fds - len(arrived),
                 )
             )
             position = end
         del self._buffer[:position]
+        self._taken += position
         return messages
+
+    def _fds_before(self, position: int) -> list[int]:
+        fds = []
+        while self._fds and self._fds[0][0] < position:
+            fds.append(self._fds.popleft()[1])
+        return fds
 
     def close(self) -> None:
         """Close the socket; idempotent."""
-        self.closed = True
+        self.closed, self._sends = True, False
         self._close_sent(tuple(self._to_close))
         while self._fds:
-            os.close(self._fds.popleft())
+            os.close(self._fds.popleft()[1])
         self._sock.close()

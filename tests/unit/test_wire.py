@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -31,6 +33,17 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     yield one, two
     one.close()
     two.close()
+
+
+@contextlib.contextmanager
+def no_room_for_descriptors() -> Iterator[None]:
+    """Let this process open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def pump(sender: Channel, receiver: Channel) -> list[Message]:
@@ -107,6 +120,39 @@ def test_both_sides_learn_that_the_other_is_gone(ends: tuple[Channel, Channel]) 
     assert one.receive() == []
     assert one.closed
     one.queue({"n": 1})
+
+
+def test_what_was_sent_before_the_end_is_received_though_a_send_has_failed(
+    ends: tuple[Channel, Channel],
+) -> None:
+    launcher, spawner = ends
+    spawner.queue({"fact": "exited"})
+    spawner.close()
+    launcher.queue({"op": "signal"})
+    assert not launcher.pending
+    assert [message.header for message in launcher.receive()] == [{"fact": "exited"}]
+    assert launcher.closed
+
+
+def test_descriptors_for_which_there_is_no_room_are_not_taken_from_the_next_message(
+    ends: tuple[Channel, Channel],
+) -> None:
+    one, two = ends
+    (read, write), (other, unused) = os.pipe(), os.pipe()
+    try:
+        with no_room_for_descriptors():
+            one.queue({"n": 1}, fds=(other, unused))
+            (poor,) = two.receive()
+        one.queue({"n": 2}, fds=(read,))
+        (rich,) = two.receive()
+        assert (poor.fds, poor.lost) == ([], 2)
+        assert (len(rich.fds), rich.lost) == (1, 0)
+        os.write(write, b"second")
+        assert os.read(rich.fds[0], 10) == b"second"
+        os.close(rich.fds[0])
+    finally:
+        for fd in (read, write, other, unused):
+            os.close(fd)
 
 
 @given(
