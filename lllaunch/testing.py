@@ -135,6 +135,10 @@ class FakeSpawner:
         """Nothing is left."""
         self.tell(Swept())
 
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Tell nothing more of these workers."""
+        self._alive -= set(keys)
+
     def close(self) -> None:
         """Close the descriptor; idempotent."""
         if self._event >= 0:

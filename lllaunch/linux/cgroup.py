@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import time
 
 _MOUNTS = "/proc/self/mounts"
 _OWN = "/proc/self/cgroup"
+# The first part of a cgroup's name; a mark and the maker's process id follow.
+_NAME = "lllaunch"
 
 
 def own_directory(mounts: str, own: str) -> str | None:
@@ -31,6 +31,16 @@ def own_directory(mounts: str, own: str) -> str | None:
     return os.path.join(root, paths[0].lstrip("/"))
 
 
+def _remove_left_behind(parent: str) -> None:
+    """Remove the cgroups below ``parent`` that are empty, and whose makers have ended."""
+    for name in os.listdir(parent):
+        kind, _, rest = name.partition("-")
+        maker = rest.rpartition("-")[2]
+        if kind == _NAME and maker.isdecimal() and not os.path.exists(f"/proc/{maker}"):
+            with contextlib.suppress(OSError):  # something lives in it, or it is another user's
+                os.rmdir(os.path.join(parent, name))
+
+
 class Cgroup:
     """A child cgroup of this process's own.
 
@@ -43,14 +53,22 @@ class Cgroup:
         self.procs = os.path.join(directory, "cgroup.procs")
 
     @classmethod
-    def create(cls, name: str) -> Cgroup | None:
-        """Make one; None where that is not allowed or it could not be killed as a whole."""
+    def create(cls, mark: str) -> Cgroup | None:
+        """Make one, and remove those that launchers have left behind that were killed.
+
+        Args:
+            mark: distinguishes those of one process.
+
+        Returns:
+            None where it is not allowed, or could not be killed as a whole.
+        """
         try:
             with open(_MOUNTS) as mounts, open(_OWN) as own:
                 parent = own_directory(mounts.read(), own.read())
             if parent is None:
                 return None
-            directory = os.path.join(parent, name)
+            _remove_left_behind(parent)
+            directory = os.path.join(parent, f"{_NAME}-{mark}-{os.getpid()}")
             os.mkdir(directory)
         except OSError:
             return None
@@ -69,21 +87,13 @@ class Cgroup:
         ):
             f.write("1")
 
-    def wait_empty(self, seconds: float) -> bool:
-        """Wait until nothing lives in it; False if something does after ``seconds``."""
-        deadline = time.monotonic() + seconds
+    def empty(self) -> bool:
+        """Return whether nothing lives in it, or it is gone."""
         try:
-            with open(os.path.join(self._directory, "cgroup.events"), "rb", buffering=0) as events:
-                poll = select.poll()
-                poll.register(events, select.POLLPRI)
-                while b"populated 1" in os.pread(events.fileno(), 4096, 0):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return False
-                    poll.poll(left * 1000)
+            with open(os.path.join(self._directory, "cgroup.events"), "rb") as events:
+                return b"populated 1" not in events.read()
         except OSError:
             return True
-        return True
 
     def remove(self) -> None:
         """Remove it, if nothing is in it."""

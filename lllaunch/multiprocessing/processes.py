@@ -220,10 +220,16 @@ class Processes(abc.ABC):
         return dict.fromkeys(range(self.nprocs))
 
     def release(self) -> None:
-        """Show what is left of the output and close files; no worker may be alive. Idempotent."""
+        """Show what is left of the output and close files; idempotent.
+
+        Workers that live all the same, and what is still being swept, are given up: others may use
+        the same spawner, and must not take late ends for those of their own workers.
+        """
         if self._released:
             return
         self._released = True
+        if self._starter is not None:
+            self._starter.abandon([self._keys[rank] for rank in self.alive])
         self._tees.stop()
         for file in (self.filtered_stdout, self.filtered_stderr):
             if file is not None:

@@ -136,7 +136,9 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
     cause = SpawnerLost(died.pid, died.status, died.detail)
     explanation = None
     if died.status:
-        explanation = explain(Evidence(died.status, before=record.memory, after=record.died_memory))
+        explanation = explain(
+            Evidence(died.status, died.sent, before=record.memory, after=record.died_memory)
+        )
     return RootCause(record.number, None, None, cause, record.died_ns, explanation, died.detail)
 
 

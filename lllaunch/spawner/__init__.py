@@ -16,8 +16,13 @@ spawner. Its own children do not inherit that; when they are orphaned they becom
 socket close, or its pidfd become readable, kills all that descends from it, and exits. When the
 spawner is killed, its orphans become the launcher's, which is a subreaper too and ends those that
 carry its mark (`adoption`). When both are killed in the same moment, workers still die, by the
-parent-death signal, but a grandchild in a session of its own may survive; only a cgroup or a PID
-namespace around the launcher prevents that.
+parent-death signal, but what they had started may survive; only a cgroup or a PID namespace around
+the launcher prevents that.
+
+**Who waits.** Neither side waits in its loop. A function is checked in a child beside the workers
+(`check`); the launcher ends a spawner that has died in steps (`client`). What is given up, a check,
+a worker that SIGKILL does not end, a sweep, is no matter of the next run on the same spawner:
+answers carry the number of what they answer, and what nobody waits for is not told.
 
 **Who signals.** The spawner is the parent, so a worker's number is not reused before the spawner
 has waited for it. With each start the launcher gets a pidfd, and uses it when the spawner does not

@@ -1,59 +1,66 @@
-"""After the spawner's death: ending the orphans that the kernel gave to the launcher.
+"""After the end of who started workers: ending the orphans that the kernel gave to this process.
 
 The launcher is a child subreaper, so what the spawner's death orphans becomes its child. It ends
-those that carry the run's mark in their environment, or descend from a worker it was told of, and
-no others: the launcher may be somebody's own program with children of its own.
+those that descend from the spawner, and no others: the launcher may be somebody's own program with
+children of its own. They are known by the mark of their lineage, or, where a process cannot have
+that, by the mark in their environment. Numbers tell nothing: those of workers that have ended are
+given to others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from lllaunch.linux import proc
-from lllaunch.spawner.tree import kill_below, signal_process
+from lllaunch.linux.process import descends_from
+from lllaunch.spawner.sweep import Sweep
 
-_PAUSE_SECONDS = 0.01
+# Set in the spawner's own environment, and so in all that descends from it.
+MARK = "LLLAUNCH_RUN"
 # Orphans appear while their parents die; this many rounds without one mean that none is left.
 _QUIET_ROUNDS = 2
-_MAX_ROUNDS = 1000
+_QUIET_PAUSE = 0.01
+# What does not end although it was killed (uninterruptible sleep, another user's) is left then.
+GIVE_UP_SECONDS = 10.0
 
 
-def _ours(mark: bytes, workers: Collection[int]) -> list[proc.ProcessFacts]:
-    found = []
-    for pid in proc.children(os.getpid()):
-        process = proc.facts(pid)
-        if process is None:
-            continue
-        # A session's number is not given to others while a member lives, even after its leader
-        # died.
-        known = pid in workers or process.session in workers
-        if known or proc.environment_holds(pid, mark):
-            found.append(process)
-    return found
+def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
+    """Return the live children of this process that somebody with ``mark`` started; reap the dead.
+
+    Args:
+        mark: what distinguishes them.
+        besides: process ids of children that are left alone.
+    """
+    found = [pid for pid in proc.children(os.getpid()) if pid not in besides and _ours(pid, mark)]
+    return [pid for pid in found if _lives(pid)]
 
 
-def end_adopted(mark: bytes, workers: Collection[int]) -> None:
+def _ours(pid: int, mark: str) -> bool:
+    return descends_from(pid, mark) or proc.environment_holds(pid, f"{MARK}={mark}".encode())
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    return False
+
+
+def end_adopted(mark: str) -> Iterator[float]:
     """Kill and reap the adopted processes of one spawner, repeatedly until none is left.
 
     Args:
-        mark: ``NAME=value`` that the spawner had in its environment.
-        workers: process ids of the workers that it had started.
+        mark: what distinguishes them.
+
+    Yields:
+        How long to wait before the next step, seconds.
     """
-    quiet = 0
-    for _ in range(_MAX_ROUNDS):
-        adopted = _ours(mark, workers)
-        alive = [process for process in adopted if process.state != "Z"]
-        kill_below([process.pid for process in alive])
-        for process in alive:
-            signal_process(process, signal.SIGKILL)
-        quiet = 0 if alive else quiet + 1
-        if quiet >= _QUIET_ROUNDS:
-            return
-        time.sleep(_PAUSE_SECONDS)
-        for process in adopted:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(process.pid, os.WNOHANG)
+    sweep, quiet = Sweep(settle=0.0), 0
+    while quiet < _QUIET_ROUNDS and sweep.stuck_for() < GIVE_UP_SECONDS:
+        if sweep.go_on(adopted(mark)):
+            quiet += 1
+            yield _QUIET_PAUSE
+        else:
+            quiet = 0
+            yield sweep.next_in()

@@ -8,28 +8,66 @@ itself, the kernel gives the orphans to the spawner that it was forked from, whi
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable
 
-from lllaunch.spawner.sweep import kill_orphans
+from lllaunch.spawner.sweep import Sweep
+from lllaunch.spawner.wakeups import Wakeups
 
 
 class Branches:
     """The branches of one spawner.
 
-    Attributes:
-        pids: process ids of those that live.
-        bereaved: whether one has ended, and may have left something behind.
+    Args:
+        wakeups: what the spawner's loop waits for.
     """
 
-    def __init__(self) -> None:
-        self.pids: set[int] = set()
-        self.bereaved = False
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
+        # The pidfd of the launcher of each.
+        self._launchers: dict[int, int] = {}
+        # Ends what one that has ended may have left behind.
+        self._sweep: Sweep | None = None
+
+    @property
+    def pids(self) -> Iterable[int]:
+        """Process ids of those that live."""
+        return self._launchers.keys()
+
+    @property
+    def launchers(self) -> Iterable[int]:
+        """The pidfds of their launchers."""
+        return self._launchers.values()
+
+    def add(self, pid: int, launcher: int) -> None:
+        """Take note of a new one.
+
+        Args:
+            pid: its process id.
+            launcher: pidfd of its launcher; closed in the end.
+        """
+        self._launchers[pid] = launcher
+        self._wakeups.add(launcher)
+
+    def launcher_ended(self, fd: int) -> None:
+        """A pidfd is readable: let its branch, if it was stopped, see that as well."""
+        for pid, launcher in self._launchers.items():
+            if launcher == fd:
+                self._wakeups.remove(fd)
+                os.kill(pid, signal.SIGCONT)  # a child that has not been waited for
+                return
 
     def ended(self, pid: int) -> None:
         """Take note of a child that was reaped and is no worker."""
-        if pid in self.pids:
-            self.pids.remove(pid)
-            self.bereaved = True
+        launcher = self._launchers.pop(pid, None)
+        if launcher is not None:
+            self._wakeups.remove(launcher)
+            os.close(launcher)
+            self._sweep = Sweep(settle=0.0)
+
+    def next_in(self) -> float | None:
+        """Return in how many seconds `end_strays` is to be called; None if it need not be."""
+        return None if self._sweep is None else self._sweep.next_in()
 
     def end_strays(self, orphans: Callable[[], list[int]]) -> None:
         """Kill what ended branches left behind; to be called again until nothing is left.
@@ -37,12 +75,9 @@ class Branches:
         Args:
             orphans: tells the children that nobody knows.
         """
-        if not self.bereaved:
-            return
-        strays = orphans()
-        kill_orphans(strays)
         # What is below them comes here when they have died.
-        self.bereaved = bool(strays)
+        if self._sweep is not None and self._sweep.go_on(orphans()):
+            self._sweep = None
 
 
 def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:

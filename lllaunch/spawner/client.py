@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
+    Alarm,
     Subreaper,
     hold_standard_fds,
     open_pidfd,
+    process_ended,
     raise_open_files_limit,
     send_signal,
-    wait_pidfd,
     wait_readable,
 )
-from lllaunch.spawner.adoption import end_adopted
+from lllaunch.spawner.adoption import MARK, end_adopted
 from lllaunch.spawner.branching import Branching
 from lllaunch.spawner.environment import Shared, exec_part
 from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, translate
@@ -29,15 +33,17 @@ from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.roster import Command, Commands, Roster
 from lllaunch.spawner.targets import Pickled, Target
+from lllaunch.spawner.tree import kill_below
 from lllaunch.spawner.wire import Channel, Message
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Set in the spawner's own environment, and so in all that descends from it.
-MARK = "LLLAUNCH_RUN"
-# How long an ending spawner may take to end what is left, before it is killed.
+# How long an ending spawner may take to end what is left, before it is killed; and how long that,
+# and the end of its cgroup, may take in turn.
 _CLOSE_SECONDS = 10.0
+# Between two looks at a cgroup that is about to be empty.
+_PAUSE_SECONDS = 0.01
 
 
 class Spawner(Branching):
@@ -61,8 +67,13 @@ class Spawner(Branching):
         self._roster = Roster()
         self._commands = Commands()
         self._facts: list[Fact] = []
-        self._checked: list[str] = []
-        self._checking = False
+        self._numbers = itertools.count(1)
+        # The check and the sweep that are waited for; 0: none.
+        self._awaited_check, self._awaited_sweep = 0, 0
+        self._problem: str | None = None
+        self._sent: list[int] = []
+        self._burial: Iterator[float] | None = None
+        self._burial_alarm: Alarm | None = None
         self._adopts = False
         self._arrival: Callable[[], None] | None = None
         self._channel: Channel | None = None
@@ -93,7 +104,7 @@ class Spawner(Branching):
         self._connect(ours)
 
     def _connect(self, sock: socket.socket) -> None:
-        self._cgroup = Cgroup.create(f"lllaunch-{self.mark}-{os.getpid()}")
+        self._cgroup = Cgroup.create(self.mark)
         self._channel = Channel(sock)
         self._epoll = select.epoll()
         for fd in (sock.fileno(), self._commands.fileno()):
@@ -176,12 +187,10 @@ class Spawner(Branching):
         """Send a signal to the process groups of workers, through the spawner.
 
         If it does not confirm within a second, the launcher signals the workers itself. A spawner
-        that is still preloading, or checking a function, is killed: there is no worker yet, and
-        nobody wants to wait.
+        that is still preloading is killed: there is no worker yet, and nobody wants to wait.
         """
-        busy = self._checking or (self._preloads and not self._ready)
-        if busy and self.dead is None:
-            send_signal(self._pidfd, signal.SIGKILL)
+        if self._preloads and not self._ready and self.dead is None:
+            self._kill_spawner()
             return
         self._command("signal", list(keys), signum)
 
@@ -191,7 +200,7 @@ class Spawner(Branching):
         A spawner that is still preloading is killed itself.
         """
         if not self._ready and self.dead is None and self._pidfd >= 0:
-            send_signal(self._pidfd, signal.SIGKILL)
+            self._kill_spawner()
             return
         chosen = list(keys)
         self._command("kill", chosen, signal.SIGKILL)
@@ -199,11 +208,30 @@ class Spawner(Branching):
 
     def sweep(self) -> None:
         """End what workers left behind; `Swept` follows."""
-        self._send({"op": "sweep"})
+        self._awaited_sweep = next(self._numbers)
+        self._send({"op": "sweep", "sweep": self._awaited_sweep})
+
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Wait no longer for workers, nor for a sweep: no fact about either follows.
+
+        To be called by who gives them up, since the next run may use this spawner as well.
+        """
+        self._roster.abandon(keys)
+        if self._awaited_sweep:
+            self._awaited_sweep = 0
+            self._send({"op": "end_sweep"})
 
     def _command(self, operation: str, keys: list[int], signum: int) -> None:
-        self._send({"op": operation, "keys": keys, "signum": int(signum)})
-        self._commands.add(Command(operation, keys, signum))
+        number = self._commands.add(Command(operation, keys, signum))
+        self._send({"op": operation, "command": number, "keys": keys, "signum": int(signum)})
+
+    def _kill_spawner(self) -> None:
+        """SIGKILL it, and what it started first: that would be more work once it is gone."""
+        if self._pidfd < 0 or process_ended(self._pidfd):
+            return
+        kill_below([self.pid])
+        send_signal(self._pidfd, signal.SIGKILL)
+        self._sent.append(signal.SIGKILL)
 
     def _send(
         self,
@@ -251,7 +279,7 @@ class Spawner(Branching):
         if overdue:
             self._do_without(overdue)
         if self._channel.closed:
-            self._bury()
+            self._go_on_burying()
         return self._take_facts()
 
     def _do_without(self, overdue: list[Command]) -> None:
@@ -259,7 +287,7 @@ class Spawner(Branching):
         for command in overdue:
             self._roster.signal_directly(command.keys, command.signum)
         if any(command.operation == "kill" for command in overdue):
-            send_signal(self._pidfd, signal.SIGKILL)
+            self._kill_spawner()
 
     def _take_facts(self) -> list[Fact]:
         facts, self._facts = self._facts, []
@@ -268,14 +296,19 @@ class Spawner(Branching):
     def _note(self, message: Message) -> None:
         header = message.header
         if header["fact"] == "done":
-            self._commands.confirm(header["op"])
+            self._commands.confirm(header["command"])
         elif header["fact"] == "branched":
+            if message.lost:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self.pid, self._pidfd = header["pid"], message.fds[0]
         elif header["fact"] == "checked":
-            self._checked.append(header["problem"])
-            self._checking = False
+            if header["check"] == self._awaited_check:
+                self._problem = header["problem"]
         elif "key" in header:
-            self._facts.append(self._roster.note(message))
+            fact = self._roster.note(message)
+            self._facts += [] if fact is None else [fact]
+        elif header["fact"] == "swept" and header["sweep"] != self._awaited_sweep:
+            return  # one that was given up
         else:
             fact = translate(header)
             if isinstance(fact, Ready):
@@ -308,12 +341,21 @@ class Spawner(Branching):
         Raises:
             SpawnerDied: the spawner ended meanwhile.
         """
-        named = {"op": "check", "module": module, "qualname": qualname}
-        self._send(named | {"env": dict(env), "cwd": cwd}, call)
-        self._checking = True
+        self._awaited_check, self._problem = next(self._numbers), None
+        where = {"module": module, "qualname": qualname, "env": dict(env), "cwd": cwd}
+        self._send({"op": "check", "check": self._awaited_check} | where, call)
+        try:
+            return self._await_check(seconds)
+        finally:
+            if self._problem is None:
+                # Whatever hangs there is nobody's any more.
+                self._send({"op": "end_check", "check": self._awaited_check})
+            self._awaited_check = 0
+
+    def _await_check(self, seconds: float | None) -> str:
         kept: list[Fact] = []
         until = None if seconds is None else time.monotonic() + seconds
-        while not self._checked:
+        while self._problem is None:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 break
@@ -323,41 +365,85 @@ class Spawner(Branching):
             if broken or self.dead is not None:
                 break
         self._facts = kept + self._facts
-        if self._checked:
-            return self._checked.pop()
-        if self.dead is not None:
+        if self._problem is None and self.dead is not None:
             raise SpawnerDied(self.dead.pid, self.dead.status, self.dead.detail)
-        return ""
+        return self._problem or ""
 
     # Ending
 
     def _wait(self) -> int | None:
         try:
-            _, status = os.waitpid(self.pid, 0)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
-            # Somebody else in this process waits for all children.
+            # It is a branch, or somebody else in this process waits for all children.
             return None
-        return os.waitstatus_to_exitcode(status)
+        return os.waitstatus_to_exitcode(status) if pid else None
 
-    def _bury(self) -> None:
-        """The connection closed: the spawner is ending, or was killed."""
-        if not wait_pidfd(self._pidfd, _CLOSE_SECONDS):
-            send_signal(self._pidfd, signal.SIGKILL)
-        self.dead = Died(self.pid, self._wait())
+    def _begin_burial(self) -> None:
+        """The connection is closed, or shall be: the spawner ends, and is waited for."""
+        assert self._epoll is not None
+        assert self._channel is not None
+        self._burial_alarm = Alarm()
+        for fd in (self._pidfd, self._burial_alarm.fileno()):
+            self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.unregister(self._channel.fileno())
+        self._channel.close()
+        self._burial = self._bury()
+
+    def _go_on_burying(self) -> None:
+        """Do what is to be done next, and be woken for what follows."""
+        if self._burial is None:
+            self._begin_burial()
+        assert self._burial is not None
+        assert self._burial_alarm is not None
+        self._burial_alarm.clear()
+        try:
+            wait = next(self._burial, None)
+        except BaseException:
+            # A signal's handler: what it interrupted is done again by who closes this.
+            self._burial = self._bury()
+            raise
+        if wait is not None:
+            self._burial_alarm.set(wait)
+
+    def _bury(self) -> Iterator[float]:
+        """End a spawner that is ending or was killed, and what it leaves behind.
+
+        Yields:
+            How long to wait before the next step, seconds.
+        """
+        yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
+        if not process_ended(self._pidfd):
+            self._kill_spawner()
+            yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
+        status = self._wait()
+        if self._epoll is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._epoll.unregister(self._pidfd)
+        group = self._cgroup
+        if status != 0:
+            # One that ends by itself has ended everything below it first.
+            if group is not None:
+                group.kill()
+            yield from end_adopted(self.mark)
+        if group is not None:
+            yield from self._until(group.empty, _PAUSE_SECONDS)
+            group.remove()
+        self.dead = Died(self.pid, status, sent=tuple(self._sent))
         self._facts.append(self.dead)
         self._release()
-        if self.dead.status != 0:
-            # One that ends by itself has ended everything below it first.
-            if self._cgroup is not None:
-                self._cgroup.kill()
-            end_adopted(f"{MARK}={self.mark}".encode(), self._roster.pids)
-        if self._cgroup is not None:
-            self._cgroup.wait_empty(_CLOSE_SECONDS)
-            self._cgroup.remove()
+
+    @staticmethod
+    def _until(done: Callable[[], bool], pause: float) -> Iterator[float]:
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            yield min(pause, left)
 
     def _release(self) -> None:
         self._roster.clear()
         self._commands.close()
+        if self._burial_alarm is not None:
+            self._burial_alarm.close()
         if self._channel is not None:
             self._channel.close()
         if self._pidfd >= 0:
@@ -367,12 +453,13 @@ class Spawner(Branching):
     def close(self) -> None:
         """End the spawner and everything below it, and wait for that; idempotent."""
         if self.pid and self.dead is None:
-            assert self._channel is not None
             if not self._ready:
                 # It may be importing for seconds, and nothing below it is worth waiting for.
-                send_signal(self._pidfd, signal.SIGKILL)
-            self._channel.close()
-            self._bury()
+                self._kill_spawner()
+            self._go_on_burying()
+            while self.dead is None:
+                wait_readable(self)
+                self._go_on_burying()
         elif self._arrival is not None:
             # a branch that nobody has waited for; it ends with its connection
             self.forget()

@@ -106,11 +106,19 @@ class Swept:
 
 @dataclass(frozen=True)
 class Died:
-    """The spawner itself is gone, and with it all of its workers."""
+    """The spawner itself is gone, and with it all of its workers.
+
+    Attributes:
+        pid: its process id.
+        status: its exit status, negative for a signal; None where it is not known.
+        detail: what it wrote last, or an empty string.
+        sent: the signals that the launcher had sent it, in order.
+    """
 
     pid: int
     status: int | None
     detail: str = ""
+    sent: tuple[int, ...] = ()
 
 
 Fact = Ready | PreloadBroken | Started | StartFailed | Exited | Swept | Died

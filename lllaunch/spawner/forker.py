@@ -11,29 +11,49 @@ import atexit
 import contextlib
 import gc
 import io
+import logging
 import os
 import select
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.linux.process import (
+    Alarm,
     Subreaper,
-    open_pidfd,
+    process_ended,
+    send_signal,
+    set_lineage,
     set_parent_death_signal,
     signal_group,
+    wait_pidfd,
 )
 from lllaunch.moments import now_ns
 from lllaunch.spawner import signals
-from lllaunch.spawner.adoption import end_adopted
-from lllaunch.spawner.client import MARK
-from lllaunch.spawner.facts import Exited, Fact, Started, StartFailed, Swept
+from lllaunch.spawner.adoption import MARK, adopted, end_adopted
+from lllaunch.spawner.facts import Exited, Fact, Leftover, Started, StartFailed, Swept
 from lllaunch.spawner.forks import flush_streams, fork
+from lllaunch.spawner.starting import close_above_2, open_streams
+from lllaunch.spawner.sweep import Sweep
 from lllaunch.spawner.tree import kill_below
+
+if TYPE_CHECKING:
+    import resource
+
+
+logger = logging.getLogger(__name__)
+
+# How long SIGKILL may take to end workers, before they are left.
+_CLOSE_SECONDS = 10.0
+# Between two looks at what workers left behind, which does not say when it ends.
+_PAUSE_SECONDS = 0.02
+# Of a worker whose exit status somebody else has taken; asyncio has the same.
+_UNKNOWN = 255
 
 
 @dataclass
@@ -41,21 +61,28 @@ class _Child:
     rank: int
     pid: int
     pidfd: int
+    abandoned: bool = False
 
 
 class Forker:
-    """Forks workers from this process and waits for them; not thread-safe."""
+    """Forks workers from this process and waits for them; not thread-safe.
+
+    While it is open SIGCHLD is not ignored, since the kernel keeps no exit status where it is; that
+    is only possible where it is made and closed in the main thread.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.mark = os.urandom(16).hex()
         self._children: dict[int, _Child] = {}
-        self._pids: set[int] = set()
         self._facts: list[Fact] = []
+        self._sweep: Sweep | None = None
+        self._ignored = _set_sigchld(signal.SIG_IGN, signal.SIG_DFL)
         Subreaper.need()
         self._epoll: select.epoll | None = select.epoll()
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._epoll.register(self._wake_read, select.EPOLLIN)
+        # Fires when there is something to tell, or to do for a sweep.
+        self._alarm = Alarm()
+        self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
 
     def fileno(self) -> int:
         """A descriptor that is readable when `dispatch` has something to do."""
@@ -84,103 +111,166 @@ class Forker:
             The worker's key: its process id, or the negative of its rank minus one if it failed.
         """
         try:
-            streams = [_open(path) for path in (stdout, stderr)]
+            child = self._fork(rank, call, env, stdout, stderr)
         except OSError as error:
-            reason = error.strerror or str(error)
-            failure = StartFailed(rank, error.filename, reason, error.errno or 0, now_ns())
-            self._tell(failure)
-            return -1 - rank
-        flush_streams()
-        # The signal comes when the forking thread ends, and other threads do that all the time.
-        main_thread = threading.current_thread() is threading.main_thread()
-        parent = os.getpid() if main_thread else 0
-        pid = fork()
-        if pid == 0:
-            _become(call, {**env, MARK: self.mark}, streams, parent)
-        for fd in streams:
-            if fd is not None:
-                os.close(fd)
-        pidfd = open_pidfd(pid)
-        assert pidfd is not None and self._epoll is not None  # noqa: PT018 - our own unreaped child
-        self._epoll.register(pidfd, select.EPOLLIN)
-        self._children[pid] = _Child(rank, pid, pidfd)
-        self._pids.add(pid)
-        self._tell(Started(rank, pid, now_ns()))
-        return pid
+            path, reason = str(error.filename or ""), error.strerror or str(error)
+            self._tell(StartFailed(rank, path, reason, error.errno or 0, now_ns()))
+            return -rank - 1
+        assert self._epoll is not None
+        self._epoll.register(child.pidfd, select.EPOLLIN)
+        self._children[child.pid] = child
+        self._tell(Started(rank, child.pid, now_ns()))
+        return child.pid
+
+    def _fork(
+        self,
+        rank: int,
+        call: tuple[Callable[..., Any], tuple[Any, ...]],
+        env: Mapping[str, str],
+        stdout: str,
+        stderr: str,
+    ) -> _Child:
+        streams = open_streams(stdout, stderr)
+        try:
+            flush_streams()
+            # The parent-death signal is about a thread. Of any but the main one nobody knows how
+            # long it will live, so its workers go without.
+            main_thread = threading.current_thread() is threading.main_thread()
+            parent = os.getpid() if main_thread else 0
+            pid = fork()
+            if pid == 0:
+                _become(call, {**env, MARK: self.mark}, streams, parent, self.mark)
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)  # no descriptor is left to watch it by
+                raise
+            return _Child(rank, pid, pidfd)
+        finally:
+            for fd in streams:
+                close_above_2(fd)
 
     def _tell(self, fact: Fact) -> None:
         self._facts.append(fact)
-        os.write(self._wake_write, b"x")
+        self._alarm.set(0.0)
 
     def dispatch(self) -> list[Fact]:
         """Reap what ended, without waiting; the facts since the last call."""
-        for child in list(self._children.values()):
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-            if pid:
-                self._reaped(child, status, usage)
+        self._alarm.clear()
+        self._reap()
+        self._go_on_sweeping()
         facts, self._facts = self._facts, []
-        if facts and self._epoll is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
         return facts
 
-    def _reaped(self, child: _Child, status: int, usage: Any) -> None:
+    def _reap(self) -> None:
+        for child in list(self._children.values()):
+            try:
+                pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            except ChildProcessError:
+                logger.warning(
+                    "the exit status of process %d is lost: this process ignores SIGCHLD, or"
+                    " something in it waits for all children; %d is reported",
+                    *(child.pid, _UNKNOWN),
+                )
+                self._ended(child, Exited(child.rank, child.pid, _UNKNOWN, now_ns()))
+                continue
+            if pid:
+                self._ended(child, _exited(child, status, usage))
+
+    def _ended(self, child: _Child, fact: Exited) -> None:
+        self._drop(child)
+        if not child.abandoned:
+            self._facts.append(fact)
+
+    def _drop(self, child: _Child) -> None:
         assert self._epoll is not None
         self._epoll.unregister(child.pidfd)
         os.close(child.pidfd)
         del self._children[child.pid]
-        self._facts.append(
-            Exited(
-                child.rank,
-                child.pid,
-                os.waitstatus_to_exitcode(status),
-                now_ns(),
-                usage.ru_maxrss * 1024,
-                usage.ru_utime + usage.ru_stime,
-                os.WCOREDUMP(status),
-            )
-        )
+
+    def _go_on_sweeping(self) -> None:
+        if self._sweep is None:
+            return
+        if self._sweep.go_on(adopted(self.mark, self._children)):
+            left = tuple(Leftover(*each) for each in self._sweep.leftovers())
+            self._sweep = None
+            self._facts.append(Swept(left))
+        else:
+            self._alarm.set(_PAUSE_SECONDS)
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
         """Send a signal to the process groups of live workers."""
-        for pid in keys:
-            # Only this object waits for them: the number is still theirs.
-            if pid in self._children and not signal_group(pid, signum):
-                os.kill(pid, signum)
+        for child in self._living(keys):
+            # Unless somebody else waits for all children, the number is still its own.
+            if not signal_group(child.pid, signum):
+                send_signal(child.pidfd, signum)
 
     def kill(self, keys: Iterable[int]) -> None:
         """SIGKILL workers and all that descends from them."""
-        chosen = [pid for pid in keys if pid in self._children]
-        kill_below(chosen)
-        for pid in chosen:
-            os.kill(pid, signal.SIGKILL)
+        chosen = self._living(keys)
+        kill_below([child.pid for child in chosen])
+        for child in chosen:
+            with contextlib.suppress(PermissionError):  # it has changed its user
+                send_signal(child.pidfd, signal.SIGKILL)
+
+    def _living(self, keys: Iterable[int]) -> list[_Child]:
+        chosen = [self._children[pid] for pid in keys if pid in self._children]
+        return [child for child in chosen if not process_ended(child.pidfd)]
 
     def sweep(self) -> None:
         """End what workers left behind; `Swept` follows."""
-        end_adopted(f"{MARK}={self.mark}".encode(), self._pids)
-        self._tell(Swept())
+        self._sweep = Sweep()
+        self._alarm.set(0.0)
+
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Wait no longer for workers, nor for a sweep: no fact about either follows."""
+        self._sweep = None
+        for pid in keys:
+            if pid in self._children:
+                self._children[pid].abandoned = True
 
     def close(self) -> None:
-        """End all workers and wait for that; idempotent."""
+        """End all workers, and wait for that as long as it may take; idempotent."""
         if self._epoll is None:
             return
         self.kill(list(self._children))
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for child in list(self._children.values()):
-            os.waitpid(child.pid, 0)
-            os.close(child.pidfd)
-        self._children.clear()
-        end_adopted(f"{MARK}={self.mark}".encode(), self._pids)
+            wait_pidfd(child.pidfd, max(0.0, deadline - time.monotonic()))
+        self._reap()
+        for child in list(self._children.values()):
+            logger.error("SIGKILL does not end process %d; left behind", child.pid)
+            self._drop(child)
+        for pause in end_adopted(self.mark):
+            time.sleep(pause)
         self._epoll.close()
         self._epoll = None
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._alarm.close()
         Subreaper.release()
+        if self._ignored:
+            _set_sigchld(signal.SIG_DFL, signal.SIG_IGN)
 
 
-def _open(path: str) -> int | None:
-    if not path:
-        return None
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def _set_sigchld(before: signal.Handlers, after: signal.Handlers) -> bool:
+    """Change the disposition of SIGCHLD if it is ``before``; whether it was."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGCHLD) is not before:
+        return False
+    signal.signal(signal.SIGCHLD, after)
+    return True
+
+
+def _exited(child: _Child, status: int, usage: resource.struct_rusage) -> Exited:
+    return Exited(
+        child.rank,
+        child.pid,
+        os.waitstatus_to_exitcode(status),
+        now_ns(),
+        usage.ru_maxrss * 1024,
+        usage.ru_utime + usage.ru_stime,
+        os.WCOREDUMP(status),
+    )
 
 
 def _set_stream(name: str, fd: int) -> None:
@@ -211,21 +301,24 @@ def _disown() -> None:
 def _become(
     call: tuple[Callable[..., Any], tuple[Any, ...]],
     env: Mapping[str, str],
-    streams: list[int | None],
+    streams: tuple[int, int],
     parent: int,
+    mark: str,
 ) -> NoReturn:
     """The forked child: takes its place, calls the function, ends.
 
     Args:
         call: the function and its arguments.
         env: variables to set.
-        streams: descriptors for standard output and error; None keeps the parent's.
+        streams: descriptors for standard output and error; 1 and 2 are the parent's.
         parent: process whose end shall be this one's; 0 for none.
+        mark: of its lineage.
     """
     try:
         from lllaunch.spawner.worker import run_call  # noqa: PLC0415 - in the child only
 
         os.setsid()
+        set_lineage(mark)
         if parent:
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != parent:
@@ -236,7 +329,7 @@ def _become(
         os.dup2(null, 0)
         os.close(null)
         for number, fd in enumerate(streams, start=1):
-            if fd is not None:
+            if fd != number:
                 os.dup2(fd, number)
                 # The parent's stream object may be about something else (a notebook, a test).
                 _set_stream("stdout" if number == 1 else "stderr", number)

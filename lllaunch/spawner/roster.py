@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lllaunch.linux.process import Alarm, send_signal
@@ -22,14 +23,9 @@ class _Worker:
 
 
 class Roster:
-    """The workers that were ordered and are not known to have ended, each with its pidfd.
-
-    Attributes:
-        pids: process ids of all workers that ever started.
-    """
+    """The workers that were ordered and are not known to have ended, each with its pidfd."""
 
     def __init__(self) -> None:
-        self.pids: set[int] = set()
         self._keys = itertools.count(1)
         self._workers: dict[int, _Worker] = {}
 
@@ -39,13 +35,20 @@ class Roster:
         self._workers[key] = _Worker(rank)
         return key
 
-    def note(self, message: Message) -> Fact:
-        """Take note of a message about a worker; the fact that it tells."""
+    def note(self, message: Message) -> Fact | None:
+        """Take note of a message about a worker.
+
+        Returns:
+            The fact that it tells; None if nobody waits for that worker any more.
+        """
         key = message.header["key"]
-        worker = self._workers[key]
+        worker = self._workers.get(key)
+        if worker is None:
+            for fd in message.fds:
+                os.close(fd)
+            return None
         fact = translate(message.header, worker.rank)
         if isinstance(fact, Started):
-            self.pids.add(fact.pid)
             worker.pidfd = message.fds[0] if message.fds else -1
         else:
             self._forget(key)
@@ -63,10 +66,15 @@ class Roster:
             if worker is not None and worker.pidfd >= 0:
                 send_signal(worker.pidfd, signum)
 
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Wait no longer for the ends of workers; nothing is told of them any more."""
+        for key in keys:
+            if key in self._workers:
+                self._forget(key)
+
     def clear(self) -> None:
         """Forget all of them."""
-        for key in list(self._workers):
-            self._forget(key)
+        self.abandon(list(self._workers))
 
 
 @dataclass(frozen=True)
@@ -85,36 +93,48 @@ class Command:
 
 
 class Commands:
-    """The commands that the spawner has not confirmed, and the alarm for when it does not."""
+    """The commands that the spawner has not confirmed, and the alarm for when it does not.
 
-    def __init__(self) -> None:
+    Args:
+        clock: tells the time, seconds of the monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._alarm = Alarm()
-        self._waiting: list[Command] = []
+        self._ids = itertools.count(1)
+        # With the time by which it must be confirmed; the oldest first.
+        self._waiting: dict[int, tuple[float, Command]] = {}
 
     def fileno(self) -> int:
         """Readable when `overdue` may have something to tell."""
         return self._alarm.fileno()
 
-    def add(self, command: Command) -> None:
-        """Begin to wait for a command's confirmation."""
-        self._waiting.append(command)
-        self._alarm.set(ACKNOWLEDGE_SECONDS)
+    def add(self, command: Command) -> int:
+        """Begin to wait for a command's confirmation; return the number that confirms it."""
+        number = next(self._ids)
+        self._waiting[number] = self._clock() + ACKNOWLEDGE_SECONDS, command
+        self._set_alarm()
+        return number
 
-    def confirm(self, operation: str) -> None:
-        """The spawner carried out the oldest command of this kind."""
-        for command in self._waiting:
-            if command.operation == operation:
-                self._waiting.remove(command)
-                break
-        if not self._waiting:
-            self._alarm.set(None)
+    def confirm(self, number: int) -> None:
+        """The spawner carried out a command."""
+        self._waiting.pop(number, None)
+        self._set_alarm()
 
     def overdue(self) -> list[Command]:
-        """The commands that waited too long; they are waited for no longer."""
+        """Return the commands that waited too long; they are waited for no longer."""
         if not self._waiting or not self._alarm.clear():
             return []
-        overdue, self._waiting = self._waiting, []
-        return overdue
+        now = self._clock()
+        late = [number for number, (deadline, _) in self._waiting.items() if deadline <= now]
+        commands = [self._waiting.pop(number)[1] for number in late]
+        self._set_alarm()
+        return commands
+
+    def _set_alarm(self) -> None:
+        first = next(iter(self._waiting.values()), None)
+        self._alarm.set(None if first is None else max(0.0, first[0] - self._clock()))
 
     def close(self) -> None:
         """Wait for nothing any more; idempotent."""

@@ -3,17 +3,23 @@
 One thread, one loop, woken by four things: the launcher's socket, the launcher's end (a pidfd,
 since a forked child of the launcher may hold the other end of the socket open), SIGCHLD, and the
 report pipes of workers that are being started. See the essay in this package's ``__init__``.
+
+A stopped spawner sees none of them. Its parent-death signal is SIGCONT, so that it sees its
+launcher's end all the same; a branch, whose parent is another spawner, gets it from that one.
 """
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from lllaunch.errors import PreloadFailed
 from lllaunch.linux import proc
@@ -21,18 +27,24 @@ from lllaunch.linux.process import (
     open_pidfd,
     process_ended,
     set_child_subreaper,
+    set_lineage,
     set_parent_death_signal,
 )
 from lllaunch.spawner import openmp, signals
+from lllaunch.spawner.adoption import MARK
 from lllaunch.spawner.branches import Branches, leave_behind
+from lllaunch.spawner.check import Checks
 from lllaunch.spawner.child import Surroundings
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.preloading import Preloaded, preload
-from lllaunch.spawner.sweep import PAUSE_SECONDS, Sweep, kill_orphans
-from lllaunch.spawner.tree import kill_below
+from lllaunch.spawner.sweep import Pauses, Sweep
+from lllaunch.spawner.tree import kill_below, kill_with_below
 from lllaunch.spawner.wakeups import Wakeups
 from lllaunch.spawner.wire import Channel, Message
 from lllaunch.spawner.workers import Workers
+
+# What does not end although it was killed, and whose launcher is gone, is left after this long.
+_GIVE_UP_SECONDS = 60.0
 
 
 class Server:
@@ -57,12 +69,14 @@ class Server:
         self._channel = Channel(sock)
         self._wakeups = Wakeups(self._channel.fileno(), launcher)
         self._workers = Workers(self._send, self._wakeups)
-        self._branches = Branches()
+        self._checks = Checks(self._send)
+        self._branches = Branches(self._wakeups)
         self._sweep: Sweep | None = None
         self._around: Surroundings | None = None
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
-        self._helpers: frozenset[int] = frozenset()
+        # Children that are neither workers nor orphans to be ended.
+        self._spared: set[int] = set()
 
     def serve(self) -> NoReturn:
         """Answer the launcher until it is gone, then end everything and exit."""
@@ -71,6 +85,7 @@ class Server:
                 if fd == self._wakeups.launcher:
                     self._end()
                 self._workers.read_report(fd)
+                self._branches.launcher_ended(fd)
             self._reap()
             self._inbox += self._channel.receive()
             while self._inbox:
@@ -81,43 +96,48 @@ class Server:
             self._branches.end_strays(self._orphans)
 
     def _timeout(self) -> int | None:
-        if self._branches.bereaved:
-            return int(PAUSE_SECONDS * 1000)
-        if self._sweep is None:
-            return None
-        return int(max(self._sweep.deadline - time.monotonic(), PAUSE_SECONDS) * 1000)
+        sweep = None if self._sweep is None else self._sweep.next_in()
+        waits = [wait for wait in (sweep, self._branches.next_in()) if wait is not None]
+        return math.ceil(min(waits) * 1000) if waits else None
 
     def _handle(self, message: Message) -> None:
-        operation = message.header["op"]
-        if operation == "spawn":
-            self._spawn(message)
-        elif operation == "signal":
-            self._workers.signal(message.header["keys"], message.header["signum"])
-            self._send({"fact": "done", "op": "signal"})
-        elif operation == "kill":
-            self._kill(message.header["keys"])
-            self._send({"fact": "done", "op": "kill"})
-        elif operation == "sweep":
-            self._sweep = Sweep()
-        elif operation == "check":
-            self._check(message)
-        elif operation == "configure":
-            self._configure(message.header)
-        elif operation == "branch":
-            self._branch(message)
-        elif operation == "adopt":
-            assert self._around is not None
-            self._around = replace(self._around, cgroup=message.header["cgroup"])
-            for number, fd in enumerate(message.fds, 1):
-                os.dup2(fd, number)
-                os.close(fd)
+        self._OPERATIONS[message.header["op"]](self, message)
+
+    def _signal(self, message: Message) -> None:
+        self._workers.signal(message.header["keys"], message.header["signum"])
+        self._send({"fact": "done", "command": message.header["command"]})
+
+    def _kill(self, message: Message) -> None:
+        self._workers.kill(message.header["keys"])
+        kill_with_below(self._orphans())
+        self._send({"fact": "done", "command": message.header["command"]})
+
+    def _begin_sweep(self, message: Message) -> None:
+        self._sweep = Sweep(message.header["sweep"])
+
+    def _end_sweep(self, _: Message) -> None:
+        """Let what a sweep cannot end be: later workers shall not be ended for it, nor wait."""
+        if self._sweep is not None:
+            self._spared.update(self._orphans())
+            self._sweep = None
+
+    def _end_check(self, message: Message) -> None:
+        self._checks.cancel(message.header["check"])
+
+    def _adopt(self, message: Message) -> None:
+        assert self._around is not None
+        self._around = replace(self._around, cgroup=message.header["cgroup"])
+        for number, fd in enumerate(message.fds, 1):
+            os.dup2(fd, number)
+            os.close(fd)
 
     def _send(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._channel.queue(header, fds=fds)
         if self._channel.pending and not self._channel.drain(self._wakeups.launcher):
             self._end()
 
-    def _configure(self, header: dict[str, Any]) -> None:
+    def _configure(self, message: Message) -> None:
+        header = message.header
         self._around = Surroundings(
             spawner=os.getpid(),
             ignored=self._ignored,
@@ -141,26 +161,16 @@ class Server:
             facts = {"module": error.module, "reason": error.reason, "traceback": error.traceback}
             self._send({"fact": "broken"} | facts)
             return
-        set_parent_death_signal(0)
+        set_parent_death_signal(signal.SIGCONT)
         # What preloads started for themselves (a resource tracker) is nobody's leftover.
-        self._helpers = frozenset(proc.children(os.getpid()))
+        self._spared.update(proc.children(os.getpid()))
         done = self._preloaded
         self._send({"fact": "ready", "seconds": done.seconds, "fork_safe": done.fork_safe})
 
     def _check(self, message: Message) -> None:
-        from lllaunch.spawner.check import check_in_child  # noqa: PLC0415 - seldom needed
-
         assert self._around is not None
         openmp.pause(self._preloaded.runtimes)
-        problem = check_in_child(
-            message,
-            self._around,
-            self._foreign_fds(),
-            (self._wakeups.launcher, self._channel.fileno()),
-        )
-        if problem is None:
-            self._end()
-        self._send({"fact": "checked", "problem": problem})
+        self._checks.start(message, self._around, self._foreign_fds())
 
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
@@ -168,26 +178,35 @@ class Server:
         order = Order.decode(message)
         if not self._preloaded.fork_safe:
             order = replace(order, fresh=True)
-        self._workers.start(order, self._around, self._foreign_fds())
+        if message.lost:
+            self._workers.refuse(order.key, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        else:
+            self._workers.start(order, self._around, self._foreign_fds())
         for fd in message.fds:
             os.close(fd)
 
     def _foreign_fds(self) -> list[int]:
         """Descriptors of workers' that happen to be open here now."""
         arrived = [fd for message in self._inbox for fd in message.fds]
-        return [*self._workers.reports, *arrived, *self._channel.unclaimed]
+        own = [*self._workers.reports, *self._checks.pipes, *self._branches.launchers]
+        return [*own, *arrived, *self._channel.unclaimed]
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
         assert self._around is not None
         openmp.pause(self._preloaded.runtimes)
-        sock, launcher = message.fds
-        pid = os.fork()
+        try:
+            sock, launcher = message.fds
+            pid = os.fork()
+        except (OSError, ValueError):
+            # No process or descriptor is left. Who waits for the branch sees its connection close.
+            for fd in message.fds:
+                os.close(fd)
+            return
         if pid == 0:
             self._become_branch(sock, launcher, self._around)
-        self._branches.pids.add(pid)
-        for fd in message.fds:
-            os.close(fd)
+        os.close(sock)
+        self._branches.add(pid, launcher)
 
     def _become_branch(self, sock: int, launcher: int, around: Surroundings) -> NoReturn:
         try:
@@ -222,33 +241,46 @@ class Server:
                 return
             if pid == 0:
                 return
-            if not self._workers.reaped(pid, status, usage):
+            self._spared.discard(pid)
+            if not self._workers.reaped(pid, status, usage) and not self._checks.ended(pid, status):
                 self._branches.ended(pid)
-
-    def _kill(self, keys: list[int]) -> None:
-        self._workers.kill(keys)
-        kill_orphans(self._orphans())
 
     def _orphans(self) -> list[int]:
         """Children that are no workers: what workers left behind."""
-        known = self._helpers.union(self._workers.pids, self._branches.pids)
+        known = self._spared.union(self._workers.pids, self._checks.pids, self._branches.pids)
         return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
     def _continue_sweep(self) -> None:
         if self._sweep is not None and self._sweep.go_on(self._orphans()):
-            self._send({"fact": "swept", "leftovers": self._sweep.leftovers()})
+            found = {"sweep": self._sweep.number, "leftovers": self._sweep.leftovers()}
+            self._send({"fact": "swept"} | found)
             self._sweep = None
 
     def _end(self) -> NoReturn:
         """Kill all that descends from this process, wait until nothing is left, exit."""
-        while True:
+        pauses = Pauses()
+        while time.monotonic() - pauses.changed < _GIVE_UP_SECONDS:
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             except ChildProcessError:
                 os._exit(0)
-            kill_below([os.getpid()])
-            time.sleep(PAUSE_SECONDS)
+            pauses.note([process.pid for process in kill_below([os.getpid()])])
+            self._wakeups.wait_child(pauses.seconds)
+        os._exit(1)
+
+    _OPERATIONS: ClassVar[dict[str, Callable[[Server, Message], None]]] = {
+        "configure": _configure,
+        "spawn": _spawn,
+        "signal": _signal,
+        "kill": _kill,
+        "sweep": _begin_sweep,
+        "end_sweep": _end_sweep,
+        "check": _check,
+        "end_check": _end_check,
+        "branch": _branch,
+        "adopt": _adopt,
+    }
 
 
 def _close_inherited(keep: int) -> None:
@@ -272,6 +304,8 @@ def main(fd: int, launcher: int) -> NoReturn:
     os.set_inheritable(fd, False)
     ignored = signals.ignored_at_start()
     signals.ignore_all()
+    set_lineage(os.environ[MARK])
+    set_parent_death_signal(signal.SIGCONT)
     pidfd = open_pidfd(launcher)
     if pidfd is None or os.getppid() != launcher:
         os._exit(1)

@@ -37,6 +37,10 @@ class Starter(Protocol):
         """End what workers left behind."""
         ...
 
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Wait no longer for workers, nor for a sweep: no fact about either follows."""
+        ...
+
     def close(self) -> None:
         """End everything."""
         ...

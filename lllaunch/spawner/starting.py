@@ -29,12 +29,12 @@ def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[in
         OSError: a file cannot be opened (its name is in the error), or there is no room for another
             process.
     """
-    streams = _open_streams(order)
+    streams = open_streams(order.stdout, order.stderr)
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
     except OSError:
         for fd in streams:
-            _close_above_2(fd)
+            close_above_2(fd)
         raise
     try:
         pid = os.fork()
@@ -50,21 +50,27 @@ def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[in
         return pid, read
     finally:
         for fd in (write, *streams):
-            _close_above_2(fd)
+            close_above_2(fd)
 
 
-def _open_streams(order: Order) -> tuple[int, int]:
+def open_streams(stdout: str, stderr: str) -> tuple[int, int]:
+    """Open a worker's files for standard output and error; 1 or 2 where the path is empty.
+
+    Raises:
+        OSError: one cannot be opened; the other is closed again.
+    """
     opened: list[int] = []
-    for number, path in ((1, order.stdout), (2, order.stderr)):
+    for number, path in ((1, stdout), (2, stderr)):
         try:
             opened.append(os.open(path, _FLAGS, 0o666) if path else number)
         except OSError:
             for fd in opened:
-                _close_above_2(fd)
+                close_above_2(fd)
             raise
     return opened[0], opened[1]
 
 
-def _close_above_2(fd: int) -> None:
+def close_above_2(fd: int) -> None:
+    """Close a descriptor of `open_streams`, if it is not this process's own output."""
     if fd > 2:
         os.close(fd)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 from collections.abc import Iterator
+
+from lllaunch.linux.process import wait_pidfd
 
 
 class Wakeups:
@@ -37,8 +40,14 @@ class Wakeups:
         self._poll.register(fd, select.POLLIN)
 
     def remove(self, fd: int) -> None:
-        """Do not, any more."""
-        self._poll.unregister(fd)
+        """Do not, any more; also if it was not added."""
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+
+    def wait_child(self, seconds: float) -> None:
+        """Wait until a child ends, no longer than ``seconds``."""
+        if wait_pidfd(self._children, seconds):
+            os.read(self._children, 4096)
 
     def wait(self, milliseconds: int | None) -> Iterator[int]:
         """Wait; which of the added descriptors are readable, and the launcher's if it has ended."""

@@ -112,7 +112,7 @@ class Channel:
     def flush(self) -> None:
         """Send as much of the queue as the socket takes now."""
         if not self._sends:
-            self._out.clear()
+            self._stop_sending()
         while self._out:
             data, fds = self._out[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -133,6 +133,7 @@ class Channel:
     def _stop_sending(self) -> None:
         self._sends = False
         self._out.clear()
+        self._close_sent(tuple(self._to_close))
         # Should the other end be there all the same, it shall not wait for more.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -80,15 +81,19 @@ class Workers:
         try:
             pid, report = start(order, around, foreign)
         except OSError as error:
-            failure = {
-                "path": str(error.filename or ""),
-                "reason": error.strerror or str(error),
-                "errno": error.errno or 0,
-            }
-            self._send({"fact": "failed", "key": order.key, "time_ns": since_boot_ns()} | failure)
+            self.refuse(order.key, error)
             return
         self._workers[pid] = _Worker(order, pid, report)
         self._wakeups.add(report)
+
+    def refuse(self, key: int, error: OSError) -> None:
+        """Tell that a worker cannot be started, and why."""
+        failure = {
+            "path": str(error.filename or ""),
+            "reason": error.strerror or str(error),
+            "errno": error.errno or 0,
+        }
+        self._send({"fact": "failed", "key": key, "time_ns": since_boot_ns()} | failure)
 
     def read_report(self, fd: int) -> None:
         """A report pipe is readable."""
@@ -97,8 +102,8 @@ class Workers:
                 self._settle_start(worker)
                 return
 
-    def _settle_start(self, worker: _Worker) -> None:
-        """The report pipe closed (it runs) or holds a failure."""
+    def _settle_start(self, worker: _Worker, *, reaped: bool = False) -> None:
+        """The report pipe closed (it runs, or ran until it was reaped) or holds a failure."""
         with os.fdopen(worker.report, "rb") as pipe:
             self._wakeups.remove(worker.report)
             text = pipe.read()
@@ -106,9 +111,12 @@ class Workers:
         if text:
             worker.failure = json.loads(text)
             return
-        for signum in worker.early:
-            signal_group(worker.pid, signum)
-        pidfd = open_pidfd(worker.pid)
+        pidfd = None
+        if not reaped:  # else its number may be another's
+            for signum in worker.early:
+                signal_group(worker.pid, signum)
+            with contextlib.suppress(OSError):  # no descriptor is left
+                pidfd = open_pidfd(worker.pid)
         header = {"fact": "started", "key": worker.order.key, "pid": worker.pid}
         self._send(header | {"time_ns": since_boot_ns()}, (pidfd,) if pidfd is not None else ())
         if pidfd is not None:
@@ -127,7 +135,7 @@ class Workers:
         if worker is None:
             return False
         if worker.report >= 0:
-            self._settle_start(worker)
+            self._settle_start(worker, reaped=True)
         header = {"key": worker.order.key, "time_ns": now}
         if worker.failure is not None:
             self._send({"fact": "failed"} | header | worker.failure)
@@ -160,6 +168,7 @@ class Workers:
         kill_below(chosen)
         for pid in chosen:
             # Neither has been waited for, so the numbers are theirs. One that was forked a moment
-            # ago may not lead its group yet.
+            # ago may not lead its group yet; one that changed its user may not be ours to kill.
             signal_group(pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, signal.SIGKILL)

@@ -76,6 +76,24 @@ def test_1_nothing_outlives_sigkill_of_the_launcher(tmp_path: Path, start_method
     all_gone(pids)
 
 
+def test_1_nothing_outlives_sigkill_of_the_launcher_while_the_spawner_is_stopped(
+    tmp_path: Path,
+) -> None:
+    launcher = Launcher(tmp_path, holder(tmp_path))
+    pids = pids_of(launcher)
+    os.kill(launcher.spawner(), signal.SIGSTOP)
+    launcher.signal(signal.SIGKILL)
+    # not its output, which what is left would hold open
+    launcher.process.wait()
+    try:
+        all_gone(pids)
+    finally:
+        for pid in pids:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
+    launcher.finish()
+
+
 def test_1_nothing_outlives_sigkill_of_the_spawner(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, holder(tmp_path))
     pids = pids_of(launcher)

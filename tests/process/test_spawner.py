@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Died, Exited, Fact, PreloadBroken, Started, StartFailed, Swept
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.starting import start
+from lllaunch.spawner.sweep import SETTLE_SECONDS
 from lllaunch.spawner.targets import Function, Module, Program, Script
 
 WAIT = 30.0
@@ -44,6 +46,14 @@ def facts_until(spawner: Spawner, done: Callable[[list[Fact]], bool]) -> list[Fa
         left = deadline - time.monotonic()
         assert left > 0, f"only these facts came: {found}"
         wait_readable(spawner, left)
+        found += spawner.dispatch()
+    return found
+
+
+def facts_until_quiet(spawner: Spawner, seconds: float) -> list[Fact]:
+    """Return what is told until nothing has been for some time."""
+    found: list[Fact] = []
+    while wait_readable(spawner, seconds):
         found += spawner.dispatch()
     return found
 
@@ -635,8 +645,218 @@ ESCAPER = (
 )
 
 
+@pytest.fixture
+def without_cgroup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawner]:
+    """A spawner where cgroups are not delegated."""
+    monkeypatch.setattr(Cgroup, "create", lambda _: None)
+    with Spawner() as started:
+        started.configure(os.environ, os.getcwd())
+        yield started
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_daemon_with_no_mark_and_no_session_of_a_worker_dies_with_the_spawner(
+    without_cgroup: Spawner, tmp_path: Path, how: str
+) -> None:
+    spawner = without_cgroup
+    target = script(tmp_path / "s.py", ESCAPER)
+    key = spawner.spawn(0, target, cwd=str(tmp_path), env={})
+    started_pids(spawner, 1)
+    escaped = int(wait_for(tmp_path / "daemon"))
+    if how == "killed":
+        os.kill(spawner.pid, signal.SIGKILL)
+    else:
+        os.kill(spawner.pid, signal.SIGSTOP)
+        spawner.kill([key])
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    assert gone(escaped)
+    # what ended it is told, so that nobody else is blamed
+    died = next(fact for fact in facts if isinstance(fact, Died))
+    assert died.sent == (() if how == "killed" else (signal.SIGKILL,))
+
+
+def test_a_child_of_the_launchers_own_that_nothing_distinguishes_survives_the_spawners_death(
+    without_cgroup: Spawner, tmp_path: Path
+) -> None:
+    spawner = without_cgroup
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            os.execve("/bin/sleep", ["sleep", "1000"], {})
+        finally:
+            os._exit(99)
+    try:
+        spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
+        started_pids(spawner, 1)
+        os.kill(spawner.pid, signal.SIGKILL)
+        facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+        assert not gone(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_launcher_acts_on_other_things_while_a_spawner_ends(
+    without_cgroup: Spawner, tmp_path: Path
+) -> None:
+    spawner = without_cgroup
+    spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
+    started_pids(spawner, 1)
+    # Its connection closes, and it cannot end: as one that waits for a disk would.
+    os.kill(spawner.pid, signal.SIGSTOP)
+    assert spawner._channel is not None
+    spawner._channel._sock.shutdown(socket.SHUT_RDWR)
+    assert spawner.dispatch() == []
+    assert spawner.dispatch() == []
+    os.kill(spawner.pid, signal.SIGKILL)
+    facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+
+
+def test_a_thread_that_blocks_sigchld_hears_of_ends_all_the_same() -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        with Spawner() as spawner:
+            spawner.configure(os.environ, os.getcwd())
+            (end,) = run(spawner, Program("true"))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert isinstance(end, Exited)
+
+
+def check(spawner: Spawner, directory: Path, module: str, seconds: float | None) -> str:
+    call = pickle.dumps(((), {}))
+    where = str(directory)
+    return spawner.check_function(module, "main", call, env={}, cwd=where, seconds=seconds)
+
+
+def test_a_verdict_that_comes_too_late_is_not_taken_for_the_next_ones(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nopen('begun', 'w').write('x')\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\ndef main(a): pass\n"
+    )
+    (tmp_path / "fine.py").write_text("def main(): pass\n")
+    assert check(spawner, tmp_path, "slow", 0.01) == ""
+    (tmp_path / "go").write_text("")
+    # both verdicts, or what is left of the first, are under way now
+    run(spawner, Program("sleep", ("0.2",)))
+    assert check(spawner, tmp_path, "fine", None) == ""
+    assert "missing a required argument" in check(spawner, tmp_path, "slow", None)
+
+
+def test_a_check_that_is_given_up_keeps_no_worker_from_starting(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    )
+    assert check(spawner, tmp_path, "hangs", 2.0) == ""
+    (end,) = run(spawner, Program("true"))
+    assert isinstance(end, Exited)
+    if (tmp_path / "pid").exists():
+        wait_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_the_end_of_an_abandoned_worker_is_not_told(spawner: Spawner, tmp_path: Path) -> None:
+    shell = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit 9"
+    key = spawner.spawn(0, Program("sh", ("-c", shell)), cwd=str(tmp_path), env={})
+    (abandoned,) = started_pids(spawner, 1)
+    spawner.abandon([key])
+    # the next run's worker of the same rank
+    spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
+    (later,) = started_pids(spawner, 1)
+    (tmp_path / "go").write_text("")
+    wait_gone(abandoned)
+    spawner.spawn(1, Program("true"), cwd=str(tmp_path), env={})
+    facts = facts_until(spawner, lambda facts: bool(ends(facts)))
+    assert [end.rank for end in ends(facts)] == [1]
+    assert not gone(later)
+
+
+def test_a_sweep_that_was_given_up_neither_ends_what_comes_later_nor_is_told(
+    spawner: Spawner, tmp_path: Path
+) -> None:
+    run(spawner, script(tmp_path / "s.py", DAEMON), cwd=str(tmp_path))
+    stuck = int(wait_for(tmp_path / "daemon"))
+    spawner.sweep()
+    spawner.abandon([])
+    os.rename(tmp_path / "daemon", tmp_path / "stuck")
+    # the next run on the same spawner
+    run(spawner, script(tmp_path / "s.py", DAEMON), cwd=str(tmp_path))
+    later = int(wait_for(tmp_path / "daemon"))
+    # more than the time that a sweep lets what is left settle
+    facts = facts_until_quiet(spawner, 3 * SETTLE_SECONDS)
+    assert not [fact for fact in facts if isinstance(fact, Swept)]
+    assert not gone(stuck)
+    assert not gone(later)
+    spawner.sweep()
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
+    (swept,) = [fact for fact in facts if isinstance(fact, Swept)]
+    assert later in [left.pid for left in swept.leftovers]
+    assert stuck not in [left.pid for left in swept.leftovers]
+    spawner.close()
+    wait_gone(stuck)
+
+
+def test_what_belongs_to_another_user_does_not_end_the_spawner(tmp_path: Path) -> None:
+    """It is started without the right to signal other users' processes."""
+    program = tmp_path / "launcher.py"
+    program.write_text(OTHER_USER)
+    command = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill", sys.executable]
+    # not into a pipe, which what is left behind would hold open
+    with open(tmp_path / "out", "w") as out:
+        subprocess.run([*command, str(program), str(tmp_path)], stdout=out, stderr=out, check=False)
+    try:
+        assert (tmp_path / "out").read_text().split() == ["sweeping", "Exited", "0"]
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+# A worker leaves a process behind that has changed its user; then another worker runs.
+OTHER_USER = r"""
+import os, sys, time
+from lllaunch.linux.process import wait_readable
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.facts import Exited
+from lllaunch.spawner.targets import Program
+os.chdir(sys.argv[1])
+LEAVE = (
+    "import os, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid(); os.setuid(65534)\n"
+    "    os.write(9, str(os.getpid()).encode())\n"
+    "    time.sleep(1000)\n"
+    "while not os.path.getsize('pid'): time.sleep(0.01)\n"
+)
+def run(spawner, *command):
+    spawner.spawn(0, Program(command[0], command[1:]), cwd=os.getcwd(), env={})
+    while True:
+        wait_readable(spawner)
+        for fact in spawner.dispatch():
+            if not isinstance(fact, Exited): continue
+            return fact
+with Spawner() as spawner:
+    spawner.configure(os.environ, os.getcwd())
+    run(spawner, "sh", "-c", 'exec "$0" -c "$1" 9> pid', sys.executable, LEAVE)
+    spawner.sweep()
+    print("sweeping")
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        wait_readable(spawner, 0.1)
+        for fact in spawner.dispatch(): print(fact)
+    spawner.abandon([])
+    fact = run(spawner, "true")
+    print(type(fact).__name__, fact.exitcode)
+    sys.stdout.flush()
+    # nothing here may end what it left: that is for the test to do
+    os._exit(0)
+"""
+
+
 def can_make_cgroups() -> bool:
-    group = Cgroup.create("lllaunch-probe")
+    group = Cgroup.create("probe")
     if group is not None:
         group.remove()
     return group is not None

@@ -177,3 +177,11 @@ def test_a_branch_of_a_dead_spawner_is_an_error(warm: Spawner, tmp_path: Path) -
     os.kill(warm.pid, signal.SIGKILL)
     until(lambda: gone(warm.pid), "the end of the spawner")
     assert status(job(warm, lambda spawner: 0)) == 98
+
+
+def test_a_branch_that_is_stopped_ends_with_its_job(warm: Spawner, tmp_path: Path) -> None:
+    pid, branch, worker, daemon = holding(warm, tmp_path, "x")
+    os.kill(branch, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    status(pid)
+    until(lambda: all(map(gone, (branch, worker, daemon))), "the end of the branch")

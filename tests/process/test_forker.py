@@ -1,0 +1,173 @@
+"""Start method ``fork``: what happens to workers, and to what they leave behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launching import WAIT, gone, text_of, until
+
+import lllaunch.spawner.forker
+from lllaunch.linux.process import wait_readable
+from lllaunch.spawner.facts import Exited, Fact, Started, StartFailed, Swept
+from lllaunch.spawner.forker import Forker
+from lllaunch.testing import open_fds
+
+
+@pytest.fixture
+def forker() -> Iterator[Forker]:
+    made = Forker()
+    yield made
+    made.close()
+
+
+def facts_until(forker: Forker, kind: type[Fact]) -> list[Fact]:
+    found: list[Fact] = []
+    deadline = time.monotonic() + WAIT
+    while not any(isinstance(fact, kind) for fact in found):
+        assert time.monotonic() < deadline, f"only these facts came: {found}"
+        wait_readable(forker, 1.0)
+        found += forker.dispatch()
+    return found
+
+
+def leave_a_daemon(pid_file: Path) -> None:
+    """In a worker: a grandchild in a session of its own, which executes nothing."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            temporary = pid_file.with_suffix(".tmp")
+            temporary.write_text(str(os.getpid()))
+            temporary.rename(pid_file)
+            time.sleep(1000)
+        os._exit(0)
+    until(lambda: text_of(pid_file), "the daemon")
+
+
+def test_a_sweep_ends_a_daemon_and_says_so(forker: Forker, tmp_path: Path) -> None:
+    forker.spawn(0, (leave_a_daemon, (tmp_path / "pid",)), env={})
+    facts_until(forker, Exited)
+    daemon = int(text_of(tmp_path / "pid"))
+    assert not gone(daemon)
+    forker.sweep()
+    facts = facts_until(forker, Swept)
+    (swept,) = [fact for fact in facts if isinstance(fact, Swept)]
+    assert (daemon, True) in [(left.pid, left.killed) for left in swept.leftovers]
+    assert gone(daemon)
+
+
+def test_close_ends_a_daemon(forker: Forker, tmp_path: Path) -> None:
+    forker.spawn(0, (leave_a_daemon, (tmp_path / "pid",)), env={})
+    facts_until(forker, Exited)
+    forker.close()
+    assert gone(int(text_of(tmp_path / "pid")))
+
+
+def test_a_child_that_is_not_a_workers_is_left_alone(forker: Forker) -> None:
+    mine = os.fork()
+    if mine == 0:
+        os.setsid()
+        time.sleep(1000)
+        os._exit(0)
+    try:
+        forker.spawn(0, (int, ()), env={})
+        facts_until(forker, Exited)
+        forker.sweep()
+        facts_until(forker, Swept)
+        forker.close()
+        assert not gone(mine)
+    finally:
+        os.kill(mine, signal.SIGKILL)
+        os.waitpid(mine, 0)
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("ignored")
+def test_an_exit_status_is_known_although_sigchld_was_ignored() -> None:
+    forker = Forker()
+    try:
+        forker.spawn(0, (exit, (7,)), env={})
+        (end,) = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
+        assert end.exitcode == 7
+    finally:
+        forker.close()
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+
+
+def test_a_worker_that_somebody_else_reaped_has_ended_with_255(forker: Forker) -> None:
+    pid = forker.spawn(0, (int, ()), env={})
+    os.waitpid(pid, 0)
+    (end,) = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
+    assert (end.pid, end.exitcode) == (pid, 255)
+
+
+def test_a_file_that_cannot_be_opened_leaves_no_descriptor(forker: Forker, tmp_path: Path) -> None:
+    fds = open_fds()
+    missing = tmp_path / "no" / "such"
+    forker.spawn(0, (int, ()), env={}, stdout=str(tmp_path / "out"), stderr=str(missing))
+    (failed,) = forker.dispatch()
+    assert isinstance(failed, StartFailed)
+    assert failed.path == str(missing)
+    assert open_fds() == fds
+
+
+def test_a_process_too_many_is_a_worker_that_cannot_start(
+    forker: Forker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(lllaunch.spawner.forker, "fork", none_left)
+    forker.spawn(0, (int, ()), env={})
+    (failed,) = forker.dispatch()
+    assert isinstance(failed, StartFailed)
+    assert failed.errno == errno.EAGAIN
+
+
+def test_close_does_not_wait_for_ever_for_what_cannot_be_killed(
+    forker: Forker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = forker.spawn(0, (time.sleep, (1000,)), env={})
+    facts_until(forker, Started)
+    with monkeypatch.context() as patch:
+        patch.setattr(lllaunch.spawner.forker, "send_signal", lambda *_: True)
+        patch.setattr(lllaunch.spawner.forker, "_CLOSE_SECONDS", 0.1)
+        patch.setattr(lllaunch.spawner.forker, "end_adopted", lambda _: ())
+        forker.close()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_what_an_abandoned_worker_comes_to_is_not_told(forker: Forker) -> None:
+    abandoned = forker.spawn(0, (time.sleep, (1000,)), env={})
+    facts_until(forker, Started)
+    forker.abandon([abandoned])
+    forker.kill([abandoned])
+    until(lambda: gone(abandoned), "the end of the worker")
+    forker.spawn(1, (int, ()), env={})
+    ends = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
+    assert [end.rank for end in ends] == [1]
+
+
+def test_workers_limits_are_those_of_the_calling_process_but_for_the_mark(
+    forker: Forker, tmp_path: Path
+) -> None:
+    def report() -> None:
+        limits = [resource.getrlimit(number) for number in range(15)]
+        (tmp_path / "limits").write_text(str(limits))
+
+    forker.spawn(0, (report, ()), env={})
+    facts_until(forker, Exited)
+    assert text_of(tmp_path / "limits") == str([resource.getrlimit(n) for n in range(15)])
