@@ -214,6 +214,7 @@ def asks_for_lock(config: DictConfig) -> bool:
     """Whether a config, or the environment, asks for the reviewed plan, in whatever words."""
     launch: Any = OmegaConf.select(config, "launch", throw_on_resolution_failure=False)
     # unresolved: an interpolation counts as yes until it is known
-    node = launch._get_node("locked") if isinstance(launch, DictConfig) else None
+    known = isinstance(launch, DictConfig)
+    node = launch._get_node("locked", validate_access=False) if known else None
     wanted = getattr(node, "_value", lambda: None)()
     return wanted not in (None, False) or locks_all(os.environ)

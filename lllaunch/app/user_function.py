@@ -19,6 +19,7 @@ from lllaunch.app.hydra_worker import HydraCall, entrypoint_of, run_in_worker
 from lllaunch.app.user_script import (
     Reach,
     Script,
+    calls_directly,
     check_reachable,
     original_arguments,
     reach_of,
@@ -62,7 +63,8 @@ class UserFunction(NamedTuple):
     @classmethod
     def _of(cls, function: Callable[[Any], Any], reach: Reach | None) -> UserFunction:
         in_main = reach is not None and reach.module == "__main__"
-        script = started_as(sys.modules["__main__"], needed=in_main)
+        main = sys.modules["__main__"]
+        script = started_as(main, needed=in_main, direct=calls_directly(main))
         # read from standard input: there is nothing that workers could import
         lost = in_main and script == Script()
         return cls(function, None if lost else reach, script)

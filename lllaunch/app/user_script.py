@@ -13,10 +13,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.spawner.finish import library_directories
 from lllaunch.spawner.worker import execute_module, execute_script
 
 
@@ -27,10 +28,12 @@ class Script:
     Attributes:
         path: the script, absolute; empty where there is none.
         module: the module of ``python -m``; empty where there is none.
+        guarded: whether what stands behind its guard is left out in workers.
     """
 
     path: str = ""
     module: str = ""
+    guarded: bool = False
 
 
 class Reached(BaseException):
@@ -115,22 +118,49 @@ def call_in_worker(function: Any) -> bool:
     return True
 
 
-def started_as(main: ModuleType, needed: bool) -> Script:
+def started_as(main: ModuleType, needed: bool, direct: bool = True) -> Script:
     """Returns how a process was started.
 
     Args:
         main: its ``__main__``.
-        needed: whether the function that workers run lives in it. A package's ``__main__.py`` may
-            start what is no app of Hydra's (a test runner), and is left out unless it is needed.
+        needed: whether the function that workers run lives in it.
+        direct: what `calls_directly` says. Where a library calls the function of another module,
+            a test runner say, that is not to run in workers; nor is a package's ``__main__.py``,
+            which often has no guard.
     """
+    guarded = not needed and not direct
     spec = getattr(main, "__spec__", None)
     name = spec.name if spec is not None else ""
     if name.rpartition(".")[2] == "__main__" and not needed:
         return Script()
     if name and name != "__main__":
-        return Script(module=name)
+        return Script(module=name, guarded=guarded)
     path = getattr(main, "__file__", None)
-    return Script(path=os.path.abspath(path)) if path and os.path.isfile(path) else Script()
+    if path and os.path.isfile(path):
+        return Script(path=os.path.abspath(path), guarded=guarded)
+    return Script()
+
+
+def calls_directly(main: ModuleType) -> bool:
+    """Whether the app was called by the script's own code, or that of its project.
+
+    Args:
+        main: the script.
+    """
+    frames = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    libraries = library_directories()
+    below = False
+    for frame in reversed(frames):
+        below = below or frame.f_globals is vars(main)
+        if below and str(frame.f_globals.get("__name__")).startswith(("hydra.", "lllaunch.")):
+            return True
+        if below and frame.f_code.co_filename.startswith(libraries):
+            return False
+    return False
 
 
 def original_arguments(script: Script, cwd: str) -> tuple[str, ...]:
@@ -194,10 +224,11 @@ def run_in_script(
 
 
 def _execute(script: Script) -> None:
+    name = "__mp_main__" if script.guarded else "__main__"
     if script.module:
-        execute_module(script.module)
+        execute_module(script.module, name)
     elif script.path:
-        execute_script(script.path)
+        execute_script(script.path, name)
 
 
 def _take_the_place_of_hydra() -> None:

@@ -385,7 +385,9 @@ def test_no_random_number_comes_twice_in_ranks_and_jobs_that_are_forked(
     project: SweepProject,
 ) -> None:
     project.write("forked.py", FORKED)
-    ended = app(project, OURS, TWO, "+drawn=${drawn:}", "+x=1,2,3", script="forked.py")
+    ended = app(
+        project, OURS, "+launch.nproc=2", "+drawn=${drawn:}", "+x=1,2,3", script="forked.py"
+    )
     assert ended.code == 0, ended.err
     drawn = [value for job in range(3) for value in values(project, job).values()]
     assert len(drawn) == 6

@@ -14,6 +14,7 @@ from lllaunch.app.user_script import (
     Reach,
     Script,
     call_in_worker,
+    calls_directly,
     check_reachable,
     find_function,
     original_arguments,
@@ -58,6 +59,18 @@ def test_a_script_is_known_by_its_path(tmp_path: Path) -> None:
 
 def test_a_module_is_known_by_its_name(tmp_path: Path) -> None:
     assert started_as(main_module("pkg.train"), needed=True) == Script(module="pkg.train")
+
+
+def test_what_a_library_calls_is_not_run_in_workers_but_imported(tmp_path: Path) -> None:
+    path = tmp_path / "run_tests.py"
+    path.write_text("behind = 'no'\nif __name__ == '__main__': behind = 'yes'\n")
+    here = main_module(file=path)
+    # by pytest, whose frames these are
+    assert not calls_directly(sys.modules["__main__"])
+    script = started_as(here, needed=False, direct=False)
+    assert script == Script(path=str(path), guarded=True)
+    assert not started_as(here, needed=True, direct=False).guarded
+    assert run_in_script(script, Reach("json", "loads"), lambda _: main().behind) == "no"
 
 
 def test_a_package_is_imported_only_if_the_function_is_in_its_main() -> None:
