@@ -30,18 +30,17 @@ usage: {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
 def main() -> int:
     """Run ``python -m lllaunch`` on ``sys.argv`` and return its exit code."""
     words = sys.argv[1:]
-    first = words[0] if words else ""
-    if first in VERBS:
-        return _perform(first, words[1:])
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     if not words:
         return _show_usage()
-    if "--version" in words or "-V" in words:
+    if words[0] in VERBS:
+        return _perform(words[0], words[1:])
+    if not {"--version", "-V"}.isdisjoint(words):
         return _show_version()
-    if first == "help":
-        return (
-            _perform(words[1], ["--help"]) if words[1:] and words[1] in VERBS else _run(["--help"])
-        )
     try:
+        if not {"-sc", "--shell-completion"}.isdisjoint(words):
+            return _complete(words)
         return _run(arranged(words))
     except WrongUsage as wrong:
         print(f"lllaunch: {wrong}", file=sys.stderr)
@@ -76,6 +75,13 @@ def _perform(verb: str, argv: list[str]) -> int:
         return int(import_module(f"lllaunch.verbs.{verb}").main(argv))
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
+
+
+def _complete(words: list[str]) -> int:
+    from lllaunch.app.completion import complete  # noqa: PLC0415 - of the shell only
+
+    code = complete(words, _run)
+    return _run(arranged(words)) if code is None else code
 
 
 def _show_usage() -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import posix
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator
 from typing import Any
 
@@ -24,9 +26,18 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(signum, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # no test writes to the index of runs in the user's home
+    os.environ["XDG_STATE_HOME"] = _state_home(config)
     config.addinivalue_line(
         "markers", "unmeasured: coverage does not measure the interpreters that it starts"
     )
+
+
+def _state_home(config: pytest.Config) -> str:
+    """Return a state directory for this process and all that it starts."""
+    directory = tempfile.mkdtemp(prefix="lllaunch-state-")
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+    return directory
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,8 +18,7 @@ from typing import NamedTuple
 VERBS = ("check", "ls", "plan", "report", "rerun", "show")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 
-# Hydra's flags and how many words follow each; None for one or none.
-_FLAGS: dict[str, int | None] = {
+FLAGS: dict[str, int | None] = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--version"), 0),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p"), 1),
     **dict.fromkeys(("--resolve", "--run", "-r", "--multirun", "-m"), 0),
@@ -28,6 +27,8 @@ _FLAGS: dict[str, int | None] = {
     **dict.fromkeys(("--config-dir", "-cd", "--experimental-rerun"), 1),
     **dict.fromkeys(("--info", "-i"), None),
 }
+"""Hydra's flags, and how many words follow each; None for one or none."""
+
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 # Torchrun's options: the setting of launch that is meant, and how many words follow.
@@ -140,9 +141,9 @@ def _taken_apart(words: Sequence[str]) -> _Words:
         known = _flag(name)
         if known is None:
             unknown.append(word)
-        elif equals or _FLAGS[known] == 0:
+        elif equals or FLAGS[known] == 0:
             flags.append(word)
-        elif _FLAGS[known] == 1:
+        elif FLAGS[known] == 1:
             flags += [word, *left[:1]]
             del left[:1]
         else:
@@ -153,9 +154,9 @@ def _taken_apart(words: Sequence[str]) -> _Words:
 
 def _flag(name: str) -> str | None:
     """Return the flag that is meant; a long one may be cut, as argparse allows it."""
-    if name in _FLAGS:
+    if name in FLAGS:
         return name
-    near = [flag for flag in _FLAGS if flag.startswith(name)] if name.startswith("--") else []
+    near = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") else []
     return near[0] if len(near) == 1 else None
 
 
@@ -213,7 +214,7 @@ def _of_flag(word: str) -> WrongUsage:
     if key:
         return WrongUsage(f"{name} is an option of torchrun; here: launch.{key}=...")
     # the dashes are alike in all of them
-    hint = did_you_mean(name.lstrip("-"), [flag[2:] for flag in _FLAGS if flag.startswith("--")])
+    hint = did_you_mean(name.lstrip("-"), [flag[2:] for flag in FLAGS if flag.startswith("--")])
     hint = hint.replace("'", "'--", 1) or f"see {program()} --hydra-help"
     return WrongUsage(f"unknown option {name!r}; {hint}")
 

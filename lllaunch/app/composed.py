@@ -163,7 +163,7 @@ class Composed:
         command = self.command
         search_path.ConfDirectories.config_dir = command.config_dir
         Plugins.instance().register(search_path.ConfDirectories)
-        path = command.config_path or search_path.PACKAGED
+        path = search_path.config_path_of(command.config_path) or search_path.PACKAGED
         with composing():
             validate_config_path(path)
             found = create_automatic_config_search_path(None, MODULE, path)

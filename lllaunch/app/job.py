@@ -23,6 +23,7 @@ from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.planning import Whereabouts, modules_of, perform, plan_job
 from lllaunch.app.user_function import UserFunction
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.records.index import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
 
@@ -204,6 +205,7 @@ class Jobs:
         directory = self._directory
         if directory is not None and not directory.is_at(spec.log_dir):
             directory = None
+        remember(spec.log_dir, spec.runtime_cwd, os.environ)
         query = BuildQuery.start(HydraConfig.get().runtime.cwd)
         try:
             outcome = perform(

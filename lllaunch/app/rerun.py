@@ -8,6 +8,7 @@ callbacks) are taken from ``.hydra``, if that is there.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -16,9 +17,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.command import run
-from lllaunch.app.naming import EXPERIMENTS
+from lllaunch.app.naming import EXPERIMENTS, unlocked
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.search_path import AGAIN, PRIMARY
+from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.plan import SOURCES, portable_plan
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, LaunchError, Problem
@@ -96,7 +98,7 @@ def read_again(directory: str) -> Again:
     rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
     node = _mapping(hydra.get("hydra"))
     runtime = _mapping(node.get("runtime"))
-    _expect_ours(directory, node)
+    _expect_ours(directory, node, plan["launch"])
     kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: _experiment(node)}}}
     for keys in _KEPT:
         _keep(kept, node, keys)
@@ -138,26 +140,26 @@ def _mapping(value: Any) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _expect_ours(directory: str, node: Mapping[Any, Any]) -> None:
+def _expect_ours(directory: str, node: Mapping[Any, Any], launch: Mapping[Any, Any]) -> None:
     """Raises if a run was of a user's own app, whose function no plan can name."""
     sources = _mapping(node.get("runtime")).get("config_sources")
     given = sources if isinstance(sources, list) else []
     paths = [source.get("path") for source in given if isinstance(source, dict)]
     if not paths or _OURS in paths:
         return
-    job = _mapping(node.get("job"))
-    task = _mapping(node.get("overrides")).get("task")
-    overrides = " ".join(map(str, task)) if isinstance(task, list) else ""
-    raise ConfigError(
-        (
-            Problem(
-                "RUN",
-                repr(directory),
-                f"was run by an app of its own, {job.get('name')!r}",
-                f"start that again: {overrides}" if overrides else "start that again",
-            ),
-        )
-    )
+    # how the plan calls the function: train.py:main, package.module:main
+    script = str(launch.get("entrypoint", "")).rpartition(":")[0]
+    words = ["python", script] if script.endswith(".py") else ["python", "-m", script]
+    overrides = _mapping(node.get("overrides"))
+    lists = [overrides.get(kind) for kind in ("hydra", "task")]
+    texts = [str(text) for each in lists if isinstance(each, list) for text in each]
+    command = shlex.join([*words, *unlocked(redacted_overrides(texts))])
+    cwd = _mapping(node.get("runtime")).get("cwd")
+    if isinstance(cwd, str) and os.path.realpath(cwd) != os.path.realpath(os.getcwd()):
+        command = f"cd {shlex.quote(cwd)} && {command}"
+    name = str(_mapping(node.get("job")).get("name"))
+    expected = f"was run by an app of its own, {name!r}"
+    raise ConfigError((Problem("RUN", repr(directory), expected, f"to run it again: {command}"),))
 
 
 def _experiment(node: Mapping[Any, Any]) -> str | None:

@@ -45,6 +45,29 @@ def config_dir_of(argv: Sequence[str]) -> str | None:
     return found
 
 
+def config_path_of(path: str | None) -> str | None:
+    """Return the value of ``--config-path`` for Hydra, which counts it from the app's own file.
+
+    Args:
+        path: as it was given: counted from the working directory, if it is there.
+    """
+    return os.path.abspath(path) if path and os.path.isdir(path) else path
+
+
+def with_config_path(argv: Sequence[str]) -> list[str]:
+    """Return a command line with the value of ``--config-path`` for Hydra, flags first."""
+    words = list(argv)
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag not in {"--config-path", "-cp"}:
+            continue
+        if equals:
+            words[index] = f"{flag}={config_path_of(value)}"
+        elif words[index + 1 :]:
+            words[index + 1] = str(config_path_of(words[index + 1]))
+    return words
+
+
 class ConfDirectories(SearchPathPlugin):
     """Adds directories to the search path of the app that registered it, and of no other.
 

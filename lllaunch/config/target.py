@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.locate import Located, Status, locate, locate_main
 from lllaunch.config.lookup import check_program, check_script
 from lllaunch.config.signature import misfits
-from lllaunch.config.suggest import one_of
+from lllaunch.config.suggest import did_you_mean, one_of
 from lllaunch.config.tree import BROKEN, Tree, has_secrets
 from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint
@@ -161,8 +162,22 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> tup
     meant = f"{groups[0]}={root[groups[0]]}"
     return (
         f"is empty: there is no config group {choices}{looked}",
-        f"{meant!r} was taken for a plain value",
+        _near_group(groups[0], str(root[groups[0]]), searched)
+        or f"{meant!r} was taken for a plain value",
     )
+
+
+def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:
+    """Return a hint at a group with a similar name that has a config of that name."""
+    groups = {
+        entry
+        for directory in searched
+        if os.path.isdir(directory)
+        for entry in os.listdir(directory)
+        if os.path.isfile(os.path.join(directory, entry, f"{choice}.yaml"))
+    }
+    hint = did_you_mean(name, sorted(groups))
+    return re.sub("'(.*)'", rf"+\1={choice}", hint)
 
 
 def _may_be_group(name: object, value: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,9 @@ from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Hydra's, of the sweep itself.
+_MULTIRUN = "multirun.yaml"
 
 STATES = {
     "succeeded": "it did what it should",
@@ -55,7 +58,6 @@ class Entry:
         value: what rank 0 returned, where that is short; else None.
         job: number of a job, else None.
         counts: of a sweep, the number of jobs by state.
-        document: what result.json or the sweep's summary says, empty if there is none.
         told: gives the overrides of the command line.
     """
 
@@ -70,7 +72,6 @@ class Entry:
     value: Any = None
     job: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
     told: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -86,45 +87,70 @@ def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[Entry]:
         roots: where to look; each directory counts once.
         depth: as for `lllaunch.records.find.find`.
     """
-    found: dict[str, Entry] = {}
+    return sorted(newest(roots, depth), key=lambda entry: entry.started_ns or 0, reverse=True)
+
+
+def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[Entry]:
+    """Yield the same, as far as the times of files tell the order; each is read when it is due.
+
+    Who wants a few of thousands stops early.
+    """
+    found: dict[str, tuple[int, Found]] = {}
     for root in roots:
         for each in find(root, depth):
             key = os.path.realpath(each.path)
             if key not in found:
-                found[key] = entry_of(each)
-    return sorted(found.values(), key=lambda entry: entry.started_ns or 0, reverse=True)
+                found[key] = began_ns(each), each
+    for _, each in sorted(found.values(), key=lambda pair: pair[0], reverse=True):
+        yield entry_of(each)
+
+
+def began_ns(found: Found) -> int:
+    """Return when a run or a sweep began, as its files tell without being read; 0 if unknown."""
+    # written once at the start
+    for name in (_MULTIRUN, JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT):
+        changed = _changed_ns(os.path.join(found.path, name)) if name in found.names else None
+        if changed is not None:
+            return changed
+    return _changed_ns(found.path) or 0
 
 
 def entry_of(found: Found) -> Entry:
     """Reads what became of a run or a sweep; never raises."""
+    return read(found)[0]
+
+
+def read(found: Found) -> tuple[Entry, Mapping[str, Any]]:
+    """Return the same, and what result.json or the sweep's summary says: empty if there is none."""
     return _sweep(found.path) if found.kind == "sweep" else _run(found)
 
 
 # Runs
 
 
-def _run(found: Found) -> Entry:
+def _run(found: Found) -> tuple[Entry, Mapping[str, Any]]:
     path = found.path
     document = read_json(os.path.join(path, RESULT)) if RESULT in found.names else None
     if document is not None and not is_result(document):
         document = None
-    began_ns = _changed_ns(os.path.join(path, PLAN))
-    if document is not None and not _is_of_former(document, path, began_ns):
-        return _ended(path, document)
+    started_ns = _changed_ns(os.path.join(path, PLAN))
+    if document is not None and not _is_of_former(document, path, started_ns):
+        return _ended(path, document), document
     attempts = sum(name.startswith("attempt_") for name in found.names)
     state = "unknown"
     if RESULT not in found.names or document is not None:
         held = is_held(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else False
         state = {True: "running", False: "died", None: "unknown"}[held]
-    return Entry(
+    entry = Entry(
         "run",
         path,
         state,
-        started_ns=began_ns,
-        seconds=_until(began_ns, path, state),
+        started_ns=started_ns,
+        seconds=_until(started_ns, path, state),
         attempts=attempts,
         told=lambda: read_overrides(path),
     )
+    return entry, {}
 
 
 def _ended(path: str, document: Mapping[str, Any]) -> Entry:
@@ -143,7 +169,6 @@ def _ended(path: str, document: Mapping[str, Any]) -> Entry:
         attempts=len(attempts) if isinstance(attempts, list) else None,
         root_cause="" if result is None else result.root_cause,
         value=_returned(document),
-        document=document,
         told=lambda: read_overrides(path),
     )
 
@@ -187,10 +212,11 @@ def _changed_ns(path: str) -> int | None:
 # Sweeps
 
 
-def _sweep(path: str) -> Entry:
+def _sweep(path: str) -> tuple[Entry, Mapping[str, Any]]:
     document = read_sweep(path)
     if document is None:
-        return Entry("sweep", path, "unknown", started_ns=_changed_ns(os.path.join(path, JOURNAL)))
+        began = _changed_ns(os.path.join(path, JOURNAL))
+        return Entry("sweep", path, "unknown", started_ns=began), {}
     code = document.get("exit_code")
     state = _state_of_sweep(path, code)
     started_ns, seconds = nanoseconds(document.get("started")), document.get("seconds")
@@ -203,7 +229,7 @@ def _sweep(path: str) -> Entry:
         counts[name] = counts.get(name, 0) + 1
     command = document.get("command")
     overrides = redacted_overrides(list(map(str, command))) if isinstance(command, list) else ()
-    return Entry(
+    entry = Entry(
         "sweep",
         path,
         state,
@@ -211,9 +237,9 @@ def _sweep(path: str) -> Entry:
         started_ns=started_ns,
         seconds=finite(seconds),
         counts=counts,
-        document=document,
         told=lambda: overrides,
     )
+    return entry, document
 
 
 def read_sweep(path: str) -> dict[str, Any] | None:
@@ -252,7 +278,7 @@ def _state_of_sweep(path: str, code: object) -> str:
 
 def jobs_of(sweep: Entry) -> Iterator[Entry]:
     """Yields the jobs of a sweep by number, as its journal tells of them."""
-    for job in _jobs(sweep.document):
+    for job in _jobs(read_sweep(sweep.path) or {}):
         directory, tries = job.get("directory"), job.get("tries")
         code, number = job.get("exit_code"), job.get("job")
         yield Entry(
@@ -266,7 +292,6 @@ def jobs_of(sweep: Entry) -> Iterator[Entry]:
             root_cause=str(job.get("root_cause") or job.get("reason") or ""),
             value=job.get("return_value"),
             job=number if isinstance(number, int) else None,
-            document=job,
             told=_telling(job),
         )
 

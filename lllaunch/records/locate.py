@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lllaunch.errors import LaunchError
-from lllaunch.records.find import DEFAULT_ROOTS, Found, look
-from lllaunch.records.listing import list_entries
+from lllaunch.records.find import DEFAULT_ROOTS, Found, find, look
+from lllaunch.records.index import used_from
+from lllaunch.records.listing import newest
 
 LATEST = "latest"
 """What stands for the run or sweep that was started last."""
 
+_NEAR = 8
+_MOST_NAMED = 5
 # what lies in the directory of a run
 _WITHIN = re.compile(r"(?:(.+)/)?(?:(?:attempt_\d+|latest)(?:/\d+)?|\.hydra)(?:/[^/]+\.\w+)?")
 
@@ -23,7 +27,7 @@ class NoSuchRun(LaunchError):
     """There is no run or sweep where somebody looked for one.
 
     Attributes:
-        path: what was given.
+        path: what was given; empty if that was nothing in particular.
         reason: what is there, as the predicate of a sentence.
         hint: what to do, or an empty string.
     """
@@ -35,7 +39,8 @@ class NoSuchRun(LaunchError):
 
     def __str__(self) -> str:
         hint = f"; {self.hint}" if self.hint else ""
-        return f"{self.path!r} {self.reason}{hint}"
+        path = f"{self.path!r} " if self.path else ""
+        return f"{path}{self.reason}{hint}"
 
 
 def locate(name: str, cwd: str | None = None) -> Found:
@@ -43,7 +48,7 @@ def locate(name: str, cwd: str | None = None) -> Found:
 
     Args:
         name: its directory, or something in it: its result.json, the directory of an attempt or a
-            worker; or ``latest``, for the newest below Hydra's directories.
+            worker; the end of its path; or ``latest``, for the newest of this directory.
         cwd: what relative paths count from; the working directory if None.
 
     Returns:
@@ -56,7 +61,7 @@ def locate(name: str, cwd: str | None = None) -> Found:
     if name == LATEST and not os.path.exists(path):
         return _latest(cwd)
     if not os.path.exists(path):
-        raise NoSuchRun(name, "is not there", _hint(""))
+        return _named(name, cwd)
     directory = os.path.normpath(path)
     inside = _WITHIN.fullmatch(directory)
     if inside is not None:
@@ -70,13 +75,52 @@ def locate(name: str, cwd: str | None = None) -> Found:
     return found
 
 
-def _latest(cwd: str | None) -> Found:
+def roots_of(cwd: str | None = None) -> list[str]:
+    """Return where the runs are that were started in a directory.
+
+    Args:
+        cwd: the directory; None for the working directory.
+    """
     roots = [root if cwd is None else os.path.join(cwd, root) for root in DEFAULT_ROOTS]
-    entries = list_entries(roots)
-    found = look(entries[0].path) if entries else None
+    here = os.path.realpath(cwd or os.getcwd())
+    used = used_from(here, os.environ)
+    # as the user would type them
+    return roots + [path if cwd else _relative(path, here) for path in used]
+
+
+def _relative(path: str, cwd: str) -> str:
+    return os.path.relpath(path, cwd) if path.startswith(f"{cwd}/") else path
+
+
+def _latest(cwd: str | None) -> Found:
+    # the times of files tell nearly who began last
+    entries = itertools.islice(newest(roots_of(cwd)), _NEAR)
+    last = max(entries, key=lambda entry: entry.started_ns or 0, default=None)
+    found = look(last.path) if last else None
     if found is None:
-        raise NoSuchRun(LATEST, f"is none: no run is below {' or '.join(DEFAULT_ROOTS)}")
+        raise NoSuchRun("", f"no runs found in {' or '.join(f'{root}/' for root in DEFAULT_ROOTS)}")
     return found
+
+
+def _named(name: str, cwd: str | None) -> Found:
+    """Find the run or sweep whose path ends with a name.
+
+    Raises:
+        NoSuchRun: there is none, or there are several.
+    """
+    found = {
+        os.path.realpath(each.path): each
+        for root in roots_of(cwd)
+        for each in find(root)
+        if each.path.endswith(f"/{name.rstrip('/')}")
+    }
+    if not found:
+        raise NoSuchRun(name, "does not exist", _hint(""))
+    first, *others = found.values()
+    if others:
+        paths = ", ".join(sorted(each.path for each in found.values())[:_MOST_NAMED])
+        raise NoSuchRun(name, f"names {len(found)} runs: {paths}", "say which one")
+    return first
 
 
 def _hint(directory: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 
+from lllaunch.records.files import read_text
 from lllaunch.sweep.orphans import launcher_is_dead
 
+_SIGNED = re.compile(r"(pid \d+ on .*)\n?")
 _HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
 
@@ -39,3 +42,9 @@ def is_held(lock: str) -> bool | None:
         return False
     finally:
         os.close(fd)
+
+
+def holder(lock: str) -> str:
+    """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
+    signed = _SIGNED.fullmatch(read_text(lock) or "")
+    return signed[1] if signed else ""

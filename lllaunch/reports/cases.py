@@ -18,6 +18,9 @@ _ADJECTIVES: tuple[tuple[Outcome, str], ...] = (
 )
 
 
+_UNFINISHED = {"running": "still running", "died": "died"}
+
+
 @dataclass(frozen=True)
 class Log:
     """The end of a worker's log.
@@ -110,6 +113,7 @@ class Report:
         started: when, ISO 8601 in UTC, or empty.
         version: lllaunch's, or empty where that is not known.
         common: overrides that all jobs share.
+        state: of one that is not over: ``running``, ``died`` or ``unknown``.
     """
 
     kind: Literal["run", "sweep"]
@@ -121,6 +125,7 @@ class Report:
     started: str = ""
     version: str = ""
     common: tuple[str, ...] = ()
+    state: str = ""
 
     def count(self, outcome: Outcome) -> int:
         """How many cases have an outcome."""
@@ -147,7 +152,7 @@ class Report:
     def _run_verdict(self) -> str:
         case = self.cases[0]
         if case.state == "unfinished":
-            return "the run is not over"
+            return case.message
         return {"succeeded": "succeeded", "failed": "failed"}.get(case.state) or case.message
 
     def _sweep_verdict(self) -> str:
@@ -156,7 +161,7 @@ class Report:
         for outcome, adjective in _ADJECTIVES:
             if count := self.count(outcome):
                 text += f", {count} {adjective}"
-        return text if self.finished else f"the sweep is not over: {text}"
+        return text if self.finished else f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
 
 
 def shortened(text: str, longest: int) -> str:

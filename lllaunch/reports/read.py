@@ -17,12 +17,15 @@ from typing import Literal
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.records.files import read_overrides
+from lllaunch.records.locks import is_held
 from lllaunch.reports.cases import Case, Log, Report
 from lllaunch.reports.fields import number, objects, text, texts, tidy, whole
 from lllaunch.reports.find import Fields, Found, checked, find, read_document
 from lllaunch.reports.places import Tree
 from lllaunch.reports.told import blamed, run_case, sweep_cases, unfinished_case
+from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.excerpts import tail
+from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 
 LOG_LINES = 100
 """How many lines of a log are kept."""
@@ -59,7 +62,7 @@ def _load_run(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
     if document is not None and over:
         case = run_case(document, tree, _logs(found.directory, "", document, hide), name)
     else:
-        case = unfinished_case(name)
+        case = unfinished_case(name, _state(found.directory, LOCK_NAME))
     case = replace(case, overrides=overrides)
     shown = tidy(found.directory)
     return Report("run", shown, (case,), over, case.exit_code, case.seconds, case.started)
@@ -77,17 +80,25 @@ def _load_sweep(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
             job["overrides"] = list(redacted_overrides(texts(job, "overrides")))
     runs = dict(_runs(found.directory, jobs, tree, hide))
     common = _common(jobs)
+    state = "" if over else _state(found.directory, SWEEP_LOCK_NAME)
     return Report(
         kind="sweep",
         directory=tidy(found.directory),
-        cases=sweep_cases(document, runs, common),
+        cases=sweep_cases(document, runs, common, state),
         finished=over,
+        state=state,
         exit_code=whole(document, "exit_code"),
         seconds=number(document, "seconds"),
         started=text(document, "started"),
         version=text(document, "lllaunch"),
         common=common,
     )
+
+
+def _state(directory: str, lock: str) -> str:
+    """Return what a run or sweep that is not over does, as ``show`` has it."""
+    held = is_held(os.path.join(directory, lock))
+    return {True: "running", False: "died", None: "unknown"}[held]
 
 
 def _goes_on(path: str, ended: str, last_type: str = "") -> bool:

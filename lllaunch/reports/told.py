@@ -25,7 +25,12 @@ from lllaunch.units import spans
 _MOST_LINES = 300
 _LONGEST_LINE = 2000
 _OUTCOMES: dict[str, Outcome] = {"succeeded": "succeeded", "failed": "failed"}
-UNFINISHED = "has no result.json: it still runs, or its launcher died"
+UNFINISHED = {
+    "running": "still running",
+    "died": "no result.json: its launcher was killed, or the machine went down",
+}
+"""What is to be said of a run that is not over, by the state of its directory."""
+_UNKNOWN = "no result.json: still running, or its launcher was killed"
 
 
 def run_case(document: Fields, tree: Tree, logs: Sequence[Log] = (), name: str = "") -> Case:
@@ -65,7 +70,7 @@ def run_case(document: Fields, tree: Tree, logs: Sequence[Log] = (), name: str =
 
 
 def sweep_cases(
-    document: Fields, runs: Mapping[int, Case], common: Sequence[str] = ()
+    document: Fields, runs: Mapping[int, Case], common: Sequence[str] = (), state: str = ""
 ) -> tuple[Case, ...]:
     """Returns what a sweep.json tells of its jobs.
 
@@ -73,18 +78,19 @@ def sweep_cases(
         document: the sweep.json.
         runs: by job, what its result.json tells, where there is one of its own.
         common: overrides that all jobs share; they are left out of names where others are left.
+        state: of the sweep's directory, as `lllaunch.records.listing.STATES` has it.
     """
     return tuple(
-        _job_case(job, runs.get(whole(job, "job") or 0), common)
+        _job_case(job, runs.get(whole(job, "job") or 0), common, state)
         for job in objects(document, "jobs")
     )
 
 
-def _job_case(job: Fields, run: Case | None, common: Sequence[str]) -> Case:
+def _job_case(job: Fields, run: Case | None, common: Sequence[str], sweep: str) -> Case:
     overrides = texts(job, "overrides")
     own = [each for each in overrides if each not in common]
     state = text(job, "state")
-    case = run if run is not None and run.state == state else _bare(job, state)
+    case = run if run is not None and run.state == state else _bare(job, state, sweep)
     return replace(
         case,
         name=" ".join(own or overrides) or f"job {whole(job, 'job')}",
@@ -95,8 +101,8 @@ def _job_case(job: Fields, run: Case | None, common: Sequence[str]) -> Case:
     )
 
 
-def _bare(job: Fields, state: str) -> Case:
-    """Returns what sweep.json alone tells of a job."""
+def _bare(job: Fields, state: str, sweep: str) -> Case:
+    """Returns what sweep.json alone tells of a job of a sweep in some state."""
     exit_code = whole(job, "exit_code")
     outcome: Outcome = _OUTCOMES.get(state, "error")
     kind, message = _kind_of_state(state, exit_code), text(job, "root_cause")
@@ -104,7 +110,7 @@ def _bare(job: Fields, state: str) -> Case:
         outcome, kind = "skipped", "not_run"
         message = text(job, "reason") or "it was not started"
     elif state == "started":
-        message = "its end is not known: it still runs, or its launcher died"
+        message = UNFINISHED.get(sweep, _UNKNOWN)
     return Case(
         name="",
         outcome=outcome,
@@ -122,13 +128,15 @@ def _ended(state: str, exit_code: int | None) -> str:
     return f"{'ended by a signal' if state == 'signalled' else 'failed'}{code}"
 
 
-def unfinished_case(name: str) -> Case:
+def unfinished_case(name: str, state: str) -> Case:
     """Returns the case of a run that has no result.json.
 
     Args:
         name: what it is called.
+        state: of its directory, as `lllaunch.records.listing.STATES` has it.
     """
-    return Case(name, "error", state="unfinished", kind="unfinished", message=UNFINISHED)
+    message = UNFINISHED.get(state, _UNKNOWN)
+    return Case(name, "error", state="unfinished", kind="unfinished", message=message)
 
 
 def blamed(document: Fields) -> Fields | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from lllaunch.console.sweep.objective import objective_text
 from lllaunch.console.sweep.table import Row, Span
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.records.find import DEFAULT_ROOTS
-from lllaunch.records.listing import STATES, Entry, jobs_of, list_entries
-from lllaunch.records.locate import NoSuchRun
+from lllaunch.records.listing import STATES, Entry, jobs_of, list_entries, newest
+from lllaunch.records.locate import NoSuchRun, roots_of
 from lllaunch.records.plain import plain
 from lllaunch.units import duration
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
@@ -53,10 +54,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     told = "\n".join(f"  {_worded(name):<10} {meaning}" for name, meaning in STATES.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
-    where = " and ".join(DEFAULT_ROOTS)
-    parser.add_argument(
-        "dirs", metavar="DIR", nargs="*", help=f"where to look, and below; default: {where}"
-    )
+    roots = ", ".join(DEFAULT_ROOTS)
+    what = f"where to look, and below; default: {roots}, and where else runs were started from here"
+    parser.add_argument("dirs", metavar="DIR", nargs="*", help=what)
     parser.add_argument("--json", action="store_true", help="print an array of objects")
     parser.add_argument(
         "--state",
@@ -74,14 +74,14 @@ def _states(text: str) -> frozenset[str]:
     names = frozenset(name.strip().replace("-", "_").replace(" ", "_") for name in text.split(","))
     unknown = sorted(names - STATES.keys())
     if unknown:
-        known = ", ".join(map(_worded, STATES))
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a state ({known})")
+        states = ", ".join(map(_worded, STATES))
+        raise argparse.ArgumentTypeError(f"unknown state {unknown[0]!r} (choose from {states})")
     return names
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return int(text)
 
 
@@ -93,8 +93,10 @@ def _list(given: argparse.Namespace) -> None:
     for directory in given.dirs:
         if not os.path.isdir(directory):
             raise NoSuchRun(directory, "is not a directory")
-    roots = given.dirs or DEFAULT_ROOTS
-    found = list(_chosen(list_entries(roots), given))[: given.limit]
+    roots = given.dirs or roots_of()
+    # of a few of them no more is read than is shown
+    entries = list_entries(roots) if given.limit is None else newest(roots)
+    found = list(itertools.islice(_chosen(entries, given), given.limit))
     cwd = os.getcwd()
     if given.json:
         print_json([plain(entry, os.path.join(cwd, entry.path)) for entry in found])
@@ -103,7 +105,8 @@ def _list(given: argparse.Namespace) -> None:
     else:
         what = "sweeps" if given.sweeps else "runs"
         like = " of that kind" if given.state else ""
-        complain(f"no {what}{like} below {' or '.join(roots)}")
+        roots = [f"{root.rstrip('/')}/" for root in given.dirs or DEFAULT_ROOTS]
+        complain(f"no {what}{like} found in {' or '.join(roots)}")
 
 
 def _chosen(entries: Iterable[Entry], given: argparse.Namespace) -> Iterator[Entry]:

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from lllaunch.records.locate import LATEST, locate
 from lllaunch.reports.announce import emit, encoded, source_roots, tell_github
 from lllaunch.verbs.printing import Parser, perform
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Tells what became of a run or a sweep, from the files that it has left.
 
-PATH is the directory of a run or a sweep, or its result.json or sweep.json."""
+PATH is the directory of a run or a sweep, or its result.json or sweep.json; the end of such a path;
+or 'latest', the default: what was started last from here."""
 _EPILOG = """\
 formats:
   text    for people
@@ -40,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("report", _DESCRIPTION, _EPILOG)
-    parser.add_argument("path", metavar="PATH", help="what is reported")
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", default=LATEST, help="what is reported; default: latest"
+    )
     forms = ("text", "json", "junit", "github")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
     parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
@@ -55,8 +59,9 @@ def _report(given: argparse.Namespace) -> None:
     from lllaunch.reports.read import load  # noqa: PLC0415
     from lllaunch.reports.secrets import redactor_of  # noqa: PLC0415
 
-    hide = redactor_of(given.path, os.environ)
-    report = load(given.path, source_roots(os.environ), hide)
+    path = given.path if os.path.lexists(given.path) else locate(given.path).path
+    hide = redactor_of(path, os.environ)
+    report = load(path, source_roots(os.environ), hide)
     if given.output is not None:
         _make_directory_of(given.output)
     if given.format == "github":

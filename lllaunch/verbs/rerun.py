@@ -12,7 +12,7 @@ from lllaunch.app.rerun import Again, read_again, run_again
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.records.files import read_json
 from lllaunch.records.find import RESULT
-from lllaunch.records.locate import locate
+from lllaunch.records.locate import LATEST, locate
 from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
@@ -22,8 +22,9 @@ from lllaunch.verbs.printing import Parser, complain
 _DESCRIPTION = """\
 Runs the plan of a run again, in a new directory.
 
-RUN is the directory of a run or of a job of a sweep, a file in it, or 'latest'. What is run is its
-plan.yaml, not what the config would come to today. Variables from the environment are read anew."""
+RUN is the directory of a run or of a job of a sweep, a file in it, the end of its path, or
+'latest', the default: what was started last from here. What is run is its plan.yaml, not what the
+config would come to today. Variables from the environment are read anew."""
 _EPILOG = """\
 Overrides may only be Hydra's own, such as hydra.run.dir=DIR. Relative paths start where they did in
 the first run, if that directory is still there.
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         argv: what follows it on the command line.
     """
     try:
-        given = _parser().parse_intermixed_args(argv)
+        given = _read(argv)
     except SystemExit as end:  # --help, or a wrong option
         return end.code if isinstance(end.code, int) else 1
     try:
@@ -61,9 +62,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("rerun", _DESCRIPTION, _EPILOG)
-    parser.add_argument("run", metavar="RUN", help="what is run again")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of Hydra's own node")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default=LATEST, help="what is run again; default: latest"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="of Hydra's own node (hydra.*)"
+    )
     return parser
+
+
+def _read(argv: Sequence[str]) -> argparse.Namespace:
+    given = _parser().parse_intermixed_args(argv)
+    if "=" in given.run and not os.path.exists(given.run):
+        given.run, given.overrides = LATEST, [given.run, *given.overrides]
+    return given
 
 
 def _prepare(given: argparse.Namespace) -> Again:
@@ -79,7 +91,8 @@ def _prepare(given: argparse.Namespace) -> Again:
         if not text.lstrip("+~").startswith(("hydra.", "hydra/"))
     ]
     if found.kind == "sweep":
-        hint = "name one of its jobs; a sweep goes on with -m resume=DIR"
+        resume = f"hydra.launcher.resume={found.path}"
+        hint = f"name one of its jobs; to run the rest of the sweep: -m {resume}"
         problems.insert(0, Problem("RUN", repr(found.path), "is a sweep", hint))
     if problems:
         raise ConfigError(tuple(problems))

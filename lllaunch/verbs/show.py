@@ -17,12 +17,15 @@ from lllaunch.console.sweep.cells import cells, padded
 from lllaunch.console.sweep.summary import Setting, summary_rows
 from lllaunch.console.sweep.table import Row, Span
 from lllaunch.console.wording import counted, shown_path
-from lllaunch.records.files import last_event, read_text
+from lllaunch.records.files import last_event, nanoseconds, read_text
 from lllaunch.records.find import PLAN
-from lllaunch.records.listing import Entry, entry_of
-from lllaunch.records.locate import locate
+from lllaunch.records.listing import Entry, read
+from lllaunch.records.locate import LATEST, locate
+from lllaunch.records.locks import holder
 from lllaunch.records.plain import plain
 from lllaunch.records.readback import read_back
+from lllaunch.run.directory import LOCK_NAME
+from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.units import duration, size
 from lllaunch.verbs.build_text import commit_text, versions_text
 from lllaunch.verbs.ls import counts_of
@@ -36,7 +39,7 @@ _DESCRIPTION = """\
 Shows what ran and what became of it, from the files that a run or a sweep has left.
 
 RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
-result.json; or 'latest', which is what was started last below outputs and multirun."""
+result.json; the end of its path; or 'latest', the default: what was started last from here."""
 _GAP = "  "
 _LONGEST_VALUE = 200  # characters
 _MOST_VALUES = 16
@@ -54,7 +57,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("show", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="what is shown")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default=LATEST, help="what is shown; default: latest"
+    )
     parser.add_argument("--json", action="store_true", help="print an object")
     return parser
 
@@ -62,33 +67,33 @@ def _parser() -> argparse.ArgumentParser:
 def _show(given: argparse.Namespace) -> None:
     found = locate(given.run)
     cwd = os.getcwd()
-    entry = replace(entry_of(found), path=os.path.abspath(found.path))
+    entry, document = read(found)
+    entry = replace(entry, path=os.path.abspath(found.path))
     text = read_text(os.path.join(entry.path, PLAN)) if entry.kind == "run" else None
     if given.json:
-        print_json(_json(entry, text))
+        print_json(_json(entry, document, text))
     elif entry.kind == "sweep":
-        print_rows(sweep_rows(entry, cwd, columns()))
+        print_rows(sweep_rows(entry, document, cwd, columns()))
     else:
-        print_rows(run_rows(entry, text, _outcome(entry, text), cwd))
+        print_rows(run_rows(entry, document, text, _outcome(entry, document, text), cwd))
 
 
-def _json(entry: Entry, text: str | None) -> dict[str, Any]:
+def _json(entry: Entry, document: Mapping[str, Any], text: str | None) -> dict[str, Any]:
     found = plain(entry, entry.path)
-    document = entry.document or None
     if entry.kind == "sweep":
-        return {**found, "summary": document}
+        return {**found, "summary": document or None}
     return {
         **found,
-        "plan_hash": entry.document.get("plan_hash"),
-        "build": entry.document.get("build"),
+        "plan_hash": document.get("plan_hash"),
+        "build": document.get("build"),
         "plan": text,
-        "result": document,
+        "result": document or None,
     }
 
 
-def _outcome(entry: Entry, text: str | None) -> RunOutcome | None:
+def _outcome(entry: Entry, document: Mapping[str, Any], text: str | None) -> RunOutcome | None:
     """Returns the outcome as the run's own end told it, with the end of the log."""
-    outcome = read_back(entry.document, entry.path)
+    outcome = read_back(document, entry.path)
     root = outcome.root_cause if outcome is not None else None
     if outcome is None or root is None or root.traceback or not _is_own(root.files.stderr, entry):
         return outcome
@@ -109,16 +114,23 @@ def _is_own(path: str, entry: Entry) -> bool:
 # A run
 
 
-def run_rows(entry: Entry, text: str | None, outcome: RunOutcome | None, cwd: str) -> list[Row]:
+def run_rows(
+    entry: Entry,
+    document: Mapping[str, Any],
+    text: str | None,
+    outcome: RunOutcome | None,
+    cwd: str,
+) -> list[Row]:
     """Returns what is shown of a run.
 
     Args:
         entry: what is known of it.
+        document: its result.json, empty if there is none.
         text: its plan.yaml, or None.
         outcome: what became of it, if that is known.
         cwd: directory that paths below it are shown relative to.
     """
-    rows = [*_facts([*_head(entry, cwd), *_origin(entry.document)]), ()]
+    rows = [*_facts([*_head(entry, cwd), *_origin(document)]), ()]
     if text is not None:
         rows += [(Span(f"{PLAN}:", "faint"),)]
         rows += [(Span(f"  {line}".rstrip()),) for line in text.splitlines()]
@@ -148,15 +160,22 @@ def _head(entry: Entry, cwd: str) -> Iterator[tuple[str, str]]:
     code = "" if entry.exit_code is None else f" (exit code {entry.exit_code})"
     yield "state", entry.state.replace("_", " ") + code
     if entry.started_ns is not None:
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started_ns / 1e9))
+        began = _local(entry.started_ns)
         verb = "for" if entry.state == "running" else "took"
         took = "" if entry.seconds is None else f", {verb} {duration(entry.seconds)}"
         yield "began", began + took
+    if entry.state == "running":
+        lock = SWEEP_LOCK_NAME if entry.kind == "sweep" else LOCK_NAME
+        yield "launcher", holder(os.path.join(entry.path, lock))
     if entry.kind == "sweep":
         yield "jobs", counts_of(entry).partition(": ")[2]
     elif entry.attempts is not None:
         yield "attempts", str(entry.attempts)
     yield "overrides", shlex.join(entry.overrides)
+
+
+def _local(at_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ns / 1e9))
 
 
 def _origin(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -224,15 +243,16 @@ def _without_outcome(entry: Entry, cwd: str) -> Iterator[Row]:
     if entry.root_cause:
         yield (Span(f"lllaunch: root cause: {entry.root_cause}", "error"),)
     event = last_event(entry.path) or {}
-    if event.get("type"):
-        yield (Span(f"last event  {event.get('time')} {event['type']}"),)
+    at = nanoseconds(event.get("time"))
+    if event.get("type") and at is not None:
+        yield (Span(f"last event  {_local(at)} {event['type']}"),)
     why = _WHY.get(entry.state, _WHY["unknown"])
     yield (Span(f"lllaunch: {why}", "busy" if entry.state == "running" else "error"),)
     yield (Span(f"Logs: {shown_path(os.path.join(entry.path, 'latest'), cwd)}"),)
 
 
 _WHY = {
-    "running": "it runs",
+    "running": "running",
     "died": "its launcher ended without a result: it was killed, or the machine went down",
     "unknown": "its result.json cannot be understood, or nobody can tell whether it runs",
 }
@@ -241,17 +261,18 @@ _WHY = {
 # A sweep
 
 
-def sweep_rows(entry: Entry, cwd: str, width: int) -> list[Row]:
+def sweep_rows(entry: Entry, document: Mapping[str, Any], cwd: str, width: int) -> list[Row]:
     """Returns what is shown of a sweep.
 
     Args:
         entry: what is known of it.
+        document: its summary, empty if there is none.
         cwd: directory that paths below it are shown relative to.
         width: of the terminal, 0 if there is none.
     """
     rows = _facts(list(_head(entry, cwd)))
     running = entry.state == "running"
-    document = dict(entry.document)
+    document = dict(document)
     try:
         jobs = document["jobs"]
         overrides = [set(job["overrides"]) for job in jobs]

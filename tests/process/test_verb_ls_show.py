@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.project import Project, environment, quiet_environment
 
-from lllaunch.verbs import ls, show
+from lllaunch.verbs import ls, report, show
 
 WORK = """\
 import argparse
@@ -49,7 +49,7 @@ LAUNCH = """
   env: {OPENING_KEY: "${oc.env:OPENING_KEY,''}"}
 """
 PARAMS = "params: {how: work, lr: 0.5}"
-RUNNERS = {"ls": ls.main, "show": show.main}
+RUNNERS = {"ls": ls.main, "show": show.main, "report": report.main}
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +142,15 @@ def test_a_list_for_programs(told: Told) -> None:
 
 def test_lists_of_nothing_and_of_nonsense(told: Told, tmp_path: Path) -> None:
     assert told("ls", str(tmp_path)) == ""
-    assert told.err == f"lllaunch: no runs below {tmp_path}\n"
+    assert told.err == f"lllaunch: no runs found in {tmp_path}/\n"
     assert told.json("ls", "--state=died") == []
     told("ls", "gone", code=2)
     assert told.err == "lllaunch: 'gone' is not a directory\n"
     told("ls", "--state", "fine", code=2)
-    assert told.err.startswith("lllaunch: argument --state: 'fine' is not a state (succeeded, ")
+    wrong = "lllaunch: argument --state: unknown state 'fine' (choose from succeeded, "
+    assert told.err.startswith(wrong)
     told("ls", "--limit", "0", code=2)
-    assert "is not a number above 0" in told.err
+    assert "expected a number, got" in told.err
     assert "died" in told("ls", "--help")
 
 
@@ -169,7 +170,10 @@ def test_what_ran_and_why_it_failed(told: Told) -> None:
 
 
 def test_the_report_is_that_of_the_end_of_the_run(told: Told, project: Project) -> None:
-    ended = project.lllaunch("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
+    # in no list of the other tests
+    state = {"XDG_STATE_HOME": str(project.root / "state")}
+    words = ("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
+    ended = project.lllaunch(*words, env=state)
     report = ended.stderr[ended.stderr.index("lllaunch: FAILED") :]
     assert told("show", "elsewhere/1").endswith(report)
 
@@ -227,8 +231,14 @@ def test_what_is_no_run(told: Told) -> None:
         "lllaunch: 'conf' is not the directory of a run or a sweep; 'python -m lllaunch ls conf' "
         "lists what is there\n"
     )
-    told("show", code=2)
-    assert told.err.startswith("lllaunch: the following arguments are required: RUN; see ")
+    told("show", "1", code=2)
+    assert told.err == "lllaunch: '1' names 2 runs: multirun/1, outputs/1; say which one\n"
+
+
+def test_the_latest_is_meant_where_no_run_is_named(told: Told) -> None:
+    assert told("show") == told("show", "latest") == told("show", "multirun/1")
+    assert told("report") == told("report", "multirun/1")
+    assert told("show", "3") == told("show", "outputs/3")
 
 
 def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
@@ -280,7 +290,7 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
         assert re.split(r"\s{2,}", line)[2] == "running"
         text = told("show", "alive/1")
         assert re.search(r"^state +running$", text, re.MULTILINE)
-        assert "lllaunch: it runs\n" in text
+        assert "lllaunch: running\n" in text
         assert "  entrypoint: work.py" in text
     assert told.json("ls", "alive")[0]["state"] == "died"
     text = told("show", "alive/1")

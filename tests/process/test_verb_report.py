@@ -152,7 +152,7 @@ def test_a_run_is_unfinished_until_a_signal_has_ended_it(tmp_path: Path) -> None
     launcher = Launcher(tmp_path, {"entrypoint": "work.py", "redirects": "all", "tee": "none"})
     until(lambda: text_of(launcher.run_dir / "attempt_0" / "0" / "stdout.log"), "a worker")
     report = load(str(launcher.run_dir))
-    assert (report.finished, report.verdict()) == (False, "the run is not over")
+    assert (report.finished, report.verdict()) == (False, "still running")
     launcher.signal(signal.SIGTERM)
     assert launcher.finish().code == 128 + signal.SIGTERM
     assert valid(launcher.run_dir / "result.json")["signal"] == "SIGTERM"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
-from lllaunch.app.search_path import PACKAGED, ConfDirectories
+from lllaunch.app.search_path import PACKAGED, ConfDirectories, with_config_path
 
 
 @pytest.fixture
@@ -49,3 +49,12 @@ def test_config_path_replaces_the_package_as_the_first_place(here: Path) -> None
     (here / "conf").mkdir()
     expected = ["pkg://hydra.conf", "file:///mine", f"file://{here}/conf", PACKAGED]
     assert searched("file:///mine") == expected
+
+
+def test_config_path_counts_from_where_the_command_was_given(here: Path) -> None:
+    (here / "mine").mkdir()
+    mine = str(here / "mine")
+    assert with_config_path(["--config-path", "mine", "a=1"]) == ["--config-path", mine, "a=1"]
+    assert with_config_path(["-cp=mine"]) == [f"-cp={mine}"]
+    for other in ("pkg://mine", "nowhere", "a=1"):
+        assert with_config_path(["-cp", other]) == ["-cp", other]

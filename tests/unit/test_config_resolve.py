@@ -18,6 +18,7 @@ from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import KEYS, UNPLANNED, schema_node
 from lllaunch.config.synonyms import SYNONYMS
+from lllaunch.config.target import why_empty
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.multiprocessing.std import Std
@@ -432,6 +433,15 @@ def test_an_empty_entrypoint_says_which_group_was_not_found() -> None:
     ]
     (line,) = complaints({"entrypoint": ""}, {"name": "x", "exp": "resnet", "lr": 0.1})
     assert "there is no config group 'exp' or 'name'; 'exp=resnet' was taken" in line
+
+
+def test_a_group_that_is_nearly_named_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "toy.yaml").touch()
+    searched = [str(tmp_path), "/a/conf (not there)"]
+    assert why_empty({"exps": "toy"}, "launch", searched)[1] == "did you mean +exp=toy?"
+    assert "was taken for a plain value" in why_empty({"exps": "toi"}, "launch", searched)[1]
+    assert "was taken for a plain value" in why_empty({"zzz": "toy"}, "launch", searched)[1]
 
 
 def test_an_empty_entrypoint_says_that_a_package_line_is_missing() -> None:

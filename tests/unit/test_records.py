@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lllaunch.records import index
 from lllaunch.records.files import (
     finite,
     last_event,
@@ -22,8 +25,16 @@ from lllaunch.records.files import (
     read_text,
 )
 from lllaunch.records.find import find, look
-from lllaunch.records.listing import STATES, entry_of, jobs_of, list_entries, read_sweep
-from lllaunch.records.locate import NoSuchRun, locate
+from lllaunch.records.index import remember, used_from
+from lllaunch.records.listing import (
+    STATES,
+    entry_of,
+    jobs_of,
+    list_entries,
+    newest,
+    read_sweep,
+)
+from lllaunch.records.locate import NoSuchRun, locate, roots_of
 from lllaunch.records.locks import is_held
 from lllaunch.records.plain import plain
 from lllaunch.run.directory import LOCK_NAME
@@ -379,6 +390,95 @@ def test_a_run_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert locate("latest").path == "."
 
 
+def test_the_end_of_a_path_names_a_run(tmp_path: Path):
+    for name in ("2024-05-01/12-10-00", "2024-05-02/12-10-00", "2024-05-02/23-36-40"):
+        run(tmp_path / "outputs" / name, result())
+    cwd = str(tmp_path)
+    assert locate("23-36-40", cwd).path == f"{cwd}/outputs/2024-05-02/23-36-40"
+    assert locate("2024-05-01/12-10-00", cwd).path == f"{cwd}/outputs/2024-05-01/12-10-00"
+    with pytest.raises(NoSuchRun, match=r"'12-10-00' names 2 runs: .*; say which one"):
+        locate("12-10-00", cwd)
+
+
+def test_a_directory_that_was_used_from_here_is_looked_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    run(project / "outputs" / "1", result(at=T0 - 9 * S))
+    write(project / "outputs/1/plan.yaml", "launch: {}\n", T0 - 9 * S)
+    sweep(project / "sweeps" / "digits")
+    run(elsewhere, result(at=T0 - S))
+    for path in (project / "outputs/1", project / "sweeps/digits", elsewhere):
+        remember(str(path), str(project), os.environ)
+    monkeypatch.chdir(project)
+    assert locate("latest").path == "sweeps/digits"
+    assert roots_of()[:2] == ["outputs", "multirun"]
+    assert set(roots_of()[2:]) == {"sweeps/digits", str(elsewhere)}
+    monkeypatch.chdir(tmp_path)
+    assert roots_of() == ["outputs", "multirun"]
+
+
+def test_the_index_is_bounded_and_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index, "MOST", 10)
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for number in range(25):
+        path = tmp_path / "runs" / str(number)
+        path.mkdir(parents=True)
+        remember(str(path), str(tmp_path), environ)
+        remember(str(path), str(tmp_path), environ)
+    links = list((tmp_path / "state/lllaunch/runs").iterdir())
+    assert len(links) <= 10
+    assert (tmp_path / "state/lllaunch/runs").stat().st_mode & 0o077 == 0
+    assert str(tmp_path / "runs" / "24") in used_from(str(tmp_path), environ)
+    # a state directory that cannot be made, none at all, and a directory that is gone
+    (tmp_path / "file").touch()
+    for broken in ({"XDG_STATE_HOME": str(tmp_path / "file")}, {"XDG_STATE_HOME": "/proc/no"}):
+        remember(str(tmp_path / "x"), str(tmp_path), broken)
+        assert used_from(str(tmp_path), broken) == []
+    (tmp_path / "runs" / "24").rmdir()
+    assert str(tmp_path / "runs" / "24") not in used_from(str(tmp_path), environ)
+
+
+def test_many_launchers_write_the_index_at_once(tmp_path: Path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    paths = [tmp_path / str(number) for number in range(40)]
+    for path in paths:
+        path.mkdir()
+
+    def write_all() -> None:
+        for path in paths:
+            remember(str(path), str(tmp_path), environ)
+
+    threads = [threading.Thread(target=write_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(used_from(str(tmp_path), environ)) == sorted(map(str, paths))
+
+
+def test_a_few_of_thousands_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(50):
+        path = run(tmp_path / "outputs" / str(number), result(at=T0 + number * S), T0 + number * S)
+        assert path.is_dir()
+    opened: list[str] = []
+    real = os.open
+
+    def counting(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(os.path.basename(os.fsdecode(path)))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", counting)
+    first, second = itertools.islice(newest([str(tmp_path)]), 2)
+    assert [os.path.basename(entry.path) for entry in (first, second)] == ["49", "48"]
+    assert opened == ["result.json"] * 2
+    opened.clear()
+    assert locate("latest", str(tmp_path)).path.endswith("outputs/49")
+    assert len(opened) < 10
+
+
 def test_the_latest_may_be_a_sweep(tmp_path: Path):
     run(tmp_path / "outputs" / "1", result(at=T0 - S))
     sweep(tmp_path / "multirun" / "1")
@@ -392,8 +492,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
     for name, reason in (
         ("conf", "is not the directory of a run or a sweep"),
         ("conf/a.yaml", "is not the directory of a run or a sweep"),
-        ("gone", "is not there; 'python -m lllaunch ls'"),
-        ("latest", "is none: no run is below outputs or multirun"),
+        ("gone", "does not exist; 'python -m lllaunch ls'"),
+        ("latest", "^no runs found in outputs/ or multirun/$"),
     ):
         with pytest.raises(NoSuchRun, match=reason) as caught:
             locate(name, cwd=str(tmp_path))

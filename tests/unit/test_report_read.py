@@ -168,7 +168,7 @@ def test_what_is_no_run_is_told_with_what_was_expected(
     assert main([path]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("lllaunch: report: ")
+    assert told.err.startswith("lllaunch: ")
     assert "Traceback" not in told.err
 
 
@@ -276,9 +276,9 @@ def test_a_run_that_succeeded_tells_no_failure(place: Place) -> None:
 def test_a_run_without_a_result_or_with_that_of_an_earlier_one_is_not_over(place: Place) -> None:
     report = load(str(place.path))
     assert (report.finished, report.exit_code) == (False, None)
-    assert report.verdict() == "the run is not over"
-    assert only(report).outcome == "error"
-    assert "has no result.json: it still runs" in render_text(report)
+    died = "no result.json: its launcher was killed, or the machine went down"
+    assert (report.verdict(), only(report).outcome) == (died, "error")
+    assert died in render_text(report)
     place.ends("succeeded", 0)
     events = place.path / "events.jsonl"
     event = {"time": "2023-11-14T22:13:21.000000Z", "type": "Started"}
@@ -434,7 +434,7 @@ def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none
             "x=4",
             "error",
             "unfinished",
-            "its end is not known: it still runs, or its launcher died",
+            "no result.json: still running, or its launcher was killed",
         ),
     ]
     first = report.cases[0]
@@ -466,7 +466,7 @@ def test_a_sweep_that_goes_on_is_told_as_its_journal_has_it(swept: Swept) -> Non
     failed_job(swept, 0, "why")
     report = load(str(swept.path))
     assert (report.finished, report.exit_code, report.seconds) == (False, None, None)
-    assert report.verdict() == ("the sweep is not over: 0 of 5 jobs succeeded, 1 failed, 4 not run")
+    assert report.verdict() == ("died: 0 of 5 jobs succeeded, 1 failed, 4 not run")
     swept.over(6)
     assert load(str(swept.path)).finished
     swept.add(Resumed("0.1"), Started(0))

@@ -13,6 +13,7 @@ from lllaunch import __version__
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.config.whole import redacted_overrides
 from lllaunch.errors import ConfigError
+from lllaunch.records.index import remember
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.session import SweepSession
 
@@ -60,13 +61,15 @@ def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSess
 
 
 def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
-    return SweepSession.begin(
+    session = SweepSession.begin(
         place,
         command=redacted_overrides(_raw(config.hydra.overrides.task)),
         version=__version__,
         resume=resume,
         say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
     )
+    remember(session.path, config.hydra.runtime.cwd, os.environ)
+    return session
 
 
 def _raw(texts: ListConfig) -> list[str]:
