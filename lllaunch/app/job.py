@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -236,6 +237,14 @@ def _link_latest(link: str, path: str) -> None:
             link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
 
 
+class _LateFile(logging.FileHandler):
+    """A log file that is made by the first message; where it cannot be, there is none."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+
 def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
     """Return Hydra's function, but log files are made by the first message that goes to them."""
 
@@ -244,6 +253,11 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
             if handler.get("class") == "logging.FileHandler":
                 handler.setdefault("delay", True)
         configure(conf)
+        for logger in (logging.getLogger(), *map(logging.getLogger, conf.get("loggers") or {})):
+            for made in logger.handlers:
+                if type(made) is logging.FileHandler:
+                    # not named in the config, where a policy might have to know it
+                    made.__class__ = _LateFile
 
     return delayed
 

@@ -8,6 +8,7 @@ import re
 from hydra.errors import MissingConfigException, OverrideParseException
 
 from lllaunch.config.suggest import did_you_mean
+from lllaunch.linux.limits import shortage
 
 _EXPERIMENTS = "exp"
 _MOST_OPTIONS = 20
@@ -19,6 +20,8 @@ _GRAMMAR = "https://hydra.cc/docs/advanced/override_grammar/basic"
 
 def reason_of(error: BaseException) -> str:
     """Says in short why a config could not be composed, with what caused that."""
+    if short := shortage(error):
+        return short
     parts: list[str] = []
     while error is not None and len(parts) < 4:
         text = str(error).strip()

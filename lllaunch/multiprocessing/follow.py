@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from lllaunch.linux.limits import shortage
 from lllaunch.multiprocessing.followed import FollowedFile
 from lllaunch.multiprocessing.guards import gate_of
 from lllaunch.multiprocessing.output import Destination
@@ -163,16 +164,20 @@ class Follower:
         return taken + sum(file.blocks for file in self._files)
 
     def _run(self, wake: int) -> None:
-        watching = Watching(wake, self._poll_interval)
+        watching: Watching | None = None
         try:
+            watching = Watching(wake, self._poll_interval)
             while not self._stopping:
                 self._take_added(watching)
                 busy = self._look(watching)
                 watching.wait(self._due(), gather_ms=_GATHER_MS if busy else 0)
             self._take_added(watching)
             self._finish()
-        except Exception:
-            logger.exception("the tail ended by an error of its own; the files are complete")
+        except Exception as error:
+            if short := shortage(error):
+                logger.error("the output is not shown any more, it is in the files: %s", short)  # noqa: TRY400 - the reason says it all
+            else:
+                logger.exception("the tail ended by an error of its own; the files are complete")
         finally:
             for file in self._files:
                 file.close()
@@ -180,7 +185,8 @@ class Follower:
                 os.close(wake)
                 self._wake = None
             self._done.set()
-            watching.close()
+            if watching is not None:
+                watching.close()
 
     def _take_added(self, watching: Watching) -> None:
         while self._added:

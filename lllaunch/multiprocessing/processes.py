@@ -99,6 +99,7 @@ class Processes(abc.ABC):
         self.filtered_stdout: TextIO | None = None
         self.filtered_stderr: TextIO | None = None
         self.exits: dict[int, Exited | StartFailed] = {}
+        self.observer: Callable[[Fact], None] | None = None
         self._pids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._terminated_by: dict[int, int] = {}
@@ -147,6 +148,8 @@ class Processes(abc.ABC):
             return ()
         facts = self._starter.dispatch()
         for fact in facts:
+            if self.observer is not None:
+                self.observer(fact)
             if isinstance(fact, Started):
                 self._pids[fact.rank] = fact.pid
             elif isinstance(fact, (Exited, StartFailed)):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from lllaunch.errors import OutputError
+from lllaunch.linux.limits import shortage
 from lllaunch.multiprocessing.follow import Follower
+
+logger = logging.getLogger(__name__)
 
 # Files that the kernel cannot watch are not looked at more often than this, seconds.
 _POLL_SECONDS = 1.0
@@ -54,9 +58,19 @@ class Tees:
             self._empty = False
 
     def start(self) -> None:
-        """Begin to show; without a file there is no thread."""
-        if not self._empty:
+        """Begin to show; without a file there is no thread.
+
+        If there is no room for it, that is said, and nothing else fails for it.
+        """
+        if self._empty:
+            return
+        try:
             self._follower.start()
+        except (OSError, RuntimeError) as error:
+            reason = shortage(error)
+            if not reason:
+                raise
+            logger.error("the output is not shown, it is in the files: %s", reason)  # noqa: TRY400 - the reason says it all
 
     def stop(self) -> None:
         """Show what was written before this call, then end; idempotent."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.linux.limits import shortage
 from lllaunch.linux.oom import read_memory
 from lllaunch.moments import now_ns
 from lllaunch.multiprocessing.signals import (
@@ -25,7 +27,7 @@ from lllaunch.run.redact import Redactor
 from lllaunch.run.watcher import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.speaker import Speaker
@@ -38,6 +40,8 @@ EVENTS = "events.jsonl"
 RESULT = "result.json"
 
 _SIGINT = 2
+# Descriptors that the end of a run needs at a time, for imports and for its files.
+_RESERVED = 8
 
 
 def execute(
@@ -118,7 +122,7 @@ class _Run:
         watcher = self._watcher = Watcher(self._spec, events, self._console, self._redact)
         signum: int | None = None
         failure: tuple[str, int] | None = None
-        with SignalSource(self._spec.signals) as signals:
+        with SignalSource(self._spec.signals) as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
                 signum = run_group(self._spec, directory, watcher, signals, spawner, targets)
@@ -126,8 +130,11 @@ class _Run:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
                 signum = _SIGINT
-            except Exception:  # noqa: BLE001 - a bug of ours: the run still ends with its result.json
-                failure = f"internal error\n{traceback.format_exc()}".rstrip(), ExitCode.ERROR
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run ends with its result.json
+                # what is no shortage is a bug of ours
+                text = shortage(error) or f"internal error\n{traceback.format_exc()}".rstrip()
+                failure = text, ExitCode.ERROR
+            reserve.close()
             # whatever it is that signals do otherwise
             with SignalSource({*self._spec.signals, *named_signals(DEFAULT_SIGNALS)}):
                 outcome = self._end(directory, signum, failure)
@@ -164,3 +171,13 @@ class _Run:
 
     def _warn(self, error: OutputError) -> None:
         self._console.warning(str(error))
+
+
+@contextlib.contextmanager
+def _reserve() -> Iterator[contextlib.ExitStack]:
+    """Keep descriptors, so that there are some left for the end when it has come."""
+    with contextlib.ExitStack() as kept:
+        for _ in range(_RESERVED):
+            with contextlib.suppress(OSError):
+                kept.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield kept

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import OutputError
+from lllaunch.linux.limits import shortage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_OPEN_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
@@ -26,7 +31,8 @@ def naming(path: str, rank: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(path, error.strerror or str(error), rank) from error
+        short = shortage(error) if error.errno in _OPEN_FILES else ""
+        raise OutputError(path, short or error.strerror or str(error), rank) from error
 
 
 def write_all(fd: int, data: bytes) -> None:

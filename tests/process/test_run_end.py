@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -36,3 +37,27 @@ def test_a_keyboard_interrupt_ends_the_run_as_the_signal_does(
     assert done.code == 130
     assert (done.result["state"], done.result["exit_code"]) == ("signalled", 130)
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("limit", [10, 16, 22, 26, 34])
+def test_too_few_descriptors_are_named_with_their_limit_and_the_result_is_true(
+    tmp_path: Path, limit: int
+) -> None:
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    node = {"entrypoint": "echo", "args": ["x"], "nproc": 4, "tee": "all"}
+    launcher = Launcher(tmp_path, node, preexec_fn=few)
+    done = launcher.finish()
+    assert "Traceback" not in done.err
+    assert "internal error" not in done.err
+    assert done.code in {0, 1}
+    if done.code:
+        assert f"this process may have {limit} open (ulimit -n)" in done.err
+    result = tmp_path / "run" / "result.json"
+    if result.exists():
+        assert done.result["exit_code"] == done.code
+        started = {event["rank"] for event in done.events() if event["type"] == "Started"}
+        for attempt in done.result["attempts"]:
+            for worker in attempt["workers"]:
+                assert (worker["fate"] != "not_started") == (worker["local_rank"] in started)
