@@ -27,7 +27,9 @@ HEAD = """\
 <!-- Made by docs/generate_config_reference.py from lllaunch/config/schema.py: change those. -->
 
 One node of the config, `launch`, says what a run is. The rest of the config is the experiment's
-own. Whatever the primary config is, keys that are left out have the defaults below.
+own. Whatever the primary config is, keys that nobody sets have the defaults below. In the composed
+config they are null, and a key that is null is one that nobody has set; with `-m` it then has what
+[`hydra.launcher`](sweep-config.md) says.
 
 Everything is checked before anything starts. What is wrong is told all at once, each line with the
 key, the value, what was expected and, where it can be told, what was meant; the exit code is then 2
@@ -51,7 +53,7 @@ MASKS = """\
 | `0`, `1`, `2`, `3` | the same, in torchrun's numbers |
 | `"0:all 1-7:out"`, `"0:3,1:0"` | by local rank or range, separated by commas or blanks |
 | `{0: all, 1-7: out}` | the same as a mapping |
-| `false`, `null` | nothing |
+| `false` | nothing |
 
 Ranks that are not named have nothing. Ranges may not overlap, and a rank that no worker has is an
 error. YAML reads an unquoted `1:3` as the number 63, so text with colons is best quoted.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra._internal.hydra as hydra_app
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.ending import wants_full_errors
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
@@ -24,6 +24,7 @@ from lllaunch.app.readable import BoundedRepository, composing_readably, reporti
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.config.overrides import literals_in
+from lllaunch.config.presets import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import literals, problems_with
 from lllaunch.config.tree import value_at
 from lllaunch.errors import ConfigError
@@ -124,6 +125,22 @@ class GuardedLoader(ConfigLoaderImpl):
             with self._refusing():
                 _refuse_literals(_literals_of(config))
                 self._look_at(config)
+        return config
+
+    def _compose_config_from_defaults_list(self, *args: Any, **kwargs: Any) -> DictConfig:
+        """Composes files, before overrides; called by Hydra.
+
+        A preset that a file names (``watchdog: default``) becomes a mapping with that name, so that
+        an override can change a part of it: ``launch.watchdog.stall=20m``.
+        """
+        config = super()._compose_config_from_defaults_list(*args, **kwargs)
+        for key in PRESET_KEYS:
+            above, _, last = key.rpartition(".")
+            node = OmegaConf.select(config, above)
+            preset = node._get_node(last) if isinstance(node, DictConfig) else None
+            if isinstance(preset, AnyNode) and preset._value() in PRESETS:
+                with read_write(node), open_dict(node):
+                    node[last] = {"preset": preset._value()}
         return config
 
     def list_groups(self, parent_name: str) -> list[str]:

@@ -19,8 +19,6 @@ def known_items(
     names: Collection[str],
     synonyms: Mapping[str, str],
     findings: Findings,
-    *,
-    owner: str,
 ) -> dict[str, Tree]:
     """The items of a mapping that are settings.
 
@@ -30,15 +28,14 @@ def known_items(
         names: names of the settings.
         synonyms: other words for them.
         findings: takes the items that are no settings.
-        owner: whose settings they are, such as ``lllaunch``.
     """
     unknown = [name for name in node if name not in names]
     for name in unknown[:_MOST_UNKNOWN]:
         hint = _meant(str(name), names, synonyms)
-        findings.add_about(f"{key}.{name}", f"is no setting of {owner}", hint)
+        findings.add_about(f"{key}.{name}", "unknown setting", hint)
     if len(unknown) > _MOST_UNKNOWN:
         more = len(unknown) - _MOST_UNKNOWN
-        findings.add_about(key, f"has {more} more keys that are no settings of {owner}")
+        findings.add_about(key, f"has {more} more unknown settings")
     return {name: item for name, item in node.items() if name in names}
 
 

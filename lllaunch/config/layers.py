@@ -1,13 +1,11 @@
-"""The launch node put together: schema, then ``hydra.launcher`` of a sweep, then the job's own.
+"""The launch node put together: defaults, then ``hydra.launcher`` of a sweep, then the job's own.
 
-Hydra has usually composed the schema's defaults into the job's node, where they look like values
-that somebody gave. So a value there that equals its default counts as not given if the weaker node
-gives one, unless the command line names its key.
+Hydra composes the job's node over one in which nothing is set (`lllaunch.config.schema`), so what
+is not null there somebody has set, to the default or not.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,13 +16,10 @@ from lllaunch.config.keys import known_items
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.read import Reader
 from lllaunch.config.restart import with_on
-from lllaunch.config.schema import KEYS, defaults
+from lllaunch.config.schema import KEYS, defaults, is_set
 from lllaunch.config.synonyms import SYNONYMS
-from lllaunch.config.tree import BROKEN, Tree, reveal
+from lllaunch.config.tree import Tree, reveal
 from lllaunch.config.watchdog import check_replaced
-
-# Mappings of the weaker node that say nothing.
-_SAYING_NOTHING: tuple[dict[str, None], ...] = ({}, {"preset": None})
 
 
 class Layers:
@@ -55,23 +50,12 @@ class Layers:
         Raises:
             ConfigError: the launch node is not a mapping.
         """
-        known = defaults()
         own = self._own(cfg, reader, findings)
-        given = own
-        if own.keys() == known.keys():
-            # Hydra has composed it over the schema.
-            check_replaced(own["watchdog"], f"{self.key}.watchdog", findings)
-            named = _named_on_command_line(cfg, self.key) if self.outer else set()
-            given = {
-                name: value
-                for name, value in own.items()
-                if name in named or not _same(value, known[name])
-            }
-        outer = self._outer(cfg, reader, findings)
-        weaker = {name: value for name, value in outer.items() if name not in given}
-        tree = {**known, **own, **weaker}
+        weaker = self._outer(cfg, reader, findings)
+        tree = {**defaults(), **weaker, **own}
         tree["restart"] = with_on(tree["restart"])
-        keys = {name: f"{self.outer if name in weaker else self.key}.{name}" for name in KEYS}
+        inherited = weaker.keys() - own.keys()
+        keys = {name: f"{self.outer if name in inherited else self.key}.{name}" for name in KEYS}
         return tree, keys
 
     def _own(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
@@ -79,17 +63,24 @@ class Layers:
         if node is not None and not isinstance(node, dict):
             findings.add(self.key, node, "is not a mapping of settings (entrypoint, nproc, ...)")
             findings.raise_if_any()
-        return known_items(node or {}, self.key, KEYS, SYNONYMS, findings, owner="lllaunch")
+        items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings)
+        if items.keys() == set(KEYS):
+            # Hydra has composed it over the schema
+            check_replaced(items["watchdog"], f"{self.key}.watchdog", findings)
+        return _set_ones(items)
 
     def _outer(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
         node = node_at(cfg, self.outer) if self.outer else None
         if not isinstance(node, DictConfig) or self.outer is None:
             return {}
         items = reader.read_items(node, self.outer, LAUNCH_FIELDS)
-        given = {name: value for name, value in items.items() if _says_something(value)}
-        if items.keys() == set(LAUNCH_FIELDS) and "watchdog" in given:
-            check_replaced(given["watchdog"], f"{self.outer}.watchdog", findings)
-        return given
+        if items.keys() == set(LAUNCH_FIELDS):
+            check_replaced(items["watchdog"], f"{self.outer}.watchdog", findings)
+        return _set_ones(items)
+
+
+def _set_ones(items: dict[str, Tree]) -> dict[str, Tree]:
+    return {name: value for name, value in items.items() if is_set(reveal(value))}
 
 
 def node_at(cfg: DictConfig, key: str) -> Any:
@@ -98,22 +89,3 @@ def node_at(cfg: DictConfig, key: str) -> Any:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:
         return None
-
-
-def _says_something(value: Tree) -> bool:
-    plain = reveal(value)
-    return plain is not None and plain not in _SAYING_NOTHING
-
-
-def _same(value: Tree, default: Any) -> bool:
-    # True is not 1 here: it is wrong where a number is wanted, and should be told.
-    return value is not BROKEN and type(value) is type(default) and value == default
-
-
-def _named_on_command_line(cfg: DictConfig, key: str) -> set[str]:
-    """Settings that an override of the job names: ``launch.nproc=1`` means 1."""
-    node = node_at(cfg, "hydra.overrides.task")
-    # as they were written: an interpolation in one need not resolve here
-    overrides: Any = OmegaConf.to_container(node, resolve=False) if node is not None else ()
-    paths = (re.split(r"[.@]", str(text).lstrip("+~").partition("=")[0]) for text in overrides)
-    return {path[1].strip() for path in paths if len(path) > 1 and path[0] == key}

@@ -6,7 +6,7 @@ composed: where it is not, the origin is unknown rather than wrong. Then they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -96,6 +96,13 @@ class OriginTree:
         node = self._at(above)
         if node is not None and node.children is not None:
             node.children.pop(_index(node, last), None)
+
+    def name_preset(self, key: str, names: Container[object]) -> None:
+        """Make a mapping with the key ``preset`` of the name of one, as Hydra's loader does."""
+        node = self._at(parts_of(key))
+        if node is not None and node.children is None and node.value in names:
+            preset = node.copy()
+            node.empty(is_list=False)["preset"] = preset
 
     def origins(self, composed: Any) -> Origins:
         """What is known of each key.

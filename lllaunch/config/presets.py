@@ -15,3 +15,6 @@ PRESETS: dict[str, WatchdogPolicy] = {
         timers=True, stall=300.0, stall_scope="rank", warmup=300.0, heartbeat=300.0
     ),
 }
+
+PRESET_KEYS = ("launch.watchdog", "hydra.launcher.watchdog")
+"""Keys where the name of a preset may stand for a mapping; overrides may change a part of it."""

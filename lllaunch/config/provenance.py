@@ -28,6 +28,7 @@ from lllaunch.config.origin import Kind, Link, Origin, Origins
 from lllaunch.config.origin_lines import NO_LINES, Lines, lines_of
 from lllaunch.config.origin_tree import Layer, OriginTree
 from lllaunch.config.overrides import redacted_overrides
+from lllaunch.config.presets import PRESET_KEYS, PRESETS
 from lllaunch.config.tree import shown_path
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def origins(
         for default, group in _with_groups(found):
             # before Hydra merges: its merging changes configs that it has loaded
             configs.lay(default, group, tree)
+        for key in PRESET_KEYS:
+            tree.name_preset(key, PRESETS)
         for override in found.config_overrides:
             _lay_override(override, tree)
         cfg = loader._compose_config_from_defaults_list(found.defaults, repo)

@@ -32,7 +32,7 @@ def read_resources(settings: Settings) -> Resources:
     if tree is not None and not isinstance(tree, dict):
         findings.attempt(key, tree, _refuse)
         tree = None
-    items = known_items(tree or {}, key, RESOURCE_KEYS, SYNONYMS, findings, owner="resources")
+    items = known_items(tree or {}, key, RESOURCE_KEYS, SYNONYMS, findings)
     values: dict[str, int] = {}
     for name, item in items.items():
         if reveal(item) is not None and item is not BROKEN:

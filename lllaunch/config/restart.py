@@ -47,7 +47,7 @@ def read_restart(settings: Settings) -> RestartPolicy:
     if tree is not None and not isinstance(tree, dict):
         findings.attempt(key, tree, _refuse)
         tree = None
-    items = known_items(tree or {}, key, RESTART_KEYS, SYNONYMS, findings, owner="restarts")
+    items = known_items(tree or {}, key, RESTART_KEYS, SYNONYMS, findings)
     values: dict[str, Any] = {}
     if "on" in items:
         values["on"] = _read_causes(items["on"], f"{key}.on", findings)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 Mask = int | str | bool | Mapping[int | str, Any] | None
 Ranks = int | str
@@ -167,7 +167,7 @@ class Launch:
       memory, not pages of files; a [size](#sizes), at least 1 MiB
 
     Times are [durations](#durations). For a limit, null or false turns it off, also one of the
-    preset's. `watchdog: null` or false is `none`.
+    preset's. `watchdog: false` is `none`.
 
     ```yaml
     launch:
@@ -176,9 +176,8 @@ class Launch:
     ```
 
     On a command line `launch.watchdog=strict` takes a preset, and `launch.watchdog.stall=10m`
-    changes what the config says. A preset that a config gives by its name alone is text for Hydra,
-    which has no keys to change: write `watchdog: {preset: default}` there, or all of it at once,
-    `'launch.watchdog={preset: default, stall: 10m}'`.
+    changes what the config says, also if that is the name of a preset. In a config file a mapping
+    replaces the name that another file gave: write `watchdog: {preset: default}` there.
 
     ```yaml
     launch:
@@ -248,15 +247,6 @@ class Launch:
 
 KEYS: tuple[str, ...] = tuple(each.name for each in fields(Launch))
 
-# These may be null, which is their default or stands for nothing.
-NULLABLE = frozenset(
-    {
-        *("entrypoint", "args", "preload", "cwd", "env", "env_per_rank", "redirects", "tee"),
-        *("local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters"),
-        *("log_line_prefix", "log_dir", "watchdog", "restart", "resources", "run_id"),
-    }
-)
-
 # Says how a run is begun and not what it is.
 UNPLANNED = frozenset({"locked"})
 
@@ -264,21 +254,23 @@ UNPLANNED = frozenset({"locked"})
 PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})
 
 
-# Below these Hydra takes any key, with + or without, and the reader tells what is wrong with it:
-# they do not list all of theirs, since null there means something. `restart` must not list ``on``,
-# which YAML reads as the boolean true, so that a config file would not override it.
-_OPEN = frozenset({"watchdog", "restart", "resources"})
-
-
 def defaults() -> dict[str, Any]:
-    """The defaults as plain data, made anew."""
+    """Return the defaults as plain data, made anew."""
     launch = Launch()
     return {key: getattr(launch, key) for key in KEYS}
 
 
-def schema_node() -> dict[str, Any]:
-    """The defaults for Hydra's ConfigStore: no leaf has a type."""
-    return {
-        key: OmegaConf.create(value, flags={"struct": False}) if key in _OPEN else value
-        for key, value in defaults().items()
-    }
+def schema_node() -> DictConfig:
+    """Return the node for Hydra's ConfigStore, made anew: what it is when nobody has set anything.
+
+    It holds no defaults, so that what is set to a default can be told from what is not set. No leaf
+    has a type, and it takes any key, with ``+`` or without: the reader says what is wrong.
+    """
+    # whoever replaces the name of a preset by a mapping is told
+    node = {**dict.fromkeys(KEYS), "watchdog": {"preset": None}}
+    return OmegaConf.create(node, flags={"struct": False})
+
+
+def is_set(value: Any) -> bool:
+    """Return whether the plain value of a setting says anything: null and ``{}`` do not."""
+    return value is not None and value not in ({}, {"preset": None})

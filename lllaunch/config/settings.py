@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from lllaunch.config.args import check_worker_names
 from lllaunch.config.fields import read_each
 from lllaunch.config.findings import Findings
-from lllaunch.config.schema import KEYS, NULLABLE, PER_WORKER, UNPLANNED
+from lllaunch.config.schema import KEYS, PER_WORKER, UNPLANNED
 from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, leaves, reveal
 from lllaunch.macros import names_in
 
@@ -66,12 +66,12 @@ class Settings:
         Args:
             name: of the setting.
             read: reads the value; raises `Unfit`.
-            default: what it is if it is null (where it may be), and where it is wrong.
+            default: what it is if it is null, and where it is wrong.
             write: turns it into what a plan says.
         """
         tree = self._tree[name]
         plain = reveal(tree)
-        if plain is None and name in NULLABLE:
+        if plain is None:
             value: T | None = default
         else:
             value = self.findings.attempt(self.key_of(name), tree, read)

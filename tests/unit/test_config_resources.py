@@ -46,8 +46,8 @@ def test_resources_are_read_and_written(written: Any, resources: Resources) -> N
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ({"gpu_per_proc": 1}, ".gpu_per_proc: is no setting of resources; did you mean 'gpus_per_"),
-        ({"gpus": 1}, ".gpus: is no setting of resources; did you mean 'gpus_per_proc'?"),
+        ({"gpu_per_proc": 1}, ".gpu_per_proc: unknown setting; did you mean 'gpus_per_"),
+        ({"gpus": 1}, ".gpus: unknown setting; did you mean 'gpus_per_proc'?"),
         ({"gpus_per_proc": -1}, ".gpus_per_proc: -1 is not a whole number, 0 or more"),
         ({"cpus_per_proc": 0.5}, ".cpus_per_proc: 0.5 is not a whole number, 0 or more"),
         ({"cpus_per_proc": True}, ".cpus_per_proc: true is not a whole number, 0 or more"),

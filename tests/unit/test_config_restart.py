@@ -141,7 +141,7 @@ MISTAKES = [
     ({"delay": -1}, ".delay: -1 is negative: a duration is 0 or more"),
     ({"delay": None}, ".delay: null is not a duration (90, 90s, 10m, 1h30m, 1d)"),
     ({"max_delay": "x"}, ".max_delay: 'x' is not a duration (90, 90s, 10m, 1h30m, 1d)"),
-    ({"dealy": 3}, ".dealy: is no setting of restarts; did you mean 'delay'?"),
+    ({"dealy": 3}, ".dealy: unknown setting; did you mean 'delay'?"),
     (
         {"on": "${worker:rank}"},
         (
@@ -160,7 +160,7 @@ def test_one_mistake_is_one_line(restart: Any, told: str) -> None:
 @pytest.mark.parametrize("written", SYNONYMS)
 def test_another_word_for_a_key_says_which(written: str) -> None:
     (line,) = complaints({written: 1})
-    told = f"is no setting of restarts; did you mean {SYNONYMS[written]!r}?"
+    told = f"unknown setting; did you mean {SYNONYMS[written]!r}?"
     assert line == f"launch.restart.{written}: {told}"
 
 

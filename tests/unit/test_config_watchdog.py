@@ -180,9 +180,9 @@ MISTAKES = [
         ".preset: 'defualt' is not a preset (none, default, strict); did you mean 'default'?",
     ),
     ({"preset": True}, ".preset: true is not a preset (none, default, strict); write default"),
-    ({"stal": 3}, ".stal: is no setting of the watchdog; did you mean 'stall'?"),
-    ({"Stall": 3}, ".Stall: is no setting of the watchdog; did you mean 'stall'?"),
-    ({1: 3}, ".1: is no setting of the watchdog"),
+    ({"stal": 3}, ".stal: unknown setting; did you mean 'stall'?"),
+    ({"Stall": 3}, ".Stall: unknown setting; did you mean 'stall'?"),
+    ({1: 3}, ".1: unknown setting"),
     ({"stall": 0}, ".stall: 0 must be more than 0; write null for no limit"),
     ({"stall": "0.5"}, ".stall: '0.5' is less than 1s, which is no more than a pause"),
     ({"stall": True}, ".stall: true is not a duration (90, 90s, 10m, 1h30m, 1d)"),
@@ -246,7 +246,7 @@ def test_one_mistake_is_one_line(watchdog: Any, told: str) -> None:
 def test_another_word_for_a_key_says_which(written: str) -> None:
     meant = SYNONYMS[written.lower().replace("-", "_")]
     (line,) = complaints({written: 1})
-    told = f"is no setting of the watchdog; did you mean {meant!r}?"
+    told = f"unknown setting; did you mean {meant!r}?"
     assert line == f"launch.watchdog.{written}: {told}"
 
 
@@ -267,7 +267,7 @@ def test_mistakes_are_told_together() -> None:
 def test_many_unknown_keys_are_counted() -> None:
     lines = complaints({f"k{number}": 1 for number in range(1000)})
     assert len(lines) == 21
-    assert lines[-1] == "launch.watchdog: has 980 more keys that are no settings of the watchdog"
+    assert lines[-1] == "launch.watchdog: has 980 more unknown settings"
 
 
 def composed(watchdog: Any) -> WatchdogPolicy:

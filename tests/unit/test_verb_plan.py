@@ -295,3 +295,30 @@ def test_what_is_not_allowed_is_shown_and_refused(plan: Plan, project: Project) 
     project.write("conf/lllaunch.yaml", "allow:\n  entrypoint: []\n")
     ended = plan("+exp=function")
     assert (ended.code, "conf/lllaunch.yaml:2" in ended.err) == (2, True)
+
+
+def test_a_preset_that_a_file_names_can_be_tuned(project: Project, plan: Plan) -> None:
+    project.experiment("tuned", "{entrypoint: env, watchdog: default}")
+
+    found = json.loads(plan("--json", "+exp=tuned", "launch.watchdog.stall=20m").out)
+
+    assert found["launch"]["watchdog"]["stall"] == "20m"
+    assert found["launch"]["watchdog"]["timers"] is True
+    (link,) = found["origins"]["launch.watchdog.timers"]
+    assert (link["kind"], link["where"]) == ("file", "conf/exp/tuned.yaml")
+    replaced = json.loads(plan("--json", "+exp=tuned", "launch.watchdog=strict").out)
+    assert replaced["launch"]["watchdog"]["stall"] == "5m"
+
+
+def test_a_setting_needs_no_plus_and_a_misspelt_one_is_named(project: Project, plan: Plan) -> None:
+    project.experiment("plain", "{entrypoint: env}")
+    texts = ("env.FOO=bar", "args.lr=1", "restart.on=oom", "resources.cpus_per_proc=2")
+
+    found = plan("--json", "+exp=plain", *(f"launch.{text}" for text in texts))
+
+    assert json.loads(found.out)["launch"]["env"] == {"FOO": "bar"}
+    for text in ("nprocs=2", "nproc_per_node=2"):
+        ended = plan("+exp=plain", f"launch.{text}")
+        key = text.partition("=")[0]
+        assert ended.err == f"lllaunch: launch.{key}: unknown setting; did you mean 'nproc'?\n"
+        assert ended.code == 2
