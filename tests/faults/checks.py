@@ -307,7 +307,9 @@ def _worker(seen: Observed, name: str, worker: Worker, entry: Any) -> Iterator[s
     if fate == "succeeded" and exitcode != 0:
         yield f"{name}: succeeded with exit status {exitcode}"
     if exitcode >= 0:
-        if worker.code != exitcode and not (worker.refused and exitcode):
+        # it could not write, or not fork
+        hindered = worker.refused or has(seen, "files", "processes")
+        if worker.code != exitcode and not (hindered and exitcode):
             hit = any(one.pid == worker.pid for one in seen.injected)
             # an exception of ours: Ctrl-C in the middle of a worker's start
             if not (exitcode in {1, 130} and hit):

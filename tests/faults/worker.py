@@ -37,8 +37,10 @@ def pieces(act: dict[str, Any], key: str, stream: str) -> list[bytes]:
     mark = "@" if stream == "out" else "%"
     written = []
     count = act["lines"] if stream == "out" else act["errors"]
+    # what Python says of an exception begins a line
+    newline = act["newline"] or (stream == "err" and act["end"] == "raise")
     for number in range(count):
-        end = "" if number == count - 1 and not act["newline"] else "\n"
+        end = "\n" if newline or number < count - 1 else ""
         body = "x" * (act["width"] * (1 + number % 3))
         line = f"{mark}{key}.{stream}.{number}:{body}{mark}{end}".encode()
         cut = len(line) * (number % 5) // 5 if act["torn"] else 0
@@ -152,6 +154,9 @@ class Worker:
         if how == "wait":
             time.sleep(_LIFE_SECONDS)
             how = "0"
+        # from here on no signal changes how it ends
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         if how == "raise":
             self.ledger.write("end", code=1)
             raise RuntimeError(f"of its own accord: {self.ledger.key}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import fnmatch
 import json
 import os
 import resource
@@ -620,11 +621,13 @@ class World:
     def _debris(self) -> list[str]:
         found = [str(path) for path in (self.root / "tmp").iterdir()]
         pids = {one.pid for one in self.seen.launched} | set(self._job_pids())
-        for path in _CGROUPS.glob("**/lllaunch-*-*"):
-            if path.name.rpartition("-")[2] in set(map(str, pids)):
-                found.append(str(path))
-                with contextlib.suppress(OSError):
-                    path.rmdir()
+        # unlike Path.glob, os.walk passes over what is removed meanwhile
+        for top, names, _ in os.walk(_CGROUPS):
+            for name in fnmatch.filter(names, "lllaunch-*-*"):
+                if name.rpartition("-")[2] in set(map(str, pids)):
+                    found.append(os.path.join(top, name))
+                    with contextlib.suppress(OSError):
+                        os.rmdir(found[-1])
         return found
 
     def end(self) -> None:
