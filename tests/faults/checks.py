@@ -160,11 +160,18 @@ def _code(seen: Observed, one: Launched) -> Iterator[str]:
     elif status > 128:
         if status - 128 not in numbers:
             yield f"launcher {one.name}: {status}, but it got {sorted(numbers)}"
+    elif status == 1 and signal.SIGINT in numbers and b"Fatal Python error: init" in _shown(one):
+        # Ctrl-C before Python runs any code: it says so itself
+        return
     elif status not in _natural(seen, one):
         yield f"launcher {one.name}: {status}, expected {sorted(_natural(seen, one))}"
     elif numbers and not _came_late(seen, hits):
         names = [hit.fault.name for hit in hits]
         yield f"launcher {one.name}: {status}, though it got {names} while workers were running"
+
+
+def _shown(one: Launched) -> bytes:
+    return b"".join(bytes(data) for data in one.shown.values())
 
 
 def _outside_of_its_work(seen: Observed, one: Launched) -> bool:
@@ -405,7 +412,7 @@ _TEED = re.compile(rb"(?:\[\d+\] )?\[default(\d+)\]:")
 def lines(seen: Observed) -> Iterator[str]:
     """Every line that is shown is whole, and shown once; of those that are teed none is missing."""
     for one in seen.launched:
-        shown = b"".join(bytes(data) for data in one.shown.values())
+        shown = _shown(one)
         found: Counter[bytes] = Counter()
         expected = _expected_lines(seen)
         texts = shown.splitlines(keepends=True)
@@ -569,7 +576,7 @@ def _resumes(seen: Observed) -> Iterator[str]:
 
 
 def _refused(seen: Observed, one: Launched, resume: Any, later: list[Any]) -> Iterator[str]:
-    shown = b"".join(bytes(data) for data in one.shown.values())
+    shown = _shown(one)
     if (seen.run_dir / "sweep.jsonl").read_bytes() != resume.journal:
         yield "a resume was refused and changed the journal"
     if any(entry["what"] == "start" for entry in later):

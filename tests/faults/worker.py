@@ -96,7 +96,8 @@ class Worker:
         self.ledger = Ledger(directory, f"{job}.{self.attempt}.{rank}.{os.getpid()}")
         log = os.readlink("/proc/self/fd/1")
         self.ledger.write("start", job=job, attempt=self.attempt, rank=rank, log=log)
-        self._locks = [self.ledger.lock(f"job-{job}.{rank}")]
+        run = os.path.dirname(os.path.dirname(os.path.dirname(log))).replace("/", "_")
+        self._locks = [self.ledger.lock(f"job-{run}.{rank}")]
         # the workers of a job share its GPUs
         devices = "" if rank else os.environ.get("CUDA_VISIBLE_DEVICES", "")
         self._locks += [self.ledger.lock(f"gpu-{name}") for name in devices.split(",") if name]
