@@ -9,6 +9,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.interrupts import take_interrupt
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
@@ -58,7 +60,8 @@ class SignalSource:
     thread only; elsewhere this notes nothing. A signal that is ignored stays ignored, and one that
     cannot be handled is left as it is. Handlers and the wakeup descriptor that were there are put
     back, but not in the place of somebody else's that came later. If signals came, and none of them
-    was told to anybody, they come again then: none is lost.
+    was told to anybody, they come again then: none is lost. A Ctrl-C before that came to nothing
+    (`lllaunch.interrupts`) is noted, too.
 
     Args:
         signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names.
@@ -103,6 +106,9 @@ class SignalSource:
                 self._before[signum] = signal.signal(signum, self._handle)
             except (OSError, ValueError):
                 logger.warning("%s cannot be handled", signum.name)
+        if self._wakes and signal.SIGINT in self._before and take_interrupt():
+            self._noted.append(signal.SIGINT)
+            os.write(self._write, b"\0")
         return self
 
     def __exit__(self, *_: object) -> None:

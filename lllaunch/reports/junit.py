@@ -51,9 +51,11 @@ def render_junit(report: Report, name: str = "lllaunch") -> str:
 def _names(report: Report) -> list[str]:
     """Returns the name of each test case: the same in every run of the same jobs, and unique."""
     found: list[str] = []
+    taken: set[str] = set()
     for index, case in enumerate(report.cases):
         name = _one_line(shortened(case.name, _NAME)) or f"case {index}"
-        found.append(name if name not in found else f"{name} (job {case.job})")
+        found.append(name if name not in taken else f"{name} (job {case.job})")
+        taken.add(found[-1])
     return found
 
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import ConfigError, OutputError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from lllaunch.errors import Problem
 
+# How often a lock is tried before it counts as held.
+_TRIES, _PAUSE_SECONDS = 5, 0.02
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -110,7 +113,15 @@ def _is_file(fd: int, file: str) -> bool:
 def _lock(path: str, fd: int, refusal: Callable[[str], Problem]) -> bool:
     """Takes the lock; False if there are none here."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for left in reversed(range(_TRIES)):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # somebody may just look whether the directory is held (`lllaunch.records.locks`)
+                if not left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False

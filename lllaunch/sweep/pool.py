@@ -32,7 +32,10 @@ def never_fits(need: Need, size: Need) -> str:
             of_which = "of which it has" if lacking else "of which the sweep has"
             plural = "" if wanted == 1 else "s"
             lacking.append(f"{wanted} {word}{plural}, {of_which} {there}")
-    return f"needs {', and '.join(lacking)}" if lacking else ""
+    if not lacking:
+        return ""
+    hint = "; launch.resources.cpus_per_proc=0 asks for none" if need.cpus > size.cpus else ""
+    return f"needs {', and '.join(lacking)}{hint}"
 
 
 def fits(need: Need, room: Need) -> bool:

@@ -29,19 +29,23 @@ class Lease(NamedTuple):
     cpus: tuple[int, ...] = ()
 
 
-def need_of(nproc: int, per_proc: tuple[int | None, int | None], gpus_there: bool) -> Need:
+def need_of(
+    nproc: int, per_proc: tuple[int | None, int | None], gpus_there: bool, cpus_there: int
+) -> Need:
     """Returns what a job needs.
 
     Args:
         nproc: number of its workers.
         per_proc: number of GPUs and of CPU slots for each worker, such as
             `lllaunch.spec.Resources`. None for GPUs: one where there are GPUs; None for CPU slots:
-            one for a worker that needs no GPU.
+            one for a worker that needs no GPU, and all there are for more workers than that: like
+            a run of its own, the job then shares the cores among its workers.
         gpus_there: whether the sweep has GPUs to lease.
+        cpus_there: how many CPU slots it has.
     """
     gpus, cpus = per_proc
     if gpus is None:
         gpus = int(gpus_there)
     if cpus is None:
-        cpus = 0 if gpus else 1
+        return Need(nproc * gpus, 0 if gpus else min(nproc, cpus_there))
     return Need(nproc * gpus, nproc * cpus)

@@ -7,13 +7,14 @@ of the journal before anything is written: a refused resume leaves all as it was
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.run.files import naming
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
 from lllaunch.sweep.history import SweepHistory
@@ -36,6 +37,8 @@ PATIENCE = 10.0
 """How long a resume waits for the jobs of a killed launcher, seconds."""
 
 _RESUME = "hydra.launcher.resume"
+# sweep.json of a sweep of many batches takes one part in so many of the time.
+_RATIO = 50
 
 
 Asked: TypeAlias = tuple[int, int, str]
@@ -89,6 +92,7 @@ class SweepSession:
         # to be written as soon as the jobs are known to be the same; then None
         self._resumption = resumed
         self._history = history
+        self._write_at = 0.0
 
     @classmethod
     def begin(
@@ -219,6 +223,21 @@ class SweepSession:
             OutputError: it cannot be written.
         """
         write_summary(self._directory.file(SUMMARY), with_others(document, asked, overrides))
+
+    def write_now_and_then(
+        self, asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+    ) -> None:
+        """Writes sweep.json after one of many batches, if that takes a small part of the time.
+
+        Arguments as for `write`. An error is left to the `write` that follows the last batch.
+        """
+        began = time.monotonic()
+        if began < self._write_at:
+            return
+        with contextlib.suppress(OutputError):
+            self.write(self.document(), asked, overrides)
+        now = time.monotonic()
+        self._write_at = now + _RATIO * (now - began)
 
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""

@@ -223,9 +223,12 @@ def test_cores_are_slots_where_there_are_no_gpus(project: SweepProject) -> None:
     assert most_at_once(told(project)) == 1
     # counted, not bound
     assert all(worker.cores == CORES for worker in told(project))
-    too_many = project.run("+exp=test", "hydra.launcher.cpus=1", "n=2", env=none)
+    asked = "+launch.resources.cpus_per_proc=1"
+    too_many = project.run("+exp=test", "hydra.launcher.cpus=1", "n=2", asked, env=none)
     assert too_many.code == 2
-    assert "2 CPU slots" in too_many.err
+    assert "needs 2 CPU slots, of which the sweep has 1; launch.resources.cpus" in too_many.err
+    # unless that is asked for, a job runs as it would alone
+    assert project.run("+exp=test", "hydra.launcher.cpus=1", "n=2", env=none).code == 0
 
 
 @pytest.mark.parametrize(

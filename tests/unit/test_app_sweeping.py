@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +16,26 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.reasons import reason_of
-from lllaunch.app.sweeping.aside import AsideFailed, aside, aside_each
+from lllaunch.app.sweeping.aside import AsideFailed, aside_each
 from lllaunch.app.sweeping.grid import Grid
-from lllaunch.app.sweeping.probes import Fault, SweepRefused, choose, decides, references
+from lllaunch.app.sweeping.probes import (
+    Fault,
+    SweepRefused,
+    choose,
+    decides,
+    probe,
+    references,
+)
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.app.sweeping.resume import check, completed
 from lllaunch.app.sweeping.returns import SweptJob, returned
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.sweeping.sweeper import _dimensions
+from lllaunch.app.sweeping.sweeper import _dimensions, grid_of
 from lllaunch.app.sweeping.sweepers import check_sweeper, launches_once
 from lllaunch.config.sweep import sweep_settings
 from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.prepared import Broken
 
 
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=4))
@@ -47,6 +58,35 @@ def test_a_grid_ends() -> None:
 
 def test_a_grid_without_a_choice_has_no_job() -> None:
     assert len(Grid([["a=1"], []])) == 0
+
+
+def test_more_jobs_than_can_be_counted_are_refused() -> None:
+    loader: Any = Loader()
+    config = OmegaConf.create({"hydra": {"sweeper": {}}})
+    with pytest.raises(ConfigError, match=r"ask for 9\d{19} jobs, expected 9223372036854775807"):
+        grid_of(config, loader, [f"x{key}=range(9999)" for key in range(5)])
+
+
+def aside(function: Callable[[], Any]) -> Any:
+    with contextlib.closing(aside_each(lambda _: function(), (None,), 1)) as answers:
+        return next(answers)
+
+
+def test_the_jobs_of_a_locked_sweep_are_tried_on_all_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master = OmegaConf.create({"hydra": {"sweep": {}, "launcher": {}}})
+    composer = SimpleNamespace(context=SimpleNamespace(config_loader=Loader()), master=master)
+    jobs: Any = SimpleNamespace(machine=Machine(), composer=composer)
+    jobs.prepare = lambda *_: Broken(2, f"tried in {os.getpid()}")
+    monkeypatch.setattr("lllaunch.app.sweeping.probes.asks_for_lock", lambda _: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    warmth: Any = None
+    for count, processes in ((1, 1), (40, 3)):
+        with pytest.raises(SweepRefused) as refused:
+            probe(jobs, Grid([[f"x={x}" for x in range(count)]]), 0, warmth)
+        assert len(refused.value.faults) == count
+        assert len({fault.why for fault in refused.value.faults.values()}) == processes
 
 
 def about_launch(override: str) -> bool:

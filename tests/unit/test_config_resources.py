@@ -92,8 +92,8 @@ def test_other_words_stand_for_settings_that_there_are() -> None:
 def test_what_a_job_of_three_workers_needs(
     gpus: int | None, cpus: int | None, with_gpus: Need, without: Need
 ) -> None:
-    assert need_of(3, Resources(gpus, cpus), True) == with_gpus
-    assert need_of(3, (gpus, cpus), False) == without
+    assert need_of(3, Resources(gpus, cpus), True, 8) == with_gpus
+    assert need_of(3, (gpus, cpus), False, 8) == without
 
 
 # LLLAUNCH_PRETEND_GPUS
@@ -131,3 +131,10 @@ def test_names_that_are_none_are_told(names: str) -> None:
     assert caught.value.detail.startswith("LLLAUNCH_PRETEND_GPUS is not a list of different names")
     with pytest.raises(ConfigError, match="'gpu' cannot be counted: LLLAUNCH_PRETEND_GPUS is not"):
         spec_of({"nproc": "gpu"}, environ={"LLLAUNCH_PRETEND_GPUS": names})
+
+
+def test_a_job_of_more_workers_than_cores_has_them_all() -> None:
+    assert need_of(4, (None, None), False, 2) == Need(0, 2)
+    assert need_of(4, (None, None), True, 2) == Need(4, 0)
+    # who says how many means that
+    assert need_of(4, (None, 1), False, 2) == Need(0, 4)

@@ -76,7 +76,7 @@ def test_the_table_of_needs_is_what_is_done() -> None:
     for gpus, cpus, *said in rows:
         resources = Resources(yaml.safe_load(gpus), yaml.safe_load(cpus))
         for there, text in zip((True, False), said, strict=True):
-            need = need_of(1, resources, there)
+            need = need_of(1, resources, there, 8)
             if "never fits" in text:
                 assert need.gpus
                 continue

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import pytest
 
 import lllaunch.sweep.vocabulary as v
+from lllaunch.console.job import Reported
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.sweep.cells import cells, cut, decoded, harmless, padded, plain
 from lllaunch.console.sweep.flow import KEPT, Flow
@@ -281,3 +282,30 @@ def test_lines_cannot_steer_the_terminal() -> None:
     assert harmless("plain é") == "plain é"
     assert plain("a\x1b[1mb\tc\x1b(B\x9b") == "ab c\\x1b(B\\x9b"
     assert decoded(b"1\r\r2\r\r") == "2"
+
+
+def test_a_failure_that_was_reported_is_not_reported_again() -> None:
+    reported = Reported()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, b"yn"[1 - reported.is_new("ValueError: no")].to_bytes(1, "big"))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write)
+    assert os.read(read, 2) == b"y"
+    os.close(read)
+    # another process has
+    assert not reported.is_new("ValueError: no")
+    assert reported.is_new("KeyError: 3")
+
+
+def test_a_sweep_of_several_batches_begins_once(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    for batch in range(2):
+        console = SweepConsole(stream, cwd=str(tmp_path), machine="8 GPUs")
+        console.began(str(tmp_path / "m"), 1, lambda _: (), batch=batch)
+    begun = "lllaunch: sweep in m, whose jobs the sweeper chooses as it goes on, 8 GPUs\n"
+    assert stream.getvalue() == begun

@@ -272,13 +272,13 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), *composed(4), now=8.0)
     of.take(JobPrinted(0, 1, b"\rstep 1\rstep 2 \x1b[31mred\x1b[0m\r"), 8.0)
     assert shown(of, now=70.2) == [
-        "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting",
-        "job  overrides        state      attempt  on           time  last line",
-        "  0  lr=0.1 seed=0    running          0  GPU 0  1 min 10 s  step 2 red",
-        "  3  lr=0.1 seed=3    running          0  GPU 3  1 min 10 s",
-        "  2  lr=0.001 seed=2  failed           0              7.0 s  rank 0: ValueError: no",
-        "  4  lr=0.01 seed=4   waiting          0",
-        "  1  lr=0.01 seed=1   succeeded        0              8.0 s",
+        "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting, about 18 s left",
+        "job  overrides        state      tries  on           time  last line",
+        "  0  lr=0.1 seed=0    running        1  GPU 0  1 min 10 s  step 2 red",
+        "  3  lr=0.1 seed=3    running        1  GPU 3  1 min 10 s",
+        "  2  lr=0.001 seed=2  failed         1              7.0 s  rank 0: ValueError: no",
+        "  4  lr=0.01 seed=4   waiting        0",
+        "  1  lr=0.01 seed=1   succeeded      1              8.0 s",
         "and 4 more waiting",
     ]
 
@@ -336,3 +336,26 @@ def test_the_table_always_fits(
     assert len(rows) < max(2, lines)
     assert all(cells(row) < columns for row in rows)
     assert all(row.isprintable() for row in rows)
+
+
+def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
+    of = board(5)
+    begun(of, 0)
+    begun(of, 1)
+    assert of.left(5.0) is None
+    said(of, v.JobEnded(0, 0), settled(0, J.SUCCEEDED), now=10.0)
+    # 5 s of the one that runs, and three of 10 s after it
+    assert of.left(15.0) == 30.0
+    assert "about 30 s left" in shown(of, now=15.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("params.x=0.0012345678901234567", "x=0.00123457"),
+        ("x=1.40638", "x=1.40638"),
+        ("name=a_long_name_that_is_no_number", "name=a_long_name_that_is_no_number"),
+    ],
+)
+def test_a_number_is_shown_with_as_many_digits_as_are_compared(override: str, text: str) -> None:
+    assert short_overrides([override]) == text

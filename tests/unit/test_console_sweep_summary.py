@@ -65,7 +65,7 @@ def test_failures_are_explained_and_how_to_go_on() -> None:
         "  job  overrides  state      tries  time  objective",
         "    0  lr=1       failed         1  12 s",
         "    1  lr=2       succeeded      1  12 s       0.25",
-        "    2  lr=3       not run        0",
+        "  and 2 jobs that were not run",
         "",
         "  job 0 (lr=1) failed: exit code 3: rank 1: raised ValueError: no",
         "    logs in multirun/1/0",

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.reports.cases import Case, Log, Report
@@ -224,6 +224,7 @@ CASES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(CASES, min_size=1, max_size=4), TEXT)
 def test_any_report_is_valid_and_the_same_every_time(cases: list[Case], name: str) -> None:
     report = Report("sweep", name, tuple(cases), version=name)

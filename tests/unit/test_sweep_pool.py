@@ -14,16 +14,19 @@ def pool(gpus: int = 0, cpus: int = 0) -> Pool:
     return Pool(Lease(tuple(str(gpu) for gpu in range(gpus)), tuple(range(cpus))))
 
 
+NONE = "; launch.resources.cpus_per_proc=0 asks for none"
+
+
 @pytest.mark.parametrize(
     ("need", "why"),
     [
         (Need(2, 8), ""),
         (Need(), ""),
         (Need(3, 8), "needs 3 GPUs, of which the sweep has 2"),
-        (Need(0, 9), "needs 9 CPU slots, of which the sweep has 8"),
+        (Need(0, 9), f"needs 9 CPU slots, of which the sweep has 8{NONE}"),
         (
             Need(4, 9),
-            "needs 4 GPUs, of which the sweep has 2, and 9 CPU slots, of which it has 8",
+            f"needs 4 GPUs, of which the sweep has 2, and 9 CPU slots, of which it has 8{NONE}",
         ),
     ],
 )

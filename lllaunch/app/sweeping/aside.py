@@ -26,26 +26,12 @@ class AsideFailed(LaunchError):
         return "jobs were composed, and the process that did so was killed or failed"
 
 
-def aside(function: Callable[[], T]) -> T:
-    """Calls a function in a fork of this process.
-
-    Args:
-        function: what it returns can be pickled.
-
-    Raises:
-        LaunchError: it raised that.
-        AsideFailed: it raised something else, which standard error shows, or its process was
-            killed.
-    """
-    # not left to its finalizer, where an exception of a signal's handler would be lost
-    with contextlib.closing(aside_each(lambda _: function(), (None,), 1)) as answers:
-        return next(answers)
-
-
 def aside_each(
     function: Callable[[A], T], items: Sequence[A], processes: int
 ) -> Generator[T, None, None]:
     """Calls a function with each of some items, in several forks of this process.
+
+    Close what this returns: in a finalizer an exception of a signal's handler would be lost.
 
     Args:
         function: what it returns can be pickled.
@@ -56,7 +42,9 @@ def aside_each(
         what it returned, in the order of the items.
 
     Raises:
-        LaunchError, AsideFailed: as `aside` has it.
+        LaunchError: it raised that.
+        AsideFailed: it raised something else, which standard error shows, or its process was
+            killed.
     """
     with contextlib.ExitStack() as stack:
         pipes = [

@@ -6,9 +6,10 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hydra.core.utils import filter_overrides
+from omegaconf import OmegaConf
 
 from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded
@@ -72,14 +73,23 @@ class BatchRun:
         opened: what the launcher has.
         overrides: of each job.
         first: number of the first job.
+        place: how many batches were before.
+
+    Attributes:
+        concluded: whether the sweep's summary was written and shown; to be done by `conclude` after
+            the last of several batches.
 
     Raises:
         LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot be
             written to.
     """
 
-    def __init__(self, opened: Resources, overrides: Sequence[Sequence[str]], first: int) -> None:
+    def __init__(
+        self, opened: Resources, overrides: Sequence[Sequence[str]], first: int, place: int
+    ) -> None:
+        self.concluded = False
         self._opened = opened
+        self._place = place
         self._overrides = overrides
         self._labels = Labels(overrides, marks=opened.jobs.composer.users_own)
         self._ends: dict[int, Settle] = {}
@@ -105,30 +115,15 @@ class BatchRun:
         finish: Finish | None = None
         # one that comes while the end is written and told does not keep that from being done
         with SignalSource() as signals, contextlib.closing(console):
-            # what one batch of several has in common may be what the sweeper chooses
-            common = _common(self._labels) if self._opened.at_once else ()
-            total = len(batch.numbers)
-            console.began(
-                session.path,
-                total,
-                self._label,
-                len(batch.skipped),
-                common=common,
-                policy=self._opened.settings.policy,
-            )
+            self._begin(console)
             try:
                 finish = self._sweep(console, numbers, signals)
             except LaunchError as error:
                 failure = error
-            document = session.document()
-            # before the console has its last word, which it may have to wait for
-            try:
-                session.write(document, batch.numbers, self._label)
-            except OutputError as error:
-                failure = failure or error
-            resume = self._opened.command if self._opened.at_once else None
-            console.finished(document, batch.numbers, resume=resume)
-            tell_ci(session.path)
+            if self._opened.at_once or finish is None or finish.signum is not None:
+                failure = self._conclude(console, failure)
+            else:
+                session.write_now_and_then(batch.numbers, self._label)
             late = signals.received()
         if failure is not None or finish is None:
             assert failure is not None
@@ -136,6 +131,61 @@ class BatchRun:
         if late and finish.signum is None:
             return replace(finish, signum=late[0], exit_code=for_signal(late[0]))
         return finish
+
+    def conclude(self) -> None:
+        """Writes and says what became of all batches, of which this was the last.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        if self.concluded:
+            return
+        console = SweepConsole(live=False)
+        with SignalSource(), contextlib.closing(console):
+            console.began(self._opened.session.path, 0, self._label, common=self._common(), batch=1)
+            failure = self._conclude(console, None)
+        if failure is not None:
+            raise failure
+
+    def _conclude(self, console: SweepConsole, failure: LaunchError | None) -> LaunchError | None:
+        self.concluded = True
+        batch, session = self._batch, self._opened.session
+        document = session.document()
+        # before the console has its last word, which it may have to wait for
+        try:
+            session.write(document, batch.numbers, self._label)
+        except OutputError as error:
+            failure = failure or error
+        if self._opened.at_once:
+            console.finished(document, batch.numbers, resume=self._opened.command)
+        else:
+            console.finished(document, resume=None)
+        tell_ci(session.path)
+        return failure
+
+    def _begin(self, console: SweepConsole) -> None:
+        batch = self._batch
+        console.began(
+            self._opened.session.path,
+            len(batch.numbers),
+            self._label,
+            len(batch.skipped),
+            common=self._common(),
+            policy=self._opened.settings.policy,
+            batch=None if self._opened.at_once else self._place,
+        )
+
+    def _common(self) -> frozenset[str]:
+        """Overrides that all jobs have."""
+        if self._opened.at_once:
+            return _common(self._labels)
+        # what the jobs of one batch have in common may be what the sweeper chooses; what stands on
+        # the command line as it is in the job is not
+        stated = OmegaConf.to_container(
+            self._opened.jobs.composer.master.hydra.overrides.task, resolve=False
+        )
+        own = self._labels[0] if len(self._labels) else ()
+        return frozenset(own) & frozenset(map(str, cast("list[object]", stated)))
 
     def _sweep(
         self, console: SweepConsole, numbers: Sequence[int], signals: SignalSource

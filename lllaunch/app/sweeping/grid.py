@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import overload
 
@@ -12,11 +13,16 @@ class Grid(Sequence[Sequence[str]]):
 
     Args:
         dimensions: the overrides to choose from, each such as ``params.lr=0.1``.
+
+    Raises:
+        OverflowError: there are more of them than Python counts.
     """
 
     def __init__(self, dimensions: Sequence[Sequence[str]]) -> None:
         self.dimensions = [list(choices) for choices in dimensions]
         self._len = math.prod(len(choices) for choices in self.dimensions)
+        if self._len > sys.maxsize:
+            raise OverflowError(self._len)
 
     def __len__(self) -> int:
         return self._len

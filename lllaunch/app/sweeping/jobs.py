@@ -24,6 +24,7 @@ from lllaunch.config.nproc import WORDS
 from lllaunch.config.plan import plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.whole import public_config, with_sources
+from lllaunch.console.job import Reported
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
@@ -114,6 +115,7 @@ class SweepJobs:
         self.machine = machine
         self._environ = dict(environ)
         self.build: Mapping[str, Any] | None = None
+        self._reported = Reported()
         self.admitted: Mapping[str, str] = {}
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
@@ -187,7 +189,8 @@ class SweepJobs:
 
     def need(self, spec: LaunchSpec) -> Need:
         """What a run needs of the machine."""
-        return need_of(spec.nproc, spec.resources, bool(self.machine.gpus))
+        machine = self.machine
+        return need_of(spec.nproc, spec.resources, bool(machine.gpus), len(machine.cpus))
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
         """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.
@@ -200,7 +203,7 @@ class SweepJobs:
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
-        task = JobTask(planned.spec, self.composer, spawner, self.build)
+        task = JobTask(planned.spec, self.composer, spawner, self.build, self._reported)
         functools.update_wrapper(task, self._task_function)
         try:
             done = run_job(

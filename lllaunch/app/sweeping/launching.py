@@ -74,6 +74,8 @@ class Launching:
         self._config = config
         self._on_begin = on_begin
         self._open: Resources | None = None
+        self._batches = 0
+        self._last: BatchRun | None = None
         self._resources = contextlib.ExitStack()
         # Hydra does not tell a launcher when it is done
         weakref.finalize(owner, self._resources.close)
@@ -102,7 +104,8 @@ class Launching:
             opened = self._open
             if opened is None:
                 opened = self._open = self._begin(overrides, first)
-            run = BatchRun(opened, overrides, first)
+            run = self._last = BatchRun(opened, overrides, first, self._batches)
+            self._batches += 1
             finish = run.to_the_end()
         if launches_once(self._config):
             self.close()
@@ -110,6 +113,12 @@ class Launching:
         if finish.signum is not None:
             raise AppEnded(finish.exit_code)
         return run.returns()
+
+    def _conclude(self) -> None:
+        """Says what became of all batches; when this is called nothing can be raised any more."""
+        if self._last is not None:
+            with contextlib.suppress(AppEnded), refusing():
+                self._last.conclude()
 
     def _begin(self, overrides: Sequence[Sequence[str]], first: int) -> Resources:
         if threading.current_thread() is not threading.main_thread():
@@ -136,6 +145,7 @@ class Launching:
         self._resources.callback(session.close)
         if self._on_begin is not None:
             self._on_begin(session.resumed)
+        self._resources.callback(self._conclude)
         leases = Leases(machine, lock_cpus=settings.pin_cpus)
         self._resources.callback(leases.close)
         at_once = launches_once(config)

@@ -8,7 +8,9 @@ its turn comes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.naming import job_name
-from lllaunch.app.sweeping.aside import aside
+from lllaunch.app.sweeping.aside import aside_each
 from lllaunch.app.sweeping.labels import Labels
 from lllaunch.config.plan import plan_hash
 from lllaunch.errors import LaunchError
@@ -40,6 +42,8 @@ MOST_PROBES = 32
 _HARMLESS = frozenset({"args", "env", "env_per_rank"})
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:)?\s*([\w.-]+)\s*[,}]")
 _SHOWN = 5
+# So many jobs are worth another process.
+_SHARE = 8
 
 
 class Fault(NamedTuple):
@@ -52,6 +56,14 @@ class Fault(NamedTuple):
 
     exit_code: int
     why: str
+
+
+class _Look(NamedTuple):
+    """What composing a job has shown: what is wrong with it, its spawner, the hash of its plan."""
+
+    fault: Fault | None
+    warm: WarmKey | None = None
+    plan: str = ""
 
 
 @dataclass(eq=False)
@@ -182,26 +194,24 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     locked = asks_for_lock(composer.master)
     chosen = choose(overrides, matters, all_of_them=locked)
 
-    def look() -> tuple[dict[str, tuple[int, str]], WarmKey | None, dict[str, str]]:
-        found: dict[str, tuple[int, str]] = {}
-        keys = []
-        admitted = {}
-        for index in chosen:
-            name = labels.name(index)
-            answer = jobs.prepare(overrides[index], labels[index], first + index, None)
-            if isinstance(answer, Broken):
-                found[name] = (answer.exit_code, answer.why)
-            else:
-                keys.append(answer.warm)
-                planned: Any = answer.payload
-                admitted[job_name(overrides[index])] = plan_hash(planned.spec)
-                why = never_fits(answer.need, room)
-                if why:
-                    found[name] = (int(ExitCode.CONFIG), why)
-        return found, keys[0] if keys else None, admitted if locked else {}
+    def look(index: int) -> _Look:
+        answer = jobs.prepare(overrides[index], labels[index], first + index, None)
+        if isinstance(answer, Broken):
+            return _Look(Fault(answer.exit_code, answer.why))
+        planned: Any = answer.payload
+        why = never_fits(answer.need, room)
+        fault = Fault(int(ExitCode.CONFIG), why) if why else None
+        return _Look(fault, answer.warm, plan_hash(planned.spec) if locked else "")
 
-    faults, key, jobs.admitted = aside(look)
+    # a process has its own imports to make: not for a few jobs
+    processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // _SHARE)
+    with contextlib.closing(aside_each(look, chosen, processes)) as answers:
+        found = dict(zip(chosen, answers, strict=True))
+    faults = {labels.name(index): each.fault for index, each in found.items() if each.fault}
     if faults:
-        raise SweepRefused({name: Fault(*fault) for name, fault in faults.items()})
-    if key is not None:
-        warmth.start(key)
+        raise SweepRefused(faults)
+    if locked:
+        jobs.admitted = {job_name(overrides[index]): each.plan for index, each in found.items()}
+    warm = found[0].warm if found else None
+    if warm is not None:
+        warmth.start(warm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -71,7 +72,11 @@ def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) 
     raw: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     params = [f"{key}={value}" for key, value in (raw.get("params") or {}).items()]
     parser = OverridesParser.create(config_loader=loader)
-    return Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
+    try:
+        return Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
+    except OverflowError as error:
+        expected = f"ask for {error} jobs, expected {sys.maxsize} at most"
+        raise ConfigError((Problem("the overrides", "", expected),)) from None
 
 
 def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.app.ending import JobEnded
 from lllaunch.app.planning import perform
 from lllaunch.app.returned import load, plain
-from lllaunch.console.job import JobConsole
+from lllaunch.console.job import JobConsole, Reported
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,6 +27,7 @@ class JobTask:
         composer: knows what the workers run.
         spawner: a warm one, or None.
         build: what the code is that they run, or None.
+        reported: the failures that other jobs have reported.
 
     Attributes:
         outcome: what became of the run; None if it could not be started.
@@ -38,7 +39,9 @@ class JobTask:
         composer: Composer,
         spawner: Spawner | None,
         build: Mapping[str, Any] | None,
+        reported: Reported,
     ) -> None:
+        self._reported = reported
         self._spec = spec
         self._build = build
         self._composer = composer
@@ -53,7 +56,7 @@ class JobTask:
         """
         user = self._composer.user
         build = None if self._build is None else lambda: self._build or {}
-        outcome = perform(self._spec, cfg, user, JobConsole(), self._spawner, build)
+        outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
         self.outcome = outcome
         if outcome.exit_code:
             raise JobEnded(outcome.exit_code, f"the run in {outcome.directory} failed")

@@ -68,6 +68,8 @@ class Board:
         self._overrides, self._common = overrides, common
         self._policy = policy
         self._signals = 0
+        # How many attempts have ended, and how long they took.
+        self._ended, self._seconds = 0, 0.0
         # Said to start, which other launchers may prevent yet.
         self._starting: dict[int, JobView] = {}
 
@@ -102,6 +104,19 @@ class Board:
             found += action(self, event, now)
         return found
 
+    def left(self, now: float) -> float | None:
+        """Returns how long it will take about until all jobs are over, seconds.
+
+        As if all jobs took as long as those that have ended, and as many ran side by side as now.
+        None before that can be told.
+        """
+        running = self.of_state(J.RUNNING)
+        if not self._ended or not running:
+            return None
+        each = self._seconds / self._ended
+        work = each * self.waiting + sum(max(0.0, each - now + job.since) for job in running)
+        return work / len(running)
+
     def summary(self) -> Summary | None:
         """What became of the jobs, now that the sweep is over; None if nothing was told."""
         if not self.counts:
@@ -133,13 +148,14 @@ class Board:
     def _start(self, event: v.StartJob, now: float) -> Iterable[c.Change]:
         job = self._starting[event.number] = self._job(event.number)
         job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
+        job.tries = event.attempt + 1
         job.line = job.why = ""
         return ()
 
     def _refused(self, event: v.LeaseRefused, _: float) -> Iterable[c.Change]:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
-        job.state, job.lease = J.WAITING, Lease()
+        job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
         if job.held:
             return ()
         job.held = True
@@ -148,7 +164,7 @@ class Board:
     def _not_started(self, event: v.NotStarted, _: float) -> Iterable[c.Change]:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
-        job.state, job.lease = J.WAITING, Lease()
+        job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
         return ()
 
     def _printed(self, event: JobPrinted, _: float) -> Iterable[c.Change]:
@@ -159,9 +175,11 @@ class Board:
             job.line = text
         return ()
 
-    def _ended(self, event: v.JobEnded, now: float) -> Iterable[c.Change]:
+    def _end(self, event: v.JobEnded, now: float) -> Iterable[c.Change]:
         job = self._job(event.number)
         job.seconds, job.exit_code, job.why = now - job.since, event.exit_code, event.why
+        self._ended += 1
+        self._seconds += job.seconds
         return ()
 
     def _retry(self, event: v.Retry, now: float) -> Iterable[c.Change]:
@@ -268,7 +286,7 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[c.Change]]] = {
     v.LeaseRefused: Board._refused,
     v.NotStarted: Board._not_started,
     JobPrinted: Board._printed,
-    v.JobEnded: Board._ended,
+    v.JobEnded: Board._end,
     v.Blocked: Board._blocked,
     v.Unblocked: Board._unblocked,
     v.Retry: Board._retry,

@@ -90,6 +90,7 @@ class SweepConsole:
         *,
         common: Collection[str] = (),
         policy: SweepPolicy | None = None,
+        batch: int | None = None,
     ) -> None:
         """Says that a sweep begins.
 
@@ -100,16 +101,21 @@ class SweepConsole:
             resumed: how many jobs had succeeded before; 0 if this is no resume.
             common: overrides that all jobs share, which are not shown.
             policy: of the sweep; tells how often jobs are tried again, and how many may fail.
+            batch: number of this batch of jobs, from 0, where the sweeper asks for several; only
+                the first begins the sweep. None where it asks for all at once.
         """
         self._begun = self._clock()
         self._directory, self._common = directory, frozenset(common)
         self._board = Board(total, overrides, self._common, policy, self._clock(), resumed)
         where = shown_path(directory, self._cwd)
         text = f"sweep of {counted(total, 'job')} in {where}"
+        if batch is not None:
+            text = f"sweep in {where}, whose jobs the sweeper chooses as it goes on"
         text += f", {self._machine}" if self._machine else ""
         if resumed:
             text += f"; {resumed} of them had succeeded before"
-        self._say([(Span(f"lllaunch: {text}"),)])
+        if not batch:
+            self._say([(Span(f"lllaunch: {text}"),)])
         if self._live and self._flow is not None:
             stream = self._flow.stream
             self._screen = Screen(self._flow, lambda: _size(stream))
@@ -150,8 +156,8 @@ class SweepConsole:
 
         Args:
             document: what sweep.json holds, see `lllaunch.sweep.summary`.
-            numbers: of the jobs that are meant, None for all: a sweeper may have asked for others
-                before, and a sweep that is resumed may have had others.
+            numbers: of the jobs that are meant: a sweep that is resumed may have had others. None
+                for all, also those of batches before.
             resume: how the app was called, where that and the directory are all that a resume
                 needs; empty where it needs the whole command line; None if there is none.
         """
@@ -162,19 +168,22 @@ class SweepConsole:
         setting = Setting(
             directory=self._directory,
             cwd=self._cwd,
-            total=self._board.total,
+            total=0 if numbers is None else self._board.total,
             common=self._common,
-            counts=self._board.summary(),
+            counts=None if numbers is None else self._board.summary(),
             cancelled=self._board.cancelled,
             columns=0 if self._flow is None else _columns(self._flow.stream),
             resume=resume,
-            seconds=None if self._begun is None else self._clock() - self._begun,
+            seconds=None if numbers is None else self._since_begun(),
         )
         if numbers is not None:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)
             jobs = [job for job in document["jobs"] if job["job"] in numbers]
             document = {**document, "jobs": jobs}
         self._say(summary_rows(document, setting), last=True)
+
+    def _since_begun(self) -> float | None:
+        return None if self._begun is None else self._clock() - self._begun
 
     def close(self) -> None:
         """Takes the table away and lets go what was not shown yet; idempotent."""

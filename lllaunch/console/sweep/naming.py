@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lllaunch.sweep.resources import Lease
 
 _LONGEST = 200  # characters of a job's overrides
+_LONGEST_NUMBER = 12
 _LONGEST_SLOT = 19  # columns of a GPU's name
 
 
@@ -32,10 +33,20 @@ def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> s
     often = Counter(key for key, _ in last)
     # Two keys with one name are told apart by all of it.
     texts = [
-        f"{key}={value}" if value is not None and often[key] == 1 else each
+        f"{key}={_short(value)}" if value is not None and often[key] == 1 else each
         for each, (key, value) in zip(own, last, strict=True)
     ]
     return printable(" ".join(texts), _LONGEST)
+
+
+def _short(value: str) -> str:
+    """Returns a value; of a number with more digits than anybody compares, the first ones."""
+    if len(value) <= _LONGEST_NUMBER:
+        return value
+    try:
+        return f"{float(value):.6g}"
+    except ValueError:
+        return value
 
 
 def _last(override: str) -> tuple[str, str | None]:

@@ -78,13 +78,19 @@ def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
     """
     jobs: list[Job] = list(document["jobs"])
     failed = [job for job in jobs if _state(job, setting) in {"failed", "unknown"}]
-    chosen = jobs if len(jobs) <= _MOST_ROWS else failed[:_MOST_ROWS]
+    ran = [job for job in jobs if _state(job, setting) != "not run"]
+    chosen = ran if len(ran) <= _MOST_ROWS else failed[:_MOST_ROWS]
     rows: list[Row] = []
     if chosen:
         rows += [(), *_table(chosen, setting, objective=has_objective(jobs))]
         more = len(failed) - len(chosen)
-        if len(jobs) > _MOST_ROWS and more > 0:
+        if len(ran) > _MOST_ROWS and more > 0:
             rows.append((Span(f"  and {more} more failed, see sweep.json", "faint"),))
+        # some of them are known by now, and others were not even composed
+        never = (setting.counts or _counted(jobs, setting)).not_run
+        if never:
+            were = "was" if never == 1 else "were"
+            rows.append((Span(f"  and {counted(never, 'job')} that {were} not run", "faint"),))
     if failed:
         rows += [(), *_failures(failed, setting)]
     rows += [(), *_objective(jobs, setting), *_verdict(document, jobs, setting)]

@@ -84,7 +84,10 @@ def _header(board: Board, now: float) -> str:
             (board.waiting, "waiting"),
         )
     )
+    left = None if board.ending else board.left(now)
     ending = "no new jobs" if board.ending else ""
+    if left:
+        ending = f"about {_whole(left)} left"
     told = ", ".join(filter(None, (f"{done}/{board.total} done", parts, ending)))
     return f"{_whole(now - board.began)}: {told}"
 
@@ -125,13 +128,13 @@ def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
     steady = width >= _ROOM_FOR_ATTEMPTS
     columns = [
         ("state", [_state(job) for job in jobs], 9 * steady, True),
-        ("attempt", [str(job.attempt) for job in jobs], 0, steady),
+        ("tries", [str(job.tries) for job in jobs], 0, steady),
         ("on", [_lease(job) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
         ("time", [_time(job, now) for job in jobs], 8 * steady, True),
     ]
     for title, texts, least, wanted in columns:
         if wanted and any(texts):
-            right = title in {"attempt", "time"}
+            right = title in {"tries", "time"}
             table.add(title, texts, least=least, most=_WIDEST, right=right)
     overrides = [job.overrides for job in jobs]
     lines = [_line(job) for job in jobs] if width >= _ROOM_FOR_LINES else []

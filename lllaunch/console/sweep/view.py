@@ -17,6 +17,7 @@ class JobView:
         directory: where its files are, as the job told.
         state: of the job.
         attempt: number of the one that runs or ran, from 0.
+        tries: how often it was started.
         lease: what it holds or held.
         since: when its attempt began, seconds.
         seconds: how long its last attempt took.
@@ -40,6 +41,7 @@ class JobView:
         "seconds",
         "since",
         "state",
+        "tries",
         "why",
     )
 
@@ -48,7 +50,7 @@ class JobView:
         self.overrides = overrides
         self.directory = ""
         self.state = JobState.WAITING
-        self.attempt = 0
+        self.attempt = self.tries = 0
         self.lease = Lease()
         self.since = self.seconds = 0.0
         self.line = self.why = ""
