@@ -118,6 +118,23 @@ def call_in_worker(function: Any) -> bool:
     return True
 
 
+def end_script_at_launch(function: Any) -> None:
+    """In a worker whose script comes to start jobs by a way of its own: ends the script there.
+
+    Does nothing elsewhere; a worker's function may run jobs.
+
+    Args:
+        function: the jobs' task function.
+
+    Raises:
+        Reached: it does.
+    """
+    if _State.task is not None:
+        call_in_worker(function)
+        # whoever has called this uses what it returns
+        raise Reached
+
+
 def started_as(main: ModuleType, needed: bool, direct: bool = True) -> Script:
     """Returns how a process was started.
 
@@ -262,13 +279,8 @@ def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[s
 def _run_or_multirun(
     original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if _State.task is None:
-        # a function that runs jobs of its own
-        return original(*args, **kwargs)
     # of Hydra, and its arguments: the config's name, the function, the overrides
-    if call_in_worker(kwargs.get("task_function", args[2] if len(args) > 2 else None)):
-        # whoever calls this uses what it returns
-        raise Reached
+    end_script_at_launch(kwargs.get("task_function", args[2] if len(args) > 2 else None))
     return original(*args, **kwargs)
 
 

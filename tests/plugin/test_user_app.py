@@ -324,6 +324,38 @@ FORMS = {
             """
         },
     ),
+    "a sweeper that the script makes": (
+        ("train.py",),
+        {
+            # as hydra-zen does it
+            "train.py": """
+            import os, sys
+            from dataclasses import make_dataclass
+            from hydra import initialize
+            from hydra._internal.callbacks import Callbacks
+            from hydra.core.config_store import ConfigStore
+            from hydra.core.global_hydra import GlobalHydra
+            from hydra.core.plugins import Plugins
+            from hydra.types import HydraContext, RunMode
+
+            def train(cfg):
+                return [cfg.x, os.environ["RANK"]]
+
+            if __name__ == "__main__":
+                Local = make_dataclass("Local", [("x", int, 0)])
+                ConfigStore.instance().store(name="made", node=Local)
+                with initialize(config_path=None, version_base="1.3", job_name="zen"):
+                    hydra = GlobalHydra.instance().hydra
+                    arguments = [word.lstrip("+") for word in sys.argv[1:] if word != "-m"]
+                    config = hydra.compose_config("made", arguments, run_mode=RunMode.MULTIRUN)
+                    context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
+                    sweeper = Plugins.instance().instantiate_sweeper(
+                        config=config, hydra_context=context, task_function=train
+                    )
+                    sweeper.sweep(list(config.hydra.overrides.task))
+            """
+        },
+    ),
     "a module": (
         ("-m", "pkg.app"),
         {

@@ -24,6 +24,7 @@ from lllaunch.app.sweeping.settings import read_settings
 from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.sweeping.sweepers import launches_once
 from lllaunch.app.user_function import UserFunction
+from lllaunch.app.user_script import end_script_at_launch
 from lllaunch.config.read import register_resolvers
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
@@ -95,6 +96,8 @@ class Launching:
         Raises:
             SystemExit: as `LllaunchLauncher.launch` has it.
         """
+        # the script of a worker that has found another way to a launcher than the usual ones
+        end_script_at_launch(self._task_function)
         # our own app has disabled it for its start
         gc.enable()
         remember_interrupts()
