@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.config_state import unpack
 from lllaunch.app.user_script import Reach, Script, run_in_script
+from lllaunch.linux.process import show_command
 from lllaunch.spawner.targets import Function
 from lllaunch.spec import Entrypoint
 
@@ -78,6 +79,7 @@ def run(call: HydraCall) -> Any:
     """
     sys.argv[:] = call.argv
     sys.orig_argv[:] = call.command
+    show_command(call.command)
     sys.path[:] = call.path
     jobs = os.getcwd()
     os.chdir(call.cwd)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from lllaunch.linux.process import show_command
 from lllaunch.spawner.dump import WATCHED, arm
 from lllaunch.spawner.finish import finish, library_directories
 from lllaunch.spawner.targets import Function, Module, Pickled, Script
@@ -46,7 +47,7 @@ def _fresh_main(file: str, name: str) -> ModuleType:
 def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     """Run a file as ``python -u path argv...`` would."""
     sys.argv = [path, *argv]
-    sys.orig_argv[_first_of_ours() :] = [path, *argv]
+    _set_command([path, *argv])
     sys.path[:] = [*_unless_safe(os.path.dirname(os.path.realpath(path))), *base_path]
     execute_script(path)
 
@@ -66,9 +67,11 @@ def execute_script(path: str, name: str = "__main__") -> None:
     exec(code, module.__dict__)  # noqa: S102 - running it is the task
 
 
-def _first_of_ours() -> int:
-    """Where the interpreter's own options end in the command line of the spawner."""
-    return sys.orig_argv.index("-c") if "-c" in sys.orig_argv else len(sys.orig_argv)
+def _set_command(words: list[str]) -> None:
+    """Let the command line of this process be an interpreter's that runs something itself."""
+    if "-c" in sys.orig_argv:
+        sys.orig_argv[sys.orig_argv.index("-c") :] = words
+    show_command(sys.orig_argv)
 
 
 def _unless_safe(directory: str) -> list[str]:
@@ -93,7 +96,7 @@ def run_module(name: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     """Run a module as ``python -u -m name argv...`` would."""
     sys.path[:] = [*_unless_safe(os.getcwd()), *base_path]
     sys.argv = ["-m", *argv]
-    sys.orig_argv[_first_of_ours() :] = ["-m", name, *argv]
+    _set_command(["-m", name, *argv])
     execute_module(name)
 
 
