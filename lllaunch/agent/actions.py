@@ -241,14 +241,15 @@ class Group:
             return self._finish(WorkerState.FAILED)
         if wait > 0:
             self.state, self.pausing = WorkerState.STOPPED, True
-            return (v.Pause(wait),)
+            return (v.Pause(wait, self.chances.restart),)
         return self.start_again(None)
 
     def start_again(self, _: v.Fact | None) -> v.Decisions:
         """Begin the next attempt."""
         self.state, self.pausing = WorkerState.INIT, False
         self.attempt += 1
-        return (v.StartWorkers(self.attempt, self.restart_count, self.reason),)
+        restart = self.chances.restart
+        return (v.StartWorkers(self.attempt, self.restart_count, self.reason, restart),)
 
     def _finish(self, state: WorkerState) -> v.Decisions:
         self.state = state

@@ -25,10 +25,13 @@ class Chances:
 
     Attributes:
         counted: restarts that were taken and counted.
+        restart: which of ``max_restarts`` was taken last, from 1; None if that was none of them.
     """
 
     def __init__(self, max_restarts: int, spawner_retries: int, policy: RestartPolicy) -> None:
         self.counted = 0
+        self.restart: int | None = None
+        self._max = max_restarts
         self._left = max_restarts
         self._spawner_left = spawner_retries
         self._policy = policy
@@ -43,6 +46,7 @@ class Chances:
         Returns:
             Seconds to wait before it is started again; None if it is not.
         """
+        self.restart = None
         if reason == "membership":
             return 0.0
         if reason == "spawner" and self._spawner_left:
@@ -53,6 +57,7 @@ class Chances:
             return None
         self._left -= 1
         self.counted += 1
+        self.restart = self._max - self._left
         self._delayed += 1
         return self._policy.wait(self._delayed)
 

@@ -34,8 +34,8 @@ class Guard:
     """Watches a run, one attempt after another.
 
     Args:
-        policy: what for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers as well, at the path in
-            TORCHELASTIC_TIMER_FILE if that is set, as in torch.
+        policy: what for. None for nothing, unless TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers,
+            at the path in TORCHELASTIC_TIMER_FILE if that is set, as in torch.
         kernel_sleep: remembers who is in uninterruptible sleep; None if nobody asks.
         run_began: moment of the clock at which the run began; None for the start of its first
             attempt.
@@ -53,7 +53,8 @@ class Guard:
     ) -> None:
         self._policy = policy or WatchdogPolicy()
         self._timer_file: str | None = None
-        if os.environ.get(ENABLE_FILE_TIMER) == "1":
+        # what a config says is all that a reviewed run does
+        if policy is None and os.environ.get(ENABLE_FILE_TIMER) == "1":
             self._policy = replace(self._policy, timers=True)
             # In a worker of another launcher it names that one's FIFO.
             theirs = os.environ.get(WATCHED)

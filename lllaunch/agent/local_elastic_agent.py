@@ -79,8 +79,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         run_id: id of the run where there is no rendezvous.
         signals: signals to handle, or what takes note of them already; None for those of
             TORCHELASTIC_SIGNALS_TO_HANDLE.
-        watchdog: what the workers are watched for. TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers
-            in any case, at the path in TORCHELASTIC_TIMER_FILE if that is set.
+        watchdog: what the workers are watched for; None for nothing, unless
+            TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers, at the path in TORCHELASTIC_TIMER_FILE
+            if that is set.
         restart: what a failed group is started again for, and how soon.
         fault: tells in what way a worker failed, from the fact of its end; None for what its exit
             status alone tells.

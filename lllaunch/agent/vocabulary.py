@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lllaunch.agent.states import WorkerState
@@ -180,11 +180,14 @@ class StartWorkers:
         attempt: number of the attempt, from 0; grows at every start.
         restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
         reason: why they are started again; None at first.
+        restart: which of the restarts that ``max_restarts`` allows this is, from 1; None if it is
+            none of them.
     """
 
     attempt: int
     restart_count: int
     reason: Reason | None = None
+    restart: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -248,9 +251,11 @@ class Pause:
 
     Attributes:
         seconds: how long.
+        restart: as `StartWorkers` has it.
     """
 
     seconds: float
+    restart: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def _line(line: str) -> str:
 def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Excerpt | None:
     """Returns the last lines of a log, None if it cannot be read.
 
-    Reads at most 64 KiB, from the end, however long the file is.
+    Shows at most 64 KiB, from the end, however long the file is; as much before that is read, so
+    that a secret of several lines is seen as one.
 
     Args:
         path: the log.
@@ -65,15 +66,17 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = max(0, size - _TAIL_BYTES)
+            start = max(0, size - 2 * _TAIL_BYTES)
             file.seek(start)
-            data = file.read(_TAIL_BYTES)
+            data = file.read(2 * _TAIL_BYTES)
     except OSError:
         return None
-    found = clean_lines(hide(data.decode("utf-8", errors="replace")))
-    if start and len(found) > 1:
-        found = found[1:]  # its beginning is before what was read
-    return Excerpt(path, found[-lines:], cut=bool(start) or len(found) > lines)
+    text = hide(data.decode("utf-8", errors="replace"))
+    cut = bool(start) or len(text) > _TAIL_BYTES
+    found = clean_lines(text[-_TAIL_BYTES:])
+    if cut and len(found) > 1:
+        found = found[1:]  # its beginning is before what is shown
+    return Excerpt(path, found[-lines:], cut=cut or len(found) > lines)
 
 
 def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | None:

@@ -7,6 +7,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.agent.guard import ENABLE_FILE_TIMER
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.limits import shortage
@@ -122,6 +123,9 @@ class _Run:
         watcher = self._watcher = Watcher(self._spec, events, self._console, self._redact)
         signum: int | None = None
         failure: tuple[str, int] | None = None
+        if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
+            text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
+            self._console.warning(text)
         with SignalSource(self._spec.signals) as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))

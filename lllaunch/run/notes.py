@@ -31,6 +31,7 @@ class NotedWorker:
     sent: list[SentSignal] = field(default_factory=list)
     abandoned: bool = False
     memory: Memory = UNKNOWN
+    left: tuple[WorkerError | None, ExitCall | None] | None = None
 
     @property
     def live(self) -> bool:
@@ -39,6 +40,7 @@ class NotedWorker:
 
     def record(self, hide: Callable[[str], str]) -> WorkerRecord:
         """Returns what is known now; reads its error file if it failed."""
+        error, exit_call = self._left(hide)
         return WorkerRecord(
             local_rank=self.local_rank,
             rank=self.rank,
@@ -48,20 +50,19 @@ class NotedWorker:
             exited=self.exited,
             sent=tuple(self.sent),
             abandoned=self.abandoned,
-            error=self._error(hide),
-            exit_call=self._exit_call(hide),
+            error=error,
+            exit_call=exit_call,
             memory=self.memory,
         )
 
-    def _error(self, hide: Callable[[str], str]) -> WorkerError | None:
+    def _left(self, hide: Callable[[str], str]) -> tuple[WorkerError | None, ExitCall | None]:
+        """Return what it wrote of its failure; read once, since it has ended."""
         if self.exited is None or self.exited.exitcode == 0 or not self.files.error:
-            return None
-        return read_error(self.files.error, hide)
-
-    def _exit_call(self, hide: Callable[[str], str]) -> ExitCall | None:
-        if self.exited is None or self.exited.exitcode <= 0 or not self.files.error:
-            return None
-        return read_exit_call(self.files.error, hide)
+            return None, None
+        if self.left is None:
+            path, exits = self.files.error, self.exited.exitcode > 0
+            self.left = read_error(path, hide), read_exit_call(path, hide) if exits else None
+        return self.left
 
 
 @dataclass

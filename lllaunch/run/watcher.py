@@ -24,7 +24,7 @@ from lllaunch.run.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lllaunch.agent.vocabulary import Fault, Reason
+    from lllaunch.agent.vocabulary import Fault
     from lllaunch.run.events import EventLog
     from lllaunch.run.hang import Hang
     from lllaunch.run.logs import Attempt
@@ -63,8 +63,6 @@ class Watcher:
         self._console = console
         self._signal: SignalReceived | None = None
         self._pausing = False
-        self._restarts = 0
-        self._spawner_retried = False
         self._rejections = 0
 
     def begin(self, attempt: Attempt) -> None:
@@ -128,30 +126,22 @@ class Watcher:
 
     def _pause(self, event: Pause) -> None:
         self._pausing = True
-        self._tell_restart(event.seconds, counts=True)
+        self._tell_restart(event.seconds, event.restart)
 
     def _start_workers(self, event: StartWorkers) -> None:
         told, self._pausing = self._pausing, False
         if event.reason is not None and not told:
-            self._tell_restart(0.0, counts=self._counts(event.reason))
+            self._tell_restart(0.0, event.restart)
 
-    def _counts(self, reason: Reason) -> bool:
-        """Whether a restart is one of those that ``max_restarts`` allows."""
-        if reason == "spawner" and not self._spawner_retried:
-            self._spawner_retried = True
-            return False
-        return reason != "membership"
-
-    def _tell_restart(self, wait: float, *, counts: bool) -> None:
+    def _tell_restart(self, wait: float, restart: int | None) -> None:
         record = self.recorder.latest()
         if record is None:
             return
         from lllaunch.run.ending import judge_attempt  # noqa: PLC0415 - imported by now
 
         failed = judge_attempt(record)
-        self._restarts += counts
-        of = self._spec.max_restarts if counts else None
-        self._console.restarting(failed.number, failed.root_cause, self._restarts, of, wait)
+        of = None if restart is None else self._spec.max_restarts
+        self._console.restarting(failed.number, failed.root_cause, restart or 0, of, wait)
 
     # The watchdog
 

@@ -251,23 +251,15 @@ def test_torchs_client_asks_our_server_in_a_worker(tmp_path: Path) -> None:
     assert "contextlib.py#" in root(ended)["cause"]["scope"]
 
 
-def test_torchs_variable_asks_for_timers_as_well(tmp_path: Path) -> None:
-    script = """
-    import os, time
-    from lllaunch.timer import FileTimerClient, expires
-
-    print(os.environ["TORCHELASTIC_TIMER_FILE"])
-    client = FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"])
-    with expires(after=0.3, client=client):
-        time.sleep(1000)
-    """
-    path = str(tmp_path / "timers")
-    environ = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": path}
-    (tmp_path / "work.py").write_text(dedent(script))
-    ended = launch(tmp_path, {"entrypoint": "work.py", "tee": "none"}, environ=environ)
-    assert ended.code == WATCHDOG, ended.err
-    assert ended.log(0).decode() == f"{path}\n"
-    assert not Path(path).exists()
+def test_torchs_variable_changes_nothing_of_what_a_config_says(tmp_path: Path) -> None:
+    script = "import os\nprint(os.environ.get('TORCHELASTIC_TIMER_FILE'))\n"
+    environ = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    (tmp_path / "work.py").write_text(script)
+    node = {"entrypoint": "work.py", "tee": "none", "watchdog": "none"}
+    ended = launch(tmp_path, node, environ=environ)
+    assert ended.code == 0, ended.err
+    assert ended.log(0) == b"None\n"
+    assert "TORCHELASTIC_ENABLE_FILE_TIMER=1 serves no timers here" in ended.err
 
 
 def test_a_process_below_a_worker_may_set_timers_too(tmp_path: Path) -> None:

@@ -137,19 +137,6 @@ def test_a_launcher_within_a_worker_has_timers_of_its_own(tmp_path: Path) -> Non
     assert b"outer\n" in ended.log(0)
 
 
-def test_a_timer_file_that_another_launcher_serves_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "timers"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    environ = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": str(path)}
-    ended = run(tmp_path, "pass", environ=environ)
-    os.close(reader)
-    assert ended.code == 1, ended.err
-    assert "another launcher serves it" in ended.err
-    assert "TORCHELASTIC_TIMER_FILE" in ended.err
-    assert path.exists()
-
-
 def test_places_that_killed_launchers_left_are_removed_by_the_next(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

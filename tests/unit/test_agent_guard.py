@@ -12,6 +12,7 @@ from lllaunch.agent import WorkerState
 from lllaunch.agent import vocabulary as v
 from lllaunch.agent.guard import STACKS_SECONDS, Guard
 from lllaunch.agent.kernel_sleep import KernelSleep
+from lllaunch.errors import OutputError
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.facts import Started, Swept
 from lllaunch.testing import FakeClock
@@ -180,6 +181,32 @@ def test_torchs_variable_asks_for_timers(
     assert os.path.exists(path), "the next attempt is served as well"
     guard.close()
     assert not os.path.exists(path)
+
+
+def test_torchs_variable_changes_nothing_where_a_policy_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    guard = Guard(WatchdogPolicy())
+    guard.prepare(1)
+    assert guard.environment(0) == {}
+    guard.close()
+
+
+def test_a_timer_file_that_another_launcher_serves_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
+) -> None:
+    path = os.path.join(tmp_path, "timers")
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", path)
+    guard = Guard(None)
+    with pytest.raises(OutputError, match="another launcher serves it"):
+        guard.prepare(1)
+    guard.close()
+    os.close(reader)
+    assert os.path.exists(path)
 
 
 def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Make) -> None:

@@ -179,6 +179,17 @@ def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> No
     assert machine.handle(v.SpawnerLost()) == (v.Finish(WorkerState.FAILED, "spawner"),)
 
 
+def test_a_retry_for_the_spawner_is_none_of_the_restarts_that_are_counted() -> None:
+    machine = running(1, max_restarts=2)
+    taken = []
+    for _ in range(3):
+        (start,) = machine.handle(v.SpawnerLost())
+        assert isinstance(start, v.StartWorkers)
+        taken.append((start.restart_count, start.restart))
+        machine.handle(v.GroupStarted(frozenset({0})))
+    assert taken == [(1, None), (2, 1), (3, 2)]
+
+
 def test_a_broken_preload_is_not_tried_again() -> None:
     machine = running(2, max_restarts=9)
     assert machine.handle(v.PreloadLost()) == (v.Finish(WorkerState.FAILED, "failure"),)

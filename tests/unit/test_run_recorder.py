@@ -26,6 +26,7 @@ from lllaunch.console.console import Console
 from lllaunch.errors import NotPicklable
 from lllaunch.linux.oom import UNKNOWN, Memory
 from lllaunch.multiprocessing.layout import LogsDest
+from lllaunch.run import notes
 from lllaunch.run.causes import HungInKernel
 from lllaunch.run.events import EventLog
 from lllaunch.run.fates import Lost
@@ -133,6 +134,20 @@ def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_pat
     assert second.error.message == "token ***"
 
 
+def test_the_error_files_of_many_workers_are_read_once_each(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(notes, "read_error", lambda path, hide: reads.append(path))
+    recorder = Recorder(str, lambda: UNKNOWN)
+    recorder.begin(attempt(str(tmp_path), nproc=8))
+    for rank in range(8):
+        end = Exited(rank, 500 + rank, -9, T0 + rank)
+        recorder.fact(end)
+        recorder.fault(end)
+        recorder.latest()
+    recorder.records()
+    assert len(reads) == 8
+
+
 def test_facts_before_the_first_attempt_are_nobodys():
     recorder = Recorder(read=lambda: UNKNOWN)
     recorder.fact(Started(0, 1, T0))
@@ -183,7 +198,7 @@ def test_a_restart_names_its_cause(tmp_path):
         Exited(1, 501, 7, T0 + 5),
         SignalWorkers(15, "failure"),
         StartGrace(),
-        StartWorkers(1, 1, "failure"),
+        StartWorkers(1, 1, "failure", 1),
         attempt("/run/attempt_1", number=1),
         StartWorkers(2, 2, "spawner"),
         max_restarts=3,

@@ -372,6 +372,16 @@ def error_file(tmp_path, document) -> str:
     return str(path)
 
 
+def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
+    secret = "-----BEGIN\n" + "\n".join(f"line {n} of the key" for n in range(20)) + "\nEND-----"
+    path = tmp_path / "log"
+    for rest in range(64 * 1024 - 600, 64 * 1024, 37):
+        path.write_text("y" * 200_000 + "\n" + secret + "\n" + "z\n" * (rest // 2))
+        found = tail(str(path), 100_000, lambda text: text.replace(secret, "HIDDEN"))
+        assert not any("of the key" in line for line in found.lines)
+        assert found.cut
+
+
 def test_error_file_of_record_is_read(tmp_path):
     extra = {
         "py_callstack": "Trace\nback\n",

@@ -152,12 +152,12 @@ def test_restart_after_a_pause_is_told_before_it(tmp_path):
     lines = told(
         tmp_path,
         FAILURE,
-        Pause(10.0),
-        StartWorkers(1, 1, "failure"),
+        Pause(10.0, 1),
+        StartWorkers(1, 1, "failure", 1),
         attempt(1),
         Exited(0, 500, 3, T0 + 5),
-        Pause(20.0),
-        StartWorkers(2, 2, "failure"),
+        Pause(20.0, 2),
+        StartWorkers(2, 2, "failure", 2),
         max_restarts=3,
     )
     assert lines == [
@@ -169,7 +169,7 @@ def test_restart_after_a_pause_is_told_before_it(tmp_path):
 
 @pytest.mark.parametrize("reason", ["failure", "died", "oom", "hang", "timeout"])
 def test_restarts_that_count_are_counted(tmp_path, reason):
-    lines = told(tmp_path, FAILURE, StartWorkers(1, 1, reason), max_restarts=2)
+    lines = told(tmp_path, FAILURE, StartWorkers(1, 1, reason, 1), max_restarts=2)
     assert lines == ["attempt 0: rank 11 exited with status 7; restarting (1 of 2)"]
 
 
@@ -182,7 +182,7 @@ def test_other_restarts_are_not_counted(tmp_path):
         StartWorkers(2, 1, "membership"),
         attempt(2),
         Died(8, -9),
-        StartWorkers(3, 2, "spawner"),
+        StartWorkers(3, 2, "spawner", 1),
         max_restarts=1,
     )
     ends = [line.rpartition("; ")[2] for line in lines if "restarting" in line]
@@ -203,14 +203,15 @@ def test_other_restarts_are_not_counted(tmp_path):
 def test_restart_after_a_finding_names_it(tmp_path, finding, text):
     kind = "hang"
     fired = WatchdogFired(finding, kind)
-    lines = told(tmp_path, fired, SignalWorkers(15, kind), StartWorkers(1, 1, kind), max_restarts=1)
+    again = StartWorkers(1, 1, kind, 1)
+    lines = told(tmp_path, fired, SignalWorkers(15, kind), again, max_restarts=1)
     assert lines[-1] == f"attempt 0: {text}; restarting (1 of 1)"
 
 
 def test_end_of_the_run_s_time_between_attempts(tmp_path):
     fired = WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
     end = Finish(WorkerState.FAILED, "timeout")
-    lines = told(tmp_path, FAILURE, SignalWorkers(15, "failure"), Pause(9.0), fired, end)
+    lines = told(tmp_path, FAILURE, SignalWorkers(15, "failure"), Pause(9.0, 1), fired, end)
     # The report says the rest.
     assert lines == ["attempt 0: rank 11 exited with status 7; restarting in 9.0 s (1 of 0)"]
 
