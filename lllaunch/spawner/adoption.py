@@ -27,24 +27,21 @@ GIVE_UP_SECONDS = 10.0
 
 
 def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
-    """Return the live children of this process that somebody with ``mark`` started; reap the dead.
+    """Return the children of this process that somebody with ``mark`` started, and reap the dead.
 
     Args:
         mark: what distinguishes them.
         besides: process ids of children that are left alone.
     """
     found = [pid for pid in proc.children(os.getpid()) if pid not in besides and _ours(pid, mark)]
-    return [pid for pid in found if _lives(pid)]
+    for pid in found:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return found
 
 
 def _ours(pid: int, mark: str) -> bool:
     return descends_from(pid, mark) or proc.environment_holds(pid, f"{MARK}={mark}".encode())
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    return False
 
 
 def end_adopted(mark: str) -> Iterator[float]:

@@ -95,8 +95,13 @@ class Spawner(Branching):
         self._limits = raise_open_files_limit()
         Subreaper.need()
         self._adopts = True
-        self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
-        theirs.close()
+        try:
+            self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
+        except OSError:  # no room for another process
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         pidfd = open_pidfd(self.pid)
         assert pidfd is not None  # our own child, not waited for
         self._pidfd = pidfd

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lllaunch.linux.limits import shortage
 from lllaunch.linux.process import (
     Alarm,
     Subreaper,
@@ -113,7 +114,8 @@ class Forker:
         try:
             child = self._fork(rank, call, env, stdout, stderr)
         except OSError as error:
-            path, reason = str(error.filename or ""), error.strerror or str(error)
+            path = str(error.filename or "")
+            reason = shortage(error) or error.strerror or str(error)
             self._tell(StartFailed(rank, path, reason, error.errno or 0, now_ns()))
             return -rank - 1
         assert self._epoll is not None

@@ -69,11 +69,13 @@ class Sweep:
         """Take one step; True when nothing is left.
 
         Args:
-            orphans: children of this process that are no workers.
+            orphans: children of this process that are no workers, also those that have ended
+                since the last step.
         """
         alive = self._alive(orphans)
         if not alive:
-            return True
+            # What was below one that has just ended is an orphan only now.
+            return not orphans
         for process in alive:
             self._seen.setdefault(process.pid, proc.command(process.pid))
         if time.monotonic() >= self._deadline:

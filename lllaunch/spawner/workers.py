@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lllaunch.linux.limits import shortage
 from lllaunch.linux.process import open_pidfd, signal_group
 from lllaunch.moments import since_boot_ns
 from lllaunch.spawner.child import Surroundings
@@ -90,7 +91,7 @@ class Workers:
         """Tell that a worker cannot be started, and why."""
         failure = {
             "path": str(error.filename or ""),
-            "reason": error.strerror or str(error),
+            "reason": shortage(error) or error.strerror or str(error),
             "errno": error.errno or 0,
         }
         self._send({"fact": "failed", "key": key, "time_ns": since_boot_ns()} | failure)

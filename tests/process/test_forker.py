@@ -134,6 +134,8 @@ def test_a_process_too_many_is_a_worker_that_cannot_start(
     (failed,) = forker.dispatch()
     assert isinstance(failed, StartFailed)
     assert failed.errno == errno.EAGAIN
+    # not only that the resource is temporarily unavailable
+    assert "no process or thread can be started; limits: " in failed.reason
 
 
 def test_close_does_not_wait_for_ever_for_what_cannot_be_killed(

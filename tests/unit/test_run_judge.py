@@ -274,3 +274,10 @@ def test_every_worker_gets_one_fate_and_at_most_one_is_the_root_cause(drawn, int
             assert each.fate.after_ns >= 0
     if found.state == "succeeded":
         assert all(isinstance(each.fate, Succeeded) for each in found.workers)
+
+
+def test_a_spawner_that_the_launcher_killed_was_killed_by_nobody_else():
+    died = Died(5, -signal.SIGKILL, sent=(signal.SIGKILL,))
+    found = judge_attempt(attempt(worker(0), died=died, died_ns=T0 + S))
+    assert found.root_cause.explanation.suspect == "launcher"
+    assert found.root_cause.explanation.sure == "certain"
