@@ -148,7 +148,7 @@ def _against_lock(
         return PlanRefused(problems=tuple(problems))
     lock = find_lock(spec, config)
     if isinstance(lock, str):
-        expected = "is not there: nobody has reviewed this plan"
+        expected = "does not exist: this plan has not been reviewed"
         missing = Problem(lock, "", expected)
         command = words_of(config) if job is None else ("-m", *words_of(job.master))
         return PlanRefused(problems=(*problems, missing), renew=renew_command(command))

@@ -44,7 +44,7 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
         ConfigError: there is no such directory.
     """
     if not os.path.isdir(directory):
-        raise wrong(directory, 0, "is no directory")
+        raise wrong(directory, 0, "is not a directory")
     tree = read_tree(directory)
     policy, about_policies = _policy(tree, environ)
     linted = [found for file in tree.files.values() for found in lint(file)]

@@ -182,6 +182,6 @@ def not_locked(examined: Iterable[Examined]) -> Iterator[Found]:
             command = renew_command(each.command.words)
             message = (
                 f"is locked, and there is no {shown_path(path)}: "
-                f"nobody has reviewed its plan; write it: {command}"
+                f"its plan has not been reviewed; to write it: {command}"
             )
         yield Found(REFUSED, file, line, "", message, (each.experiment.name,))

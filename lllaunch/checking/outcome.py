@@ -59,9 +59,7 @@ class Outcome:
         problems = sum(bool(each.code) for each in self.found)
         warnings = len(self.found) - problems
         if not self.found:
-            if count == 1:
-                return "1 experiment is all right"
-            return f"{count} experiments are all right" if count else "there are no experiments"
+            return f"{counted(count, 'experiment')}, no problems" if count else "no experiments"
         parts = [counted(count, "experiment")]
         parts += [counted(problems, "problem")] if problems else []
         parts += [counted(warnings, "warning")] if warnings else []

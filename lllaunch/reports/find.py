@@ -75,7 +75,7 @@ def _find_directory(path: str) -> Found:
         )
     if ".hydra" in names:
         raise _wrong(path, "holds no plan.yaml", "the run was refused before it began")
-    raise _wrong(path, "is no directory of a run or a sweep", _EXPECTED)
+    raise _wrong(path, "is not the directory of a run or a sweep", _EXPECTED)
 
 
 def _listed(path: str) -> list[str]:

@@ -74,7 +74,7 @@ def show_difference(
     for wanted in _locks(runs, command, name):
         path = os.path.relpath(lock_path(os.getcwd(), wanted.name))
         if not os.path.lexists(path):
-            missing = Problem(path, "", "is not there: nobody has reviewed this plan")
+            missing = Problem(path, "", "does not exist: this plan has not been reviewed")
             raise PlanRefused(problems=(missing,), renew=renew_command(wanted.command))
         lock = read_lock(path)
         changes = differences(lock.plan, wanted.plan)

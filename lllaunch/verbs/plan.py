@@ -121,7 +121,7 @@ def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:
 
 def _here(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "file" not in run.resolved["entrypoint"]:
-        yield "entrypoint", file_of(run.spec) or "not told without importing it"
+        yield "entrypoint", file_of(run.spec) or "unknown without importing it"
     word = run.plan["launch"]["nproc"]
     if word in WORDS:
         yield "nproc", f"{word} is {_count(run, word)}"

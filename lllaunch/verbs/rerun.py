@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
+from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import Again, read_again, run_again
 from lllaunch.errors import ConfigError, LaunchError, Problem
@@ -91,8 +93,8 @@ def _prepare(given: argparse.Namespace) -> Again:
         if not text.lstrip("+~").startswith(("hydra.", "hydra/"))
     ]
     if found.kind == "sweep":
-        resume = f"hydra.launcher.resume={found.path}"
-        hint = f"name one of its jobs; to run the rest of the sweep: -m {resume}"
+        resume = shlex.join([f"hydra.launcher.resume={found.path}"])
+        hint = f"name one of its jobs; to run the rest of the sweep: {program()} -m {resume}"
         problems.insert(0, Problem("RUN", repr(found.path), "is a sweep", hint))
     if problems:
         raise ConfigError(tuple(problems))

@@ -254,7 +254,7 @@ def _without_outcome(entry: Entry, cwd: str) -> Iterator[Row]:
 _WHY = {
     "running": "running",
     "died": "its launcher ended without a result: it was killed, or the machine went down",
-    "unknown": "its result.json cannot be understood, or nobody can tell whether it runs",
+    "unknown": "its result.json cannot be understood, or it cannot be determined whether it runs",
 }
 
 

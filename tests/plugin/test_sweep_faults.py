@@ -315,7 +315,7 @@ def test_ctrl_c_lets_running_jobs_end_and_starts_no_other(careful: SweepProject)
     assert ended.code == 130
     assert careful.started() == [0, 1]
     assert [text_of(careful.root / f"told-{n}") for n in (0, 1)] == [str(int(signal.SIGINT))] * 2
-    assert "SIGINT received: no new job is started; 2 running jobs" in ended.err
+    assert "SIGINT received: no new jobs start; forwarded to 2 running jobs" in ended.err
     assert "0 of 6 jobs succeeded, 2 cancelled, 4 not run" in ended.err
     assert careful.document()["exit_code"] == 130
     assert "succeeded" not in careful.states().values()

@@ -35,7 +35,7 @@ def starts(project: Project) -> list[Path]:
 def test_a_locked_run_runs_if_it_is_the_reviewed_one(project: Project) -> None:
     ended = project.lllaunch("+exp=a", env=LOCKED)
     assert ended.returncode == 5
-    assert "nobody has reviewed this plan" in ended.stderr
+    assert "this plan has not been reviewed" in ended.stderr
     assert "python -m lllaunch plan --lock +exp=a" in ended.stderr
     assert project.lllaunch("plan", "--lock", "+exp=a").returncode == 0
     ended = project.lllaunch("+exp=a", env=LOCKED)
@@ -195,5 +195,5 @@ def test_github_is_told_what_is_refused(project: Project) -> None:
         ended = project.lllaunch(*more, "+exp=a", env=env)
         assert ended.returncode == 5
         assert ended.stdout.count("::error ") == 1
-        assert "nobody has reviewed" in ended.stdout
+        assert "not been reviewed" in ended.stdout
     assert environment().get("LLLAUNCH_LOCKED") is None

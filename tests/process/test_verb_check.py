@@ -136,7 +136,7 @@ def test_all_problems_at_once_by_file_and_line(
 
 def test_all_right(project: Project, checked: Check) -> None:
     configs(project, exp__a=TRAIN, exp__b=TRAIN, data__x="a: [1]\n")
-    assert checked() == Ended(0, "2 experiments are all right\n", "")
+    assert checked() == Ended(0, "2 experiments, no problems\n", "")
     assert checked("conf/") == checked()
     assert checked(str(project.root / "conf")) == checked()
 
@@ -153,7 +153,7 @@ def test_bases_presets_and_own_apps_need_not_be_whole(project: Project, checked:
         size__two=f"{GLOBAL}launch: {{nproc: 2, args: {{a: '${{params.a}}'}}}}\nparams: {{a: 1}}\n",
         app="launch: {nproc: 2, tee: none}\nlr: 1\nother: {x: 1}\n",
     )
-    assert checked().out == "6 experiments are all right\n"
+    assert checked().out == "6 experiments, no problems\n"
     configs(project, exp__alone=f"{GLOBAL}launch:\n  nproc: ???\n", app="launch: {nproc: x}\n")
     ended = checked()
     assert [line.partition(": ")[0] for line in ended.out.splitlines()[:-1]] == [
@@ -186,14 +186,14 @@ def test_another_tree_than_conf(project: Project, checked: Check) -> None:
 
 def test_no_such_tree(project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ended = call(check.main, ["nowhere"], capsys)
-    assert ended == Ended(2, "", "lllaunch: nowhere: is no directory\n")
+    assert ended == Ended(2, "", "lllaunch: nowhere: is not a directory\n")
     assert call(check.main, ["--frmat"], capsys).code == 2
     two = call(check.main, ["apps", "--config-dir", "conf"], capsys)
     assert (two.code, two.out) == (2, "")
     assert two.err.startswith("lllaunch: --config-dir: 'conf' is another tree than 'apps'")
     assert call(check.main, ["--help"], capsys).code == 0
     (tmp_path / "project" / "conf").mkdir()
-    assert call(check.main, [], capsys) == Ended(0, "there are no experiments\n", "")
+    assert call(check.main, [], capsys) == Ended(0, "no experiments\n", "")
 
 
 # ---- what was reviewed
@@ -209,7 +209,7 @@ def test_plans_that_differ_from_their_locks(
         ["--name", "sweep", "-m", "+exp=a", "launch.nproc=1,2"],
     ):
         lock(capsys, *words)
-    assert checked().out == "3 experiments are all right\n"
+    assert checked().out == "3 experiments, no problems\n"
     configs(project, exp__a=TRAIN.replace("train.py", "train.py, role: other"))
     ended = checked()
     assert ended.code == 5
@@ -275,7 +275,7 @@ def test_what_is_locked_needs_a_lock_and_a_policy(
     )
     ended = checked()
     assert ended.code == 5
-    review = "nobody has reviewed its plan; write it: python -m lllaunch plan --lock"
+    review = "its plan has not been reviewed; to write it: python -m lllaunch plan --lock"
     first, second, _ = ended.out.splitlines()
     assert first == (
         f"conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml: {review} +exp=a"
@@ -432,4 +432,4 @@ def test_this_repository(
     ended = call(check.main, ["--strict"], capsys)
     assert ended.code == 0, ended.out
     ended = call(check.main, ["examples/own_app/conf", "--strict"], capsys)
-    assert ended == Ended(0, "1 experiment is all right\n", "")
+    assert ended == Ended(0, "1 experiment, no problems\n", "")

@@ -86,9 +86,14 @@ class Told:
 
 @pytest.fixture
 def told(
-    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Project,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Told:
     monkeypatch.chdir(project.root)
+    # what one test starts elsewhere is in no list of the others
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return Told(capsys)
 
 
@@ -170,10 +175,7 @@ def test_what_ran_and_why_it_failed(told: Told) -> None:
 
 
 def test_the_report_is_that_of_the_end_of_the_run(told: Told, project: Project) -> None:
-    # in no list of the other tests
-    state = {"XDG_STATE_HOME": str(project.root / "state")}
-    words = ("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
-    ended = project.lllaunch(*words, env=state)
+    ended = project.lllaunch("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
     report = ended.stderr[ended.stderr.index("lllaunch: FAILED") :]
     assert told("show", "elsewhere/1").endswith(report)
 
@@ -284,8 +286,11 @@ def wait_for(path: Path, text: str) -> None:
 
 def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     place = project.root / "alive" / "1"
-    with launcher(project, "+exp=toy", "params.how=wait", f"hydra.run.dir={place}"):
+    words = ("+exp=toy", "params.how=wait", f"hydra.run.dir={place}")
+    with launcher(project, *words) as process:
         wait_for(place / "events.jsonl", '"Started"')
+        assert f"pid {process.pid} on " in told("show", "alive/1")
+        assert "still running" in told("report", "alive/1")
         (line,) = told("ls", "alive").splitlines()[1:]
         assert re.split(r"\s{2,}", line)[2] == "running"
         text = told("show", "alive/1")

@@ -51,9 +51,9 @@ def test_text_as_compilers_write_it() -> None:
 @pytest.mark.parametrize(
     ("experiments", "found", "text"),
     [
-        ((A, B), (), "2 experiments are all right"),
-        ((A,), (), "1 experiment is all right"),
-        ((), (), "there are no experiments"),
+        ((A, B), (), "2 experiments, no problems"),
+        ((A,), (), "1 experiment, no problems"),
+        ((), (), "no experiments"),
         ((A,), FOUND[:1], "1 experiment, 1 warning"),
         ((), FOUND[1:3], "0 experiments, 2 problems"),
     ],

@@ -135,9 +135,17 @@ def test_jobs_of_one_turn_start_but_for_the_one_that_is_refused() -> None:
 @pytest.mark.parametrize(
     ("running", "forward", "expected"),
     [
-        (0, True, "SIGINT received: no new job is started"),
-        (1, True, "SIGINT received: no new job is started; 1 running job gets it and has its "),
-        (2, False, "SIGINT received: no new job is started; 2 running jobs got it, too, and have "),
+        (0, True, "SIGINT received: no new jobs start"),
+        (
+            1,
+            True,
+            "SIGINT received: no new jobs start; forwarded to 1 running job; SIGKILL follows",
+        ),
+        (
+            2,
+            False,
+            "SIGINT received: no new jobs start; 2 running jobs got it too; SIGKILL follows",
+        ),
     ],
 )
 def test_a_signal_and_another(running: int, forward: bool, expected: str) -> None:

@@ -136,7 +136,7 @@ def test_a_file_here_has_this_directory(place: Place, monkeypatch: pytest.Monkey
     ("files", "path", "message"),
     [
         ({}, "gone", "'gone' does not exist; expected the directory of a run"),
-        ({"x/a": ""}, "x", "'x' is no directory of a run or a sweep; expected"),
+        ({"x/a": ""}, "x", "'x' is not the directory of a run or a sweep; expected"),
         ({"x/.hydra/a": ""}, "x", "'x' holds no plan.yaml; the run was refused before it began"),
         ({"x/multirun.yaml": ""}, "x", "'x' holds no sweep.jsonl; the sweep was refused"),
         ({"x.json": "{}"}, "x.json", "'x.json' is neither a result.json nor a sweep.json"),

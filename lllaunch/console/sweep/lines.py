@@ -120,14 +120,11 @@ def _signalled(change: c.Signalled) -> str:
     name, jobs = signal_name(change.signum), running_jobs(change.running)
     if change.again:
         return f"{name} received again: {jobs} killed"
-    text = f"{name} received: no new job is started"
+    text = f"{name} received: no new jobs start"
     if not change.running:
         return text
-    if change.running == 1:
-        got = "gets it and has its" if change.forward else "got it, too, and has its"
-        return f"{text}; {jobs} {got} grace period; again to kill it"
-    got = "get it and have their" if change.forward else "got it, too, and have their"
-    return f"{text}; {jobs} {got} grace period; again to kill them"
+    whom = f"forwarded to {jobs}" if change.forward else f"{jobs} got it too"
+    return f"{text}; {whom}; SIGKILL follows after the grace period, or now on a second signal"
 
 
 def _blocked(change: c.Blocked) -> str:
