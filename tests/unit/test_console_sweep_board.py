@@ -317,7 +317,7 @@ def test_a_sweep_that_ends_says_so() -> None:
 texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     columns=st.integers(1, 160),
     lines=st.integers(1, 40),

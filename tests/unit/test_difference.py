@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.difference import (
@@ -61,13 +61,11 @@ def typed(value: Any) -> Any:
     return type(value), value
 
 
-@settings(deadline=None)
 @given(plans)
 def test_equal_plans_differ_in_nothing(plan: Any) -> None:
     assert differences(plan, copy.deepcopy(plan)) == ()
 
 
-@settings(deadline=None)
 @given(plans, plans)
 def test_applying_the_changes_gives_the_other_plan(old: Any, new: Any) -> None:
     changes = differences(old, new)

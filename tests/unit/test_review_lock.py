@@ -112,7 +112,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.dictionaries(texts, values, max_size=4), st.lists(texts, max_size=3))
 @example({"a": ["\ud800", "\x85\u2028", "\ufeff\r", "2020-01-01"], 3: {True: "1e3"}}, ["\udc80"])
 def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[str]) -> None:

@@ -126,7 +126,7 @@ def test_any_prefix_is_readable_and_gives_a_prefix(some: tuple[Record, ...], dat
 
 
 @given(journals, st.binary(max_size=20).filter(lambda tail: b"\n" not in tail))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_appending_after_any_torn_tail_keeps_all_good_records(
     some: tuple[Record, ...], tail: bytes
 ) -> None:

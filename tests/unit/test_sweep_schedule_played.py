@@ -409,7 +409,7 @@ def play(seed: int, policy: SweepPolicy, *, foreign: bool, signals: bool) -> Non
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=700)
 @given(SEEDS, POLICIES, st.booleans(), st.booleans())
 def test_any_course_of_events_ends_and_keeps_the_promises(
     seed: int, policy: SweepPolicy, foreign: bool, signals: bool
@@ -418,7 +418,7 @@ def test_any_course_of_events_ends_and_keeps_the_promises(
         play(seed + part, policy, foreign=foreign, signals=signals)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     SEEDS,
     st.integers(1, 4),
