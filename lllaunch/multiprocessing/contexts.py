@@ -10,6 +10,7 @@ from lllaunch.multiprocessing.numa import wrap_command
 from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.environment import split
+from lllaunch.spawner.facts import StartFailed
 from lllaunch.spawner.targets import Program, Target
 
 if TYPE_CHECKING:
@@ -152,6 +153,17 @@ class SubprocessContext(PContext):
                 stderr=self.stderrs[rank],
             )
             self.subprocess_handlers[rank] = SubprocessHandler.of_context(self, rank)
+
+    def check_started(self) -> None:
+        """Wait until all programs have started.
+
+        Raises:
+            OSError: one could not be, as `subprocess.Popen` raises it.
+        """
+        self.pids()
+        for _, end in sorted(self.exits.items()):
+            if isinstance(end, StartFailed):
+                raise OSError(end.errno, end.reason, end.path)
 
     def release(self) -> None:
         """As `PContext.release`; ends the spawner."""

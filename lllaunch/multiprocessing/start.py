@@ -62,6 +62,8 @@ def start_processes(
         RuntimeError: ranks are missing in ``args`` or ``envs``.
         TypeError: both ``logs_specs`` and ``log_dir`` are given.
         NotPicklable: the function or an argument cannot be sent to a worker.
+        OSError: the program cannot be executed, or a file or process is missing for it; the others
+            have been ended. FileNotFoundError or PermissionError where that is what is wrong.
     """
     nprocs = len(args)
     validate_full_rank(args, nprocs, "args")
@@ -86,6 +88,8 @@ def start_processes(
         context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)
     try:
         context.start()
+        if isinstance(context, SubprocessContext):
+            context.check_started()
     except BaseException:
         context.close()
         raise

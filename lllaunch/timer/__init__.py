@@ -21,6 +21,7 @@ from lllaunch.timer.api import (
     TimerRequest,
     TimerServer,
     configure,
+    deadline,
     expires,
 )
 from lllaunch.timer.file_based_local_timer import (
@@ -41,5 +42,6 @@ __all__ = [
     "TimerRequest",
     "TimerServer",
     "configure",
+    "deadline",
     "expires",
 ]

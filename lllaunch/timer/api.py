@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from lllaunch.timer.countdown import configure, expires
+from lllaunch.timer.countdown import configure, deadline, expires
 from lllaunch.timer.server import TimerServer
 
 TYPE_CHECKING = False
@@ -21,6 +21,7 @@ __all__ = [
     "TimerRequest",
     "TimerServer",
     "configure",
+    "deadline",
     "expires",
 ]
 

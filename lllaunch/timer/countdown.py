@@ -1,4 +1,4 @@
-"""``expires``: a timer around a block of code, or around a function."""
+"""``expires`` and ``deadline``: a timer around a block of code, or around a function."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ _configured: list[TimerClient] = []
 _defaults: dict[str, TimerClient] = {}
 
 
-def configure(timer_client: TimerClient) -> None:
-    """Sets the client that `expires` uses where it is given none."""
+def configure(timer_client: TimerClient | None) -> None:
+    """Set the client that `expires` and `deadline` use where they are given none.
+
+    Args:
+        timer_client: the client; None for that of a process in which nothing was configured.
+    """
     from lllaunch.timer.log import logger  # noqa: PLC0415 - once in a process
 
-    _configured[:] = [timer_client]
+    _configured[:] = [] if timer_client is None else [timer_client]
     logger(__name__).info("Timer client configured to: %s", type(timer_client).__name__)
 
 
@@ -69,8 +73,9 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     A decorated function runs as if its body stood in such a block: a coroutine function from its
     first step to its end, a generator function likewise, with all the time that it is suspended.
 
-    The same scope may be entered again while it is held, by recursion, threads or tasks; each entry
-    has a timer of its own.
+    As in torch a scope has one timer: entered again while it is held, by recursion, threads or
+    tasks, it sets that timer anew, and the first to leave takes it back. `deadline` gives each
+    entry a timer of its own.
 
     Setting a timer takes microseconds, also with ``async with``; only while the server is away or
     does not read, some seconds at most, until the error below.
@@ -92,46 +97,78 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
         OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`. If a
             timer could not be set, none is taken back.
     """
+    return _countdown("expires", after, scope, client, own=False)
+
+
+def deadline(
+    after: float, scope: str | None = None, client: TimerClient | None = None
+) -> Countdown:
+    """Set a timer as `expires` does, but one of its own for each entry of a scope.
+
+    So a block may be entered again while it is held: a function that calls itself, several threads,
+    asyncio's tasks. From the second on their names are ``SCOPE (2)``, ``SCOPE (3)``, ...
+
+    Args:
+        after: as for `expires`.
+        scope: as for `expires`.
+        client: as for `expires`.
+
+    Raises:
+        ValueError: ``after`` is infinite or not a number.
+        RuntimeError: on entering: there is no client.
+        OSError: on entering or leaving: the server cannot be reached.
+    """
+    return _countdown("deadline", after, scope, client, own=True)
+
+
+def _countdown(
+    name: str, after: float, scope: str | None, client: TimerClient | None, *, own: bool
+) -> Countdown:
     if not math.isfinite(after):
-        raise ValueError(f"expires: after={after!r} is not a number of seconds")
+        raise ValueError(f"{name}: after={after!r} is not a number of seconds")
     chosen = scope
     if chosen is None:
-        frame = sys._getframe(1)
+        frame = sys._getframe(2)
         chosen = f"{frame.f_code.co_filename}#{frame.f_lineno}"
-    return Countdown(after, chosen, client, scope is not None)
+    return Countdown(after, chosen, client, scope is not None, own)
 
 
 class Countdown:
-    """What `expires` returns. Can be entered again, but not while it is entered.
+    """What `expires` and `deadline` return. Can be entered again, but not while it is entered.
 
     Args:
         after: seconds.
         scope: name of the timer.
         client: sends the request, or None for the configured one.
         named: whether the user chose the name.
+        own: whether each entry of a scope has a timer of its own.
     """
 
-    __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_pid", "_scope")
+    __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_own", "_pid", "_scope")
 
-    def __init__(self, after: float, scope: str, client: TimerClient | None, named: bool) -> None:
+    def __init__(
+        self, after: float, scope: str, client: TimerClient | None, named: bool, own: bool
+    ) -> None:
         self._after = after
         self._scope = scope
         self._client = client
         self._named = named
+        self._own = own
         self._name = ""
         self._entered: TimerClient | None = None
         self._pid = 0
 
     def __enter__(self) -> None:
         if self._entered is not None:
-            raise RuntimeError("this timer is running; call expires() for each block")
+            raise RuntimeError("this timer is running; make one for each block")
         client = self._client if self._client is not None else _client()
-        name = _scopes.take(self._scope)
+        name = _scopes.take(self._scope) if self._own else self._scope
         try:
             # Before the epoch would mean to take it back; at the epoch, it expires at once.
             client.acquire(name, max(0.0, time.time() + self._after))
         except BaseException:
-            _scopes.free(self._scope, name)
+            if self._own:
+                _scopes.free(self._scope, name)
             raise
         self._entered, self._name, self._pid = client, name, here.pid
 
@@ -143,7 +180,8 @@ class Countdown:
         try:
             client.release(self._name)
         finally:
-            _scopes.free(self._scope, self._name)
+            if self._own:
+                _scopes.free(self._scope, self._name)
 
     async def __aenter__(self) -> None:
         self.__enter__()
@@ -160,5 +198,5 @@ class Countdown:
         from lllaunch.timer.decorate import decorate, place_of  # noqa: PLC0415 - imports inspect
 
         scope = self._scope if self._named else place_of(function) or self._scope
-        after, client, named = self._after, self._client, self._named
-        return decorate(function, lambda: Countdown(after, scope, client, named))
+        after, client, named, own = self._after, self._client, self._named, self._own
+        return decorate(function, lambda: Countdown(after, scope, client, named, own))

@@ -32,7 +32,7 @@ def decorate(function: F, countdown: Callable[[], Countdown]) -> F:
         TypeError: it is no function: a class, a classmethod object, ...
     """
     if isinstance(function, type) or not callable(function):
-        raise TypeError(f"expires decorates functions, not {function!r}")
+        raise TypeError(f"a timer decorates functions, not {function!r}")
     if inspect.isasyncgenfunction(function):
         wrapper = _async_generator(function, countdown)
     elif inspect.iscoroutinefunction(function):

@@ -85,7 +85,7 @@ class FileTimerServer:
         return None if pid == os.getpid() else pid
 
     def start(self) -> None:
-        """Begins to serve, in a thread of its own.
+        """Begin to serve, in a thread of its own; one that serves already goes on.
 
         Raises:
             RuntimeError: it has been stopped.
@@ -94,6 +94,8 @@ class FileTimerServer:
 
         if self._wake < 0:
             raise RuntimeError("a timer server that was stopped cannot be started again")
+        if self._watchdog_thread is not None:
+            return
         logger(__name__).info(
             "Starting %s... max_interval=%s, daemon=%s, file_path=%s",
             type(self).__name__,

@@ -93,9 +93,11 @@ class TimerServer(ABC):
             return True
 
     def start(self) -> None:
-        """Begins to serve, in a thread of its own."""
+        """Begin to serve, in a thread of its own; one that serves already goes on."""
         import threading  # noqa: PLC0415 - see above
 
+        if self._watchdog_thread is not None:
+            return
         logger(__name__).info(
             "Starting %s... max_interval=%s, daemon=%s",
             type(self).__name__,

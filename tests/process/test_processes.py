@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -195,11 +196,29 @@ def test_programs(tmp_path: Path) -> None:
     assert context.subprocess_handlers[1].proc.poll() == 0
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    result = finish(start_processes("t", "no-such", {0: (), 1: ()}, ranks(2), log_dir=tmp_path))
-    assert sorted(result.failures) == [0, 1]
-    assert result.failures[0].exitcode == 127
-    assert "'no-such': No such file or directory" in str(result.failures[0].message)
+@pytest.mark.parametrize(
+    ("mode", "error"),
+    [(None, FileNotFoundError), (0o644, PermissionError), (0o755, OSError)],
+)
+def test_a_program_that_cannot_be_executed_raises_what_popen_does(
+    tmp_path: Path, mode: int | None, error: type[OSError]
+) -> None:
+    program = tmp_path / "program"
+    if mode is not None:
+        program.write_text("no program")
+        program.chmod(mode)
+    with pytest.raises(error) as plain:
+        subprocess.Popen([str(program)])
+    with pytest.raises(error) as ours:
+        start_processes("t", str(program), {0: (), 1: ()}, ranks(2), log_dir=tmp_path / "logs")
+    assert type(ours.value) is type(plain.value)
+    assert (ours.value.errno, ours.value.filename) == (plain.value.errno, str(program))
+
+
+def test_programs_that_run_are_ended_when_another_cannot_be_executed(tmp_path: Path) -> None:
+    env = {0: {"PATH": os.environ["PATH"]}, 1: {"PATH": "/nowhere"}}
+    with pytest.raises(FileNotFoundError):
+        start_processes("t", "sleep", {0: ("1000",), 1: ("1000",)}, env, log_dir=tmp_path)
 
 
 def test_wait_is_woken_by_the_exit_not_by_its_period(tmp_path: Path) -> None:

@@ -224,6 +224,24 @@ def test_a_server_does_not_end_its_own_process(
     assert caplog.text.count(refusal) == 1
 
 
+def test_a_server_that_is_started_twice_serves_once_and_leaves_no_thread(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = FileTimerServer(str(tmp_path / "timers"), "run", max_interval=_LONG)
+    local = LocalTimerServer(multiprocessing.Queue(), max_interval=0.01)
+    for each in (server, local):
+        request.addfinalizer(each.stop)
+        before = threading.active_count()
+        each.start()
+        each.start()
+        assert threading.active_count() == before + 1
+        thread = each._watchdog_thread
+        assert thread is not None
+        each.stop()
+        thread.join(_BOUND)
+        assert threading.active_count() == before
+
+
 def test_stopping_waits_for_no_interval_and_leaves_no_fifo(
     server: FileTimerServer, tmp_path: Path
 ) -> None:

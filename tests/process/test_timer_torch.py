@@ -43,9 +43,6 @@ def hang(package, client):
     with package.expires(after=0.5, scope="hang", client=client):
         with package.expires(after=60, scope="inner", client=client):
             pass
-        if package is ours:
-            with package.expires(after=60, scope="hang", client=client):
-                pass
         time.sleep(1000)
 
 

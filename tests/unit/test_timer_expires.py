@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.timer import TimerClient, configure, countdown, expires
+from lllaunch.timer import TimerClient, configure, countdown, deadline, expires
 from lllaunch.timer.scopes import Scopes
 
 
@@ -131,14 +131,36 @@ def test_a_timer_can_be_used_again_but_not_twice_at_once(client: Recorder) -> No
     timer = expires(5, "work")
     with timer:
         pass
-    with timer, pytest.raises(RuntimeError, match="call expires"), timer:
+    with timer, pytest.raises(RuntimeError, match="make one for each"), timer:
         pytest.fail("entered twice")
     assert client.calls == both("work") * 2
 
 
-def test_a_scope_that_is_held_gets_a_name_of_its_own(client: Recorder) -> None:
+def test_a_scope_has_one_timer_as_in_torch(client: Recorder) -> None:
     def recurse(depth: int) -> None:
         with expires(5, "work"):
+            if depth > 1:
+                recurse(depth - 1)
+
+    recurse(3)
+    assert client.calls == [("acquire", "work")] * 3 + [("release", "work")] * 3
+
+
+def test_a_client_can_be_taken_back(client: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(None)
+    with pytest.raises(RuntimeError, match="Configure timer client"), expires(5):
+        pytest.fail("there is no client")
+    path = "/no/such/fifo"
+    monkeypatch.setenv(countdown.TIMER_FILE, path)
+    monkeypatch.setattr(countdown, "_defaults", {path: client})
+    with expires(5, "work"):
+        pass
+    assert client.calls == both("work")
+
+
+def test_a_scope_that_is_held_gets_a_name_of_its_own(client: Recorder) -> None:
+    def recurse(depth: int) -> None:
+        with deadline(5, "work"):
             if depth > 1:
                 recurse(depth - 1)
 
@@ -147,7 +169,7 @@ def test_a_scope_that_is_held_gets_a_name_of_its_own(client: Recorder) -> None:
     assert client.calls == [("acquire", name) for name in names] + [
         ("release", name) for name in reversed(names)
     ]
-    with expires(5, "work"):
+    with deadline(5, "work"):
         pass
     assert client.calls[-2:] == both("work")
 
@@ -156,7 +178,7 @@ def test_threads_do_not_share_a_timer(client: Recorder) -> None:
     inside = threading.Barrier(8)
 
     def work() -> None:
-        with expires(5, "work"):
+        with deadline(5, "work"):
             inside.wait(30)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -171,7 +193,7 @@ def test_threads_do_not_share_a_timer(client: Recorder) -> None:
 
 def test_tasks_do_not_share_a_timer_nor_run_up_the_numbers(client: Recorder) -> None:
     async def work(step: int) -> None:
-        async with expires(5, "work"):
+        async with deadline(5, "work"):
             await asyncio.sleep(0)
 
     async def all_of_them() -> None:
@@ -198,7 +220,7 @@ def test_a_decorated_function_has_a_timer_for_each_call(client: Recorder) -> Non
 
 
 def test_a_decorated_function_that_recurses_has_timers_of_its_own(client: Recorder) -> None:
-    @expires(5, "down")
+    @deadline(5, "down")
     def down(depth: int) -> None:
         if depth:
             down(depth - 1)
@@ -227,7 +249,7 @@ def test_methods_and_what_is_not_written_in_python_can_be_decorated(client: Reco
 
 @pytest.mark.parametrize("thing", [int, classmethod(lambda _cls: None), 3])
 def test_what_is_no_function_cannot_be_decorated(thing: Any) -> None:
-    with pytest.raises(TypeError, match="expires decorates functions"):
+    with pytest.raises(TypeError, match="a timer decorates functions"):
         expires(5)(thing)
 
 
