@@ -9,12 +9,13 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: resnet test faults lint format clean help
+.PHONY: resnet test quick faults lint format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make resnet   train the example network with two workers"
 	@echo "make test     linters, type check, and all tests with coverage"
+	@echo "make quick    linters, type check, and the unit tests that take no time: under a minute"
 	@echo "make faults   N=100 runs and sweeps with faults at random moments [SEED=...]"
 	@echo "make lint     linters and type check"
 	@echo "make format   format the code"
@@ -28,6 +29,10 @@ test: lint
 	$(BIN)/coverage run -m pytest -n 2 --durations=25
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# What composes a config with Hydra takes most of a second, and so is left to `make test`.
+quick: lint
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not slow and not composing" tests/unit
 
 N ?= 100
 SEED ?=
