@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from tests.faults.checks import CHECKS, violations
 from tests.faults.scenarios import ENDING, Scenario, scenario
@@ -96,6 +97,13 @@ class Pool:
                 return
             yield self._wait()
 
+    def close(self) -> None:
+        """End the scenarios that are being performed; each ends what it has started."""
+        for pid in self._running:
+            os.kill(pid, signal.SIGTERM)
+        for pid in self._running:
+            os.waitpid(pid, 0)
+
     def _start(self, number: int) -> None:
         root = self._place / str(len(list(self._place.iterdir())))
         root.mkdir()
@@ -107,6 +115,8 @@ class Pool:
         code = 70
         try:
             os.setsid()
+            for signum in (signal.SIGTERM, signal.SIGALRM):
+                signal.signal(signum, _give_up)
             signal.alarm(int(_LIMIT))
             outcome = judge(scenario(self._args.seed, number, self._args.families), root)
             (root / "outcome.json").write_text(json.dumps(vars(outcome)))
@@ -135,6 +145,11 @@ class Pool:
             # its name is not given again
             root.mkdir()
         return outcome
+
+
+def _give_up(signum: int, frame: FrameType | None) -> NoReturn:
+    signal.alarm(0)
+    raise AssertionError(f"the scenario was ended by {signal.Signals(signum).name}")
 
 
 def _violation(args: argparse.Namespace, outcome: Outcome, root: Path) -> str:
@@ -203,7 +218,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         numbers = iter(range(args.first, args.first + (args.n or 1_000_000)))
     place = Path(tempfile.mkdtemp(prefix="lf-"))
     began = time.monotonic()
-    outcomes = list(Pool(args, place).outcomes(numbers))
+    pool = Pool(args, place)
+    try:
+        outcomes = list(pool.outcomes(numbers))
+    finally:
+        pool.close()
     print(table(outcomes))
     missed = sum(len(outcome.missed) for outcome in outcomes)
     unable = Counter(outcome.unable for outcome in outcomes if outcome.unable)
