@@ -48,6 +48,11 @@ class HeldDirectory:
         """Returns the absolute path of a file in it."""
         return os.path.join(self.path, name)
 
+    @property
+    def locks(self) -> tuple[int, ...]:
+        """The descriptors of its locks: whoever has them open holds the directory, too."""
+        return () if self._lock_fd is None else (self._lock_fd,)
+
     def release(self) -> None:
         """Gives the directory back; idempotent."""
         if self._lock_fd is not None:

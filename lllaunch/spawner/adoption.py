@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator
+from typing import ClassVar
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import descends_from
@@ -26,6 +27,25 @@ _QUIET_PAUSE = 0.01
 GIVE_UP_SECONDS = 10.0
 
 
+class Inherited:
+    """What each spawner gets that this process starts or adopts; set in the job of a sweep.
+
+    Attributes:
+        lineage: 16 hexadecimal digits that the marks of all of them end in, so that their lineage
+            is one; empty for one of its own.
+        held: descriptors that a spawner keeps open until all that it started has ended: locks of
+            what its workers use.
+    """
+
+    lineage: ClassVar[str] = ""
+    held: ClassVar[tuple[int, ...]] = ()
+
+
+def new_mark() -> str:
+    """Return a mark for a spawner."""
+    return os.urandom(8).hex() + (Inherited.lineage or os.urandom(8).hex())
+
+
 def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
     """Return the children of this process that somebody with ``mark`` started, and reap the dead.
 
@@ -33,14 +53,15 @@ def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
         mark: what distinguishes them.
         besides: process ids of children that are left alone.
     """
-    found = [pid for pid in proc.children(os.getpid()) if pid not in besides and _ours(pid, mark)]
+    found = [pid for pid in proc.children(os.getpid()) if pid not in besides and is_of(pid, mark)]
     for pid in found:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return found
 
 
-def _ours(pid: int, mark: str) -> bool:
+def is_of(pid: int, mark: str) -> bool:
+    """Whether somebody with a mark started a process, or what that descends from."""
     return descends_from(pid, mark) or proc.environment_holds(pid, f"{MARK}={mark}".encode())
 
 

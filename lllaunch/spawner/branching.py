@@ -69,6 +69,7 @@ class Branching:
     _channel: Channel | None
     _cgroup: Cgroup | None
     _connect: Any
+    _hand_locks: Any
     _let_go: Any
     _note: Any
     _release: Any
@@ -153,6 +154,7 @@ class Branching:
         self._await_branch(until)
         self._ready = True
         adopted(self.pid)
+        self._hand_locks()
         cgroup = self._cgroup.procs if self._cgroup is not None else ""
         # a worker whose stream goes to no file writes to where this process's goes
         self._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))

@@ -25,7 +25,7 @@ from lllaunch.linux.process import (
     send_signal,
     wait_readable,
 )
-from lllaunch.spawner.adoption import MARK, end_adopted
+from lllaunch.spawner.adoption import MARK, Inherited, end_adopted, new_mark
 from lllaunch.spawner.branching import Branching
 from lllaunch.spawner.environment import Shared, exec_part
 from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, translate
@@ -56,7 +56,7 @@ class Spawner(Branching):
     def __init__(self) -> None:
         hold_standard_fds()
         self.pid = 0
-        self.mark = os.urandom(16).hex()
+        self.mark = new_mark()
         self.dead: Died | None = None
         self.fork_safe = True
         self._ready = False
@@ -107,6 +107,11 @@ class Spawner(Branching):
         self._pidfd = pidfd
         self._exec_env = exec_part(environ)
         self._connect(ours)
+        self._hand_locks()
+
+    def _hand_locks(self) -> None:
+        if Inherited.held:
+            self._send({"op": "hold"}, fds=Inherited.held)
 
     def _connect(self, sock: socket.socket) -> None:
         self._cgroup = Cgroup.create(self.mark)

@@ -36,7 +36,7 @@ from lllaunch.linux.process import (
 )
 from lllaunch.moments import now_ns
 from lllaunch.spawner import signals
-from lllaunch.spawner.adoption import MARK, adopted, end_adopted
+from lllaunch.spawner.adoption import MARK, adopted, end_adopted, new_mark
 from lllaunch.spawner.facts import Exited, Fact, Leftover, Started, StartFailed, Swept
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.starting import close_above_2, open_streams
@@ -74,7 +74,7 @@ class Forker:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.mark = os.urandom(16).hex()
+        self.mark = new_mark()
         self._children: dict[int, _Child] = {}
         self._facts: list[Fact] = []
         self._sweep: Sweep | None = None

@@ -38,13 +38,15 @@ from lllaunch.spawner.child import Surroundings
 from lllaunch.spawner.order import Order
 from lllaunch.spawner.preloading import Preloaded, preload
 from lllaunch.spawner.sweep import Pauses, Sweep
-from lllaunch.spawner.tree import kill_below, kill_with_below
+from lllaunch.spawner.tree import kill_with_below
 from lllaunch.spawner.wakeups import Wakeups
 from lllaunch.spawner.wire import Channel, Message
 from lllaunch.spawner.workers import Workers
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
 _GIVE_UP_SECONDS = 60.0
+# How long branches get to end by themselves when this spawner ends.
+_BRANCH_SECONDS = 5.0
 
 
 class Server:
@@ -75,6 +77,7 @@ class Server:
         self._around: Surroundings | None = None
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
+        self._held: list[int] = []
         # Children that are neither workers nor orphans to be ended.
         self._spared: set[int] = set()
 
@@ -130,6 +133,10 @@ class Server:
         for number, fd in enumerate(message.fds, 1):
             os.dup2(fd, number)
             os.close(fd)
+
+    def _hold(self, message: Message) -> None:
+        """Keep locks: somebody else may have what they stand for when all here has ended."""
+        self._held += message.fds
 
     def _send(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._channel.queue(header, fds=fds)
@@ -189,7 +196,7 @@ class Server:
         """Descriptors of workers' that happen to be open here now."""
         arrived = [fd for message in self._inbox for fd in message.fds]
         own = [*self._workers.reports, *self._checks.pipes, *self._branches.launchers]
-        return [*own, *arrived, *self._channel.unclaimed]
+        return [*own, *arrived, *self._held, *self._channel.unclaimed]
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
@@ -257,15 +264,21 @@ class Server:
             self._sweep = None
 
     def _end(self) -> NoReturn:
-        """Kill all that descends from this process, wait until nothing is left, exit."""
-        pauses = Pauses()
+        """Kill all that descends from this process, wait until nothing is left, exit.
+
+        Branches end by themselves, since their launchers end, too. Until they have, they hold the
+        locks of what their workers use.
+        """
+        pauses, patient_until = Pauses(), time.monotonic() + _BRANCH_SECONDS
         while time.monotonic() - pauses.changed < _GIVE_UP_SECONDS:
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             except ChildProcessError:
                 os._exit(0)
-            pauses.note([process.pid for process in kill_below([os.getpid()])])
+            spared = self._branches.pids if time.monotonic() < patient_until else ()
+            others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
+            pauses.note([process.pid for process in kill_with_below(others)])
             self._wakeups.wait_child(pauses.seconds)
         os._exit(1)
 
@@ -280,6 +293,7 @@ class Server:
         "end_check": _end_check,
         "branch": _branch,
         "adopt": _adopt,
+        "hold": _hold,
     }
 
 

@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from lllaunch.errors import LaunchError, SpawnerDied
 from lllaunch.exit_codes import for_signal
-from lllaunch.linux.process import flush_c_streams, set_parent_death_signal, wait_readable
+from lllaunch.linux.process import (
+    flush_c_streams,
+    set_lineage,
+    set_parent_death_signal,
+    wait_readable,
+)
 from lllaunch.spawner import signals
+from lllaunch.spawner.adoption import Inherited
 from lllaunch.spawner.forks import flush_streams
 from lllaunch.spawner.wire import Channel, Message
 from lllaunch.sweep.machine import Machine, pin
@@ -53,6 +59,10 @@ class Work(NamedTuple):
         machine: whose slots are leased.
         pins: whether a job is bound to the cores of its lease.
         warm: the warm spawners, or None; forgotten in the job, but for what they are made of.
+        marks: by which the launcher knows what jobs leave: of what they start themselves, and of
+            what their spawners do.
+        locks: descriptors that a job's spawner keeps open until all that it started has ended, as
+            it does the locks of the lease.
     """
 
     prepare: Callable[[int], Answer]
@@ -60,6 +70,8 @@ class Work(NamedTuple):
     machine: Machine
     pins: bool = False
     warm: Warmth | None = None
+    marks: tuple[str, str] = ("", "")
+    locks: tuple[int, ...] = ()
 
 
 class Place(NamedTuple):
@@ -97,6 +109,7 @@ def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
                 os._exit(_ALONE)
             _disown()
             leave()
+            _mark(*work.marks)
             _set_streams(place.streams)
             signals.reset(place.ignored, python=True)  # lifts the mask, too
             code = _work(work, place)
@@ -105,6 +118,12 @@ def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
         _flush()
     finally:
         os._exit(code)
+
+
+def _mark(own: str, spawners: str) -> None:
+    if own:
+        set_lineage(own)
+        Inherited.lineage = spawners
 
 
 def _work(work: Work, place: Place) -> int:
@@ -118,6 +137,7 @@ def _work(work: Work, place: Place) -> int:
     if begin is None:
         return 0
     lease = decode_lease(begin[-1].header)
+    Inherited.held = (*work.locks, *begin[-1].fds)
     os.environ.update(work.machine.environment(lease))
     if work.pins:
         pin(lease)

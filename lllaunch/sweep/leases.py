@@ -6,10 +6,11 @@ takes it back when the last process that has the socket open ends, however it en
 over, nothing needs rights, nothing grows stale. A connection to the socket tells who listens, and
 ends when the name is free: so one waits for a slot without asking again and again.
 
-**What forked processes hold.** A job is a fork of the launcher and calls `Leases.keep` first: it
-closes all locks but those of its own lease, and keeps these until it ends. So if the launcher is
-killed, a GPU becomes free when the job on it has ended, not while its workers still do, and all
-others at once. Programs that are executed hold nothing: the sockets are close-on-exec.
+**What forked processes hold.** A job is a fork of the launcher. It closes all locks that it was
+forked with, and is sent those of its own lease when it may begin (SCM_RIGHTS); it passes them on to
+its spawner, which keeps them until all workers have ended. So if the launcher is killed, a GPU
+becomes free when nothing uses it any more. Programs that are executed hold nothing: the sockets are
+close-on-exec.
 
 **No deadlock.** A lease is taken whole or not at all, always in the same order, and the first slot
 that somebody else has ends the attempt: of several launchers that want each other's slots, the one

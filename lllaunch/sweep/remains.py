@@ -1,7 +1,9 @@
 """What jobs leave behind: processes that still end, perhaps on the job's GPUs.
 
 A spawner that a job had for itself becomes the launcher's child when the job is killed. It ends its
-workers and then itself; until then the job's lease is not given back.
+workers and then itself; until then the job's lease is not given back. The launcher adopts other
+orphans, too: of what it had started before, or what its program was started beside. Those it leaves
+alone.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import Subreaper, open_pidfd, process_ended
+from lllaunch.spawner.adoption import is_of
 from lllaunch.spawner.tree import kill_below, signal_process
 
 _PAUSE_SECONDS = 0.01
@@ -21,16 +24,19 @@ _MAX_ROUNDS = 500
 
 
 class Remains:
-    """The processes that this one has adopted while jobs run; a subreaper until `close`.
+    """The processes that this one has adopted from jobs; a subreaper until `close`.
+
+    Args:
+        marks: gives the marks of jobs and of their spawners.
 
     Attributes:
         pidfds: of those that live, by process id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Callable[[], Iterable[str]]) -> None:
         Subreaper.need()
         self._before = frozenset(proc.children(os.getpid()))
-        self._session = os.getsid(0)
+        self._marks = marks
         self.pidfds: dict[int, int] = {}
 
     def look(self, jobs: Collection[int]) -> bool:
@@ -42,10 +48,7 @@ class Remains:
         for pid in proc.children(os.getpid()):
             if pid in self._before or pid in jobs:
                 continue
-            facts = proc.facts(pid)
-            # A job has a session of its own, and so has all below it. What shares ours is
-            # somebody else's: perhaps another thread has started it.
-            if facts is None or facts.session == self._session:
+            if pid not in self.pidfds and not self._is_of_a_job(pid, jobs):
                 continue
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -55,6 +58,13 @@ class Remains:
         for pid in [pid for pid, pidfd in self.pidfds.items() if process_ended(pidfd)]:
             self._forget(pid)
         return bool(self.pidfds)
+
+    def _is_of_a_job(self, pid: int, jobs: Collection[int]) -> bool:
+        facts = proc.facts(pid)
+        # each job has a session of its own
+        if facts is not None and facts.session in jobs:
+            return True
+        return any(is_of(pid, mark) for mark in self._marks())
 
     def kill(self, jobs: Collection[int]) -> None:
         """End them all, and what they leave behind in turn; what cannot be ended is left."""

@@ -202,6 +202,11 @@ class SweepSession:
                 assert job.old.result is not None
                 self.journal.append(Ended(job.number, job.old.history.retry, job.old.result))
 
+    @property
+    def locks(self) -> tuple[int, ...]:
+        """Descriptors that hold the directory as long as somebody has them open."""
+        return self._directory.locks
+
     def document(self) -> Mapping[str, Any]:
         """Returns what sweep.json holds, without the jobs that the sweep did not come to."""
         return summary_of(self._history, time.time_ns())

@@ -8,6 +8,7 @@ docs/design/sweep-shell.md says why it is as it is.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -62,6 +63,7 @@ class Sweep(Loop):
         label: gives the overrides of a job, redacted, for one that dies before it can say them.
         full: descriptors that are to be writable before the observer gets more of what jobs print;
             nothing if it takes all.
+        locks: descriptors that are kept open as long as anything of a job lives.
         signals: notes the signals that end the sweep; None for those of a run, while it lasts.
     """
 
@@ -83,10 +85,12 @@ class Sweep(Loop):
         ticks: float | None = None,
         label: Callable[[int], Sequence[str]] | None = None,
         full: Callable[[], Sequence[int]] = tuple,
+        locks: tuple[int, ...] = (),
         signals: SignalSource | None = None,
     ) -> None:
         super().__init__(leases, Books(journal), warm, observer, review, ticks, label, full)
-        self._work = Work(prepare, execute, machine, pins, warm)
+        self._marks = (os.urandom(8).hex(), os.urandom(8).hex())
+        self._work = Work(prepare, execute, machine, pins, warm, self._marks, locks)
         self._scheduler = Scheduler(machine.everything, policy)
         self._total = len(numbers)
         self._numbers = iter(numbers)
@@ -112,7 +116,7 @@ class Sweep(Loop):
         if threading.current_thread() is not threading.main_thread():
             # Jobs die with the thread that forked them.
             raise RuntimeError("a sweep runs in the main thread")
-        self._remains = Remains()
+        self._remains = Remains(self._all_marks)
         try:
             with contextlib.ExitStack() as stack:
                 self._source = self._signals or stack.enter_context(SignalSource())
@@ -190,6 +194,9 @@ class Sweep(Loop):
         )
         self._jobs[number] = job
         return job
+
+    def _all_marks(self) -> Sequence[str]:
+        return self._marks if self._warm is None else (*self._marks, *self._warm.marks())
 
     def _leave(self) -> None:
         """In a forked job: closes what is the launcher's."""

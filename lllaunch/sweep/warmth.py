@@ -77,6 +77,10 @@ class Warmth:
         """Those to wait for: they live, and `look` has something to do when one is readable."""
         return [kept.spawner for kept in self._kept.values() if kept is not None]
 
+    def marks(self) -> list[str]:
+        """The marks of all that they start."""
+        return [spawner.mark for spawner in self.spawners()]
+
     def pids(self) -> frozenset[int]:
         """Process ids of all of them."""
         spare = [] if self._prestarted is None else [self._prestarted]

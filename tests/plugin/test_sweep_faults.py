@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import text_of, until
+from support.launching import gone, text_of, until
 from support.sweeping import SweepProject
 
-from lllaunch.sweep.records import Ended
+from lllaunch.errors import ConfigError
+from lllaunch.sweep.directory import SweepDirectory
+from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.machine import find_machine
+from lllaunch.sweep.records import Ended, Started
 
 # What a worker needs to be killed, to hang, to fail: once, or whenever it runs.
 WORK = """
@@ -438,3 +442,57 @@ def test_ctrl_c_before_the_first_job_is_not_lost(project: SweepProject, where: s
     ended = project.run("+exp=test", "kind=good,good", env=environ)
     assert ended.code == 130, ended.err
     assert project.started() == []
+
+
+# Lets a spawner end its workers only when the test says so, as a driver may take its time; and
+# leaves jobs to spawners of their own, if that is wanted.
+SLOW = """
+import os, sys, time
+
+if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
+    from lllaunch.spawner import tree
+
+    def kill(*args, _real=tree._kill, **options):
+        while not os.path.exists(os.environ["LET_DIE"]):
+            time.sleep(0.01)
+        return _real(*args, **options)
+
+    tree._kill = kill
+elif "COLD" in os.environ:
+    from lllaunch.sweep.warmth import Warmth
+
+    Warmth.give = lambda *_: None
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"COLD": "1"}], ids=["warm", "cold"])
+def test_nobody_gets_what_workers_of_a_killed_launcher_still_use(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
+    project = SweepProject(tmp_path, gpus=1)
+    project.write("sitecustomize.py", SLOW)
+    command = f"echo $$ > {tmp_path}/worker; exec sleep 1000"
+    project.experiment("test", f"{{entrypoint: sh, args: ['-c', '{command}']}}")
+    environ = {"PYTHONPATH": str(tmp_path), "LET_DIE": str(tmp_path / "die"), **more}
+    launcher = project.start("+exp=test", env=environ)
+    machine = find_machine(project.environment())
+    leases = Leases(machine)
+    try:
+        until(lambda: text_of(tmp_path / "worker").endswith("\n"), "the worker")
+        worker = int(text_of(tmp_path / "worker"))
+        (job,) = [record.pid for record in project.records() if isinstance(record, Started)]
+        assert job is not None
+        launcher.kill()
+        until(lambda: gone(job), "the end of the job's process")
+        assert not gone(worker)
+        assert leases.acquire(machine.everything._replace(cpus=()))
+        with pytest.raises(ConfigError):
+            SweepDirectory.claim(str(project.sweep))
+        (tmp_path / "die").touch()
+        until(lambda: not leases.acquire(machine.everything._replace(cpus=())), "the GPU")
+        assert gone(worker)
+        SweepDirectory.claim(str(project.sweep), patience=30.0).release()
+    finally:
+        (tmp_path / "die").touch()
+        leases.close()
+        project.all_gone()

@@ -552,6 +552,30 @@ def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
     assert len(played.ends()) == 4
 
 
+def test_a_process_that_is_not_of_a_job_is_neither_waited_for_nor_ended(played: Played) -> None:
+    # it was started before the sweep, and leaves a daemon while a job runs, which is adopted here
+    place = played.place
+    daemon = f"setsid sh -c 'echo $$ > {place}/daemon; exec sleep 1000'"
+    text = f"until [ -e {place}/go ]; do sleep 0.02; done; {daemon} & exec true"
+    before = subprocess.Popen(["sh", "-c", text])
+
+    def execute(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        played.mark("go")
+        until(lambda: text_of(place / "daemon").endswith("\n"), "the daemon", WAIT)
+        return 0
+
+    finish = played.sweep(2, each(), execute)
+    pid = int(text_of(place / "daemon"))
+    try:
+        assert finish == v.Finish(Summary(succeeded=2), 0)
+        assert not gone(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        before.wait()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
 def test_jobs_have_their_numbers(played: Played) -> None:
     finish = played.sweep([4, 2, 9], each(), lambda *_: 0)
     assert finish.summary == Summary(succeeded=3)

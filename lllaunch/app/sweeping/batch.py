@@ -215,6 +215,7 @@ class BatchRun:
             ticks=_TICK_SECONDS if console.live else None,
             label=self._label,
             full=console.awaited,
+            locks=opened.session.locks,
             signals=signals,
         )
         return sweep.run()
