@@ -21,7 +21,7 @@ from lllaunch.app.naming import EXPERIMENTS, unlocked
 from lllaunch.app.reasons import reason_of
 from lllaunch.app.search_path import AGAIN, PRIMARY
 from lllaunch.config.overrides import redacted_overrides
-from lllaunch.config.plan import SOURCES, portable_plan
+from lllaunch.config.plan import SOURCES, complete, portable_plan
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
@@ -77,7 +77,7 @@ class Again(NamedTuple):
         Raises:
             PlanChanged: it is not.
         """
-        changes = differences(self.plan, portable_plan(spec, SOURCES))
+        changes = differences(complete(self.plan, SOURCES), portable_plan(spec, SOURCES))
         if changes:
             raise PlanChanged(self.path, changes)
 
@@ -103,7 +103,8 @@ def read_again(directory: str) -> Again:
     for keys in _KEPT:
         _keep(kept, node, keys)
     known = _mapping(rest.get("launch"))
-    launch = {**plan["launch"], "locked": known.get("locked", False)}
+    # what it does not name is what it was then, whatever the defaults are now
+    launch = {**complete(plan, SOURCES)["launch"], "locked": known.get("locked", False)}
     config = {**rest, "launch": launch, "hydra": kept}
     return Again(path, plan, config, str(runtime.get("cwd") or ""))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.config.tree import escape
 from lllaunch.spec import LaunchSpec
+from lllaunch.sweep.fingerprint import identity
 
 _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)(?:[eE][-+]?\d+)?$")
 
@@ -39,24 +39,29 @@ def plan_text(spec: LaunchSpec) -> str:
 def plan_config(spec: LaunchSpec) -> str:
     """The plan of a run as a config that comes to the same plan wherever the project is, as YAML.
 
-    Directories of the run and of the user stand as interpolations.
+    It holds what differs from the defaults. Directories of the run and of the user stand as
+    interpolations.
     """
-    return dump_yaml(portable_plan(spec, SOURCES))
+    return dump_yaml(essential(portable_plan(spec, SOURCES)))
 
 
 def plan_hash(spec: LaunchSpec) -> str:
     """The identity of a plan: the same for the same experiment in another place.
 
     Returns:
-        SHA-256, in hexadecimal, of the plan with the run's own directory and the user's directory
-        taken out, and with a ``run_id`` that was made from them.
+        SHA-256, in hexadecimal, of what differs from the defaults, with the run's own directory and
+        the user's directory taken out, and with a ``run_id`` that was made from them.
     """
     return hash_of(portable_plan(spec))
 
 
 def hash_of(plan: Mapping[str, Any]) -> str:
-    """Returns the hash of a plan that `portable_plan` made."""
-    return hashlib.sha256(dump_yaml(plan).encode("utf-8", "surrogateescape")).hexdigest()
+    """Return the hash of a plan that `portable_plan` made, or of a sweep's.
+
+    It is of the plan's canonical JSON, so that neither the layout of a file nor the order of keys
+    matters, and of what differs from the defaults, so that a new key changes none.
+    """
+    return identity(essential(plan))
 
 
 class Places(NamedTuple):
@@ -99,6 +104,118 @@ def portable_plan(spec: LaunchSpec, places: Places = MARKS) -> dict[str, Any]:
         if path.strip("/")
     ]
     return {"launch": _elsewhere(launch, patterns)}
+
+
+_WATCHDOG = {
+    "timers": False,
+    "timeout": None,
+    "run_timeout": None,
+    "stall": None,
+    "stall_scope": "group",
+    "warmup": "0s",
+    "heartbeat": None,
+    "memory": None,
+}
+_DEFAULTS: Mapping[str, Any] = {
+    "args": None,
+    "nproc": 1,
+    "role": "default",
+    "start_method": "forkserver",
+    "preload": [],
+    "cwd": None,
+    "env": {},
+    "env_per_rank": {},
+    "redirects": "all",
+    "tee": "0:all",
+    "local_ranks_filter": None,
+    "duplicate_stdout_filters": [],
+    "duplicate_stderr_filters": [],
+    "log_line_prefix": None,
+    "log_dir": None,
+    "grace_period": "30s",
+    "signals": ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"],
+    "watchdog": _WATCHDOG,
+    "max_restarts": 0,
+    "restart": {
+        "on": ["failure", "signal", "oom", "hang", "timeout"],
+        "delay": "0s",
+        "max_delay": "5m",
+    },
+    "resources": {"gpus_per_proc": None, "cpus_per_proc": None},
+    "virtual_local_rank": False,
+}
+"""What a key that is not in a plan means, in plans of format 2, for ever.
+
+A key that is new in `lllaunch.config.schema` comes here with what happened before there was it: so
+plans, locks and fingerprints that do not name it stay what they were. No value here may change; a
+default that changes there is named in plans from then on.
+"""
+
+
+def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan without what is the default.
+
+    Args:
+        plan: of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
+            directories; complete, or essential already.
+    """
+    return _each_launch(plan, lambda launch: _without(launch, _defaults_of(launch)))
+
+
+def complete(plan: Mapping[str, Any], places: Places | None = None) -> dict[str, Any]:
+    """Return a plan with all keys, in the order of the schema; the inverse of `essential`.
+
+    Args:
+        plan: as for `essential`.
+        places: what stands in it for directories, `MARKS` if None.
+    """
+    return _each_launch(plan, lambda launch: _with(launch, _defaults_of(launch, places or MARKS)))
+
+
+def _each_launch(
+    plan: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    if "jobs" in plan:
+        return {"jobs": {name: _each_launch(job, change) for name, job in plan["jobs"].items()}}
+    return {"launch": change(plan["launch"])}
+
+
+def _defaults_of(launch: Mapping[str, Any], places: Places | None = None) -> dict[str, Any]:
+    """The defaults where some keys are set; without places, with those that stand there."""
+    one = launch.get("nproc", 1) == 1
+    cwd, log_dir = launch.get("cwd"), launch.get("log_dir")
+    if places is None:
+        places = SOURCES if SOURCES.cwd == cwd or SOURCES.output_dir == log_dir else MARKS
+    return {
+        **_DEFAULTS,
+        "cwd": places.cwd,
+        "log_dir": places.output_dir,
+        # as masks are written where one rank is all ranks
+        "tee": "all" if one else _DEFAULTS["tee"],
+    }
+
+
+def _without(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        default = defaults.get(key, _NO_DEFAULT)
+        if isinstance(value, Mapping) and isinstance(default, Mapping) and default:
+            inner = _without(value, default)
+            found.update({key: inner} if inner else {})
+        elif value != default or type(value) is not type(default):
+            found[key] = value
+    return found
+
+
+def _with(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    known = {**dict.fromkeys(("entrypoint", *defaults)), **defaults, **node}
+    for key, default in defaults.items():
+        if isinstance(known[key], Mapping) and isinstance(default, Mapping):
+            known[key] = {**default, **known[key]}
+    return known
+
+
+_NO_DEFAULT = object()
 
 
 def plan_node(spec: LaunchSpec) -> dict[str, Any]:

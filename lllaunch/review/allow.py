@@ -25,14 +25,17 @@ from lllaunch.review.policy import Policy
 from lllaunch.review.targets import Asked, asked_for, made_by_hydra
 from lllaunch.spec import Entrypoint, LaunchSpec
 
-_REFUSED_VARIABLES = (
-    *("PYTHON*", "LD_*", "PATH"),
-    # let a shell and other interpreters run something of somebody's first
-    *("BASH_ENV", "NODE_OPTIONS", "PERL5LIB", "PERL5OPT", "RUBYLIB", "RUBYOPT"),
-    "JAVA_TOOL_OPTIONS",
+# These make nothing load or run anything: how much, on what, and what is said of it.
+HARMLESS_VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("OMP_PROC_BIND", "OMP_PLACES", "TOKENIZERS_PARALLELISM"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"),
+    *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "GLOO_SOCKET_IFNAME"),
+    *("TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG"),
+    *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "WANDB_MODE"),
 )
-# in the launcher itself, which asks git
-_REFUSED_IN_LAUNCHER = (*_REFUSED_VARIABLES, "GIT_*")
 _ENV_SET = "hydra.job.env_set"
 # of the two classes that Hydra always makes
 _OWN_TARGETS = {
@@ -222,12 +225,10 @@ class _Judge:
             if isinstance(env, str):
                 told = "comes from elsewhere in the config, so nothing tells which variables it has"
                 self.problems.append(Problem(key, show(env), told, "write them out"))
-            refused = _REFUSED_IN_LAUNCHER if key == _ENV_SET else _REFUSED_VARIABLES
             for name in map(str, env if isinstance(env, Mapping) else ()):
-                changes = any(fnmatchcase(name, each) for each in refused)
-                if changes and name not in self._policy.env:
-                    expected = f"changes what programs run and {_not_in('env')}"
-                    self._refuse(f"{key}.{name}", "", expected, "env", name)
+                allowed = (*HARMLESS_VARIABLES, *self._policy.env)
+                if not any(fnmatchcase(name, each) for each in allowed):
+                    self._refuse(f"{key}.{name}", "", _not_in("env"), "env", name)
 
     def asked(self, asked: Asked) -> None:
         value, name = asked.value, asked.lists[0]

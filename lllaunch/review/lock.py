@@ -1,6 +1,6 @@
 """Locks: reviewed plans in ``conf/locks``, one file for each experiment.
 
-A lock holds a plan without what differs from place to place: exactly what
+A lock holds a plan without what differs from place to place and without defaults: exactly what
 `lllaunch.config.plan.plan_hash` hashes. So a plan fits its lock if the hashes are equal, and the
 difference of the two is what a reviewer has to look at.
 """
@@ -8,6 +8,7 @@ difference of the two is what a reviewer has to look at.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import shlex
@@ -15,7 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lllaunch.config.plan import PlanDumper, dump_yaml, hash_of, portable_plan
+from lllaunch.config.plan import (
+    PlanDumper,
+    complete,
+    dump_yaml,
+    essential,
+    hash_of,
+    portable_plan,
+)
 from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import shorten, show
 from lllaunch.difference import Change, differences
@@ -26,8 +34,11 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; grows when an older reader would misunderstand it."""
+
+_WITH_DEFAULTS = 1
+"""The format that named defaults, too, and hashed the text of its YAML; it is read."""
 
 _JOBS = "jobs"
 _MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
@@ -55,8 +66,8 @@ class Lock:
         path: of the file.
         command: overrides and flags that the plan was made with.
         plan_hash: of the plan, as `lllaunch.config.plan.plan_hash` gives it.
-        plan: plain data: ``launch`` with the node under it, or ``jobs``, where each job of a sweep
-            has such a plan under its overrides.
+        plan: plain data, complete: ``launch`` with the node under it, or ``jobs``, where each job
+            of a sweep has such a plan under its overrides.
     """
 
     path: str
@@ -103,7 +114,7 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
         "lock": FORMAT,
         "command": list(command),
         "plan_hash": hash_of(plan),
-        "plan": plan,
+        "plan": essential(plan),
     }
     text = _header(name, command) + dump_yaml(content, VisibleDumper)
     _read_back(text, content)
@@ -132,14 +143,19 @@ def parse_lock(text: str, path: str) -> Lock:
     if problems:
         raise ConfigError(tuple(problems))
     data = document.data
-    lock = Lock(path, tuple(data["command"]), data["plan_hash"], data["plan"])
-    if hash_of(data["plan"]) != lock.plan_hash:
+    plan = complete(data["plan"])
+    lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
+    if data["plan_hash"] != (lock.plan_hash if data["lock"] == FORMAT else _old_hash(data["plan"])):
         expected = "does not fit the plan below it: the file was edited by hand"
         line = document.lines[("plan_hash",)]
-        shown = f"{lock.plan_hash[:12]}..."
+        shown = f"{data['plan_hash'][:12]}..."
         edited = FileProblem("plan_hash", shown, expected, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
     return lock
+
+
+def _old_hash(plan: Mapping[str, Any]) -> str:
+    return hashlib.sha256(dump_yaml(plan).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def write_lock(root: str, name: str, text: str) -> str:
@@ -180,7 +196,7 @@ def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     """
     plan = portable_plan(spec)
     if _JOBS not in lock.plan:
-        return differences(lock.plan, plan)
+        return () if hash_of(plan) == lock.plan_hash else differences(lock.plan, plan)
     known = lock.plan[_JOBS]
     if hash_of(plan) in lock.hashes_of_jobs:
         return ()
@@ -215,7 +231,7 @@ def _read_back(text: str, content: Mapping[str, Any]) -> None:
     """Raises if a lock would not be read as what it was written from."""
     try:
         read = parse_lock(text, "the lock")
-        same = not differences(read.plan, content["plan"])
+        same = not differences(read.plan, complete(content["plan"]))
         same = same and list(read.command) == content["command"]
         reason = "it does not read back"
     except LaunchError as error:
@@ -234,7 +250,7 @@ def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list
     if not isinstance(data, dict):
         return [problem("", None, "is no lock (lock, command, plan_hash, plan)", "renew it")]
     found = data.get("lock")
-    if found != FORMAT or isinstance(found, bool):
+    if found not in {FORMAT, _WITH_DEFAULTS} or isinstance(found, bool):
         if "lock" not in data:
             return [problem("", None, "is no lock: it has no key 'lock'")]
         expected = f"is not a format that this lllaunch reads ({FORMAT})"

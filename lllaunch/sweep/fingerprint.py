@@ -73,6 +73,15 @@ def worth_keeping(canonical: Mapping[str, Any]) -> bool:
     return len(json.dumps(canonical)) <= CONFIG_LIMIT
 
 
+def identity(data: Any) -> str:
+    """Return the SHA-256, in hexadecimal, of plain data as canonical JSON.
+
+    Raises:
+        TypeError: something in it is not plain data; names its key.
+    """
+    return _digest(_canonical(data, _Places(()), ""))
+
+
 def _digest(value: Any) -> str:
     # ASCII: the same for lone surrogates, which UTF-8 does not know
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -64,11 +64,13 @@ class NewJob(NamedTuple):
         overrides: its task overrides, redacted as the journal's are.
         fingerprint: of its config.
         config: what that was made from, canonical; to show a difference.
+        former: its fingerprint as lllaunch 0.1.0 made it, with all defaults.
     """
 
     overrides: Sequence[str]
     fingerprint: str | None = None
     config: Mapping[str, Any] | None = None
+    former: str | None = None
 
 
 class Match(NamedTuple):
@@ -257,7 +259,8 @@ def _change_of(
 
 
 def _is_changed(old: OldJob, job: NewJob) -> bool:
-    return job.fingerprint is None or job.fingerprint != old.history.fingerprint
+    known = old.history.fingerprint
+    return job.fingerprint is None or known not in {job.fingerprint, job.former}
 
 
 def _decide(match: Match) -> Skip | RunAgain | RunNew:

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import Problem
-from lllaunch.review.allow import check
+from lllaunch.review.allow import HARMLESS_VARIABLES, check
 from lllaunch.review.objects import Objects
 from lllaunch.review.policy import Policy
 
@@ -238,13 +238,31 @@ def test_variables_that_change_what_runs(refusals: Refusals) -> None:
         "env_per_rank": {0: {"PYTHONHASHSEED": "0", "A": "1"}},
     }
     config = {"hydra": {"job": {"env_set": {"LD_LIBRARY_PATH": "/x", "B": "2"}}}}
-    keys = [problem.key for problem in refusals(launch, config, env=["PATH"])]
+    keys = [problem.key for problem in refusals(launch, config, env=["PATH", "MY_*", "?"])]
     assert keys == [
         "launch.env.LD_PRELOAD",
         "launch.env.PYTHONPATH",
         "launch.env_per_rank.0.PYTHONHASHSEED",
         "hydra.job.env_set.LD_LIBRARY_PATH",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["GCONV_PATH", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN", "OMP_TOOL_LIBRARIES", "HOME"]
+)
+def test_a_variable_that_may_load_code_is_refused_unless_it_is_listed(
+    refusals: Refusals, name: str
+) -> None:
+    launch = {"env": {name: "x"}}
+    (problem,) = refusals(launch, env=[])
+    assert problem.key == f"launch.env.{name}"
+    assert refusals(launch, env=[name]) == []
+
+
+def test_variables_that_load_nothing_are_allowed_in_every_project(
+    refusals: Refusals,
+) -> None:
+    assert refusals({"env": dict.fromkeys(HARMLESS_VARIABLES, "1")}) == []
 
 
 def test_directories_outside_of_the_tree(tree: Path, tmp_path: Path, refusals: Refusals) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -11,9 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.config.plan import plan_hash, portable_plan
+from lllaunch.config import plan
+from lllaunch.config.plan import complete, dump_yaml, essential, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
+from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.policies import WatchdogPolicy
 from lllaunch.review.lock import (
     compare,
     lock_text,
@@ -26,7 +31,7 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.spec import LaunchSpec
 
 
-def spec_of(launch: Any, cwd: str = "/", out: str = "/out/day/time", **root: Any) -> LaunchSpec:
+def spec_of(launch: Any, cwd: str = "/here", out: str = "/out/day/time", **root: Any) -> LaunchSpec:
     cfg = OmegaConf.create({"launch": launch, **root})
     return resolve(cfg, runtime_cwd=cwd, output_dir=out)
 
@@ -38,7 +43,7 @@ GOLDEN_HEAD = """\
 # The reviewed plan of vision/resnet: with launch.locked=true nothing else is started.
 # Made by lllaunch, not to be edited. To renew it:
 #   python -m lllaunch plan --lock +exp=vision/resnet 'params.note=it'"'"'s'
-lock: 1
+lock: 2
 command:
 - +exp=vision/resnet
 - params.note=it's
@@ -50,20 +55,9 @@ plan:
     args:
     - <output_dir>/x
     nproc: 2
-    role: default
-    start_method: forkserver
-    preload: []
     cwd: <cwd>/sub
     env:
       HF_TOKEN: ${oc.env:HF_TOKEN}
-    env_per_rank: {}
-    redirects: all
-    tee: 0:all
-    local_ranks_filter: null
-    duplicate_stdout_filters: []
-    duplicate_stderr_filters: []
-    log_line_prefix: null
-    log_dir: <output_dir>
 """
 
 
@@ -81,7 +75,7 @@ def test_a_lock_reads_like_this_and_is_the_same_everywhere(
     specs = [golden_spec(tmp_path / name, monkeypatch) for name in ("one", "two")]
     one, two = (lock_text("vision/resnet", COMMAND, portable_plan(spec)) for spec in specs)
     assert one == two
-    assert one.startswith(f"{GOLDEN_HEAD}{plan_hash(specs[0])}\n{GOLDEN_PLAN}")
+    assert one == f"{GOLDEN_HEAD}{plan_hash(specs[0])}\n{GOLDEN_PLAN}"
     assert str(tmp_path) not in one
     assert "hf_planted_secret" not in one
     lock = parse_lock(one, "x")
@@ -99,6 +93,69 @@ def test_what_differs_from_a_lock_is_told_by_key() -> None:
     assert "launch.nproc: 2 -> 4" in told
     assert 'launch.run_id: new, "mine"' in told
     assert lock.renew == "python -m lllaunch plan --lock"
+
+
+# As lllaunch 0.1.0 wrote it: with all defaults, and a hash of the YAML.
+FORMER = """\
+lock: 1
+command: [+exp=a]
+plan_hash: %s
+plan:
+"""
+
+
+def former_lock(spec: LaunchSpec) -> str:
+    text = dump_yaml(portable_plan(spec))
+    indented = "".join(f"  {line}\n" for line in text.splitlines())
+    return FORMER % hashlib.sha256(text.encode()).hexdigest() + indented
+
+
+def test_a_lock_of_the_first_format_is_read_and_compared() -> None:
+    spec = spec_of({**SMALL, "args": None})
+    lock = parse_lock(former_lock(spec), "x")
+    assert compare(lock, spec) == ()
+    assert lock.plan_hash == plan_hash(spec)
+    (change,) = compare(lock, spec_of({**SMALL, "args": None, "max_restarts": 1}))
+    assert str(change) == "launch.max_restarts: 0 -> 1"
+    with pytest.raises(PlanRefused, match="edited by hand"):
+        parse_lock(former_lock(spec).replace("nproc: 2", "nproc: 3"), "x")
+
+
+def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = spec_of({**SMALL, "args": None})
+    text, former = lock_text("a", [], portable_plan(before)), former_lock(before)
+    watchdog = {**before.redacted["watchdog"], "newest": None}
+    more = {**before.redacted, "brand_new": False, "watchdog": watchdog}
+    after = dataclasses.replace(before, redacted=more)
+    new = {**plan._DEFAULTS, "brand_new": False, "watchdog": {**plan._WATCHDOG, "newest": None}}
+    monkeypatch.setattr(plan, "_DEFAULTS", new)
+
+    assert plan_hash(after) == plan_hash(before)
+    assert lock_text("a", [], portable_plan(after)) == text
+    assert compare(parse_lock(text, "x"), after) == ()
+    assert compare(parse_lock(former, "x"), after) == ()
+    other = dataclasses.replace(before, redacted={**more, "brand_new": True})
+    (change,) = compare(parse_lock(former, "x"), other)
+    assert str(change) == "launch.brand_new: false -> true"
+
+
+def test_what_nobody_has_set_is_in_no_plan() -> None:
+    names = {field.name for field in dataclasses.fields(WatchdogPolicy)}
+    assert plan._DEFAULTS.keys() == {*KEYS} - UNPLANNED - {"entrypoint", "run_id"}
+    assert plan._WATCHDOG.keys() == names
+    for nproc in (1, 2):
+        found = essential(portable_plan(spec_of({"entrypoint": "env", "nproc": nproc})))
+        expected = {"entrypoint": "env"} if nproc == 1 else {"entrypoint": "env", "nproc": 2}
+        assert found == {"launch": expected}
+        assert complete(found) == portable_plan(spec_of({"entrypoint": "env", "nproc": nproc}))
+
+
+def test_the_hash_of_a_plan_is_of_its_json() -> None:
+    spec = spec_of({"entrypoint": "env", "nproc": 2})
+    text = '{"launch":{"entrypoint":"env","nproc":2}}'
+    assert plan_hash(spec) == hashlib.sha256(text.encode()).hexdigest()
 
 
 texts = st.text(st.characters(exclude_categories=()), max_size=8)
@@ -124,13 +181,13 @@ def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[s
     assert lock.plan_hash == plan_hash(spec)
     assert list(lock.command) == command
     assert compare(lock, spec) == ()
-    assert repr(lock.plan) == repr(portable_plan(spec))
+    assert repr(lock.plan) == repr(complete(portable_plan(spec)))
     assert text == lock_text("a", command, portable_plan(spec))
 
 
 def test_a_command_cannot_end_the_comment() -> None:
     text = lock_text("a", ["x=1\nlock: 2"], portable_plan(spec_of({"entrypoint": "env"})))
-    assert yaml.safe_load(text)["lock"] == 1
+    assert yaml.safe_load(text)["lock"] == 2
     assert parse_lock(text, "x").command == ("x=1\nlock: 2",)
 
 
@@ -229,13 +286,13 @@ def test_another_layout_of_the_same_plan_is_no_edit() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lock: 1", "lock: 2", r"a.yaml:4: lock: 2 is not a format that this lllaunch reads \(1\)"),
-        ("lock: 1\n", "", "has no key 'lock'"),
+        ("lock: 2", "lock: 3", r"a.yaml:4: lock: 3 is not a format that this lllaunch reads \(2\)"),
+        ("lock: 2\n", "", "has no key 'lock'"),
         ("command:\n- +exp=a\n", "command: 3\n", "a.yaml:5: command: 3 is no list of texts"),
         ("plan_hash: ", "plan_hash: x", r"a.yaml:7: plan_hash: .* is no SHA-256"),
         ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: is no key of a lock; did you mean"),
         ("  launch:", "  lunch:", "a.yaml:8: plan: .* is no plan"),
-        ("lock: 1", "lock: 1\nlock: 1", "a.yaml:5: has the key 'lock' of line 4"),
+        ("lock: 2", "lock: 2\nlock: 2", "a.yaml:5: has the key 'lock' of line 4"),
         ("nproc: 2", "nproc: !!python/object:os.system {}", "has a tag"),
         ("nproc: 2", "nproc: !!int 2", "has a tag"),
         ("nproc: 2", "<<: {nproc: 2}", "merges mappings"),

@@ -269,3 +269,13 @@ plain = st.recursive(
 def test_there_is_a_difference_exactly_where_the_fingerprints_differ(one, other) -> None:
     a, b = job_config({}, one), job_config({}, other)
     assert bool(differences(a, b, ordered=False)) == (job_key(a) != job_key(b))
+
+
+def test_a_job_of_a_journal_that_named_defaults_is_the_same() -> None:
+    complete = job_config({"entrypoint": "env", "nproc": 1}, {"a": 1})
+    essential = job_config({"entrypoint": "env"}, {"a": 1})
+    known = NewJob((), job_key(essential), essential, former=job_key(complete))
+    before = OldJob(JobHistory(0, (), "0", job_key(complete)), GOOD)
+    planned([before], [known])
+    with pytest.raises(ConfigError, match="has changed"):
+        planned([before], [known._replace(former=None)])

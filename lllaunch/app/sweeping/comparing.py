@@ -69,4 +69,5 @@ class Comparing:
             reason = without_variables(reason_of(error))
             problem = Problem(name, "", f"cannot be composed any more: {reason}")
             raise ConfigError((problem,)) from error
-        return NewJob(label, job_key(planned.identity), planned.identity)
+        former = job_key(planned.former())
+        return NewJob(label, job_key(planned.identity), planned.identity, former)

@@ -21,7 +21,7 @@ from lllaunch.app.sweeping.labels import mark
 from lllaunch.app.sweeping.task import JobTask
 from lllaunch.app.variables import noting_variables, without_variables
 from lllaunch.config.nproc import WORDS
-from lllaunch.config.plan import plan_node
+from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.whole import public_config, with_sources
 from lllaunch.console.job import Reported
@@ -81,12 +81,14 @@ class Planned(NamedTuple):
         spec: the run.
         identity: what its outcome depends on, canonical (`lllaunch.sweep.fingerprint`).
         warm: which spawner it can share with others; None if it needs one of its own, or none.
+        former: gives the same with all defaults, as journals of lllaunch 0.1.0 have it.
     """
 
     config: JobConfig
     spec: LaunchSpec
     identity: Mapping[str, Any]
     warm: WarmKey | None
+    former: Callable[[], Mapping[str, Any]]
 
 
 class SweepJobs:
@@ -150,11 +152,16 @@ class SweepJobs:
         if launch["nproc"] in WORDS:
             # of a job its outcome may depend on how many there are
             launch["nproc"] = spec.nproc
+        # where they are not told otherwise, workers are where the command was given
+        if launch["cwd"] == where.runtime_cwd:
+            launch["cwd"] = MARKS.cwd
+        whole, launch = launch, essential({"launch": launch})["launch"]
         rest = public_config(config.whole) | self._hidden(config)
         identity = job_config(launch, rest, places)
+        former = functools.partial(job_config, whole, rest, places)
         with env_override(config.whole.hydra.job.env_set):
             warm = self._warm_key(spec)
-        return Planned(config, spec, identity, warm)
+        return Planned(config, spec, identity, warm, former)
 
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None
