@@ -138,8 +138,10 @@ def _failure(experiment: Experiment, error: Exception, around: Surroundings) -> 
             Found(REFUSED, file.path, line, each.key, said_of(each), (name,))
             for each in error.problems
         ]
-    known = isinstance(error, ComposeFailed)
-    reason = str(error) if known else f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, ComposeFailed):
+        # Hydra's own words, which name the file that asks
+        reason = error.reason
     if experiment.may_be_partial and any(each in reason for each in _NOT_CHOSEN):
         return []
     return [compose_problem(reason, name, file, around.files, WRONG)]
