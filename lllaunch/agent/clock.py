@@ -6,6 +6,21 @@ import time
 from collections.abc import Callable
 
 
+class RunClock:
+    """The monotonic clock, less the time for which all was stopped."""
+
+    def __init__(self) -> None:
+        self._stopped = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return time.monotonic() - self._stopped
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave a time out that has just passed."""
+        self._stopped += seconds
+
+
 class Deadlines:
     """Deadlines by name.
 

@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lllaunch.agent import vocabulary as v
 from lllaunch.agent.api import SimpleElasticAgent
 from lllaunch.agent.carry_out import carry_out, plain_fault
-from lllaunch.agent.clock import Deadlines
+from lllaunch.agent.clock import Deadlines, RunClock
 from lllaunch.agent.events import EventSource
 from lllaunch.agent.guard import ENABLE_FILE_TIMER, Guard
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
@@ -123,7 +124,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         self._machine = Machine(spec.max_restarts, policy=restart)
         kernel_sleep = KernelSleep.configured(uninterruptible_state_timeout)
-        self._guard = Guard(watchdog, kernel_sleep, run_began=run_began, hide=hide)
+        self._clock = RunClock()
+        self._guard = Guard(watchdog, kernel_sleep, self._clock, run_began=run_began, hide=hide)
         self._fault = fault or plain_fault
         self._health_check_server = health_check_server
         self._observer = observer
@@ -131,7 +133,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._signals = signals if isinstance(signals, SignalSource) else SignalSource(signals)
         self._pcontext: PContext | None = None
         self._port: HeldPort | None = None
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(self._clock)
 
     # Forming a group
 
@@ -182,8 +184,6 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @staticmethod
     def _alive_time() -> int:
-        import time  # noqa: PLC0415 - for the health check only
-
         return int(time.time())
 
     # Watching
@@ -202,8 +202,11 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._deadlines.start("membership", self._worker_group.spec.monitor_interval)
         waits = (self._deadlines.next_in(), self._guard.next_in(healthy=healthy))
         wait_any_readable(files, min((wait for wait in waits if wait is not None), default=None))
+        signals = self._signals.received()
+        if signal.SIGTSTP in signals:
+            self._stop_until_continued()
         found: list[v.Fact] = [
-            v.SignalReceived(signum, forwards()) for signum in self._signals.received()
+            v.SignalReceived(signum, forwards()) for signum in signals if signum != signal.SIGTSTP
         ]
         found += self._worker_facts()
         # What they lead to may set or take back a deadline: look at those afterwards.
@@ -211,6 +214,19 @@ class LocalElasticAgent(SimpleElasticAgent):
             *self._timed_facts(),
             *self._guard.facts(healthy=healthy, observe=self._observe),
         ]
+
+    def _stop_until_continued(self) -> None:
+        """Stop the workers and this process (Ctrl-Z); until SIGCONT no time passes for the run.
+
+        Workers have sessions of their own, where SIGTSTP would do nothing.
+        """
+        began = time.monotonic()
+        if self._pcontext is not None:
+            self._pcontext.stop_or_continue(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._clock.leave_out(time.monotonic() - began)
+        if self._pcontext is not None:
+            self._pcontext.stop_or_continue(signal.SIGCONT)
 
     @property
     def _sweeping(self) -> bool:

@@ -186,6 +186,11 @@ class Processes(abc.ABC):
             self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
             self._starter.signal([self._keys[rank] for rank in sorted(chosen)], signum)
 
+    def stop_or_continue(self, signum: int) -> None:
+        """Send SIGSTOP or SIGCONT to the process groups of live workers; it ends none of them."""
+        if self.alive and self._starter is not None:
+            self._starter.signal([self._keys[rank] for rank in sorted(self.alive)], signum)
+
     def kill(self) -> None:
         """SIGKILL the live workers and all that descends from them."""
         chosen = self.alive

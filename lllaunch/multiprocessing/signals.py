@@ -122,8 +122,8 @@ class SignalSource:
                 os.close(fd)
         self._read = self._write = -1
         noted, self._noted = self._noted, []
-        if not self._told:
-            for signum in noted:
+        for signum in noted:
+            if not self._told or signum == signal.SIGTSTP:
                 signal.raise_signal(signum)
 
     def _put_back(self) -> None:
@@ -135,7 +135,7 @@ class SignalSource:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if self._raise:
+        if self._raise and signum != signal.SIGTSTP:  # which ends nobody
             self._told = True
             received = signal.Signals(signum)
             raise SignalException(f"process {os.getpid()} received {received.name}", received)
@@ -146,7 +146,7 @@ class SignalSource:
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
         noted, self._noted = self._noted, []
-        self._told = self._told or bool(noted)
+        self._told = self._told or any(signum != signal.SIGTSTP for signum in noted)
         return noted
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,6 @@ PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
 
-_SIGINT = 2
 # Descriptors that the end of a run needs at a time, for imports and for its files.
 _RESERVED = 8
 
@@ -126,14 +126,15 @@ class _Run:
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
             self._console.warning(text)
-        with SignalSource(self._spec.signals) as signals, _reserve() as reserve:
+        handled = (*self._spec.signals, signal.SIGTSTP)
+        with SignalSource(handled) as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
                 signum = run_group(self._spec, directory, watcher, signals, spawner, targets)
             except LaunchError as error:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
-                signum = _SIGINT
+                signum = signal.SIGINT
             except Exception as error:  # noqa: BLE001 - whatever it is, the run ends with its result.json
                 # what is no shortage is a bug of ours
                 text = shortage(error) or f"internal error\n{traceback.format_exc()}".rstrip()

@@ -198,7 +198,13 @@ class Spawner(Branching):
 
         If it does not confirm within a second, the launcher signals the workers itself. A spawner
         that is still preloading is killed: there is no worker yet, and nobody wants to wait.
+        SIGSTOP and SIGCONT end nobody: they have left when this returns, and are not waited for.
         """
+        if signum in (signal.SIGSTOP, signal.SIGCONT):
+            chosen = list(keys)
+            self._send({"op": "signal", "command": -1, "keys": chosen, "signum": int(signum)})
+            self.flush()
+            return
         if self._preloads and not self._ready and self.dead is None:
             self._kill_spawner()
             return

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.launching import Launcher, text_of, until
 
+from lllaunch.linux import proc
+
 
 def test_a_run_has_succeeded_though_the_spawner_dies_while_leftovers_are_ended(
     tmp_path: Path,
@@ -61,3 +63,33 @@ def test_too_few_descriptors_are_named_with_their_limit_and_the_result_is_true(
         for attempt in done.result["attempts"]:
             for worker in attempt["workers"]:
                 assert (worker["fate"] != "not_started") == (worker["local_rank"] in started)
+
+
+def states(pids: list[int]) -> set[str]:
+    found = {pid: proc.facts(pid) for pid in pids}
+    return {facts.state for facts in found.values() if facts is not None}
+
+
+def test_ctrl_z_stops_the_workers_too_and_no_time_passes_until_they_go_on(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        "with open(f'pids{os.environ[\"RANK\"]}', 'w') as file:\n"
+        "    file.write(f'{os.getpid()} {child.pid}\\n')\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "child.kill()\n"
+    )
+    node = {"entrypoint": "work.py", "nproc": 2, "tee": "none"}
+    launcher = Launcher(tmp_path, node)
+    files = [tmp_path / f"pids{rank}" for rank in range(2)]
+    until(lambda: all(text_of(file).endswith("\n") for file in files), "the workers")
+    pids = [launcher.pid, *(int(pid) for file in files for pid in file.read_text().split())]
+    for _ in range(2):
+        launcher.signal(signal.SIGTSTP)
+        until(lambda: states(pids) == {"T"}, "all to be stopped")
+        launcher.signal(signal.SIGCONT)
+        until(lambda: "T" not in states(pids), "all to go on")
+    (tmp_path / "go").touch()
+    done = launcher.finish()
+    assert (done.code, done.result["state"]) == (0, "succeeded"), done.err
+    assert not [event for event in done.events() if event["type"] == "SignalReceived"]

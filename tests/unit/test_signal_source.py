@@ -106,3 +106,12 @@ def test_a_signal_that_is_ignored_stays_ignored(came: list[int]) -> None:
     with SignalSource([USR1]) as source:
         signal.raise_signal(USR1)
         assert source.received() == []
+
+
+def test_ctrl_z_is_noted_where_others_raise_and_is_no_reason_to_end(came: list[int]) -> None:
+    with SignalSource([USR1, signal.SIGTSTP]) as source:
+        with source.raising():
+            signal.raise_signal(signal.SIGTSTP)
+        assert source.received() == [signal.SIGTSTP]
+        signal.raise_signal(USR1)
+    assert came == [USR1]

@@ -1,0 +1,45 @@
+"""Times of a run do not hang on a clock that somebody sets."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from lllaunch import moments
+from lllaunch.agent.clock import Deadlines, RunClock
+from lllaunch.run.failures import was_asked
+from lllaunch.run.records import SentSignal, WorkerRecord
+from lllaunch.spawner.facts import Exited, translate
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = SentSignal(signal.SIGTERM, moments.now_ns())
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    header = {"pid": 7, "exitcode": 0, "time_ns": moments.since_boot_ns(), "max_rss": 0, "cpu": 0.0}
+    exited = translate({"fact": "exited", "core": False, **header}, 0)
+    assert isinstance(exited, Exited)
+    assert was_asked(WorkerRecord(0, 0, exited=exited, sent=(sent,)))
+
+
+def test_they_are_those_of_the_wall_clock_where_nobody_sets_it() -> None:
+    before = time.time_ns()
+    assert before - 10**9 < moments.now_ns() < time.time_ns() + 10**9
+
+
+def test_a_time_that_is_left_out_brings_no_deadline_nearer() -> None:
+    clock = RunClock()
+    deadlines = Deadlines(clock)
+    deadlines.start("grace", 1000.0)
+    clock.leave_out(-5000.0)
+    assert deadlines.passed() == ["grace"]
+    deadlines.start("grace", 1000.0)
+    clock.leave_out(5000.0)
+    left = deadlines.next_in()
+    assert left is not None
+    assert left > 5000.0
