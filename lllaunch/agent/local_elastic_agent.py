@@ -166,7 +166,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._pcontext = self._recipe.context(
             worker_group.spec, places, more=self._guard.environment
         )
-        self._pcontext.observer = self._observe
         self._pcontext.start()
         self._guard.begin(self._pcontext)
         self._start_health_check()
@@ -237,6 +236,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return []
         found: list[v.Fact] = []
         for fact in self._pcontext.dispatch():
+            self._observe(fact)
             if isinstance(fact, Started):
                 worker = self._worker_group.workers[fact.rank]
                 worker.id = fact.pid
@@ -323,9 +323,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._health_check_server = None
         self._guard.close()
         if self._pcontext is not None:
-            if self._pcontext.alive:
+            if self._pcontext.alive and not self._machine.finished:
                 # not by a decision of the machine: an error, or an exception of a signal's
                 with contextlib.suppress(Exception):
                     self._observe(v.SignalWorkers(int(death_sig), "signal"))
+                self._pcontext.observer = self._observe
             self._pcontext.close(death_sig, timeout)
         self._let_port_go()

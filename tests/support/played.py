@@ -83,6 +83,9 @@ class PlayedStarter:
         """Noted."""
         self.orders.append(Order("sweep"))
 
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Nothing more is told of them."""
+
     def close(self) -> None:
         """Noted; idempotent."""
         if self._fd >= 0:
