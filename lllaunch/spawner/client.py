@@ -132,6 +132,8 @@ class Spawner(Branching):
             self._complete()
         except SpawnerDied:
             self.__init__()  # type: ignore[misc]
+        if self._burial is not None:
+            self.close()
         key = Shared(dict(environ), cwd, tuple(preload))
         if self.pid and self.dead is None and self._key is not None and self._key.serves(key):
             return
@@ -157,8 +159,8 @@ class Spawner(Branching):
 
     @property
     def ready(self) -> bool:
-        """Whether the preloads are done."""
-        return self._ready
+        """Whether the preloads are done, and it is not known to be ending."""
+        return self._ready and self._burial is None
 
     # Orders
 

@@ -714,6 +714,21 @@ def test_a_launcher_acts_on_other_things_while_a_spawner_ends(
     facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
 
 
+def test_a_spawner_that_is_ending_is_replaced(without_cgroup: Spawner, tmp_path: Path) -> None:
+    spawner = without_cgroup
+    facts_until(spawner, lambda facts: spawner.ready)
+    first = spawner.pid
+    os.kill(first, signal.SIGKILL)
+    wait_gone(first)
+    # its end is noticed, and what it may have left behind is looked for
+    assert spawner.dispatch() == []
+    assert not spawner.ready
+    spawner.configure(os.environ, os.getcwd())
+    assert spawner.pid != first
+    (end,) = run(spawner, Program("true"))
+    assert isinstance(end, Exited)
+
+
 def test_a_thread_that_blocks_sigchld_hears_of_ends_all_the_same() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
