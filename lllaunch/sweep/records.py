@@ -123,6 +123,9 @@ class Over(NamedTuple):
     exit_code: int
 
 
+# No calendar of Python's goes further.
+_YEAR_10000_NS = 253_402_300_800 * 10**9
+
 Record: TypeAlias = Header | Resumed | Composed | Started | Ended | Skipped | Over
 
 
@@ -206,6 +209,8 @@ def decode(line: bytes) -> Entry | None:
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - of what was read
     read = _READERS.get(_get(fields, "type", str))
     time_ns = _get(fields, "time_ns", int)
+    if not 0 <= time_ns < _YEAR_10000_NS:
+        raise ValueError("its 'time_ns' is not a time")
     return None if read is None else Entry(time_ns, read(fields))
 
 

@@ -1,8 +1,9 @@
 """The warm spawners of a sweep: one for each environment that several jobs share.
 
 They are the launcher's. A job that begins gets a branch of one; the branch begins when what is to
-be preloaded has been. A job runs cold, with a spawner of its own, where too many are kept already,
-and where the one of its environment died or cannot preload: its own will say what is wrong.
+be preloaded has been. Where enough are kept, one that no job has asked for of late makes room. A
+job runs cold, with a spawner of its own, where there is none to do so, and where the one of its
+environment died or cannot preload: its own will say what is wrong.
 """
 
 from __future__ import annotations
@@ -24,12 +25,33 @@ if TYPE_CHECKING:
     from lllaunch.sweep.prepared import WarmKey
 
 
+# So many jobs may ask for others before a spawner makes room: environments that take turns keep
+# theirs.
+_OF_LATE = 16
+
+
 class _Kept:
-    """A spawner, and what waits for its preloads: the branch's end, and a pidfd of the job."""
+    """A spawner, and who uses it.
+
+    Attributes:
+        spawner: it.
+        waiting: what waits for its preloads: the branch's end, and a pidfd of the job.
+        jobs: pidfds of the jobs that have got a branch.
+        asked: the number of the job that asked for it last, of all that asked for one.
+    """
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
         self.waiting: list[tuple[socket.socket, int]] = []
+        self.jobs: list[int] = []
+        self.asked = 0
+
+    def idle(self) -> bool:
+        """Return whether no job uses it."""
+        for job in [job for job in self.jobs if process_ended(job)]:
+            self.jobs.remove(job)
+            os.close(job)
+        return not self.waiting and not self.jobs
 
     def hand_over(self) -> None:
         """Let what waits begin, if its job still lives."""
@@ -45,6 +67,8 @@ class _Kept:
         for other, launcher in self.waiting:
             _close(other, launcher)
         self.waiting.clear()
+        while self.jobs:
+            os.close(self.jobs.pop())
 
 
 def _close(other: socket.socket, launcher: int) -> None:
@@ -70,6 +94,7 @@ class Warmth:
         self._environ = dict(environ)
         self._limit = limit
         self._prestarted = prestarted
+        self._asked = 0
         # None: a job of this environment runs cold.
         self._kept: dict[WarmKey, _Kept | None] = {}
 
@@ -99,14 +124,19 @@ class Warmth:
             channel: to the job.
             job: pidfd of its process.
         """
+        self._asked += 1
         kept = self._kept[key] if key in self._kept else self._start(key)
         if kept is None:
             return
+        kept.asked = self._asked
+        kept.idle()
         with contextlib.ExitStack() as undo:
             try:
                 branch = kept.spawner.new_branch()
                 undo.callback(branch.close)
                 launcher = os.dup(job)
+                undo.callback(os.close, launcher)
+                kept.jobs.append(os.dup(job))
             except OSError:
                 # No descriptor is left.
                 return
@@ -130,7 +160,7 @@ class Warmth:
     def _start(self, key: WarmKey) -> _Kept | None:
         from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where jobs are warm
 
-        if len(self.spawners()) >= self._limit:
+        if len(self.spawners()) >= self._limit and not self._make_room():
             return None
         spawner, self._prestarted = self._prestarted, None
         try:
@@ -143,6 +173,16 @@ class Warmth:
             return None
         kept = self._kept[key] = _Kept(spawner)
         return kept
+
+    def _make_room(self) -> bool:
+        """End a spawner that no job uses, nor has asked for of late; False if there is none."""
+        for key, kept in self._kept.items():
+            if kept is not None and self._asked - kept.asked >= _OF_LATE and kept.idle():
+                del self._kept[key]
+                kept.drop()
+                kept.spawner.close()
+                return True
+        return False
 
     def look(self, ready: frozenset[int], tell: Callable[[Fact], None]) -> None:
         """Take note of what spawners say.

@@ -187,6 +187,18 @@ def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
     assert len(warm.spawners()) == 1
 
 
+def test_a_spawner_that_nobody_asks_for_makes_room(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lllaunch.sweep.warmth._OF_LATE", 2)
+    played.machine = machine(1)
+    warm = played.warmth(limit=1)
+    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(1 + (number > 0))})
+    assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
+    assert played.kinds() == ["warm", "cold", "warm", "warm"]
+    assert len(warm.spawners()) == 1
+
+
 def test_a_job_may_want_none(played: Warmed) -> None:
     warm = played.warmth()
     assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0

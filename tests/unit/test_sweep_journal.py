@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -380,3 +381,14 @@ def test_numbers_of_directories_that_are_there_are_known(tmp_path) -> None:
         (tmp_path / name).mkdir()
     with SweepDirectory.claim(str(tmp_path)) as directory:
         assert directory.numbers() == {0, 17}
+
+
+@pytest.mark.parametrize("time_ns", [-1, 10**21, 10**30])
+def test_a_time_that_is_none_is_damage_in_a_line(tmp_path: Path, time_ns: int) -> None:
+    path = tmp_path / JOURNAL
+    Journal.create(str(path), HEADER).close()
+    line = json.loads(encode(STARTED, 1)) | {"time_ns": time_ns}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=r"is damaged in line 2: its 'time_ns' is not a time"):
+        list(read_journal(str(path)))
