@@ -11,6 +11,7 @@ from lllaunch.config.tree import Tree
 
 # As many as somebody may read; looking for what was meant takes time.
 _MOST_UNKNOWN = 20
+_NONE: Mapping[str, str] = {}
 
 
 def known_items(
@@ -19,6 +20,7 @@ def known_items(
     names: Collection[str],
     synonyms: Mapping[str, str],
     findings: Findings,
+    explained: Mapping[str, str] = _NONE,
 ) -> dict[str, Tree]:
     """The items of a mapping that are settings.
 
@@ -28,10 +30,11 @@ def known_items(
         names: names of the settings.
         synonyms: other words for them.
         findings: takes the items that are no settings.
+        explained: of names that others have and that are none here, what to do instead.
     """
     unknown = [name for name in node if name not in names]
     for name in unknown[:_MOST_UNKNOWN]:
-        hint = _meant(str(name), names, synonyms)
+        hint = explained.get(str(name)) or _meant(str(name), names, synonyms)
         findings.add_about(f"{key}.{name}", "unknown setting", hint)
     if len(unknown) > _MOST_UNKNOWN:
         more = len(unknown) - _MOST_UNKNOWN

@@ -17,7 +17,7 @@ from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.read import Reader
 from lllaunch.config.restart import with_on
 from lllaunch.config.schema import KEYS, defaults, is_set
-from lllaunch.config.synonyms import SYNONYMS
+from lllaunch.config.synonyms import EXPLAINED, SYNONYMS
 from lllaunch.config.tree import Tree, reveal
 from lllaunch.config.watchdog import check_replaced
 
@@ -63,7 +63,7 @@ class Layers:
         if node is not None and not isinstance(node, dict):
             findings.add(self.key, node, "is not a mapping of settings (entrypoint, nproc, ...)")
             findings.raise_if_any()
-        items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings)
+        items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings, EXPLAINED)
         if items.keys() == set(KEYS):
             # Hydra has composed it over the schema
             check_replaced(items["watchdog"], f"{self.key}.watchdog", findings)

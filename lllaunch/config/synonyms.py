@@ -46,3 +46,13 @@ SYNONYMS = {
     "cpus_per_task": "resources.cpus_per_proc",
     **dict.fromkeys(("resource", "requirements"), "resources"),
 }
+
+_ONE_NODE = "a run has one node; for several use lllaunch.agent"
+_PORT = "the launcher chooses a free port of this machine for each attempt"
+EXPLAINED = {
+    **dict.fromkeys(("nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv"), _ONE_NODE),
+    **dict.fromkeys(("rdzv_conf", "num_nodes", "standalone"), _ONE_NODE),
+    **dict.fromkeys(("master_port", "port"), _PORT),
+    **dict.fromkeys(("master_addr", "local_addr"), "workers of one node meet on this machine"),
+}
+"""What torchrun has and a run here has not, with what to do instead."""

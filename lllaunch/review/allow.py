@@ -53,8 +53,9 @@ _OWN_TARGETS = {
 NO_POLICY = Problem(
     POLICY_FILE,
     "",
-    "is not there, and a locked run needs it: nothing says what may run",
-    f"write 'allow: {{...}}', or name a file in {POLICY_VARIABLE}",
+    "is not there, and a locked run needs it: it lists what may run",
+    f"write it, or name another file in {POLICY_VARIABLE}; to allow a script and a preload:\n"
+    "    allow:\n      entrypoints: [train.py]\n      preload: [torch]",
 )
 """What is wrong with a locked run where no policy is."""
 

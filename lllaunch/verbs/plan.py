@@ -13,7 +13,7 @@ from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, review_run, review_sweep
 from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
-from lllaunch.config.plan import dump_yaml
+from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items
 from lllaunch.console.sweep.table import Span
 from lllaunch.difference import as_json, differences, jsonable, text_lines
@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("plan", _DESCRIPTION, _EPILOG)
     parser.add_argument("--json", action="store_true", help="print an object")
+    parser.add_argument("--changed", action="store_true", help="leave out what is the default")
     parser.add_argument("--portable", action="store_true", help="leave out what differs by machine")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
@@ -89,20 +90,30 @@ def _plan(given: argparse.Namespace) -> None:
             build = None
             if not given.portable:
                 build = query.result(modules=modules_of(spec), own=[spec.log_dir])
-            _show(runs, build, sweep=command.multirun, as_json=given.json)
+            _show(
+                *(runs, build),
+                sweep=command.multirun,
+                as_json=given.json,
+                changed=given.changed,
+            )
     finally:
         query.close()
     _refuse_what_is_not_allowed(runs)
 
 
 def _show(
-    runs: Sequence[Reviewed], build: Mapping[str, Any] | None, *, sweep: bool, as_json: bool
+    runs: Sequence[Reviewed],
+    build: Mapping[str, Any] | None,
+    *,
+    sweep: bool,
+    as_json: bool,
+    changed: bool,
 ) -> None:
     if as_json:
         print_json(_document(runs, build, sweep=sweep))
         return
     first = runs[0]
-    plan = first.readable
+    plan = essential(first.readable) if changed else first.readable
     lines = annotated(plan, lambda path: first.told.comment(path, plan))
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:

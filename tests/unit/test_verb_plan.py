@@ -322,3 +322,31 @@ def test_a_setting_needs_no_plus_and_a_misspelt_one_is_named(project: Project, p
         key = text.partition("=")[0]
         assert ended.err == f"lllaunch: launch.{key}: unknown setting; did you mean 'nproc'?\n"
         assert ended.code == 2
+
+
+def test_a_plan_can_be_shown_without_defaults(project: Project, plan: Plan) -> None:
+    project.experiment("plain", "{entrypoint: env, nproc: 2}")
+
+    text = plan("--changed", "--portable", "+exp=plain").out
+
+    assert text.splitlines()[:4] == [
+        "launch:",
+        f"{'  entrypoint: env':40}  # conf/exp/plain.yaml:2",
+        f"{'  nproc: 2':40}  # conf/exp/plain.yaml:2",
+        "resolved:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("nnodes", "for several use lllaunch.agent"), ("master_port", "chooses a free port")],
+)
+def test_what_torchrun_has_and_a_run_has_not_is_explained(
+    project: Project, plan: Plan, key: str, hint: str
+) -> None:
+    project.experiment("plain", "{entrypoint: env}")
+
+    ended = plan("+exp=plain", f"launch.{key}=2")
+
+    assert ended.err.startswith(f"lllaunch: launch.{key}: unknown setting; ")
+    assert hint in ended.err
