@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.command import run
@@ -132,7 +134,25 @@ def run_again(again: Again, spawner: Spawner | None) -> int:
 
 
 def _read(path: str) -> dict[Any, Any]:
-    data = parse(read_text(path), path).data if os.path.lexists(path) else None
+    if not os.path.lexists(path):
+        return {}
+    text = read_text(path)
+    try:
+        return _mapping(parse(text, path).data)
+    except ConfigError:
+        # OmegaConf writes paths and bytes with tags, which only its own reader knows
+        if "!!" not in text:
+            raise
+        return _with_tags(text, path)
+
+
+def _with_tags(text: str, path: str) -> dict[Any, Any]:
+    try:
+        config = OmegaConf.create(text)
+        data: Any = OmegaConf.to_container(config, resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        reason = reason_of(error) if isinstance(error, OmegaConfBaseException) else "of its tags"
+        raise ConfigError((Problem(path, "", f"cannot be read: {reason}"),)) from None
     return _mapping(data)
 
 
