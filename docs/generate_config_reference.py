@@ -90,8 +90,10 @@ only you can know; null is no limit.
 """
 
 PRESETS_TAIL = """
-`default` finds runs that hang as a whole, and gives them half an hour. `strict` is for runs whose
-workers are never idle for long: five minutes, and one idle worker is enough.
+`report` holds where nothing is said: when a run stalls for half an hour, that is said, with the
+stacks of all workers, and the run goes on. `default` finds runs that hang as a whole, and ends
+them after half an hour. `strict` is for runs whose workers are never idle for long: five minutes,
+and one idle worker is enough.
 """
 
 CAUSES_HEAD = """\

@@ -14,7 +14,7 @@ from lllaunch.agent import vocabulary as v
 from lllaunch.agent.ladder import Rung
 from lllaunch.agent.machine import TRANSITIONS, Machine
 from lllaunch.agent.states import WorkerState
-from lllaunch.watchdog.findings import TimedOut
+from lllaunch.watchdog.findings import Asked, TimedOut
 from lllaunch.watchdog.stacks.facts import Blame
 
 PAGE = Path(__file__).parent / "design" / "agent.md"
@@ -25,8 +25,9 @@ VARIANTS: dict[type, list[v.Fact]] = {
     v.GroupStarted: [v.GroupStarted(frozenset({0}))],
     v.WorkerEnded: [v.WorkerEnded(0, ok=True), v.WorkerEnded(0, ok=False)],
     v.SignalReceived: [v.SignalReceived(15)],
+    v.StacksAsked: [v.StacksAsked(Asked(3))],
     v.WatchdogFired: [FIRED],
-    v.StacksTaken: [v.StacksTaken((), Blame())],
+    v.StacksTaken: [v.StacksTaken((), Blame(), FIRED.finding)],
 }
 
 

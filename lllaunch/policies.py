@@ -29,6 +29,8 @@ class WatchdogPolicy:
             whatever else it does, or None.
         memory: bytes of anonymous and shared memory that a worker and all below it may use, or
             None.
+        report: names of those limits of the above that are only reported, with stacks and once in
+            an attempt; for the others it ends.
     """
 
     timers: bool = False
@@ -39,6 +41,7 @@ class WatchdogPolicy:
     warmup: float = 0.0
     heartbeat: float | None = None
     memory: int | None = None
+    report: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

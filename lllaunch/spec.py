@@ -124,7 +124,6 @@ class LaunchSpec:
         signal.SIGTERM,
         signal.SIGINT,
         signal.SIGHUP,
-        signal.SIGQUIT,
     )
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     max_restarts: int = 0

@@ -43,6 +43,8 @@ class Group:
         # What the watchdog found first in this attempt, and whether the run's time is over.
         self.fired: v.WatchdogFired | None = None
         self.run_is_over = False
+        # Whether a signal waits until it is written down where the workers stand.
+        self.looking = False
         self.pausing = False
         self.finished = False
 
@@ -62,6 +64,7 @@ class Group:
         self.reason = None
         self.rung = Rung.NONE
         self.fired = None
+        self.looking = False
         return ()
 
     def ended(self, fact: v.WorkerEnded) -> v.Decisions:
@@ -90,12 +93,19 @@ class Group:
         self.run_is_over = self.run_is_over or fact.whole_run
         if self.fired is not None:
             return ()
-        self.fired = fact
-        return (v.TakeStacks(self.alive),)
+        if fact.ends:
+            self.fired = fact
+        return (v.TakeStacks(self.alive, fact.finding),)
 
-    def end_by_watchdog(self, _: v.Fact) -> v.Decisions:
-        """The stacks are taken: end the group for what the watchdog found."""
-        if self.fired is None:
+    def look(self, fact: v.StacksAsked) -> v.Decisions:
+        """The user wants to see where the workers stand."""
+        # Stacks that something ends for are shown as well.
+        busy = self.looking or self.fired is not None
+        return () if busy or not self.alive else (v.TakeStacks(self.alive, fact.look),)
+
+    def end_by_watchdog(self, fact: v.StacksTaken) -> v.Decisions:
+        """The stacks are taken: end the group for what the watchdog found, if that ends it."""
+        if self.fired is None or self.fired.finding != fact.finding:
             return ()
         asked = () if self.fired.asked is None else (self.fired.asked,)
         return (*asked, *self._stop(self.fired.kind))
@@ -116,8 +126,18 @@ class Group:
         """A signal came while workers live."""
         # Also when the group is being ended for something else: now it is not started again.
         self._note(fact)
+        first = self.state is WorkerState.HEALTHY
         self.state = WorkerState.UNHEALTHY
-        return self._push(Push.SIGNAL)
+        if first and fact.look is not None and self.fired is None:
+            self.looking = True
+            return (v.TakeStacks(self.alive, fact.look),)
+        # Nobody waits for stacks who sends a second one.
+        return (*self.stop_looking(None), *self._push(Push.SIGNAL))
+
+    def stop_looking(self, _: v.Fact | None) -> v.Decisions:
+        """The stacks that a signal had waited for are taken: now the workers get it."""
+        looking, self.looking = self.looking, False
+        return self._push(Push.SIGNAL) if looking else ()
 
     def signal_while_swept(self, fact: v.SignalReceived) -> v.Decisions:
         """A signal came while leftovers are ended, or a restart is waited for."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import TYPE_CHECKING
 
 from lllaunch.agent import vocabulary as v
+from lllaunch.linux import proc
 from lllaunch.spawner.facts import Exited, StartFailed
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ def carry_out(
     assert context is not None
     if isinstance(decision, v.SignalWorkers):
         context.signal(decision.signum)
+        if any(_is_stopped(pid) for pid in context.known_pids().values()):
+            # One that is stopped would take notice of nothing but SIGKILL.
+            context.signal(signal.SIGCONT)
     elif isinstance(decision, v.StartGrace):
         deadlines.start("grace", grace_period)
     elif isinstance(decision, v.KillWorkers):
@@ -50,7 +55,7 @@ def carry_out(
         # The bound on the wait for what cannot be killed; `StartGrace` follows and leaves it.
         deadlines.restart("grace", max(grace_period, _UNKILLABLE_SECONDS))
     elif isinstance(decision, v.TakeStacks):
-        guard.take_stacks(decision.ranks)
+        guard.take_stacks(decision.ranks, decision.finding)
     elif isinstance(decision, v.SignalProcess):
         guard.signal(decision)
     elif isinstance(decision, v.AbandonWorkers):
@@ -60,6 +65,11 @@ def carry_out(
         context.sweep()
         # They get SIGKILL at once, so this is for what hangs in the kernel.
         deadlines.restart("sweep", max(grace_period, _UNKILLABLE_SECONDS))
+
+
+def _is_stopped(pid: int) -> bool:
+    facts = proc.facts(pid)
+    return facts is not None and facts.state == "T"
 
 
 def plain_fault(fact: Exited | StartFailed) -> v.Fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -16,7 +17,7 @@ from lllaunch.spawner.dump import WATCHED
 if TYPE_CHECKING:
     from lllaunch.agent.kernel_sleep import KernelSleep
     from lllaunch.multiprocessing.api import PContext
-    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.findings import Asked, Finding
     from lllaunch.watchdog.stacks.collector import StackCollector
     from lllaunch.watchdog.watch import Watch
 
@@ -26,6 +27,9 @@ ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 
 # Stacks that are not there by then are left out: whoever hangs holds GPUs.
 STACKS_SECONDS = 8.0
+ASKED_SECONDS = 3.0
+# A run that has written nothing for so long when Ctrl-C comes perhaps hangs.
+SILENT_SECONDS = 2.0
 
 _STACKS = "stacks.txt"
 
@@ -70,9 +74,12 @@ class Guard:
         self._run_over_told = False
         self._watch: Watch | None = None
         self._context: PContext | None = None
+        self._began_at = 0.0
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
         self._collector: StackCollector | None = None
+        self._collected_for: Finding | None = None
+        self._reported: set[str] = set()
         self._collect_until = 0.0
 
     # One attempt after another
@@ -104,6 +111,7 @@ class Guard:
     def begin(self, context: PContext) -> None:
         """The workers of the attempt have been ordered."""
         self._context = context
+        self._began_at = time.time()
         if self._kernel_sleep is not None:
             self._next_kernel_look = self._clock() + self._kernel_sleep.interval
         if self._watch is not None:
@@ -122,11 +130,12 @@ class Guard:
             self._watch = None
         self._context = self._finding = self._next_kernel_look = None
         self._hung = ()
+        self._reported.clear()
 
     def _end_collection(self) -> None:
         if self._collector is not None:
             self._collector.close()
-            self._collector = None
+            self._collector = self._collected_for = None
 
     def close(self) -> None:
         """Watch no more; idempotent."""
@@ -173,23 +182,29 @@ class Guard:
         if healthy and self._kernel_sleep is not None:
             found += self._stuck(self._kernel_sleep)
         if self._watch is not None:
-            if healthy and self._finding is None:
+            if healthy and self._finding is None and self._collector is None:
                 found += self._findings(self._watch, observe)
             else:
                 self._watch.drain()
         return found
 
     def _run_over(self) -> v.Fact:
-        from lllaunch.watchdog.findings import TimedOut  # noqa: PLC0415 - when it happens
+        from lllaunch.watchdog.findings import TimedOut, limit_of  # noqa: PLC0415 - when it happens
 
         self._run_ends, self._run_over_told = None, True
         assert self._policy.run_timeout is not None
         finding = TimedOut(self._policy.run_timeout, "run")
+        if limit_of(finding) in self._policy.report:
+            return v.WatchdogFired(finding, "timeout", ends=False)
         self._finding = self._finding or finding
         return v.WatchdogFired(finding, "timeout", whole_run=True)
 
     def _findings(self, watch: Watch, observe: Callable[[object], None]) -> list[v.Fact]:
-        from lllaunch.watchdog.findings import TimerExpired, kind_of  # noqa: PLC0415 - imported
+        from lllaunch.watchdog.findings import (  # noqa: PLC0415 - imported
+            TimerExpired,
+            kind_of,
+            limit_of,
+        )
 
         found: list[v.Fact] = []
         for report in watch.reports():
@@ -197,6 +212,12 @@ class Guard:
                 observe(report)
                 continue
             finding: Any = report
+            name = limit_of(finding)
+            if name in self._policy.report:
+                if name not in self._reported:
+                    self._reported.add(name)
+                    found.append(v.WatchdogFired(finding, kind_of(finding), ends=False))
+                continue
             self._finding = self._finding or finding
             asked = None
             if isinstance(finding, TimerExpired) and finding.signum > 0:
@@ -227,21 +248,54 @@ class Guard:
         ranks = self._hung or suspects(self._finding) or range(self._context.nprocs)
         return {rank: f"worker {rank} {self._finding}" for rank in ranks}
 
+    def interrupted(self, signum: int) -> Asked | None:
+        """What to take the stacks of all ranks for when a signal ends the run; None to end it.
+
+        They are worth the wait if nothing was written for some seconds: then perhaps it hangs.
+        """
+        busy = self._finding is not None or self._collector is not None
+        if busy or self._context is None or not self._context.known_pids():
+            return None
+        files = {*self._context.stdouts.values(), *self._context.stderrs.values()}
+        moments = [self._began_at]
+        for path in files - {"", os.devnull}:
+            with contextlib.suppress(OSError):
+                moments.append(os.stat(path).st_mtime)
+        silent = time.time() - max(moments)
+        if silent < SILENT_SECONDS:
+            return None
+        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - seldom
+
+        # Of streams that go to the console nobody knows.
+        return Asked(signum, None if "" in files else silent)
+
     # Carrying out
 
-    def take_stacks(self, ranks: frozenset[int]) -> None:
-        """Begin to write down where workers stand; `facts` tells when that is done."""
+    def take_stacks(self, ranks: frozenset[int], finding: Finding) -> None:
+        """Begin to write down where workers stand; `facts` tells when that is done.
+
+        Stacks that are still being taken for something else are given up.
+
+        Args:
+            ranks: local ranks.
+            finding: what for.
+        """
+        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - imported by now
         from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
 
         assert self._context is not None
-        assert self._finding is not None
+        self._end_collection()
         pids, errors = self._context.known_pids(), self._context.error_files
         places = {rank: _stacks_file(errors.get(rank, "")) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
-        heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the watchdog found: {self._finding}"
+        found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
+        heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
         parent = self._context.parent
         self._collector = StackCollector(chosen, places, heading, hide=self._hide, parent=parent)
-        self._collect_until = self._clock() + STACKS_SECONDS
+        self._collected_for = finding
+        # Who pressed Ctrl-C waits for it.
+        seconds = ASKED_SECONDS if isinstance(finding, Asked) else STACKS_SECONDS
+        self._collect_until = self._clock() + seconds
         self._collector.start()
 
     def _stacks_taken(self, collector: StackCollector) -> list[v.Fact]:
@@ -253,11 +307,13 @@ class Guard:
         stacks = collector.result()
         if collector.problem:
             logger.warning("not all stacks could be written: %s", collector.problem)
+        finding = self._collected_for
         self._end_collection()
-        assert self._finding is not None
-        judged = blame(stacks, self._finding)
-        self._hung = judged.hung
-        return [v.StacksTaken(stacks, judged)]
+        assert finding is not None
+        judged = blame(stacks, finding)
+        if finding is self._finding:
+            self._hung = judged.hung
+        return [v.StacksTaken(stacks, judged, finding)]
 
     def signal(self, decision: v.SignalProcess) -> None:
         """Send a process the signal that its timer asked for."""

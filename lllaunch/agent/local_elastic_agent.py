@@ -204,9 +204,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         signals = self._signals.received()
         if signal.SIGTSTP in signals:
             self._stop_until_continued()
-        found: list[v.Fact] = [
-            v.SignalReceived(signum, forwards()) for signum in signals if signum != signal.SIGTSTP
-        ]
+        found = [self._signalled(signum) for signum in signals if signum != signal.SIGTSTP]
         found += self._worker_facts()
         # What they lead to may set or take back a deadline: look at those afterwards.
         return found or [
@@ -226,6 +224,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._clock.leave_out(time.monotonic() - began)
         if self._pcontext is not None:
             self._pcontext.stop_or_continue(signal.SIGCONT)
+
+    def _signalled(self, signum: int) -> v.Fact:
+        if signum == self._signals.quiet:
+            from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - seldom
+
+            return v.StacksAsked(Asked(signum))
+        wait = forwards() and self._machine.state is WorkerState.HEALTHY
+        look = self._guard.interrupted(signum) if wait else None
+        return v.SignalReceived(signum, forwards(), look)
 
     @property
     def _sweeping(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from lllaunch.agent.states import WorkerState
 
 if TYPE_CHECKING:
-    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.findings import Asked, Finding
     from lllaunch.watchdog.stacks.facts import Blame, RankStack
 
 # Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher.
@@ -81,10 +81,24 @@ class SignalReceived:
     Attributes:
         signum: its number.
         forward: False if the workers get it from elsewhere (a Slurm step).
+        look: what to take the workers' stacks for before they get it; None to let them have it at
+            once.
     """
 
     signum: int
     forward: bool = True
+    look: Asked | None = None
+
+
+@dataclass(frozen=True)
+class StacksAsked:
+    """The user wants to see where the workers stand; nothing ends for it.
+
+    Attributes:
+        look: the signal that says so.
+    """
+
+    look: Asked
 
 
 class GraceExpired(_Plain):
@@ -113,19 +127,21 @@ class WorkersStuck(_Plain):
 
 @dataclass(frozen=True)
 class WatchdogFired:
-    """The watchdog found something that the group, or the run, must end for.
+    """The watchdog found something.
 
     Attributes:
         finding: what.
         kind: what that is to the restart policy.
         whole_run: whether nothing may be started again, whatever the policy says.
         asked: the signal that an expired timer asks for, or None.
+        ends: whether the group, or the run, must end for it; else it is only reported.
     """
 
     finding: Finding
     kind: Literal["hang", "timeout", "oom"]
     whole_run: bool = False
     asked: SignalProcess | None = None
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,10 +151,12 @@ class StacksTaken:
     Attributes:
         stacks: by local rank, in order.
         blame: who hangs and who waits, as far as that can be told.
+        finding: what they were taken for.
     """
 
     stacks: tuple[RankStack, ...]
     blame: Blame
+    finding: Finding
 
 
 class PauseOver(_Plain):
@@ -156,6 +174,7 @@ Fact = (
     | SpawnerLost
     | PreloadLost
     | SignalReceived
+    | StacksAsked
     | GraceExpired
     | LeftoversGone
     | LeftoversStuck
@@ -225,9 +244,11 @@ class TakeStacks:
 
     Attributes:
         ranks: their local ranks.
+        finding: what for.
     """
 
     ranks: frozenset[int]
+    finding: Finding
 
 
 @dataclass(frozen=True)

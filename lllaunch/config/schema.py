@@ -140,21 +140,21 @@ class Launch:
     """How long workers may take to end after the polite signal, before they are killed: a
     [duration](#durations). With 0 they are killed at once."""
 
-    signals: Sequence[str] | str = field(
-        default_factory=lambda: ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
-    )
+    signals: Sequence[str] | str = field(default_factory=lambda: ["SIGTERM", "SIGINT", "SIGHUP"])
     """Signals that the launcher handles and passes on to the workers: a list of names, or text
-    separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own."""
+    separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own.
+    SIGQUIT (Ctrl-\\) shows where all workers stand, and the run goes on, unless it is listed
+    here: then it ends the run as the others do."""
 
     watchdog: str | Mapping[str, Any] | bool | None = field(
-        default_factory=lambda: {"preset": "none"}
+        default_factory=lambda: {"preset": "report"}
     )
     """What the run is watched for: the name of a [preset](#watchdog-presets), or a mapping of what
     to change of one. When the watchdog finds something it writes the stacks of all workers to
     `attempt_N/RANK/stacks.txt`, ends the workers as a signal would, and leaves the rest to
-    [`restart`](#restart).
+    [`restart`](#restart). By default it only reports a stall, and the run goes on.
 
-    - `preset`: the preset that the other keys change; `none` if it is left out
+    - `preset`: the preset that the other keys change; `report` if it is left out
     - `timers`: whether to serve timers, those of `lllaunch.timer` and torch's file timers
     - `timeout`: how long an attempt may take
     - `run_timeout`: how long the run may take with all of its attempts
@@ -167,7 +167,9 @@ class Launch:
       memory, not pages of files; a [size](#sizes), at least 1 MiB
 
     Times are [durations](#durations). For a limit, null or false turns it off, also one of the
-    preset's. `watchdog: false` is `none`.
+    preset's. `watchdog: false` is `none`. A limit may be written `{after: 30m, action: report}`:
+    then it ends nothing. When it is reached, the stacks are taken, it is said once in an attempt,
+    and the run goes on.
 
     ```yaml
     launch:
@@ -187,7 +189,9 @@ class Launch:
     """
 
     max_restarts: int = 0
-    """How often a failed group of workers is started again."""
+    """How often a failed group of workers is started again. Beyond that, once in a run it is
+    started again if the process that forks the workers was killed: nothing of the experiment's
+    failed then."""
 
     restart: Mapping[Any, Any] | None = field(
         default_factory=lambda: {"delay": "0s", "max_delay": "5m"}

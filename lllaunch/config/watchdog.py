@@ -10,14 +10,17 @@ from typing import Any
 from lllaunch.config import fields
 from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.keys import known_items
-from lllaunch.config.presets import PRESETS
+from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.quantities import format_duration, format_size, parse_duration, parse_size
 from lllaunch.config.settings import Settings
 from lllaunch.config.suggest import did_you_mean, one_of
 from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal
 from lllaunch.policies import WatchdogPolicy
 
-WATCHDOG_KEYS = tuple(field.name for field in dataclasses.fields(WatchdogPolicy))
+# `report` stands in the values of the limits that it names.
+WATCHDOG_KEYS = tuple(
+    field.name for field in dataclasses.fields(WatchdogPolicy) if field.name != "report"
+)
 SYNONYMS = {
     **dict.fromkeys(("base", "name", "mode", "level", "extends"), "preset"),
     **dict.fromkeys(("timer", "file_timer", "enable_timers"), "timers"),
@@ -62,8 +65,10 @@ def read_watchdog(settings: Settings) -> WatchdogPolicy:
     names = ("preset", *WATCHDOG_KEYS)
     items = known_items(tree, key, names, SYNONYMS, findings)
     preset = items.pop("preset", None)
-    base = findings.attempt(f"{key}.preset", preset, _read_preset) or WatchdogPolicy()
-    policy = dataclasses.replace(base, **_changes(items, key, findings))
+    base = PRESETS[DEFAULT]
+    if preset is not None:
+        base = findings.attempt(f"{key}.preset", preset, _read_preset) or WatchdogPolicy()
+    policy = _changed(base, items, key, findings)
     if has_secrets(preset):
         settings.decide("watchdog", tree)
     else:
@@ -74,8 +79,9 @@ def read_watchdog(settings: Settings) -> WatchdogPolicy:
 
 def written_policy(policy: WatchdogPolicy) -> dict[str, Tree]:
     """All settings of a policy, in their order, as a config would say them."""
-    values = {name: getattr(policy, name) for name in WATCHDOG_KEYS}
-    return {name: _write(name, value) for name, value in values.items()}
+    values = {name: _write(name, getattr(policy, name)) for name in WATCHDOG_KEYS}
+    reported = {name: {"after": values[name], "action": "report"} for name in policy.report}
+    return {**values, **reported}
 
 
 def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
@@ -121,17 +127,35 @@ def _for_duration(value: object) -> str:
     return f"write {{stall: {value}}} or {{timeout: {value}}}"
 
 
-def _changes(items: dict[str, Tree], key: str, findings: Findings) -> dict[str, Any]:
-    """What a mapping changes of its preset, by name; without what is wrong."""
+def _changed(
+    base: WatchdogPolicy, items: dict[str, Tree], key: str, findings: Findings
+) -> WatchdogPolicy:
+    """Return a preset with what a mapping changes of it; without what is wrong."""
     changes: dict[str, Any] = {}
+    report = set(base.report)
     for name, item in items.items():
-        plain = reveal(item)
+        limit, action = item, "end"
+        if name in _LIMITS and isinstance(item, dict):
+            limit, action = _parts(item, f"{key}.{name}", findings)
+        plain = reveal(limit)
         if name in _LIMITS and (plain is None or plain is False):
-            changes[name] = None
-        elif item is not BROKEN:
-            value = findings.attempt(f"{key}.{name}", item, _READERS[name])
+            changes[name], action = None, "end"
+        elif limit is not BROKEN:
+            value = findings.attempt(f"{key}.{name}", limit, _READERS[name])
             changes.update({} if value is None else {name: value})
-    return changes
+        report.discard(name)
+        report |= {name} if action == "report" else set()
+    return dataclasses.replace(base, **changes, report=frozenset(report))
+
+
+def _parts(item: dict[str, Tree], key: str, findings: Findings) -> tuple[Tree, str]:
+    """Return the limit and the action of ``{after: 30m, action: report}``."""
+    parts = known_items(item, key, ("after", "action"), {}, findings)
+    action = parts.get("action", "end")
+    read = findings.attempt(
+        f"{key}.action", action, lambda value: fields.read_choice(value, ("end", "report"), {})
+    )
+    return parts.get("after"), read or "end"
 
 
 def _read_limit(value: object, least: float = 0.0) -> float:

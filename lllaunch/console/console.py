@@ -93,10 +93,14 @@ class Console:
             wait: seconds until then.
         """
         from lllaunch.console.report import failure_text  # noqa: PLC0415 - see `finished`
+        from lllaunch.run.causes import SpawnerLost  # noqa: PLC0415 - as above
 
         count = "" if of is None else f" ({restart} of {of})"
         when = f" in {duration(wait)}" if wait else ""
         self._say(f"attempt {attempt}: {failure_text(root, self._cwd)}; restarting{when}{count}")
+        if root is not None and isinstance(root.cause, SpawnerLost) and root.explanation:
+            # Nothing of the experiment's failed, so nothing else says why.
+            self._say(f"why ({root.explanation.sure}): {root.explanation.text}")
 
     def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
         """Says that a signal came and what follows.
@@ -130,13 +134,32 @@ class Console:
 
         self._say(f"watchdog: {fired_text(hang, self._cwd)}; taking stacks")
 
+    def looking(self, signum: int, silent: float | None) -> None:
+        """Says why a signal is not passed on at once.
+
+        Args:
+            signum: the signal.
+            silent: seconds since the last output, None where that is not known.
+        """
+        why = f"no output for {duration(silent)}, " if silent else ""
+        name = _signal_name(signum)
+        self._say(f"{name} received; {why}taking stacks before it is passed on")
+
+    def stacks_shown(self, hang: Hang) -> None:
+        """Says where the workers stand, for a user who asked."""
+        from lllaunch.console.hang import look_lines  # noqa: PLC0415 - only where it is needed
+
+        title = f"lllaunch: {hang.finding}"
+        self._write([Line(title), *look_lines(hang, self._cwd)])
+
     def stacks_taken(self, hang: Hang) -> None:
         """Says who hangs, as far as that can be told, and where all stacks are."""
         from lllaunch.console.hang import located_text  # noqa: PLC0415 - as above
+        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - as above
 
         text = located_text(hang, self._cwd)
         if text:
-            self._say(f"watchdog: {text}")
+            self._say(text if isinstance(hang.finding, Asked) else f"watchdog: {text}")
 
     def process_signalled(self, rank: int, pid: int, signum: int) -> None:
         """Says that a process gets the signal that its timer asks for.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import ranks
-from lllaunch.run.causes import Raised, signal_name
+from lllaunch.run.causes import Raised, letters, signal_name
 from lllaunch.run.fates import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.units import duration
 
@@ -14,20 +15,22 @@ if TYPE_CHECKING:
     from lllaunch.run.fates import Fate
 
 _LOST = {
-    "spawner": "ended with the spawner",
+    "spawner": "ended with the process that forks workers",
     "kernel": "hangs in the kernel, SIGKILL does not end it",
     "error": "was ended when lllaunch failed",
 }
-_LONGEST_MESSAGE = 120
+_LONGEST_MESSAGE = 200
+# Where in its own source a C++ library checked, of which the user has no copy: gloo, NCCL, torch.
+_CHECKED_AT = re.compile(r"\[(?:enforce fail at )?/?[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 
 def first_line(text: str, limit: int = _LONGEST_MESSAGE) -> str:
-    """Returns the first line of a text, shortened where a long path stands: in the middle."""
-    line = text.strip().partition("\n")[0]
-    if len(line) <= limit:
-        return line
-    end = limit // 3
-    return f"{line[: limit - end - 3]}...{line[-end:]}"
+    """Returns the first line of a text without where a C++ library checked; its beginning if long.
+
+    The end of a message is advice; what happened stands at the beginning.
+    """
+    line = _CHECKED_AT.sub("", text.strip().partition("\n")[0], count=1)
+    return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
 
 
 def cause_text(cause: Cause) -> str:
@@ -48,8 +51,7 @@ def fate_text(fate: Fate, *, after_root: bool) -> str:
     if isinstance(fate, Failed):
         return cause_text(fate.cause)
     if isinstance(fate, Victim):
-        after = duration(fate.after_ns / 1e9)
-        return victim_text(fate.cause, after)
+        return victim_text(fate.cause, fate.after_ns)
     if isinstance(fate, Ended):
         return _ended(fate) if fate.waited_for else f"{_ended(fate)}{later}"
     if isinstance(fate, Lost):
@@ -57,17 +59,19 @@ def fate_text(fate: Fate, *, after_root: bool) -> str:
     return "was not started"
 
 
-def victim_text(cause: Cause, after: str) -> str:
+def victim_text(cause: Cause, after_ns: int | None = None) -> str:
     """Returns how a victim failed as the predicate of a sentence.
 
     Args:
         cause: how.
-        after: how long after the root cause, as text.
+        after_ns: how long after the root cause, nanoseconds; None where that says nothing.
     """
     text = cause_text(cause)
     if isinstance(cause, Raised):
         text = text.removeprefix("raised ")
-    return f"failed {after} after the root cause: {text}"
+    # less than a millisecond is no order of things
+    after = f"{duration(after_ns / 1e9)} " if after_ns and after_ns >= 1_000_000 else ""
+    return f"failed {after}after the root cause: {text}"
 
 
 def _ended(fate: Ended) -> str:
@@ -88,8 +92,7 @@ def fate_key(fate: Fate) -> tuple[object, ...]:
     if isinstance(fate, (Victim, Failed)):
         cause = fate.cause
         if isinstance(cause, Raised):
-            letters = "".join(each for each in cause_text(cause) if not each.isdigit())
-            return type(fate), Raised, letters
+            return type(fate), Raised, letters(cause.message)
         return type(fate), cause_text(cause)
     if isinstance(fate, Ended):
         return Ended, _ended(fate)

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.console.lines import Line
-from lllaunch.console.places import frame_text, place_text, printable, shortened
+from lllaunch.console.places import call_text, frame_text, place_text, printable, shortened
 from lllaunch.console.wording import ranks, shown_path, wrapped
 from lllaunch.run.fates import Lost
 from lllaunch.units import duration
 from lllaunch.watchdog.findings import (
+    Asked,
     Finding,
     HeartbeatLost,
     OverMemory,
@@ -55,12 +56,37 @@ def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
         cwd: directory that paths below it are shown relative to.
         when: whether to say since when, in local time.
     """
-    since = f" ({_moment(hang)})" if when and hang.since_ns is not None else ""
+    since = f" ({_moment(hang)})" if when and hang.since_ns is not None and not hang.left else ""
     return f"{_predicate(hang, cwd)}{since}"
+
+
+def _left_text(hang: Hang, cwd: str) -> str:
+    """Returns what is said of those who had ended with success while the others wait."""
+    (place, members), *more = _cut(_by_call(hang, hang.waiting, cwd))
+    them = ranks(member for _, each in [(place, members), *more] for member in each)
+    verb = "waits" if len(hang.waiting) == 1 else "wait"
+    times = sorted(hang.left.values())
+    after = f" after {duration(times[0])}" if len(times) == 1 else ""
+    joined = ""
+    if not more and place.startswith("in init_process_group"):
+        joined = " and never joined"
+    where = f" {place}" if place and not more else ""
+    return f"ended with success{after}{joined}; {them} {verb}{where}"
+
+
+def _by_call(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
+    """Returns ranks by what the user's code called, in order; an empty text for not known."""
+    groups: dict[str, list[int]] = {}
+    for rank in members:
+        stack = hang.stacks.get(rank)
+        groups.setdefault(call_text(stack, cwd) if stack else "", []).append(rank)
+    return groups
 
 
 def _predicate(hang: Hang, cwd: str) -> str:
     finding = hang.finding
+    if hang.left:
+        return _left_text(hang, cwd)
     if not hang.blamed or set(hang.blamed) <= set(hang.named):
         return _finding_text(finding, cwd)
     # Who hangs is not who was noticed: that one only waited.
@@ -102,12 +128,15 @@ def located_text(hang: Hang, cwd: str) -> str:
         cwd: directory that paths below it are shown relative to.
     """
     parts: list[str] = []
-    groups = _by_place(hang, hang.hung or hang.stacks, cwd)
+    if hang.left:
+        parts.append(f"{ranks(hang.left)} {_left_text(hang, cwd)}")
+    groups = {} if hang.left else _by_place(hang, hang.hung or hang.stacks, cwd)
     if len(groups) == 1 and (hang.hung or len(hang.stacks) > 1):
         (place, members), *_ = groups.items()
         if place:
             verb = "is" if len(members) == 1 else "are"
-            parts.append(f"{whose(members if hang.hung else ())} {verb} {place}")
+            stopped = " stopped by a signal," if set(members) <= {*hang.stopped} else ""
+            parts.append(f"{whose(members if hang.hung else ())} {verb}{stopped} {place}")
     elif len(hang.hung) > 1:
         parts.append(f"{ranks(hang.hung)} hang")
     if hang.waiting and hang.hung:
@@ -159,12 +188,42 @@ def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> I
         yield from wrapped(f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}")
     yield from wrapped(_hint(hang.finding))
     yield from _conditions(hang, workers)
+    for rank, stack in hang.stacks.items():
+        yield from _locks(rank, stack, cwd)
     if hang.stacks:
         yield Line("")
         yield from _places(hang, cwd)
         files = _files(hang, cwd)
         if files:
             yield Line(f"    All stacks: {files}")
+
+
+def look_lines(look: Hang, cwd: str) -> Iterator[Line]:
+    """Yields where the workers stood when a signal came.
+
+    Args:
+        look: what was seen then.
+        cwd: directory that paths below it are shown relative to.
+    """
+    for rank, stack in look.stacks.items():
+        yield from _locks(rank, stack, cwd)
+    yield from _conditions(look, ())
+    yield from _places(look, cwd)
+    files = _files(look, cwd)
+    if files:
+        yield Line(f"    All stacks: {files}")
+
+
+def _locks(rank: int, stack: RankStack, cwd: str) -> Iterator[Line]:
+    """Yields which threads of a rank wait for locks."""
+    if not stack.locks:
+        return
+    yield Line(
+        f"    {len(stack.locks)} threads of rank {rank} wait for a lock, perhaps a deadlock:"
+    )
+    yield from (
+        Line(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote") for wait in stack.locks
+    )
 
 
 def _hint(finding: Finding) -> str:
@@ -208,6 +267,9 @@ def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Line]:
 
 
 def _places(hang: Hang, cwd: str) -> Iterator[Line]:
+    if hang.left:
+        yield from _frames_of(hang, hang.waiting, cwd)
+        return
     if not hang.hung:
         yield from _all_places(hang, cwd)
         return
@@ -225,7 +287,7 @@ def _all_places(hang: Hang, cwd: str) -> Iterator[Line]:
     if len(groups) == 1:
         yield from _frames_of(hang, tuple(hang.stacks), cwd)
         return
-    nobody = "" if isinstance(hang.finding, TimedOut) else "Nobody stands out. "
+    nobody = "" if isinstance(hang.finding, (TimedOut, Asked)) else "Nobody stands out. "
     yield Line(f"    {nobody}Where the workers were:")
     shown = list(_cut(groups))
     width = max(len(ranks(members)) for _, members in shown)
@@ -256,8 +318,11 @@ def _cut(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
 
 
 def _capital(members: Sequence[int]) -> str:
-    name = ranks(members)
-    return f"{name[:1].upper()}{name[1:]}"
+    return _capitalised(ranks(members))
+
+
+def _capitalised(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _was(members: Sequence[int]) -> str:

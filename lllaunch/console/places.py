@@ -5,10 +5,10 @@ File and function names come from workers: they are shortened, and cannot steer 
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import shown_path
+from lllaunch.watchdog.stacks.facts import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.stacks.facts import Frame, RankStack
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _NAME = 80
 _PATH = 100
 _CODE = 80
-# What stands before a library's own path, Python's own included.
-_LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "R": "running"}
 
 
@@ -43,13 +41,13 @@ def shortened(text: str, limit: int) -> str:
 
 def _file(path: str, cwd: str) -> str:
     """Returns a source file as it is told: a library's from the library's name on."""
-    library = _LIBRARY.match(path)
+    library = LIBRARY.match(path)
     return printable(path[library.end() :] if library else shown_path(path, cwd), _PATH)
 
 
 def _is_own(frame: Frame) -> bool:
     """Whether a frame is of the user's code, as far as its path tells."""
-    return not frame.file.startswith("<") and _LIBRARY.match(frame.file) is None
+    return not frame.file.startswith("<") and LIBRARY.match(frame.file) is None
 
 
 def frame_text(frame: Frame, cwd: str) -> str:
@@ -62,6 +60,22 @@ def frame_text(frame: Frame, cwd: str) -> str:
     text = f"{_file(frame.file, cwd)}:{frame.line} in {printable(frame.function, _NAME)}"
     code = printable(frame.code.strip(), _CODE) if _is_own(frame) else ""
     return f"{text}: {code}" if code else text
+
+
+def call_text(stack: RankStack, cwd: str) -> str:
+    """Returns what the user's code called and where: ``in all_reduce (train.py:40)``.
+
+    Args:
+        stack: where a worker stands.
+        cwd: directory that paths below it are shown relative to.
+    """
+    own = next((at for at, frame in enumerate(stack.frames) if _is_own(frame)), 0)
+    below = [frame for frame in stack.frames[:own] if not frame.file.endswith(WRAPPERS)]
+    if not below:
+        return place_text(stack, cwd)
+    caller = stack.frames[own]
+    called = printable(below[-1].function.rpartition(".")[2], _NAME)
+    return f"in {called} ({_file(caller.file, cwd)}:{caller.line})"
 
 
 def place_text(stack: RankStack, cwd: str) -> str:

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lllaunch.console.fates import cause_text, fate_key, fate_text, victim_text
+from lllaunch.console.fates import cause_text, fate_key, fate_text, first_line, victim_text
 from lllaunch.console.lines import Line
 from lllaunch.console.wording import counted, ranks, shown_path, wrapped
-from lllaunch.run.causes import Raised, StartFailure, signal_name
+from lllaunch.run.causes import (
+    CalledExit,
+    DiskFull,
+    LeftEarly,
+    Raised,
+    StartFailure,
+    alike,
+    signal_name,
+)
 from lllaunch.run.fates import Victim
-from lllaunch.units import duration
+from lllaunch.run.tracebacks import cause_of, folded, users_call
+from lllaunch.units import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 _TRACEBACK_LINES = 60
 _GROUPS = 12
 _LEFTOVERS = 5
+_MILLISECOND = 1_000_000
 
 
 def report_lines(outcome: RunOutcome, cwd: str) -> list[Line]:
@@ -55,12 +65,25 @@ def _title(outcome: RunOutcome) -> Line:
     what = "FAILED"
     if outcome.signum is not None:
         what = f"ended by {signal_name(outcome.signum)}"
+    if outcome.importing:
+        modules = ", ".join(outcome.importing)
+        verb = "was" if len(outcome.importing) == 1 else "were"
+        after += f", while {modules} {verb} being imported"
     return Line(f"lllaunch: {what} {after} (exit code {outcome.exit_code})", "title")
 
 
 def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
     if outcome.state == "error":
         yield from (Line(f"  {text}") for text in outcome.error.split("\n")[1:])
+    if outcome.importing:
+        return  # nothing has run
+    if outcome.look is not None:
+        from lllaunch.console.hang import look_lines  # noqa: PLC0415 - only where there is one
+
+        title = str(outcome.look.finding)
+        yield Line("")
+        yield Line(f"  {title[:1].upper()}{title[1:]}:")
+        yield from look_lines(outcome.look, cwd)
     root = outcome.root_cause
     if root is not None:
         yield Line("")
@@ -70,10 +93,13 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
         last = outcome.attempts[-1]
         known = root is not None and bool(root.ranks)
         others = [worker for worker in last.workers if not _is_root(worker, root)]
-        if others:
+        if root is not None and _failed_alike(others, root):
+            yield Line("")
+            yield Line(f"  All ranks failed alike, the first: {_who(root)}.")
+        elif others:
             yield Line("")
             yield Line("  The other workers:" if known else "  Workers:")
-            yield from _groups(others, after_root=known)
+            yield from _groups(others, root, after_root=known)
         yield Line("")
         if outcome.limit is not None:
             yield Line(f"  {_limit(outcome.limit)}")
@@ -90,6 +116,16 @@ def _limit(limit: Finding) -> str:
     return f"The run's time limit ({allowed}) was over before the next attempt."
 
 
+def _is_alike(worker: WorkerOutcome, root: RootCause | None) -> bool:
+    fate = worker.fate
+    return root is not None and isinstance(fate, Victim) and alike(fate.cause, root.cause)
+
+
+def _failed_alike(others: Sequence[WorkerOutcome], root: RootCause) -> bool:
+    """Whether all workers failed in the same way, so that there is nothing to tell of each."""
+    return bool(others) and all(_is_alike(worker, root) for worker in others)
+
+
 def _is_root(worker: WorkerOutcome, root: RootCause | None) -> bool:
     return root is not None and worker.rank in root.ranks
 
@@ -103,10 +139,15 @@ def _root(
         text = f"{root.explanation.text[:1].upper()}{root.explanation.text[1:]}"
         yield from wrapped(f"Why ({root.explanation.sure}): {text}")
     if root.traceback:
-        yield Line("")
-        yield from _traceback(root.traceback)
+        yield from _raised_at(root, cwd)
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
         yield from (Line(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
+    if root.frames:
+        from lllaunch.console.places import frame_text  # noqa: PLC0415 - only where there are some
+
+        yield Line("")
+        yield Line(f"    {who[:1].upper()}{who[1:]} was here (innermost call first):")
+        yield from (Line(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
         from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - only where there is one
 
@@ -125,13 +166,55 @@ def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
         from lllaunch.console.hang import hang_text  # noqa: PLC0415 - only where there is one
 
         return hang_text(root.hang, cwd, when=when)
-    text = cause_text(root.cause)
+    text = _cause(root, cwd)
     return text if root.rank is not None else text.replace("was lost", "were lost", 1)
+
+
+def _cause(root: RootCause, cwd: str) -> str:
+    """Returns the cause as a predicate, with the place where the cause has one."""
+    cause = root.cause
+    text = cause_text(cause)
+    if isinstance(cause, CalledExit):
+        text += f" at {shown_path(cause.file, cwd)}:{cause.line} in {cause.function}"
+    elif isinstance(cause, LeftEarly):
+        text = _left_early(cause, cwd)
+    elif isinstance(cause, DiskFull):
+        space = f"{size(cause.total)}, {size(cause.free)} free"
+        text += f": its logs are on {shown_path(cause.directory, cwd)} ({space})"
+    elif isinstance(cause, Raised):
+        first = cause_of(root.traceback)
+        text += f", caused by {first_line(first)}" if first else ""
+    return text
+
+
+def _left_early(cause: LeftEarly, cwd: str) -> str:
+    others = ranks(cause.others)
+    when = f"just when the connections of {others} broke"
+    if cause.before_ns >= _MILLISECOND:
+        when = f"{duration(cause.before_ns / 1e9)} before the connections of {others} broke"
+    where = f"in {cause.call}" if cause.call else "in a collective operation"
+    if cause.file:
+        where += f" ({shown_path(cause.file, cwd)}:{cause.line})"
+    ran = duration(cause.ran_seconds)
+    return f"ended with success after {ran}, {when}: it left while they were {where}"
+
+
+def _raised_at(root: RootCause, cwd: str) -> Iterator[Line]:
+    """Yields the traceback, or where it stands."""
+    call = users_call(root.traceback)
+    if root.shown and call is not None:
+        where = f"{shown_path(call.file, cwd)}:{call.line} in {call.function}"
+        yield Line(f"    at {where}; its traceback stands above")
+        return
+    yield Line("")
+    yield from _traceback(root.traceback)
 
 
 def _says_all(root: RootCause) -> bool:
     """Whether the end of its stderr is not worth showing, or nobody's."""
-    if root.rank is None or root.traceback or isinstance(root.cause, StartFailure):
+    if root.rank is None or root.traceback or isinstance(root.cause, (StartFailure, LeftEarly)):
+        return True
+    if isinstance(root.cause, DiskFull) or (root.hang is not None and root.hang.left):
         return True
     if root.of_watchdog:
         return not root.files.stderr
@@ -139,7 +222,7 @@ def _says_all(root: RootCause) -> bool:
 
 
 def _traceback(text: str) -> Iterator[Line]:
-    lines = text.split("\n")
+    lines = folded(text)
     if len(lines) > _TRACEBACK_LINES:
         # the innermost frames and the exception are at the end
         left = len(lines) - _TRACEBACK_LINES
@@ -157,6 +240,8 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Lin
     path = shown_path(root.files.stderr, cwd)
     if excerpt is None:
         yield Line(f"    Its stderr cannot be read: {path}")
+    elif root.shown and excerpt.lines:
+        yield Line(f"    Its stderr stands above, and in {path}")
     elif not excerpt.lines:
         yield Line(f"    It wrote nothing to stderr: {path}")
     else:
@@ -167,7 +252,9 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Lin
         yield from (Line(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
 
 
-def _groups(workers: Sequence[WorkerOutcome], *, after_root: bool) -> Iterator[Line]:
+def _groups(
+    workers: Sequence[WorkerOutcome], root: RootCause | None, *, after_root: bool
+) -> Iterator[Line]:
     """Tells what became of workers, those with the same fate in one line."""
     groups: dict[tuple[object, ...], list[WorkerOutcome]] = {}
     for worker in workers:
@@ -175,7 +262,8 @@ def _groups(workers: Sequence[WorkerOutcome], *, after_root: bool) -> Iterator[L
     named = [(ranks(worker.rank for worker in group), group) for group in groups.values()]
     width = min(30, max(len(name) for name, _ in named[:_GROUPS]))
     for name, group in named[:_GROUPS]:
-        yield Line(f"    {name:<{width}}  {_group_fate(group, after_root=after_root)}")
+        fate = _group_fate(group, after_root=after_root)
+        yield Line(f"    {name:<{width}}  {'failed alike' if _is_alike(group[0], root) else fate}")
     rest = sum(len(group) for _, group in named[_GROUPS:])
     if rest:
         yield Line(f"    and {counted(rest, 'more worker')}, see result.json")
@@ -185,10 +273,7 @@ def _group_fate(group: Sequence[WorkerOutcome], *, after_root: bool) -> str:
     first = group[0].fate
     if len(group) == 1 or not isinstance(first, Victim):
         return fate_text(first, after_root=after_root)
-    times = [worker.fate.after_ns / 1e9 for worker in group if isinstance(worker.fate, Victim)]
-    earliest, latest = duration(min(times)), duration(max(times))
-    span = earliest if earliest == latest else f"{earliest} to {latest}"
-    return victim_text(first.cause, span)
+    return victim_text(first.cause)
 
 
 def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[Line]:

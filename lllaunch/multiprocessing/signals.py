@@ -66,14 +66,25 @@ class SignalSource:
     Args:
         signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names.
         raises: whether they raise `SignalException` in the main thread instead, always.
+        quiet: another one, which is noted and never raises; if it is none of them.
+
+    Attributes:
+        quiet: that one, or None.
     """
 
     def __init__(
-        self, signals: Iterable[signal.Signals] | None = None, *, raises: bool = False
+        self,
+        signals: Iterable[signal.Signals] | None = None,
+        *,
+        raises: bool = False,
+        quiet: signal.Signals | None = None,
     ) -> None:
         if signals is None:
             signals = named_signals(os.environ.get(SIGNALS_TO_HANDLE, DEFAULT_SIGNALS))
         self._signals = tuple(signals)
+        self.quiet = None if quiet in self._signals else quiet
+        if self.quiet is not None:
+            self._signals += (self.quiet,)
         self._before: dict[signal.Signals, Any] = {}
         self._wakes = not raises
         self._wakeup_before = -1
@@ -135,7 +146,8 @@ class SignalSource:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if self._raise and signum != signal.SIGTSTP:  # which ends nobody
+        # the others end nobody
+        if self._raise and signum not in (self.quiet, signal.SIGTSTP):
             self._told = True
             received = signal.Signals(signum)
             raise SignalException(f"process {os.getpid()} received {received.name}", received)

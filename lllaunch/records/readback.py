@@ -23,7 +23,7 @@ from lllaunch.run.records import WorkerFiles
 from lllaunch.spawner.facts import Leftover
 from lllaunch.watchdog import findings
 from lllaunch.watchdog.findings import suspects
-from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.facts import Frame, LockWait, RankStack
 
 if TYPE_CHECKING:
     from lllaunch.run.causes import Cause
@@ -43,8 +43,11 @@ _CAUSES: dict[str, Callable[..., Any]] = {
     for kind in (
         causes.Raised,
         causes.ExitedNonZero,
+        causes.CalledExit,
         causes.KilledBySignal,
         causes.OutOfMemory,
+        causes.LeftEarly,
+        causes.DiskFull,
         causes.StartFailure,
         causes.SpawnerLost,
         causes.PreloadFailure,
@@ -92,7 +95,13 @@ def _outcome(document: Json, directory: str) -> RunOutcome:
             int(rank): _value(value, directory) for rank, value in document["return_values"].items()
         },
         plan_hash=document["plan_hash"],
+        importing=tuple(document.get("importing", ())),
+        look=_look(document.get("look"), attempts, directory),
     )
+
+
+def _look(found: Json | None, attempts: tuple[AttemptOutcome, ...], directory: str) -> Hang | None:
+    return None if found is None else _hang(found, attempts[-1].workers, directory)
 
 
 def _time(text: Any) -> int:
@@ -109,7 +118,8 @@ def _path(path: str | None, directory: str) -> str:
 
 def _cause(found: Json) -> Cause:
     kind = _CAUSES[found["type"]]
-    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]  # all are dataclasses
+    # What it has not was not there when it was written.
+    names = [each.name for each in fields(kind) if each.name in found]  # type: ignore[arg-type]  # all are dataclasses
     cause: Cause = kind(**{name: _hashable(found[name]) for name in names})
     return cause
 
@@ -214,7 +224,12 @@ def _root(found: Json, attempts: tuple[AttemptOutcome, ...], directory: str) -> 
         traceback=found["traceback"] or "",
         files=WorkerFiles(stderr=_path(found["stderr"], directory)),
         hang=None if hang is None else _hang(hang, workers, directory),
+        frames=tuple(_frame(frame) for frame in found.get("frames", ())),
     )
+
+
+def _frame(found: Json) -> Frame:
+    return Frame(found["file"], found["line"], found["function"], found["code"])
 
 
 def _hang(found: Json, workers: tuple[WorkerOutcome, ...], directory: str) -> Hang:
@@ -225,13 +240,13 @@ def _hang(found: Json, workers: tuple[WorkerOutcome, ...], directory: str) -> Ha
         each["rank"]: RankStack(
             rank=local.get(each["rank"], each["rank"]),
             path=_path(each["path"], directory),
-            frames=tuple(
-                Frame(frame["file"], frame["line"], frame["function"], frame["code"])
-                for frame in each["frames"]
-            ),
+            frames=tuple(_frame(frame) for frame in each["frames"]),
             state=each["state"] or "",
             wchan=each["wchan"] or "",
             source=each["source"] or "",
+            locks=tuple(
+                LockWait(wait["thread"], _frame(wait["frame"])) for wait in each.get("locks", ())
+            ),
         )
         for each in found["stacks"]
     }
@@ -250,6 +265,7 @@ def _hang(found: Json, workers: tuple[WorkerOutcome, ...], directory: str) -> Ha
         waiting=tuple(found["waiting"]),
         asleep=among_all("asleep", "D"),
         stopped=among_all("stopped", "Tt"),
+        left={int(rank): seconds for rank, seconds in found.get("left", {}).items()},
         stacks=stacks,
     )
 

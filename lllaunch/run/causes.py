@@ -48,6 +48,73 @@ class ExitedNonZero:
 
 
 @dataclass(frozen=True)
+class CalledExit:
+    """The worker's code called ``sys.exit``.
+
+    Attributes:
+        exitcode: the exit status that followed.
+        argument: what it was called with, as Python writes it; its beginning if that is long.
+        file: source file of the line that called it, of the user's.
+        line: line in that file.
+        function: the function that it is in, ``<module>`` outside of any.
+    """
+
+    exitcode: int
+    argument: str
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"called sys.exit({self.argument})"
+
+
+@dataclass(frozen=True)
+class LeftEarly:
+    """The worker ended with success while others were still in a collective operation with it.
+
+    Attributes:
+        ran_seconds: how long it had run.
+        before_ns: how long before the first of the others failed it ended, nanoseconds; less than
+            0 if its end became known later.
+        others: ranks whose connections broke.
+        call: the operation that they were in, or an empty string.
+        file: source file of the user's that had called it, or an empty string.
+        line: line in that file.
+    """
+
+    ran_seconds: float
+    before_ns: int
+    others: tuple[int, ...]
+    call: str = ""
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return "ended with success while others were still in a collective operation with it"
+
+
+@dataclass(frozen=True)
+class DiskFull:
+    """The worker failed, and could not say why: the file system of its logs is full.
+
+    Attributes:
+        exitcode: its exit status.
+        directory: where its logs are.
+        total: size of that file system, bytes.
+        free: what is free of it, bytes.
+    """
+
+    exitcode: int
+    directory: str
+    total: int
+    free: int
+
+    def __str__(self) -> str:
+        return f"exited with status {self.exitcode}: [Errno 28] No space left on device"
+
+
+@dataclass(frozen=True)
 class KilledBySignal:
     """A signal ended the worker.
 
@@ -65,17 +132,21 @@ class KilledBySignal:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The kernel's OOM killer ended the worker, as far as can be known.
+    """The kernel's OOM killer ended the worker, or a process below it, as far as can be known.
 
     Attributes:
         max_rss: peak resident memory of the worker, bytes.
         limit: the memory limit that it ran under, bytes, or None.
+        message: what the worker raised when a process below it was killed; else an empty string.
     """
 
     max_rss: int
     limit: int | None = None
+    message: str = ""
 
     def __str__(self) -> str:
+        if self.message:
+            return f"raised {self.message.splitlines()[0]} (out of memory)"
         return "died of SIGKILL: out of memory"
 
 
@@ -119,7 +190,7 @@ class SpawnerLost:
             how = signal_name(-self.status)
         else:
             how = f"exit status {self.status}"
-        return f"was lost: the spawner (pid {self.pid}) died, {how}"
+        return f"was lost: the process that forks workers (pid {self.pid}) died, {how}"
 
 
 @dataclass(frozen=True)
@@ -151,8 +222,23 @@ class HungInKernel:
         return "hung in the kernel (uninterruptible sleep)"
 
 
+def alike(one: Cause, other: Cause) -> bool:
+    """Whether two workers failed in the same way.
+
+    Messages that differ in numbers only (ports, addresses, ranks) count as the same.
+    """
+    if isinstance(one, Raised) and isinstance(other, Raised):
+        return letters(one.message) == letters(other.message)
+    return type(one) is type(other) and str(one) == str(other)
+
+
+def letters(message: str) -> str:
+    """Returns a message without its numbers, which differ from rank to rank."""
+    return "".join(each for each in message if not each.isdigit())
+
+
 # As text, since findings are imported only when there is one.
 Cause: TypeAlias = (
-    "Raised | ExitedNonZero | KilledBySignal | OutOfMemory | StartFailure | SpawnerLost"
-    " | PreloadFailure | NotPicklableReturn | HungInKernel | Finding"
+    "Raised | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory | LeftEarly | DiskFull"
+    " | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn | HungInKernel | Finding"
 )

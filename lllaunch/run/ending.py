@@ -10,16 +10,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.moments import now_ns
-from lllaunch.run.excerpts import tail
+from lllaunch.run.causes import KilledBySignal
+from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import RunOutcome, summarize
+from lllaunch.run.postmortem import of_aborted
 from lllaunch.run.result import render_result
 from lllaunch.run.returns import find_return_value
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import AttemptOutcome, ReturnValue
+    from lllaunch.run.outcome import AttemptOutcome, Excerpt, ReturnValue, RootCause
     from lllaunch.run.recorder import Recorder
     from lllaunch.spec import LaunchSpec
+    from lllaunch.watchdog.stacks.facts import Frame
 
 __all__ = ["complete", "judge_attempt", "outcome_of", "render_result"]
 
@@ -42,7 +45,7 @@ def outcome_of(
     """
     records = recorder.records() if recorder else []
     last = len(records) - 1
-    return summarize(
+    outcome = summarize(
         [
             judge_attempt(record, interrupted=signum is not None and index == last)
             for index, record in enumerate(records)
@@ -55,7 +58,9 @@ def outcome_of(
         signum=signum,
         reason=recorder.reason if recorder else None,
         limit=recorder.limit if recorder else None,
+        importing=tuple(spec.preload) if recorder and recorder.importing else (),
     )
+    return replace(outcome, look=recorder.look) if recorder and recorder.look else outcome
 
 
 def complete(
@@ -71,11 +76,36 @@ def complete(
     if failure is not None:
         return outcome.with_error(*failure)
     root = outcome.root_cause
+    if root is not None and root.frames:
+        root = replace(root, frames=_with_code(root.frames, outcome.started_ns))
+        outcome = replace(outcome, root_cause=root)
     if root is not None and root.files.stderr and not root.traceback:
-        outcome = replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
+        outcome = replace(outcome, excerpt=_excerpt(root, hide))
+        why = of_aborted(outcome.excerpt.lines) if outcome.excerpt else None
+        if why is not None and isinstance(root.cause, KilledBySignal):
+            outcome = replace(outcome, root_cause=replace(root, explanation=why))
     if outcome.state == "succeeded":
         outcome = replace(outcome, return_values=_return_values(outcome.attempts[-1]))
     return outcome
+
+
+def _excerpt(root: RootCause, hide: Callable[[str], str]) -> Excerpt | None:
+    """Returns the end of the root cause's stderr, without stacks that the report shows anyway."""
+    if not root.frames:
+        return tail(root.files.stderr, hide=hide)
+    excerpt = tail(root.files.stderr, 20 * LINES, hide)
+    if excerpt is None:
+        return None
+    lines = without_dump(excerpt.lines)
+    return replace(excerpt, lines=lines[-LINES:], cut=excerpt.cut or len(lines) > LINES)
+
+
+def _with_code(frames: tuple[Frame, ...], started_ns: int) -> tuple[Frame, ...]:
+    """Returns frames with the text of their lines, where the files are what ran."""
+    from lllaunch.watchdog.stacks.source import Sources  # noqa: PLC0415 - seldom needed
+
+    sources = Sources(started_ns / 1e9)
+    return tuple(replace(frame, code=sources.line(frame.file, frame.line)) for frame in frames)
 
 
 def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:

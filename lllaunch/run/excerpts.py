@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 from lllaunch.multiprocessing.errors.files import read_error_file
 from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
+from lllaunch.spawner.dump import CRASH
 from lllaunch.spawner.values import EXIT_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 LINES = 20
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARACTERS = 400
 _ERROR_BYTES = 16 * 1024 * 1024
+# faulthandler's words
+_FATAL = "Fatal Python error: "
+_DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")
 # terminal control sequences (ECMA-48: CSI, OSC, two-character escapes)
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -77,6 +81,40 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
     if cut and len(found) > 1:
         found = found[1:]  # its beginning is before what is shown
     return Excerpt(path, found[-lines:], cut=cut or len(found) > lines)
+
+
+def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) -> str:
+    """Returns what Python wrote when a fatal signal ended a worker, an empty string if nothing.
+
+    Args:
+        directory: the worker's.
+        stderr: the file of its standard error, where its own faulthandler writes; or empty.
+        hide: applied to what it says, to take secrets out.
+    """
+    for path in (os.path.join(directory, CRASH), stderr):
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            continue
+        found = text.rfind(_FATAL)
+        if found >= 0:
+            return clean_text(hide(text[found:]))
+    return ""
+
+
+def without_dump(lines: Iterable[str]) -> tuple[str, ...]:
+    """Returns lines of a log without the stacks that faulthandler wrote there."""
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        if _DUMPED.match(line):
+            inside = True
+        elif not (inside and (line.startswith("  ") or not line.strip())):
+            inside = False
+            kept.append(line)
+    return tuple(kept)
 
 
 def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | None:

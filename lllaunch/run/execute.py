@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from lllaunch.spawner.targets import Forked, Target
     from lllaunch.spec import LaunchSpec
 
+# Shows where the workers stand and goes on, as in other programs (Ctrl-\), unless the config
+# lists it among the signals that end a run.
+STACKS_ON = signal.SIGQUIT
+
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
@@ -127,7 +131,8 @@ class _Run:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
             self._console.warning(text)
         handled = (*self._spec.signals, signal.SIGTSTP)
-        with SignalSource(handled) as signals, _reserve() as reserve:
+        source = SignalSource(handled, quiet=STACKS_ON)
+        with source as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
                 signum = run_group(self._spec, directory, watcher, signals, spawner, targets)

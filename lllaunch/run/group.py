@@ -205,10 +205,10 @@ def patience(policy: WatchdogPolicy) -> float | None:
     Returns:
         seconds; None for as long as they take, where the run is not watched.
     """
-    if policy == WatchdogPolicy():
-        return None
-    limits = (policy.stall, policy.timeout, policy.run_timeout)
-    return min([_LONGEST_CHECK, *(limit for limit in limits if limit is not None)])
+    names = {"stall", "timeout", "run_timeout"} - policy.report
+    known = [limit for name in names if (limit := getattr(policy, name)) is not None]
+    watched = known or policy.timers or policy.heartbeat is not None or policy.memory is not None
+    return min([_LONGEST_CHECK, *known]) if watched else None
 
 
 def _place(spec: LaunchSpec, rank: int) -> Place:

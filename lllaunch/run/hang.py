@@ -17,9 +17,10 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     suspects,
 )
+from lllaunch.watchdog.stacks.blame import Waits, waits
 
 if TYPE_CHECKING:
-    from lllaunch.run.records import AttemptRecord
+    from lllaunch.run.records import AttemptRecord, WorkerRecord
     from lllaunch.watchdog.stacks.facts import RankStack
 
 _STOPPED = "Tt"
@@ -40,6 +41,8 @@ class Hang:
         waiting: those that only wait for them.
         asleep: those in uninterruptible sleep.
         stopped: those that a signal stopped.
+        left: those that had ended with success, by rank, with the seconds that they had run; none
+            unless all others surely wait.
         stacks: where they stood, by rank; empty if that is not known.
     """
 
@@ -51,6 +54,7 @@ class Hang:
     waiting: tuple[int, ...] = ()
     asleep: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()
+    left: Mapping[int, float] = field(default_factory=dict)
     stacks: Mapping[int, RankStack] = field(default_factory=dict)
 
     @property
@@ -59,7 +63,7 @@ class Hang:
 
         When time is over, all have taken it: who happens not to wait at that moment need not hang.
         """
-        return () if isinstance(self.finding, TimedOut) else self.hung
+        return () if isinstance(self.finding, TimedOut) else self.hung or tuple(self.left)
 
 
 def hang_of(record: AttemptRecord) -> Hang | None:
@@ -80,18 +84,37 @@ def hang_of(record: AttemptRecord) -> Hang | None:
         stopped.update(among_all(finding.stopped))
     seconds = _seconds(finding)
     blame = record.blame
+    left = _left(record) if blame is not None and not blame.hung else {}
     hung = blame.hung if blame is not None and blame.hung else _without_stacks(finding)
+    if left:
+        hung = ()
     return Hang(
         finding=finding,
         time_ns=record.fired_ns,
         since_ns=None if seconds is None else record.fired_ns - int(seconds * 1e9),
         named=among_all(suspects(finding)),
         hung=among_all(hung),
-        waiting=among_all(blame.waiting) if blame is not None else (),
+        waiting=tuple(stacks) if left else among_all(blame.waiting) if blame is not None else (),
         asleep=tuple(sorted(asleep)),
         stopped=tuple(sorted(stopped)),
+        left=left,
         stacks=dict(sorted(stacks.items())),
     )
+
+
+def _left(record: AttemptRecord) -> dict[int, float]:
+    """Returns who had ended with success while all others wait for somebody, and after how long."""
+    if not record.stacks or any(waits(stack.frames) is not Waits.SURELY for stack in record.stacks):
+        return {}
+    return {
+        worker.rank: max(0, worker.exited.time_ns - _begun(worker, record)) / 1e9
+        for worker in record.workers
+        if worker.exited is not None and worker.exited.exitcode == 0 and not worker.sent
+    }
+
+
+def _begun(worker: WorkerRecord, record: AttemptRecord) -> int:
+    return worker.started.time_ns if worker.started is not None else record.started_ns
 
 
 def _seconds(finding: Finding) -> float | None:

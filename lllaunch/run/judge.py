@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from lllaunch.run.causes import Cause, HungInKernel, PreloadFailure, SpawnerLost
-from lllaunch.run.failures import failure_of, first_of, was_asked
+from lllaunch.run.causes import (
+    Cause,
+    HungInKernel,
+    LeftEarly,
+    PreloadFailure,
+    Raised,
+    SpawnerLost,
+    alike,
+)
+from lllaunch.run.failures import (
+    LOST_PEER_WINDOW_NS,
+    cause_of,
+    failure_of,
+    first_of,
+    lost_peer,
+    was_asked,
+)
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.outcome import AttemptOutcome, AttemptState, RootCause, WorkerOutcome
 from lllaunch.run.postmortem import Evidence, explain
 from lllaunch.run.records import NOWHERE
+from lllaunch.run.tracebacks import called, users_call
+from lllaunch.watchdog.stacks.parse import crash_frames
 
 if TYPE_CHECKING:
     from lllaunch.run.hang import Hang
     from lllaunch.run.records import AttemptRecord, WorkerRecord
+
+
+# What tracebacks have in common that come out of collective operations.
+_OF_COLLECTIVES = re.compile(r"/torch/distributed/|/torch/nn/parallel/|/horovod/|/mpi4py/")
 
 
 def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptOutcome:
@@ -81,7 +103,8 @@ def _root(
     }
     first = first_of(own)
     if first is not None:
-        return _root_of_worker(record, _worker(record, first), own[first], hang)
+        left = _left_early(record, own, first)
+        return left or _root_of_worker(record, _worker(record, first), own[first], hang)
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
@@ -102,7 +125,44 @@ def _root_of_worker(
         traceback=worker.error.traceback if worker.error else "",
         files=worker.files,
         hang=hang,
+        frames=crash_frames(worker.crash),
+        shown=worker.shown,
     )
+
+
+def _left_early(record: AttemptRecord, failures: dict[int, Failed], first: int) -> RootCause | None:
+    """Returns as the cause who ended with success while others were in a collective operation.
+
+    All that those say is that their connections broke. Where most have ended with success, it is
+    rather who goes on that does one operation too many.
+    """
+    failure, worker = failures[first], _worker(record, first)
+    said = worker.error
+    if said is None or not lost_peer(failure.cause) or not _OF_COLLECTIVES.search(said.traceback):
+        return None
+    left = [
+        each
+        for each in record.workers
+        # the kernel lets a parent know of an end last
+        if each.exited and _succeeded(each)
+        if each.exited.time_ns <= failure.time_ns + LOST_PEER_WINDOW_NS
+    ]
+    if not left or 2 * len(left) > len(record.workers):
+        return None
+    last = max(left, key=lambda each: each.exited.time_ns if each.exited else 0)
+    assert last.exited is not None
+    call = users_call(said.traceback)
+    begun = last.started.time_ns if last.started else record.started_ns
+    others = tuple(each.rank for each in record.workers if each not in left)
+    cause = LeftEarly(
+        ran_seconds=max(0, last.exited.time_ns - begun) / 1e9,
+        before_ns=failure.time_ns - last.exited.time_ns,
+        others=others,
+        call=called(said.traceback),
+        file=call.file if call else "",
+        line=call.line if call else 0,
+    )
+    return RootCause(record.number, last.rank, last.local_rank, cause, last.exited.time_ns)
 
 
 def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
@@ -129,10 +189,15 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
         return RootCause(record.number, None, None, cause, record.ended_ns, None, fact.traceback)
     if record.stuck:
         return RootCause(record.number, None, None, HungInKernel(), record.ended_ns)
-    if record.died is None or all(_succeeded(worker) for worker in record.workers):
+    if all(_succeeded(worker) for worker in record.workers):
         # what the spawner had left to do was to end what they left behind
         return None
     died = record.died
+    if died is None:
+        return None
+    if died.killed and not any(worker.started for worker in record.workers):
+        # nobody waits for imports when a run ends, and why it ends is told
+        return None
     cause = SpawnerLost(died.pid, died.status, died.detail)
     explanation = None
     if died.status:
@@ -157,6 +222,22 @@ def _fate(
         return _unseen(worker, record)
     if not was_asked(worker):
         return Succeeded()
+    return _failed_alike(worker, root) or _ended(worker, hang)
+
+
+def _failed_alike(worker: WorkerRecord, root: RootCause | None) -> Victim | None:
+    """Returns the failure of one that raised the same before it noticed what it was sent."""
+    if worker.error is None or root is None or not worker.exited or not worker.exited.exitcode:
+        return None
+    cause = cause_of(worker)
+    if not isinstance(cause, Raised) or not alike(cause, root.cause):
+        return None
+    at = worker.error.time_ns or worker.exited.time_ns
+    return Victim(cause, at, max(0, at - root.time_ns))
+
+
+def _ended(worker: WorkerRecord, hang: Hang | None) -> Ended:
+    assert worker.exited is not None
     exited, sent = worker.exited, tuple(each.signum for each in worker.sent)
     signum = -exited.exitcode if -exited.exitcode in sent else sent[-1]
     waited = hang is not None and worker.rank in hang.waiting
@@ -170,10 +251,11 @@ def _was_seen_failing(worker: WorkerRecord) -> bool:
 
 def _unseen(worker: WorkerRecord, record: AttemptRecord) -> Fate:
     """What became of a worker whose end was not seen."""
-    if record.died is not None:  # it may have been started without our hearing of it
-        return Lost("spawner")
-    if worker.started is None:
+    died = record.died
+    if worker.started is None and (died is None or died.killed):
         return NotStarted()
+    if died is not None:  # it may have been started without our hearing of it
+        return Lost("spawner")
     return Lost("kernel" if worker.abandoned else "error")
 
 

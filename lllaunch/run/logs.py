@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lllaunch.multiprocessing.layout import announce, destinations
 from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs
 from lllaunch.multiprocessing.std import Std, to_map
+from lllaunch.spawner.dump import CRASH, CRASH_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,6 +85,8 @@ class RunLogs(LogsSpecs):
         """
         number, path = self._directory.make_attempt(len(envs))
         announce(envs, path)
+        for rank, env in envs.items():
+            env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
         dest = destinations(
             path,
             to_map(self._redirects, len(envs)),

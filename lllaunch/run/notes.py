@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lllaunch.linux.oom import UNKNOWN, Memory
-from lllaunch.run.excerpts import read_error, read_exit_call
-from lllaunch.run.records import AttemptRecord, SentSignal, WorkerFiles, WorkerRecord
+from lllaunch.run.excerpts import read_crash, read_error, read_exit_call
+from lllaunch.run.records import AttemptRecord, Disk, SentSignal, WorkerFiles, WorkerRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,8 @@ class NotedWorker:
     abandoned: bool = False
     memory: Memory = UNKNOWN
     left: tuple[WorkerError | None, ExitCall | None] | None = None
+    disk: Disk | None = None
+    shown: bool = False
 
     @property
     def live(self) -> bool:
@@ -53,7 +55,16 @@ class NotedWorker:
             error=error,
             exit_call=exit_call,
             memory=self.memory,
+            disk=self.disk,
+            crash=self._crash(hide),
+            shown=self.shown,
         )
+
+    def _crash(self, hide: Callable[[str], str]) -> str:
+        """Returns what Python wrote down when a fatal signal ended the worker."""
+        if self.exited is None or self.exited.exitcode >= 0 or self.sent:
+            return ""
+        return read_crash(self.files.directory, self.files.stderr, hide)
 
     def _left(self, hide: Callable[[str], str]) -> tuple[WorkerError | None, ExitCall | None]:
         """Return what it wrote of its failure; read once, since it has ended."""
@@ -87,6 +98,7 @@ class NotedAttempt:
     fired_ns: int = 0
     stacks: tuple[RankStack, ...] = ()
     blame: Blame | None = None
+    master_port: str = ""
 
     @property
     def alive(self) -> int:
@@ -113,4 +125,5 @@ class NotedAttempt:
             fired_ns=self.fired_ns,
             stacks=self.stacks,
             blame=self.blame,
+            master_port=self.master_port,
         )

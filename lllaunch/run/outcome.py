@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lllaunch.run.postmortem import Explanation
     from lllaunch.spawner.facts import Leftover
     from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.stacks.facts import Frame
 
 RunState = Literal["succeeded", "failed", "signalled", "error"]
 AttemptState = Literal["succeeded", "failed", "stopped"]
@@ -75,6 +76,8 @@ class RootCause:
         files: where the worker wrote.
         hang: what the watchdog found, if the attempt ended for that; it is the cause unless a
             worker had failed before.
+        frames: where it stood when a fatal signal ended it, innermost first; none if nobody knows.
+        shown: whether its standard error is on the console already.
     """
 
     attempt: int
@@ -86,6 +89,8 @@ class RootCause:
     traceback: str = ""
     files: WorkerFiles = NOWHERE
     hang: Hang | None = None
+    frames: tuple[Frame, ...] = ()
+    shown: bool = False
 
     @property
     def of_watchdog(self) -> bool:
@@ -180,6 +185,9 @@ class RunOutcome:
         error: what went wrong in lllaunch itself, or an empty string.
         return_values: by rank; those of the last attempt, if it succeeded.
         plan_hash: identifies the plan (plan.yaml).
+        importing: modules that were being imported for the workers when a signal ended the run
+            before any of them had started.
+        look: where the workers stood when a signal came to a run that showed no sign of life.
     """
 
     state: RunState
@@ -196,6 +204,8 @@ class RunOutcome:
     error: str = ""
     return_values: Mapping[int, ReturnValue] = field(default_factory=dict)
     plan_hash: str = ""
+    importing: tuple[str, ...] = ()
+    look: Hang | None = None
 
     @property
     def seconds(self) -> float:
@@ -223,6 +233,7 @@ def summarize(
     signum: int | None = None,
     reason: Reason | None = None,
     limit: Finding | None = None,
+    importing: tuple[str, ...] = (),
 ) -> RunOutcome:
     """Makes the outcome of a run from its attempts; the last one decides.
 
@@ -236,6 +247,7 @@ def summarize(
         signum: the signal that ended it, or None.
         reason: why it did not succeed, as the agent decided; or None.
         limit: the limit of the run's time that was found to be over, or None.
+        importing: modules that were being imported when it ended, before any worker had started.
     """
     last = attempts[-1] if attempts else None
     root = last.root_cause if last else None
@@ -257,6 +269,7 @@ def summarize(
         signum=signum,
         limit=limit if reason == "timeout" and not _ended_for(limit, root) else None,
         plan_hash=plan_hash,
+        importing=importing if signum is not None else (),
     )
 
 

@@ -6,13 +6,19 @@ Pure: `explain` looks at an `Evidence` and nothing else. The memory counters in 
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lllaunch.linux.oom import UNKNOWN, Memory
 from lllaunch.run.causes import signal_name
 from lllaunch.units import size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lllaunch.run.records import Disk
 
 Sure = Literal["certain", "likely", "possible"]
 Suspect = Literal["launcher", "oom", "outside", "itself"]
@@ -23,6 +29,14 @@ _MIB = 1 << 20
 # the largest; above the second, a process that died of SIGKILL makes one think of memory.
 _NOTABLE = 0.25
 _NEAR_LIMIT = 0.8
+
+# What is said of a process below that was killed: torch's DataLoader, subprocess, a shell.
+_SAYS_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|exit (?:code|status) (?:137|-9)\b")
+
+# What gloo says when another rank sends more than fits.
+_OTHER_SIZE = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT = re.compile(r"\bport:? (\d{1,5})\b")
 
 # /dev/shm with less free than this is full: one tensor handed between processes needs more.
 _SHM_FULL = 16 * _MIB
@@ -39,7 +53,10 @@ class Evidence:
         before: memory of the machine when the attempt started.
         after: the same when the worker's end became known.
         unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
-            send, this one included.
+            send, this one included if it did.
+        said: what it had raised, or an empty string.
+        disk: the file system of its logs, where it could not say why it failed; or None.
+        master_port: MASTER_PORT in its environment, as the launcher set it; or an empty string.
     """
 
     exitcode: int
@@ -48,6 +65,9 @@ class Evidence:
     before: Memory = UNKNOWN
     after: Memory = UNKNOWN
     unexplained: int = 1
+    said: str = ""
+    disk: Disk | None = None
+    master_port: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +90,7 @@ _BY_SIGNAL: dict[int, str] = {
     signal.SIGSEGV: "It touched memory that is not its own: usually a bug in native code "
     "(an extension, a driver) or a C stack that overflowed.",
     signal.SIGABRT: "It aborted itself: a failed assertion in native code, an uncaught C++ "
-    "exception, or heap corruption; the line above the end of its stderr usually says which.",
+    "exception, or heap corruption; see its last lines of stderr.",
     signal.SIGILL: "It ran an instruction that this processor does not have: a library built for "
     "another machine.",
     signal.SIGFPE: "An integer division by zero, or an overflow of one, in native code.",
@@ -102,7 +122,8 @@ def explain(evidence: Evidence) -> Explanation | None:
         evidence: what is known.
     """
     if evidence.exitcode >= 0:
-        return _of_status(evidence.exitcode)
+        below = _of_processes_below(evidence) or _of_disk(evidence) or _of_port(evidence)
+        return below or (None if evidence.said else _of_status(evidence.exitcode))
     signum = -evidence.exitcode
     if signum in evidence.sent:
         return Explanation("launcher", "certain", f"The launcher sent it {signal_name(signum)}.")
@@ -114,6 +135,59 @@ def explain(evidence: Evidence) -> Explanation | None:
         return Explanation("outside", "likely", _ASKED_BY_OTHERS)
     text = _BY_SIGNAL.get(signum)
     return Explanation("itself", "likely", text) if text else None
+
+
+def of_aborted(lines: Sequence[str]) -> Explanation | None:
+    """Returns what the last lines of a worker's stderr say of why it aborted itself.
+
+    Args:
+        lines: the lines.
+    """
+    for line in lines:
+        sizes = _OTHER_SIZE.search(line)
+        if sizes is not None:
+            text = (
+                "The ranks do not agree on the size of a collective operation: it received "
+                f"{sizes[1]} bytes where its own call has {sizes[2]}. Either it or the rank that "
+                "sent them has another shape or type, or is in another operation."
+            )
+            return Explanation("itself", "likely", text)
+    return None
+
+
+def _of_processes_below(evidence: Evidence) -> Explanation | None:
+    """A worker that failed when the kernel had killed something for want of memory."""
+    killed = _grown(evidence.before.cgroup_kills, evidence.after.cgroup_kills)
+    if not killed:
+        return None
+    text = f"The kernel's OOM killer struck in this cgroup during the attempt ({_times(killed)}): "
+    bound, name = _bound(evidence)
+    limit = f" ({name} is {size(bound)})" if bound else ""
+    if _SAYS_KILLED.search(evidence.said) and killed > evidence.unexplained:
+        return Explanation("oom", "certain", f"{text}it was a process that the worker had{limit}.")
+    return Explanation("oom", "possible", f"{text}perhaps a process that the worker had{limit}.")
+
+
+def _of_disk(evidence: Evidence) -> Explanation | None:
+    if evidence.disk is None or not evidence.disk.full:
+        return None
+    text = "It could not write down why: the file system of its logs is full."
+    return Explanation("itself", "likely", text)
+
+
+def _of_port(evidence: Evidence) -> Explanation | None:
+    """A worker that tried to listen where somebody else listens."""
+    taken = _PORT_TAKEN.search(evidence.said)
+    used = _PORT.search(evidence.said)
+    if taken is None or used is None or not evidence.master_port:
+        return None
+    text = f"Somebody else listens on port {used[1]}"
+    if used[1] == evidence.master_port:
+        return Explanation(
+            "itself", "certain", f"{text}, the MASTER_PORT that the launcher gave it."
+        )
+    given = f"the launcher had given it MASTER_PORT={evidence.master_port}"
+    return Explanation("itself", "certain", f"{text}; {given}.")
 
 
 def _of_status(status: int) -> Explanation | None:

@@ -7,6 +7,8 @@ moment at which a worker's unexpected SIGKILL becomes known.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,8 +16,9 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.oom import Memory, read_memory
 from lllaunch.moments import now_ns
 from lllaunch.run.notes import NotedAttempt, NotedWorker
-from lllaunch.run.records import SentSignal, WorkerFiles
-from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
+from lllaunch.run.records import Disk, SentSignal, WorkerFiles
+from lllaunch.spawner.dump import CRASH
+from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Ready, Started, StartFailed, Swept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         StacksTaken,
         WatchdogFired,
     )
+    from lllaunch.run.hang import Hang
     from lllaunch.run.logs import Attempt
     from lllaunch.run.records import AttemptRecord
     from lllaunch.watchdog.findings import Finding
@@ -46,6 +50,7 @@ class Recorder:
     Attributes:
         reason: why the run did not succeed, once it is over; or None.
         limit: the limit of the run that was found to be over, or None.
+        look: where the workers stood when a signal came that ends the run; or None.
         hide: applied to what workers wrote.
     """
 
@@ -59,6 +64,8 @@ class Recorder:
         self._attempts: list[NotedAttempt] = []
         self.reason: Reason | None = None
         self.limit: Finding | None = None
+        self.look: Hang | None = None
+        self._ready = False
 
     def begin(self, attempt: Attempt) -> None:
         """Notes that an attempt's directories were made; its workers are about to start."""
@@ -72,6 +79,8 @@ class Recorder:
                     stderr=_file(attempt.dest.stderrs, local_rank),
                     error=_file(attempt.dest.error_files, local_rank),
                 ),
+                shown=local_rank in attempt.dest.tee_stderrs
+                or attempt.dest.stderrs.get(local_rank) == "",
             )
             for local_rank, env in sorted(attempt.envs.items())
         }
@@ -83,11 +92,26 @@ class Recorder:
                 started_ns=now_ns(),
                 workers=workers,
                 memory=self._read(),
+                master_port=attempt.envs.get(0, {}).get("MASTER_PORT", ""),
             )
         )
 
+    @property
+    def importing(self) -> bool:
+        """Whether the workers of the current attempt have not started, since modules are imported.
+
+        It stays so if the spawner was killed meanwhile.
+        """
+        if not self._attempts or self._ready:
+            return False
+        attempt = self._attempts[-1]
+        lost = attempt.died is not None and not attempt.died.killed
+        return not lost and not any(worker.started for worker in attempt.workers.values())
+
     def fact(self, fact: object) -> None:
         """Notes what the spawner told."""
+        if isinstance(fact, (Ready, Died)):
+            self._ready = isinstance(fact, Ready)
         if not self._attempts:
             return
         attempt = self._attempts[-1]
@@ -112,8 +136,14 @@ class Recorder:
             worker.start_failed = fact
         else:
             worker.exited = fact
-            if fact.exitcode in _MEMORY_SIGNALS and not worker.sent:
+            _remove_empty(f"{worker.files.directory}/{CRASH}")
+            if not fact.exitcode or worker.sent:
+                return
+            # What it started may have been killed for want of memory, and it fails for that.
+            if fact.exitcode > 0 or fact.exitcode in _MEMORY_SIGNALS:
                 worker.memory = self._read()
+            if fact.exitcode > 0 and not os.path.exists(worker.files.error):
+                worker.disk = _disk(worker.files.directory)
 
     def sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         """Notes that a signal is about to be sent to workers.
@@ -152,6 +182,8 @@ class Recorder:
             Whether that is what the current attempt ends for: it was still well, and nothing had
             been found before.
         """
+        if not fact.ends:
+            return False
         if fact.whole_run:
             self.limit = fact.finding
         if not self._attempts:
@@ -163,14 +195,37 @@ class Recorder:
         attempt.finding, attempt.fired_ns = fact.finding, now_ns()
         return True
 
-    def stacks_taken(self, fact: StacksTaken) -> None:
-        """Notes where the workers of the current attempt stand."""
+    def stacks_taken(self, fact: StacksTaken) -> Hang:
+        """Notes where the workers of the current attempt stand.
+
+        Returns:
+            What that says.
+        """
+        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - seldom
+
         attempt = self._attempts[-1]
-        attempt.stacks, attempt.blame = fact.stacks, fact.blame
+        ends = attempt.finding == fact.finding
+        if ends:
+            attempt.stacks, attempt.blame = fact.stacks, fact.blame
         for stack in fact.stacks:
             worker = attempt.workers.get(stack.rank)
             if worker is not None:
                 worker.files = replace(worker.files, stacks=stack.path)
+        record = attempt.record(self.hide)
+        if not ends:
+            record = replace(
+                record,
+                finding=fact.finding,
+                fired_ns=now_ns(),
+                stacks=fact.stacks,
+                blame=fact.blame,
+            )
+        hang = hang_of(record)
+        assert hang is not None
+        if isinstance(fact.finding, Asked) and attempt.ending:
+            self.look = hang
+        return hang
 
     def process_signalled(self, decision: SignalProcess) -> None:
         """Notes that a process of a worker is about to get a signal.
@@ -185,15 +240,16 @@ class Recorder:
 
     def fault(self, fact: Exited | StartFailed) -> Fault:
         """Tells in what way a worker failed, right after the fact of its end was noted."""
-        if isinstance(fact, StartFailed) or fact.exitcode >= 0:
-            return "failure"
-        if fact.exitcode != -signal.SIGKILL or not self._attempts:
-            return "died"
+        plain: Fault = "died" if isinstance(fact, Exited) and fact.exitcode < 0 else "failure"
+        if isinstance(fact, StartFailed) or not self._attempts:
+            return plain
+        if fact.exitcode < 0 and fact.exitcode != -signal.SIGKILL:
+            return plain
         from lllaunch.run.failures import was_out_of_memory  # noqa: PLC0415 - imported by now
 
         record = self._attempts[-1].record(self.hide)
         worker = next((each for each in record.workers if each.local_rank == fact.rank), None)
-        return "oom" if worker is not None and was_out_of_memory(worker, record) else "died"
+        return "oom" if worker is not None and was_out_of_memory(worker, record) else plain
 
     def number(self, local_rank: int) -> int:
         """Returns the rank of a worker of the current attempt among all workers."""
@@ -212,6 +268,20 @@ class Recorder:
     def records(self) -> list[AttemptRecord]:
         """Returns what is known of every attempt; reads the error files of workers that failed."""
         return [attempt.record(self.hide) for attempt in self._attempts]
+
+
+def _remove_empty(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size == 0:
+            os.unlink(path)
+
+
+def _disk(directory: str) -> Disk | None:
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return Disk(directory, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.stacks.facts import Blame, RankStack
 
 
+# A file system with less free than this is full, bytes: one traceback may take that.
+_ROOM = 64 * 1024
+
+
 @dataclass(frozen=True)
 class SentSignal:
     """A signal that the launcher sent to a worker, or to a process below it.
@@ -24,6 +28,26 @@ class SentSignal:
 
     signum: int
     time_ns: int
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system that a worker's logs are on, when the worker's failure became known.
+
+    Attributes:
+        directory: where the logs are.
+        total: its size, bytes.
+        free: what is free of it, bytes.
+    """
+
+    directory: str
+    total: int
+    free: int
+
+    @property
+    def full(self) -> bool:
+        """Whether there was no room for an error.json."""
+        return self.free < _ROOM
 
 
 @dataclass(frozen=True)
@@ -96,6 +120,9 @@ class WorkerRecord:
         error: what it wrote in its error.json, or None.
         exit_call: where its code exited, if it failed by that; or None.
         memory: the machine's memory when its end became known, where that was worth reading.
+        disk: where its logs are, if it failed without an error.json; or None.
+        crash: what Python wrote of a fatal signal, or an empty string.
+        shown: whether its standard error is on the console already.
     """
 
     local_rank: int
@@ -109,6 +136,9 @@ class WorkerRecord:
     error: WorkerError | None = None
     exit_call: ExitCall | None = None
     memory: Memory = UNKNOWN
+    disk: Disk | None = None
+    crash: str = ""
+    shown: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +163,7 @@ class AttemptRecord:
         fired_ns: when that was, nanoseconds since the epoch.
         stacks: where the workers stood then, as far as that could be found out.
         blame: who hung then and who waited, or None if nobody could look.
+        master_port: MASTER_PORT of its workers, or an empty string.
     """
 
     number: int
@@ -152,3 +183,4 @@ class AttemptRecord:
     fired_ns: int = 0
     stacks: tuple[RankStack, ...] = ()
     blame: Blame | None = None
+    master_port: str = ""

@@ -67,6 +67,8 @@ def render_result(
         "ended": _time(outcome.ended_ns),
         "seconds": outcome.seconds,
         "restarts": outcome.restarts,
+        "importing": list(outcome.importing),
+        "look": None if outcome.look is None else _hang(outcome.look, root),
         "root_cause": _root(outcome.root_cause, root),
         "attempts": [_attempt(attempt, root) for attempt in outcome.attempts],
         "return_values": {
@@ -124,6 +126,7 @@ def _root(root: RootCause | None, directory: str) -> dict[str, Any] | None:
         "traceback": root.traceback or None,
         "stderr": _path(root.files.stderr, directory),
         "hang": None if root.hang is None else _hang(root.hang, directory),
+        "frames": [dataclasses.asdict(frame) for frame in root.frames],
     }
 
 
@@ -134,6 +137,7 @@ def _hang(hang: Hang, directory: str) -> dict[str, Any]:
         "since": _time(hang.since_ns),
         "hung": list(hang.hung),
         "waiting": list(hang.waiting),
+        "left": {str(rank): seconds for rank, seconds in hang.left.items()},
         "stacks": [_stack(rank, stack, directory) for rank, stack in hang.stacks.items()],
     }
 
@@ -146,6 +150,7 @@ def _stack(rank: int, stack: RankStack, directory: str) -> dict[str, Any]:
         "state": stack.state or None,
         "wchan": stack.wchan or None,
         "frames": [dataclasses.asdict(frame) for frame in stack.frames],
+        "locks": [dataclasses.asdict(wait) for wait in stack.locks],
     }
 
 

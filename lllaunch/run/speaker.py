@@ -34,6 +34,12 @@ class Speaker(Protocol):
     def fired(self, hang: Hang) -> None:
         """The watchdog found something; now it is looked where the workers stand."""
 
+    def looking(self, signum: int, silent: float | None) -> None:
+        """A signal came to a run that showed no sign of life: its workers get it after a look."""
+
+    def stacks_shown(self, hang: Hang) -> None:
+        """The user asked where the workers stand."""
+
     def stacks_taken(self, hang: Hang) -> None:
         """It was written down where the workers stand."""
 

@@ -94,6 +94,8 @@ class Watcher:
     def _signal_received(self, event: SignalReceived) -> None:
         self._signal = event
         self.recorder.ending()
+        if event.look is not None:
+            self._console.looking(event.signum, event.look.silent)
 
     def _signal_workers(self, event: SignalWorkers) -> None:
         self._tell_signal()
@@ -117,8 +119,8 @@ class Watcher:
     def _tell_signal(self) -> None:
         """Says once of a signal to the launcher that it came and what follows."""
         received, self._signal = self._signal, None
-        if received is None:
-            return
+        if received is None or (self._spec.preload and self.recorder.importing):
+            return  # the imports end at once: there is nothing to wait for
         alive, grace = self.recorder.alive, self._spec.grace_period
         self._console.signalled(received.signum, alive, grace, forwarded=received.forward)
 
@@ -160,9 +162,12 @@ class Watcher:
             self._console.fired(hang)
 
     def _stacks_taken(self, event: StacksTaken) -> None:
-        self.recorder.stacks_taken(event)
-        hang = self._hang()
-        if hang is not None:
+        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - imported by now
+
+        hang = self.recorder.stacks_taken(event)
+        if isinstance(event.finding, Asked) and self._signal is None:
+            self._console.stacks_shown(hang)
+        else:
             self._console.stacks_taken(hang)
 
     def _signal_process(self, event: SignalProcess) -> None:

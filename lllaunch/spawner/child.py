@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner import signals
+from lllaunch.spawner.dump import CRASH_FILE
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.order import Order
@@ -167,6 +168,9 @@ def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
 def _execute_interpreter(order: Order, around: Surroundings) -> NoReturn:
     target = order.target
     command = around.interpreter
+    if CRASH_FILE in order.env and isinstance(target, (Script, Module)) and not _decided():
+        # None of our code runs in it, so its stacks can only go to its standard error.
+        command += ("-X", "faulthandler")
     if isinstance(target, Script):
         command += (target.path, *target.argv)
     elif isinstance(target, Module):
@@ -181,6 +185,11 @@ def _execute_interpreter(order: Order, around: Surroundings) -> NoReturn:
                 os.set_inheritable(inherited, True)
         command += ("-c", f"{importing('lllaunch.spawner.worker', 'boot')}; boot({fd})")
     _execute(command[0], command)
+
+
+def _decided() -> bool:
+    """Whether the user has said what a crash of Python is to show."""
+    return "PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions
 
 
 def _run_here(order: Order, around: Surroundings) -> NoReturn:

@@ -1,9 +1,12 @@
-"""Arming a Python worker: on one signal it writes where all its threads stand.
+"""Arming a Python worker: when it is asked, or dies in native code, it writes where it stands.
 
 `faulthandler` does that from within the signal's handler, in C, so it works while other code holds
 the interpreter's lock or two threads wait for each other's. It writes into a memory file of the
 worker's own, which whoever collects the stacks opens through /proc. Nothing is written before the
 signal comes, and nothing of the worker's output is touched.
+
+What it writes when a fatal signal ends it must outlive it, so that goes to a file of the attempt's,
+which is removed if it stayed empty.
 
 The signal is one that no program uses, since its default action is to end the process. It is for
 the collector alone, which sends it only to a process that catches it at that moment.
@@ -28,8 +31,12 @@ MEMFD = "lllaunch-stacks"
 # How /proc/PID/fd shows it.
 MEMFD_LINK = f"/memfd:{MEMFD} (deleted)"
 
-# The memory file gets a number from here on, or near the limit of open files if that is lower: the
-# numbers that the worker's own files get stay what they are without it.
+# Names the file for fatal signals, and what it is called.
+CRASH_FILE = "LLLAUNCH_CRASH_FILE"
+CRASH = "crash.txt"
+
+# The files get numbers from here on, or near the limit of open files if that is lower: the
+# numbers that the worker's own files get stay what they are without them.
 _NUMBER = 1008
 _ROOM = 16
 
@@ -56,9 +63,29 @@ def arm() -> None:
         return
 
 
+def catch_crashes(path: str) -> None:
+    """Let this process write its stacks to a file when SIGSEGV or the like ends it.
+
+    Where that cannot be done (a full disk) it goes on without. If Python was told to do the same
+    to standard error (PYTHONFAULTHANDLER), it does that.
+
+    Args:
+        path: the file; it is made.
+    """
+    if faulthandler.is_enabled():
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        faulthandler.enable(file=_raised(os.open(path, flags, 0o666)), all_threads=True)
+
+
 def _open() -> int:
     # Processes that the worker forks share it, and the position in it.
-    low = os.memfd_create(MEMFD, os.MFD_CLOEXEC)
+    return _raised(os.memfd_create(MEMFD, os.MFD_CLOEXEC))
+
+
+def _raised(low: int) -> int:
+    """The same file under a number that nobody counts on."""
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _NUMBER)
     except OSError:

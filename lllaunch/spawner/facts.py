@@ -120,6 +120,11 @@ class Died:
     detail: str = ""
     sent: tuple[int, ...] = ()
 
+    @property
+    def killed(self) -> bool:
+        """Whether it ended by a signal of the launcher's: nobody waits for imports in the end."""
+        return bool(self.sent) if self.status is None else -self.status in self.sent
+
 
 Fact = Ready | PreloadBroken | Started | StartFailed | Exited | Swept | Died
 

@@ -14,12 +14,12 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lllaunch.linux.process import show_command
-from lllaunch.spawner.dump import WATCHED, arm
+from lllaunch.spawner.dump import CRASH_FILE, WATCHED, arm, catch_crashes
 from lllaunch.spawner.finish import finish, library_directories
 from lllaunch.spawner.targets import Function, Module, Pickled, Script
 from lllaunch.spawner.values import EXIT_FILE
@@ -182,9 +182,30 @@ def perform(action: Callable[[], None]) -> int:
         _show(error)
         raise Interrupted from error
     except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
-        _record(error)
-        return _show(error)
+        with _undisturbed():
+            _record(error)
+            return _show(error)
     return 0
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put off a SIGTERM that would end the process at once.
+
+    When all workers fail alike, the launcher ends the others for the first one's sake. What they
+    have raised by then shall be told.
+    """
+    came: list[int] = []
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda signum, _: came.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _status(end: SystemExit) -> int:
@@ -266,6 +287,8 @@ def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
     try:
         if os.environ.get(WATCHED):
             arm()
+        if os.environ.get(CRASH_FILE):
+            catch_crashes(os.environ[CRASH_FILE])
         before = frozenset(sys.modules) - {"__main__"}
         try:
             code = perform(action)

@@ -5,6 +5,7 @@ A finding reads as the predicate of a sentence about the workers it names. Ranks
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -108,7 +109,24 @@ class OverMemory:
         return f"used too much memory: {size(self.used)}, the limit is {size(self.limit)}"
 
 
-Finding: TypeAlias = TimerExpired | Stalled | HeartbeatLost | TimedOut | OverMemory
+@dataclass(frozen=True)
+class Asked:
+    """A signal to the launcher asks where the workers stand: nothing is wrong for sure.
+
+    Attributes:
+        signum: the signal.
+        silent: seconds since the last output of any worker, None where that is not known.
+    """
+
+    signum: int
+    silent: float | None = None
+
+    def __str__(self) -> str:
+        since = f" after {duration(self.silent)} without output" if self.silent else ""
+        return f"where the workers stood when {signal.Signals(self.signum).name} came{since}"
+
+
+Finding: TypeAlias = TimerExpired | Stalled | HeartbeatLost | TimedOut | OverMemory | Asked
 
 
 def kind_of(finding: Finding) -> Kind:
@@ -118,8 +136,21 @@ def kind_of(finding: Finding) -> Kind:
     return "oom" if isinstance(finding, OverMemory) else "hang"
 
 
+def limit_of(finding: Finding) -> str:
+    """The setting of the watchdog's policy that a finding is of; empty if it is of none."""
+    if isinstance(finding, TimedOut):
+        return "timeout" if finding.what == "attempt" else "run_timeout"
+    names: dict[type, str] = {
+        Stalled: "stall",
+        HeartbeatLost: "heartbeat",
+        OverMemory: "memory",
+        TimerExpired: "timers",
+    }
+    return names.get(type(finding), "")
+
+
 def suspects(finding: Finding) -> tuple[int, ...]:
     """Local ranks that a finding names; none if it is about all."""
     if isinstance(finding, (TimerExpired, OverMemory)):
         return (finding.rank,)
-    return () if isinstance(finding, TimedOut) else finding.ranks
+    return () if isinstance(finding, (TimedOut, Asked)) else finding.ranks

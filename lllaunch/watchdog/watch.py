@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 # Later than this, seconds, and the launcher was stopped meanwhile.
 _LATE = 1.0
-# Memory is looked at this often, seconds, if nothing else asks for more.
+# Memory is looked at this often, seconds, if nothing else asks for more; and the more often, the
+# sooner it would reach its limit if it went on growing like this.
 _MEMORY_INTERVAL = 5.0
+_SHORTEST_INTERVAL = 0.2
 
 Report: TypeAlias = "Finding | Rejected"
 
@@ -86,6 +88,12 @@ class Watch:
         # Seconds between two looks, None if there is nothing to look at.
         self._interval = min(intervals, default=None)
         self._next_look: float | None = None
+        self._stall_interval = 0.0 if policy.stall is None else look_interval(policy.stall)
+        self._next_stall_look = 0.0
+        self._memory_lasts = float("inf")
+        self._waited = 0.0
+        # Of each worker, when it was looked at last and what it used then.
+        self._sizes: dict[int, tuple[float, int]] = {}
         try:
             self._prepare(timer_file)
         except BaseException:
@@ -192,9 +200,21 @@ class Watch:
             lost = heartbeats_lost(policy.heartbeat, now, beats, self._counts_from)
             found += [lost] if lost is not None else []
         if self._next_look is not None and now >= self._next_look:
-            self._next_look = now + (self._interval or 0.0)
             found += self._look(now)
+            self._next_look = now + self._until_next_look()
         return found
+
+    def _until_next_look(self) -> float:
+        """Seconds: the interval, or half of what memory needs to reach its limit as it grows.
+
+        Looks begin frequent and become rarer: nobody knows yet how fast it grows.
+        """
+        assert self._interval is not None
+        if self._policy.memory is None:
+            return self._interval
+        soon = max(_SHORTEST_INTERVAL, min(self._memory_lasts / 2, 2 * self._waited))
+        self._waited = min(self._interval, soon)
+        return self._waited
 
     def drain(self) -> None:
         """Let no worker wait for room in the FIFO, whatever it wants to say."""
@@ -212,7 +232,10 @@ class Watch:
         usage = self._sampler.usage(self._pids(), self._unseen)
         if self._policy.memory is not None:
             found += self._over_memory(usage, self._policy.memory)
-        if self._stall is not None:
+            self._memory_lasts = self._estimate(now, usage, self._policy.memory)
+        # Between two looks for a stall a worker must have had the time to do something.
+        if self._stall is not None and now >= self._next_stall_look:
+            self._next_stall_look = now + self._stall_interval
             beats = self._live_beats()
             looks = {
                 rank: Look(
@@ -226,6 +249,16 @@ class Watch:
             stalled = self._stall.look(now, looks)
             found += [stalled] if stalled is not None else []
         return found
+
+    def _estimate(self, now: float, usage: Mapping[int, Usage], limit: int) -> float:
+        """Seconds until a worker reaches the limit of memory if it goes on growing as it does."""
+        before, self._sizes = self._sizes, {rank: (now, used.rss) for rank, used in usage.items()}
+        lasts = float("inf")
+        for rank, (_, size) in self._sizes.items():
+            then, smaller = before.get(rank, (now, size))
+            if size > smaller and now > then:
+                lasts = min(lasts, (limit - size) / ((size - smaller) / (now - then)))
+        return max(0.0, lasts)
 
     def _over_memory(self, usage: Mapping[int, Usage], limit: int) -> list[Finding]:
         for rank, used in sorted(usage.items()):

@@ -49,8 +49,8 @@ def test_every_preset_and_every_key_of_a_mapping_is_described() -> None:
     for key in ("preset", *WATCHDOG_KEYS, *RESTART_KEYS, *RESOURCE_KEYS):
         assert f"\n- `{key}`: " in page
     presets = page.partition("## Watchdog presets\n")[2].partition("\n## ")[0]
-    assert "| key | `none` | `default` | `strict` |" in presets
-    assert "| `stall` | null | 30m | 5m |" in presets
+    assert "| key | `none` | `report` | `default` | `strict` |" in presets
+    assert "| `stall` | null | {action: report, after: 30m} | 30m | 5m |" in presets
     assert "| `timers` | false | true | true |" in presets
 
 

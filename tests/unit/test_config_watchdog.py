@@ -12,12 +12,13 @@ from lllaunch.config.plan import plan_hash, plan_text
 from lllaunch.config.presets import PRESETS
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import schema_node
-from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS
+from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS, written_policy
 from lllaunch.errors import ConfigError
 from lllaunch.policies import WatchdogPolicy
 from lllaunch.spec import LaunchSpec
 
 GIB = 1024**3
+NAMES = "none, report, default, strict"
 
 
 def spec_of(launch: Any, **root: Any) -> LaunchSpec:
@@ -36,10 +37,28 @@ def complaints(watchdog: Any) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_nothing_is_watched_unless_asked_for() -> None:
-    assert spec_of({}).watchdog == WatchdogPolicy()
-    for nothing in (None, False, "none", {}, {"preset": None}, {"preset": "none"}):
+def test_nothing_is_watched_where_the_config_says_so() -> None:
+    for nothing in (False, "none", {"preset": "none"}):
         assert policy_of(nothing) == WatchdogPolicy()
+
+
+def test_a_stall_is_reported_and_ends_nothing_where_nothing_is_said() -> None:
+    reported = WatchdogPolicy(stall=1800, report=frozenset({"stall"}))
+    assert spec_of({}).watchdog == reported
+    for unsaid in (None, {}, {"preset": None}, "report"):
+        assert policy_of(unsaid) == reported
+
+
+def test_a_limit_says_what_follows() -> None:
+    said = {"preset": "default", "stall": {"after": "10m", "action": "report"}, "memory": "1GiB"}
+    assert policy_of(said) == WatchdogPolicy(
+        timers=True, stall=600, warmup=300, memory=GIB, report=frozenset({"stall"})
+    )
+    assert policy_of({"stall": {"after": "10m"}}) == WatchdogPolicy(stall=600)
+    assert policy_of({"stall": {"after": None, "action": "report"}}) == WatchdogPolicy()
+    written = written_policy(policy_of(said))
+    assert written["stall"] == {"after": "10m", "action": "report"}
+    assert policy_of(written) == policy_of(said)
 
 
 def test_the_presets() -> None:
@@ -122,7 +141,7 @@ def test_the_hash_of_a_plan_is_that_of_the_meaning() -> None:
         return plan_hash(spec_of({"watchdog": watchdog}))
 
     assert hash_of("default") == hash_of({"preset": "default", "stall": 1800})
-    assert hash_of(None) == hash_of("none") == hash_of({"stall": False})
+    assert hash_of("none") == hash_of({"stall": False}) != hash_of(None) == hash_of("report")
     assert hash_of("default") != hash_of("strict")
     assert hash_of({"memory": "1GiB"}) == hash_of({"memory": "1024MiB"}) != hash_of("none")
 
@@ -153,33 +172,39 @@ def test_what_came_from_the_environment_is_named_and_not_written(
 MISTAKES = [
     (
         True,
-        ": true is not a preset (none, default, strict) or a mapping of settings; write default",
+        f": true is not a preset ({NAMES}) or a mapping of settings; write default",
     ),
     (
         "yes",
-        ": 'yes' is not a preset (none, default, strict) or a mapping of settings; write default",
+        f": 'yes' is not a preset ({NAMES}) or a mapping of settings; write default",
     ),
-    ("off", ": 'off' is not a preset (none, default, strict) or a mapping of settings; write none"),
+    (
+        "off",
+        f": 'off' is not a preset ({NAMES}) or a mapping of settings; write none",
+    ),
     (
         "strickt",
-        (
-            ": 'strickt' is not a preset (none, default, strict) or a mapping of settings; "
-            "did you mean 'strict'?"
-        ),
+        (f": 'strickt' is not a preset ({NAMES}) or a mapping of settings; did you mean 'strict'?"),
     ),
     (
         "30m",
         (
-            ": '30m' is not a preset (none, default, strict) or a mapping of settings; "
+            f": '30m' is not a preset ({NAMES}) or a mapping of settings; "
             "write {stall: 30m} or {timeout: 30m}"
         ),
     ),
-    (["default"], ": ['default'] is not a preset (none, default, strict) or a mapping of settings"),
+    (
+        ["default"],
+        f": ['default'] is not a preset ({NAMES}) or a mapping of settings",
+    ),
     (
         {"preset": "defualt"},
-        ".preset: 'defualt' is not a preset (none, default, strict); did you mean 'default'?",
+        f".preset: 'defualt' is not a preset ({NAMES}); did you mean 'default'?",
     ),
-    ({"preset": True}, ".preset: true is not a preset (none, default, strict); write default"),
+    (
+        {"preset": True},
+        f".preset: true is not a preset ({NAMES}); write default",
+    ),
     ({"stal": 3}, ".stal: unknown setting; did you mean 'stall'?"),
     ({"Stall": 3}, ".Stall: unknown setting; did you mean 'stall'?"),
     ({1: 3}, ".1: unknown setting"),
@@ -280,7 +305,7 @@ def test_a_mapping_that_undid_a_preset_unseen_is_refused() -> None:
         composed({"stall": "10m"})
     assert str(caught.value) == (
         "launch.watchdog: {stall: '10m'} names no preset, and has replaced what another config "
-        "said; add preset: none, default or strict"
+        "said; add preset: none, report, default or strict"
     )
     assert composed({"preset": "none", "stall": "10m"}) == WatchdogPolicy(stall=600)
     everything = plan_of(spec_of({"watchdog": "strict"}))

@@ -16,7 +16,7 @@ from lllaunch.agent.actions import SIGTERM
 from lllaunch.agent.machine import IMPOSSIBLE, TRANSITIONS, ImpossibleFact, Machine
 from lllaunch.agent.states import WorkerState
 from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
-from lllaunch.watchdog.findings import TimedOut, TimerExpired
+from lllaunch.watchdog.findings import Asked, Finding, Stalled, TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.facts import Blame
 
 FACTS: list[type] = list(v.Fact.__args__)  # type: ignore[attr-defined]
@@ -58,7 +58,8 @@ def test_an_impossible_fact_raises(state: WorkerState, fact: type) -> None:
         v.GroupStarted: (frozenset({0}),),
         v.WorkerEnded: (0, True),
         v.WatchdogFired: (TimedOut(1.0), "timeout"),
-        v.StacksTaken: ((), Blame()),
+        v.StacksTaken: ((), Blame(), TimedOut(1.0)),
+        v.StacksAsked: (Asked(3),),
     }
     with pytest.raises(ImpossibleFact, match=fact.__name__):
         machine.handle(fact(*arguments.get(fact, ())))
@@ -222,14 +223,15 @@ def test_losing_track_kills_and_ends_unknown() -> None:
 
 TIMER = TimerExpired(rank=1, pid=77, scope="train.py#3", after=10.0, signum=9)
 HANG = v.WatchdogFired(TIMER, "hang", asked=v.SignalProcess(1, 77, 9))
+REPORTED = v.WatchdogFired(Stalled((0, 1), 60.0), "hang", ends=False)
 RUN_OVER = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
-STACKS = v.StacksTaken((), Blame())
+STACKS = v.StacksTaken((), Blame(), TIMER)
 TERMINATE = (v.SignalWorkers(SIGTERM, "hang"), v.StartGrace())
 
 
 def test_stacks_are_taken_before_anything_is_signalled() -> None:
     machine = running(2)
-    assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1})),)
+    assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1}), TIMER),)
     assert machine.state is WorkerState.HEALTHY
     assert machine.handle(STACKS) == (v.SignalProcess(1, 77, 9), *TERMINATE)
     assert machine.state is WorkerState.UNHEALTHY
@@ -260,6 +262,47 @@ def test_workers_that_finish_while_stacks_are_taken_have_succeeded() -> None:
     assert machine.handle(STACKS) == ()
     machine.handle(v.LeftoversGone())
     assert machine.handle(v.BarrierPassed()) == (v.Finish(WorkerState.SUCCEEDED),)
+
+
+def test_what_is_only_reported_ends_nothing() -> None:
+    machine = running(2)
+    assert machine.handle(REPORTED) == (v.TakeStacks(frozenset({0, 1}), REPORTED.finding),)
+    assert machine.handle(v.StacksTaken((), Blame(), REPORTED.finding)) == ()
+    assert machine.state is WorkerState.HEALTHY
+    assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1}), TIMER),)
+    assert machine.handle(STACKS)[-2:] == TERMINATE
+
+
+def test_who_asks_where_the_workers_stand_sees_it_and_nothing_ends() -> None:
+    machine = running(2)
+    asked = Asked(3)
+    assert machine.handle(v.StacksAsked(asked)) == (v.TakeStacks(frozenset({0, 1}), asked),)
+    assert machine.handle(v.StacksTaken((), Blame(), asked)) == ()
+    assert machine.state is WorkerState.HEALTHY
+    ended(machine, 0)
+    assert machine.handle(v.StacksAsked(asked)) == (v.TakeStacks(frozenset({1}), asked),)
+
+
+def test_a_signal_to_a_silent_run_is_passed_on_when_the_stacks_are_taken() -> None:
+    machine = running(2, max_restarts=1)
+    look = Asked(SIGINT, 9.0)
+    taken = v.TakeStacks(frozenset({0, 1}), look)
+    assert machine.handle(v.SignalReceived(SIGINT, look=look)) == (taken,)
+    forwarded = (v.SignalWorkers(SIGINT, "signal"), v.StartGrace())
+    assert machine.handle(v.StacksTaken((), Blame(), look)) == forwarded
+    ended(machine, 0, 1)
+    end = v.Finish(WorkerState.FAILED, "signal", SIGINT)
+    assert machine.handle(v.LeftoversGone()) == (end,)
+
+
+def test_nobody_waits_for_stacks_who_sends_a_second_signal() -> None:
+    machine = running(2)
+    look = Asked(SIGINT, 9.0)
+    machine.handle(v.SignalReceived(SIGINT, look=look))
+    decisions = machine.handle(v.SignalReceived(SIGINT))
+    assert decisions[0] == v.SignalWorkers(SIGINT, "signal")
+    assert v.KillWorkers("signal") in decisions
+    assert machine.handle(v.StacksTaken((), Blame(), look)) == ()
 
 
 def test_a_signal_does_not_wait_for_the_stacks() -> None:
@@ -355,7 +398,8 @@ def test_the_end_of_the_runs_time_cancels_the_restart_that_is_waited_for() -> No
 def test_after_the_runs_time_nothing_is_started_again() -> None:
     machine = running(1, max_restarts=5)
     machine.handle(RUN_OVER)
-    assert machine.handle(STACKS) == (v.SignalWorkers(SIGTERM, "timeout"), v.StartGrace())
+    taken = v.StacksTaken((), Blame(), RUN_OVER.finding)
+    assert machine.handle(taken) == (v.SignalWorkers(SIGTERM, "timeout"), v.StartGrace())
     ended(machine, 0)
     assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "timeout"),)
 
@@ -379,7 +423,8 @@ class World:
         self.nprocs = nprocs
         self.alive: set[int] = set()
         self.killed = self.grace = self.sweeping = self.barrier = False
-        self.stacks = self.paused = False
+        self.paused = False
+        self.stacks: Finding | None = None
         self.starts: list[v.StartWorkers] = []
         self.end: v.Finish | None = None
 
@@ -394,17 +439,19 @@ class World:
             assert decision.attempt == len(self.starts)
             self.starts.append(decision)
             self.alive = set(range(self.nprocs))
-            self.killed = self.grace = self.sweeping = self.stacks = self.paused = False
+            self.killed = self.grace = self.sweeping = self.paused = False
+            self.stacks = None
             self.tell(v.GroupStarted(frozenset(self.alive)))
         elif isinstance(decision, (v.KillWorkers, v.SignalWorkers)):
             assert self.alive
             self.killed = self.killed or isinstance(decision, v.KillWorkers)
         elif isinstance(decision, v.TakeStacks):
             assert self.alive == decision.ranks
-            assert not self.stacks
-            self.stacks = True
+            # those that something ends for take the place of others, and never the other way round
+            assert self.stacks is not TIMER
+            self.stacks = decision.finding
         elif isinstance(decision, v.SignalProcess):
-            assert not self.stacks, "signalled before the stacks were taken"
+            assert self.stacks is None, "signalled before the stacks were taken"
         elif isinstance(decision, v.Pause):
             self.paused, self.sweeping = True, False
         elif isinstance(decision, v.StartGrace):
@@ -423,15 +470,16 @@ class World:
             rank = min(self.alive)
             facts += [v.WorkerEnded(rank, ok=True), v.WorkerEnded(rank, ok=False)]
             facts += [v.SpawnerLost(), v.MembershipChanged(), v.WorkersStuck(), HANG]
-            facts += [v.WorkerEnded(rank, ok=False, fault="died")]
+            facts += [v.WorkerEnded(rank, ok=False, fault="died"), REPORTED]
+            facts += [v.StacksAsked(Asked(3)), v.SignalReceived(SIGINT, look=Asked(SIGINT, 9.0))]
         if self.grace:
             facts.append(v.GraceExpired())
         if self.sweeping:
             facts += [v.LeftoversGone(), v.SpawnerLost()]
         if self.barrier:
             facts.append(v.BarrierPassed())
-        if self.stacks:
-            facts.append(STACKS)
+        if self.stacks is not None:
+            facts.append(v.StacksTaken((), Blame(), self.stacks))
         if self.paused:
             facts += [v.PauseOver(), v.SpawnerLost()]
         # The run's time may be over at any moment, last in the list.
@@ -447,7 +495,7 @@ class World:
         elif isinstance(fact, v.LeftoversGone):
             self.sweeping = False
         elif isinstance(fact, v.StacksTaken):
-            self.stacks = False
+            self.stacks = None
         self.tell(fact)
 
 

@@ -47,7 +47,7 @@ from lllaunch.sweep.records import (
 )
 from lllaunch.sweep.summary import render_summary, summary_of
 from lllaunch.watchdog import findings
-from lllaunch.watchdog.stacks.facts import Frame, RankStack, Source
+from lllaunch.watchdog.stacks.facts import Frame, LockWait, RankStack, Source
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 T0 = 1_700_000_000_000_000_000
@@ -57,9 +57,13 @@ FILES = WorkerFiles("/run/attempt_0/1", "/run/attempt_0/1/stdout.log", "/var/log
 CAUSES = {
     causes.Raised("ValueError: no", 1),
     causes.ExitedNonZero(1),
+    causes.CalledExit(1, "1", "/a.py", 3, "main"),
     causes.KilledBySignal(11, core_dumped=True),
     causes.OutOfMemory(4096, None),
     causes.OutOfMemory(4096, 8192),
+    causes.OutOfMemory(4096, 8192, "RuntimeError: killed"),
+    causes.LeftEarly(1.5, 12, (0, 2), "all_reduce", "/a.py", 3),
+    causes.DiskFull(1, "/run/attempt_0/0", 4096, 0),
     causes.StartFailure("/bin/x", "No such file", 2),
     causes.SpawnerLost(7, None),
     causes.SpawnerLost(7, -9, "detail"),
@@ -73,6 +77,8 @@ FINDINGS = {
     findings.HeartbeatLost((0,), 4),
     findings.TimedOut(10.0, "run"),
     findings.OverMemory(0, 5, 4),
+    findings.Asked(2, 3.5),
+    findings.Asked(3),
 }
 FATES: tuple[Fate, ...] = (
     Succeeded(),
@@ -110,7 +116,8 @@ def failed_for(cause: Any, hang: Hang | None = None, fates: tuple[Fate, ...] = F
         WorkerOutcome(rank, rank, fate, FILES, 7, -9 if rank else None, T0, T0 + 5, 1, 0.5, "T")
         for rank, fate in enumerate(fates)
     )
-    root = RootCause(0, 1, 1, cause, T0, WHY, "Traceback", FILES, hang)
+    frames = (Frame("a.py", 3, "f"),)
+    root = RootCause(0, 1, 1, cause, T0, WHY, "Traceback", FILES, hang, frames)
     attempt = AttemptOutcome(
         0, 0, "/run/attempt_0", "failed", T0, T0 + 9, workers, root, (Leftover(9, "x", True),)
     )
@@ -119,8 +126,10 @@ def failed_for(cause: Any, hang: Hang | None = None, fates: tuple[Fate, ...] = F
 
 def hang_of(finding: Any) -> Hang:
     stack = RankStack(1, "/run/attempt_0/1/stacks.txt", (Frame("a.py", 3, "f"),), "S", "futex")
-    stacks = {1: dataclasses.replace(stack, source="py-spy"), 2: RankStack(2)}
-    return Hang(finding, T0, T0 - 5, named=(1,), hung=(1,), waiting=(0,), stacks=stacks)
+    locks = (LockWait("MainThread", Frame("a.py", 3, "f", "with lock:")),)
+    stacks = {1: dataclasses.replace(stack, source="py-spy", locks=locks), 2: RankStack(2)}
+    named = {"named": (1,), "hung": (1,), "waiting": (0,)}
+    return Hang(finding, T0, T0 - 5, **named, left={2: 0.5}, stacks=stacks)
 
 
 def documents() -> Iterator[Any]:
@@ -129,7 +138,8 @@ def documents() -> Iterator[Any]:
     for finding in FINDINGS:
         yield told(failed_for(finding, hang_of(finding)))
     yield told(run("error", 1, error="internal error\nTraceback"))
-    yield told(run("signalled", for_signal(15), signum=15))
+    yield told(run("signalled", for_signal(15), signum=15, importing=("torch",)))
+    yield told(run("signalled", for_signal(2), signum=2, look=hang_of(findings.Asked(2, 9.0))))
     yield told(run("failed", 4, limit=findings.TimedOut(3.0, "run")))
     values = {
         0: ReturnValue("/run/attempt_0/0/return.json", 4, "json", "null"),

@@ -20,7 +20,7 @@ from lllaunch.spawner.facts import Exited, Leftover, Swept
 from lllaunch.spawner.targets import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.timer.reading import Rejected
-from lllaunch.watchdog.findings import TimerExpired
+from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_example_in_the_docs_is_what_is_written():
 
 def test_stacks_are_told_down_to_their_frames():
     stack = RankStack(0, "/run/s", (Frame("/a/x.py", 3, "f"),), "S", "", "py-spy")
-    line = json.loads(encode(StacksTaken((stack,), Blame((0,))), AT))
+    line = json.loads(encode(StacksTaken((stack,), Blame((0,)), TimedOut(1.0)), AT))
     assert line["stacks"][0]["frames"][0]["function"] == "f"
     assert line["blame"]["hung"] == [0]
 

@@ -401,7 +401,7 @@ def test_stacks_are_kept_with_their_files():
     recorder = noted()
     recorder.fired(fired())
     stacks = (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1))
-    recorder.stacks_taken(StacksTaken(stacks, Blame((1,), (0,))))
+    recorder.stacks_taken(StacksTaken(stacks, Blame((1,), (0,)), fired().finding))
     record = record_of(recorder)
     assert (record.stacks, record.blame) == (stacks, Blame((1,), (0,)))
     files = [each.files.stacks for each in record.workers]

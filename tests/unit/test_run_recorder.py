@@ -103,10 +103,11 @@ def test_signals_go_to_workers_that_have_not_ended():
     assert [each.signum for each in second.sent] == [15, 9]
 
 
-def test_memory_is_read_at_the_start_and_at_unexpected_sigkills_only():
+def test_memory_is_read_at_the_start_and_at_failures_that_it_may_explain():
     counts = iter(range(100))
     recorder = Recorder(read=lambda: Memory(cgroup_kills=next(counts)))
-    recorder.begin(attempt(nproc=4))
+    recorder.begin(attempt(nproc=5))
+    recorder.fact(Exited(4, 504, -11, T0))
     recorder.fact(Exited(0, 500, 1, T0))
     recorder.fact(Exited(1, 501, -9, T0))
     recorder.sent(9)
@@ -114,8 +115,8 @@ def test_memory_is_read_at_the_start_and_at_unexpected_sigkills_only():
     recorder.fact(Died(400, -9))
     (found,) = recorder.records()
     assert found.memory.cgroup_kills == 0
-    assert [each.memory.cgroup_kills for each in found.workers] == [None, 1, None, None]
-    assert found.died_memory.cgroup_kills == 2
+    assert [each.memory.cgroup_kills for each in found.workers] == [1, 2, None, None, None]
+    assert found.died_memory.cgroup_kills == 3
     assert found.died == Died(400, -9)
     assert found.died_ns > 0
 

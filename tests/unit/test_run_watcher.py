@@ -73,6 +73,7 @@ SLEEPS = (Frame("/run/train.py", 40, "sync"),)
 STACKS = StacksTaken(
     (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1, "/run/attempt_0/1/s", SLEEPS)),
     Blame((1,), (0,)),
+    TIMER,
 )
 
 
@@ -80,7 +81,7 @@ def test_timer_that_expires(tmp_path):
     lines = told(
         tmp_path,
         WatchdogFired(TIMER, "hang", asked=ASKED),
-        TakeStacks(frozenset({0, 1})),
+        TakeStacks(frozenset({0, 1}), TIMER),
         STACKS,
         ASKED,
         SignalWorkers(15, "hang"),
@@ -108,8 +109,9 @@ def test_timer_that_expires(tmp_path):
 
 
 def test_only_what_the_attempt_ends_for_is_told(tmp_path):
-    stall = WatchdogFired(Stalled((0, 1), 600.0), "hang")
-    lines = told(tmp_path, stall, WatchdogFired(TIMER, "hang"), StacksTaken((), Blame()))
+    stall = Stalled((0, 1), 600.0)
+    facts = WatchdogFired(stall, "hang"), WatchdogFired(TIMER, "hang")
+    lines = told(tmp_path, *facts, StacksTaken((), Blame(), stall))
     assert lines == [
         (
             "watchdog: all workers stalled: no output, no CPU use and no heartbeat for 10 min;"

@@ -142,7 +142,7 @@ def test_what_one_frame_says(frame: Frame, expected: Waits) -> None:
         ("abi", ONE, (1,), (0, 2)),
         # None is in a collective.
         ("sss", STALLED, (), ()),
-        ("sSs", STALLED, (), ()),
+        ("sSs", STALLED, (1,), ()),
         ("sss", ONE, (1,), ()),
         ("sss", HeartbeatLost((0, 2), 9.0), (0, 2), ()),
         # Of those without frames only the finding can tell.

@@ -38,7 +38,12 @@ class ErrorHandler:
         return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
 
     def initialize(self) -> None:
-        """Prepares the process before the code whose errors are recorded: crashes print stacks."""
+        """Prepares the process before the code whose errors are recorded: crashes print stacks.
+
+        Where they do already, it stays as it is: a worker of lllaunch's has a file for them.
+        """
+        if faulthandler.is_enabled():
+            return
         try:
             faulthandler.enable(all_threads=True)
         except (OSError, ValueError, RuntimeError, AttributeError):

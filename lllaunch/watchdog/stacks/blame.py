@@ -102,12 +102,14 @@ def blame(stacks: Sequence[RankStack], finding: Finding) -> Blame:
     stuck = {stack.rank for stack in stacks if stack.state and stack.state in _CANNOT_RUN}
     if isinstance(finding, TimerExpired) and not _innocent(finding.rank, levels, stuck):
         return _blamed({finding.rank}, levels)
+    stuck = stuck or {stack.rank for stack in stacks if stack.locks}
     if stuck:
         return _blamed(stuck, levels)
     if levels and min(levels.values()) < max(levels.values()):
         least = min(levels.values())
         return _blamed({rank for rank, level in levels.items() if level == least}, levels)
-    places = {stack.rank: place(stack.frames) for stack in stacks if levels.get(stack.rank)}
+    # Either all may wait for others, or none does: who is elsewhere stands apart.
+    places = {stack.rank: place(stack.frames) for stack in stacks if stack.frames}
     named = set(suspects(finding))
     some = named if named < {stack.rank for stack in stacks} else set()
     return _blamed(_minority(places) or some, levels)

@@ -7,7 +7,12 @@ from lllaunch.watchdog.stacks import text
 from lllaunch.watchdog.stacks.dumps import Dump
 from lllaunch.watchdog.stacks.facts import Frame, RankStack, Source
 from lllaunch.watchdog.stacks.kernel import Look, look
-from lllaunch.watchdog.stacks.parse import faulthandler_frames, pyspy_frames
+from lllaunch.watchdog.stacks.parse import (
+    faulthandler_frames,
+    faulthandler_threads,
+    pyspy_frames,
+    users_part,
+)
 from lllaunch.watchdog.stacks.pyspy import Spied
 
 # Processes of one rank that are looked at; the rest is counted.
@@ -67,6 +72,19 @@ class ProcessCase:
         if self.source == "faulthandler":
             return faulthandler_frames(self.stacks)
         return pyspy_frames(self.stacks) if self.source == "py-spy" else ()
+
+    @property
+    def innermost(self) -> list[tuple[str, Frame]]:
+        """The call that each of its threads is in, by name, the main thread first."""
+        if self.source != "faulthandler":
+            return []
+        threads, cut = faulthandler_threads(self.stacks)
+        names = ["MainThread" if index == 0 and not cut else "" for index in range(len(threads))]
+        return [
+            (name or thread.name or "another thread", users_part(thread.frames)[0])
+            for name, thread in zip(names, reversed(threads), strict=True)
+            if thread.frames
+        ]
 
     def section(self, role: str) -> str:
         """Its part of stacks.txt."""

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from lllaunch.linux import proc
 from lllaunch.watchdog.sampling import tree
@@ -19,7 +20,7 @@ from lllaunch.watchdog.stacks import pyspy, text
 from lllaunch.watchdog.stacks.cases import ProcessCase, RankCase
 from lllaunch.watchdog.stacks.dumps import Dump
 from lllaunch.watchdog.stacks.facts import RankStack
-from lllaunch.watchdog.stacks.source import Sources, started_at, with_code
+from lllaunch.watchdog.stacks.source import Sources, lock_waits, started_at, with_code
 from lllaunch.watchdog.stacks.writing import Writer
 
 # How long asked processes may take to answer, seconds.
@@ -147,7 +148,10 @@ class StackCollector:
         if not cases or self._over() or any(stack.state == "D" for stack in known):
             return
         oldest = min(case.worker.facts.start for case in cases)
-        quoted = with_code(known, Sources(started_at(oldest)))
+        sources = Sources(started_at(oldest))
+        locks = {case.rank: lock_waits(case.worker.innermost, sources) for case in cases}
+        known = tuple(replace(stack, locks=locks.get(stack.rank, ())) for stack in known)
+        quoted = with_code(known, sources)
         with self._lock:
             self._known.update({stack.rank: stack for stack in quoted})
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+# What stands before a library's own path, Python's own included.
+LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
+# Wrappers around a library's public functions, which say nothing of what was called.
+WRAPPERS = ("/torch/distributed/c10d_logger.py", "/torch/utils/_contextlib.py", "/contextlib.py")
 
 Source = Literal["faulthandler", "py-spy", "kernel", ""]
 
@@ -29,6 +35,19 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class LockWait:
+    """A thread that waits for a lock.
+
+    Attributes:
+        thread: its name, ``main thread``, or its number where Python does not tell the name.
+        frame: the call of the user's code that waits, with its line.
+    """
+
+    thread: str
+    frame: Frame
+
+
+@dataclass(frozen=True)
 class RankStack:
     """Where one worker stands.
 
@@ -40,6 +59,7 @@ class RankStack:
             sleep, ``T`` stopped), or an empty string.
         wchan: kernel function that it waits in, or an empty string.
         source: where the frames are from; empty if nothing is known of it.
+        locks: its threads that wait for locks, if there are two or more: perhaps for each other.
     """
 
     rank: int
@@ -48,6 +68,7 @@ class RankStack:
     state: str = ""
     wchan: str = ""
     source: Source = ""
+    locks: tuple[LockWait, ...] = ()
 
 
 @dataclass(frozen=True)

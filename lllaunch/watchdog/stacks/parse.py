@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lllaunch.watchdog.stacks.facts import Frame
 
@@ -15,7 +16,7 @@ MAX_FRAMES = 12
 
 # `Thread 0x00007f... [name] (most recent call first):`; the name since Python 3.13, and cut off
 # where it is long. The current thread's C stack, which Python 3.14 may add, is another matter.
-_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+\b(?: \[(.*?)\])?.*:$")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?+) in (.*)$')
 _MORE_THREADS = "..."
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
@@ -59,35 +60,68 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(letter, text)
 
 
-def faulthandler_frames(text: str) -> tuple[Frame, ...]:
-    """Frames of the main thread in a dump of all threads, innermost first.
+class Thread(NamedTuple):
+    """One thread in a dump.
 
-    Threads are listed from the newest to the oldest, so the main thread is the last. Only when
-    there are more than are listed is it taken to be the current one: the kernel has the main thread
-    run a signal's handler if it can.
+    Attributes:
+        name: its name where Python tells it, else an empty string.
+        current: whether it is the one that wrote the dump.
+        frames: innermost first, ours among them.
     """
-    threads: list[tuple[bool, list[Frame]]] = []
+
+    name: str
+    current: bool
+    frames: list[Frame]
+
+
+def faulthandler_threads(text: str) -> tuple[list[Thread], bool]:
+    """The threads in a dump in the order in which they are listed, and whether more were left out.
+
+    That is from the newest to the oldest.
+    """
+    threads: list[Thread] = []
     cut = False
     inside = False
     for line in text.splitlines():
         header = _THREAD.match(line)
         if header is not None:
             inside = True
-            threads.append((header[1] == "Current thread", []))
+            threads.append(Thread(header[2] or "", header[1] == "Current thread", []))
             continue
         cut = cut or line == _MORE_THREADS
         found = _FRAME.match(line)
         if found is not None and inside:
             number = int(found[2]) if found[2].isdecimal() else 0
-            threads[-1][1].append(Frame(_unescaped(found[1]), number, _unescaped(found[3])))
+            threads[-1].frames.append(Frame(_unescaped(found[1]), number, _unescaped(found[3])))
         elif not line.startswith(" "):
             inside = False
+    return threads, cut
+
+
+def faulthandler_frames(text: str) -> tuple[Frame, ...]:
+    """Frames of the main thread in a dump of all threads, innermost first.
+
+    The main thread is the oldest, so it is listed last. Only when there are more than are listed
+    is it taken to be the current one: the kernel has the main thread run a signal's handler if it
+    can.
+    """
+    threads, cut = faulthandler_threads(text)
     if not threads:
         return ()
-    chosen = threads[-1][1]
     if cut:
-        chosen = next((frames for current, frames in threads if current), [])
-    return users_part(chosen)
+        return crash_frames(text)
+    return users_part(threads[-1].frames)
+
+
+def crash_frames(text: str) -> tuple[Frame, ...]:
+    """Frames of the thread that wrote a dump, such as the one that a fatal signal struck.
+
+    A thread of native code is not listed: then they are the main thread's, which may have waited
+    for it.
+    """
+    threads, cut = faulthandler_threads(text)
+    main = [] if cut or not threads else threads[-1].frames
+    return users_part(next((thread.frames for thread in threads if thread.current), main))
 
 
 def pyspy_frames(text: str) -> tuple[Frame, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.facts import LIBRARY, Frame, LockWait, RankStack
 
 _MAX_BYTES = 4 << 20
 _MAX_WIDTH = 200
@@ -58,6 +59,26 @@ class Sources:
                 return file.read().splitlines()
         except (OSError, ValueError):
             return []
+
+
+# A lock is taken in C, so a thread that waits for one stands in the line that takes it. What is
+# called in a `with` may be anything, and would have a frame of its own if it were Python's.
+_TAKES_LOCK = re.compile(r"(?:async )?with [^()]+:|.*\.acquire\(")
+
+
+def lock_waits(threads: Iterable[tuple[str, Frame]], sources: Sources) -> tuple[LockWait, ...]:
+    """Which threads of a process wait for locks; none if fewer than two do.
+
+    Args:
+        threads: the call that each of them is in, by name.
+        sources: reads source files.
+    """
+    found = []
+    for name, frame in threads:
+        code = sources.line(frame.file, frame.line)
+        if _TAKES_LOCK.match(code) and not LIBRARY.match(frame.file):
+            found.append(LockWait(name, replace(frame, code=code)))
+    return tuple(found) if len(found) > 1 else ()
 
 
 def with_code(stacks: Iterable[RankStack], sources: Sources) -> tuple[RankStack, ...]:

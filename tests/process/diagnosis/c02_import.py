@@ -1,0 +1,3 @@
+import helpers_mod
+
+helpers_mod.attend()

@@ -1,0 +1,54 @@
+"""What the console says of a failure: cause, rank and place, word by word."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.diagnosis import (
+    CASES,
+    Case,
+    can_mount,
+    memory_cgroup,
+    perform,
+    prepare,
+    surroundings,
+    write_experiment,
+)
+
+# far more than any of them takes: it bounds a hang
+SECONDS = 240
+
+NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
+NEEDS_MEMORY_CGROUP = pytest.mark.skipif(
+    memory_cgroup() is None, reason="no cgroup with a limit of memory can be made here"
+)
+NEEDS = {6: [NEEDS_MEMORY_CGROUP], 12: [NEEDS_MOUNT]}
+
+
+def console_of(case: Case, place: Path) -> str:
+    node = prepare(case, place)
+    with surroundings(case, place) as (words, more):
+        write_experiment(place, node | more)
+        directory = "small" if "log_dir" in more else "run"
+        ours = [sys.executable, "-m", "lllaunch", "+exp=test", f"hydra.run.dir={directory}"]
+        return perform(case, place, [*words, *ours], SECONDS)
+
+
+@pytest.mark.unmeasured
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=NEEDS.get(case.number, [])) for case in CASES],
+)
+def test_the_console_names_cause_rank_and_place(case: Case, tmp_path: Path) -> None:
+    said = console_of(case, tmp_path)
+    for expected in (case.cause, case.rank, case.place):
+        assert re.search(expected, said), f"{expected!r} is not in\n{said}"
+    # nothing of ours stands in what is the user's
+    assert "lllaunch/spawner" not in said
+    assert "internal error" not in said
+    if case.number == 21:
+        assert "Root cause" not in said
+        assert "ended by" in said.splitlines()[-1]
