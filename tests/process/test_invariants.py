@@ -263,7 +263,9 @@ STUBBORN = (
 def stubborn(tmp_path: Path, grace: str, **popen: Any) -> Launcher:
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     node = {"entrypoint": "stubborn.py", "nproc": 2, "grace_period": grace, "tee": "none"}
-    launcher = Launcher(tmp_path, node, **popen)
+    # SIGQUIT ends a run only where the config lists it
+    signals = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
+    launcher = Launcher(tmp_path, {**node, "signals": signals}, **popen)
     logs = [tmp_path / "run" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
     until(lambda: all("ready" in text_of(log) for log in logs), "both workers")
     return launcher
