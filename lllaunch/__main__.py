@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from lllaunch.cli import main
+try:
+    from lllaunch.cli import main
+except KeyboardInterrupt:
+    # nothing has begun yet; from here on the command line answers it
+    sys.exit(130)
 
 
 def end(code: int) -> None:

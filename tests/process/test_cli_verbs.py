@@ -127,3 +127,21 @@ def test_the_help_names_every_verb_and_nobody_needs_to_read_it_to_the_end(projec
         help_page.stdout.close()
         assert help_page.stderr.read() == ""
     assert help_page.returncode == 0
+
+
+INTERRUPTED = """
+import runpy, sys
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "lllaunch.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("lllaunch", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(project: Project) -> None:
+    ended = project.python("-c", INTERRUPTED)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
