@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "unmeasured: coverage does not measure the interpreters that it starts"
     )
+    config.addinivalue_line("markers", "untraced: coverage does not measure this process meanwhile")
 
 
 def _state_home(config: pytest.Config) -> str:
@@ -72,7 +73,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             for name in quiet_environment():
                 patch.delenv(name)
             patch.setattr(_Forks, "measured", False)
-        return (yield)
+        # of a property a hundred examples are tried; other tests run the same lines once
+        if not (item.get_closest_marker("untraced") or item.get_closest_marker("hypothesis")):
+            return (yield)
+        trace = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(trace)
 
 
 class _Forks:

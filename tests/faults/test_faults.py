@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +20,10 @@ from tests.faults.checks import CHECKS, violations
 from tests.faults.scenarios import DAMAGES, KIN, Act, Fault, Scenario, scenario
 from tests.faults.worker import pieces
 from tests.faults.world import Injected, Launched, Observed, Resumed, damaged
+
+ROOT = Path(__file__).parents[2]
+SEED = os.environ.get("FAULTS_SEED", "ci")
+SECONDS = 15.0
 
 # Scenarios
 
@@ -220,3 +228,26 @@ def test_the_table_counts_scenarios_and_violations_by_kind_of_fault() -> None:
     assert head.split()[:4] == ["runs", "faults", "ends", "alive"]
     assert row.split()[:6] == ["SIGKILL", "worker", "2", "3", ".", "1"]
     assert total.split()[:5] == ["ALL", "2", "3", ".", "1"]
+
+
+# Faults
+
+
+@pytest.mark.slow
+@pytest.mark.unmeasured
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", range(4))
+def test_no_promise_is_broken_by_faults(part: int) -> None:
+    """With another seed: FAULTS_SEED. More of them: ``make faults``."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "tests.faults", "--seed", f"{SEED}-{part}", "--jobs", "1"]
+    done = subprocess.run(
+        [*command, "--seconds", str(SECONDS)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr, f"{time.monotonic() - began:.1f} s")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

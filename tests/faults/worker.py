@@ -171,6 +171,9 @@ class Worker:
 
     def _make_kin(self, kind: str) -> None:
         """A descendant: ``child``, ``daemon`` (a session of its own), ``bare`` (no environment)."""
+        # Python swallows what a handler raises while it forks
+        polite = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, polite)
         pid = os.fork()
         if pid == 0:
             try:
@@ -179,6 +182,7 @@ class Worker:
                 os._exit(0)
         if kind != "child":
             os.waitpid(pid, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, polite)
 
     def _be_kin(self, kind: str) -> None:
         if kind != "child":
@@ -190,6 +194,7 @@ class Worker:
         action = signal.SIG_IGN if self.act["deaf"] else signal.SIG_DFL
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, action)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
         self.ledger.write("kin", kind=kind)
         if kind == "bare":
             os.execve("/bin/sleep", ["sleep", str(_LIFE_SECONDS)], {})

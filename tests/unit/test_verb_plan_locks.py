@@ -59,6 +59,7 @@ def lock(project: Project, name: str) -> Any:
     return yaml.safe_load((project.root / f"conf/locks/{name}.yaml").read_text())
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("argv", "name"),
     [
@@ -186,6 +187,7 @@ def test_a_missing_an_edited_and_a_broken_lock(plan: Plan, project: Project) -> 
         assert path.read_text() == text
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "name",
     [
