@@ -65,7 +65,10 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
     finally:
+        # a further Ctrl-C would only break off what ends the spawner
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN)
         close(spawner)
+        signal.signal(signal.SIGINT, former)
 
 
 def _perform(verb: str, argv: list[str]) -> int:

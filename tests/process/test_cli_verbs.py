@@ -145,3 +145,23 @@ runpy.run_module("lllaunch", run_name="__main__")
 def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(project: Project) -> None:
     ended = project.python("-c", INTERRUPTED)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+INTERRUPTED_AT_THE_END = """
+import os, signal, sys
+from lllaunch import cli
+
+def interrupted(spawner, close=cli.close):
+    os.kill(os.getpid(), signal.SIGINT)
+    close(spawner)
+
+cli.close = interrupted
+sys.argv = ["lllaunch", "+exp=x"]
+sys.exit(cli.main())
+"""
+
+
+def test_ctrl_c_while_the_spawner_is_closed_shows_no_traceback(project: Project) -> None:
+    ended = project.python("-c", INTERRUPTED_AT_THE_END)
+    assert ended.returncode == 0
+    assert "Traceback" not in ended.stderr
