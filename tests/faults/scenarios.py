@@ -221,11 +221,14 @@ def _signal(rng: Random, targets: Sequence[str], anchors: Sequence[str]) -> Faul
     again = None
     if name in {"SIGTERM", "SIGINT"} and target == "launcher" and rng.random() < 0.5:
         again = _delay(rng) / 2
-    # what stands still is set going again: the launcher always, others are ended with their run
-    hold = rng.uniform(0.05, 0.8) if target in {"launcher", "job"} or rng.random() < 0.5 else None
+    at = rng.choice(anchors)
+    # what stands still is set going again: the launcher always, others are ended with their run,
+    # which must have begun
+    always = target in {"launcher", "job"} or at in {"start", "fault"}
+    hold = rng.uniform(0.05, 0.8) if always or rng.random() < 0.5 else None
     return Fault(
         "signal",
-        rng.choice(anchors),
+        at,
         _delay(rng),
         target,
         name,
