@@ -110,7 +110,7 @@ _WATCHDOG = {
     "timers": False,
     "timeout": None,
     "run_timeout": None,
-    "stall": None,
+    "stall": {"after": "30m", "action": "report"},
     "stall_scope": "group",
     "warmup": "0s",
     "heartbeat": None,
@@ -133,7 +133,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "log_line_prefix": None,
     "log_dir": None,
     "grace_period": "30s",
-    "signals": ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"],
+    "signals": ["SIGTERM", "SIGINT", "SIGHUP"],
     "watchdog": _WATCHDOG,
     "max_restarts": 0,
     "restart": {
@@ -200,11 +200,20 @@ def _without(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     for key, value in node.items():
         default = defaults.get(key, _NO_DEFAULT)
         if isinstance(value, Mapping) and isinstance(default, Mapping) and default:
-            inner = _without(value, default)
-            found.update({key: inner} if inner else {})
-        elif value != default or type(value) is not type(default):
+            # no deeper: a limit of the watchdog is one value, though it may be a mapping
+            parts = {
+                name: part
+                for name, part in value.items()
+                if not _is(part, default.get(name, _NO_DEFAULT))
+            }
+            found.update({key: parts} if parts else {})
+        elif not _is(value, default):
             found[key] = value
     return found
+
+
+def _is(value: object, default: object) -> bool:
+    return value == default and type(value) is type(default)
 
 
 def _with(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from omegaconf import OmegaConf
 
 from lllaunch.config import plan
 from lllaunch.config.plan import complete, dump_yaml, essential, plan_hash, portable_plan
+from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS, UNPLANNED
+from lllaunch.config.watchdog import written_policy
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.policies import WatchdogPolicy
 from lllaunch.review.lock import (
     compare,
     lock_text,
@@ -58,6 +59,8 @@ plan:
     cwd: <cwd>/sub
     env:
       HF_TOKEN: ${oc.env:HF_TOKEN}
+    watchdog:
+      stall: null
 """
 
 
@@ -142,9 +145,8 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
 
 
 def test_what_nobody_has_set_is_in_no_plan() -> None:
-    names = {field.name for field in dataclasses.fields(WatchdogPolicy)}
     assert plan._DEFAULTS.keys() == {*KEYS} - UNPLANNED - {"entrypoint", "run_id"}
-    assert plan._WATCHDOG.keys() == names
+    assert written_policy(PRESETS[DEFAULT]) == plan._WATCHDOG
     for nproc in (1, 2):
         found = essential(portable_plan(spec_of({"entrypoint": "env", "nproc": nproc})))
         expected = {"entrypoint": "env"} if nproc == 1 else {"entrypoint": "env", "nproc": 2}
