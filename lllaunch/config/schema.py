@@ -144,7 +144,7 @@ class Launch:
     """Signals that the launcher handles and passes on to the workers: a list of names, or text
     separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own.
     SIGQUIT (Ctrl-\\) shows where all workers stand, and the run goes on, unless it is listed
-    here: then it ends the run as the others do."""
+    here: then it ends the run as the others do. To a sweep it shows that of all jobs that run."""
 
     watchdog: str | Mapping[str, Any] | bool | None = field(
         default_factory=lambda: {"preset": "report"}

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 # Comma-separated names; torch's variable.
 SIGNALS_TO_HANDLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+# Shows where the workers stand and goes on, as in other programs (Ctrl-\), unless it is listed
+# among the signals that end a run.
+STACKS_ON = signal.SIGQUIT
 
 
 class SignalException(Exception):
@@ -64,9 +67,11 @@ class SignalSource:
     (`lllaunch.interrupts`) is noted, too.
 
     Args:
-        signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names.
+        signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it
+            torch's but for ``quiet``.
         raises: whether they raise `SignalException` in the main thread instead, always.
-        quiet: another one, which is noted and never raises; if it is none of them.
+        quiet: another one, which is noted, never raises and never comes again; if it is none of
+            them.
 
     Attributes:
         quiet: that one, or None.
@@ -80,7 +85,10 @@ class SignalSource:
         quiet: signal.Signals | None = None,
     ) -> None:
         if signals is None:
-            signals = named_signals(os.environ.get(SIGNALS_TO_HANDLE, DEFAULT_SIGNALS))
+            named = os.environ.get(SIGNALS_TO_HANDLE)
+            signals = named_signals(DEFAULT_SIGNALS if named is None else named)
+            if named is None:
+                signals = [signum for signum in signals if signum != quiet]
         self._signals = tuple(signals)
         self.quiet = None if quiet in self._signals else quiet
         if self.quiet is not None:
@@ -134,7 +142,7 @@ class SignalSource:
         self._read = self._write = -1
         noted, self._noted = self._noted, []
         for signum in noted:
-            if not self._told or signum == signal.SIGTSTP:
+            if signum != self.quiet and (not self._told or signum == signal.SIGTSTP):
                 signal.raise_signal(signum)
 
     def _put_back(self) -> None:
@@ -158,7 +166,9 @@ class SignalSource:
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
         noted, self._noted = self._noted, []
-        self._told = self._told or any(signum != signal.SIGTSTP for signum in noted)
+        self._told = self._told or any(
+            signum not in (self.quiet, signal.SIGTSTP) for signum in noted
+        )
         return noted
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ from lllaunch.linux.oom import read_memory
 from lllaunch.moments import now_ns
 from lllaunch.multiprocessing.signals import (
     DEFAULT_SIGNALS,
+    STACKS_ON,
     SignalException,
     SignalSource,
     named_signals,
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.targets import Forked, Target
     from lllaunch.spec import LaunchSpec
-
-# Shows where the workers stand and goes on, as in other programs (Ctrl-\), unless the config
-# lists it among the signals that end a run.
-STACKS_ON = signal.SIGQUIT
 
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"

@@ -27,6 +27,7 @@ from lllaunch.linux.process import (
     set_parent_death_signal,
     wait_readable,
 )
+from lllaunch.multiprocessing.signals import STACKS_ON, SignalException
 from lllaunch.spawner import signals
 from lllaunch.spawner.adoption import Inherited
 from lllaunch.spawner.forks import flush_streams
@@ -112,6 +113,9 @@ def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
             _mark(*work.marks)
             _set_streams(place.streams)
             signals.reset(place.ignored, python=True)  # lifts the mask, too
+            if STACKS_ON not in place.ignored:
+                # before there are workers, and after, it has nothing to show
+                signal.signal(STACKS_ON, lambda *_: None)
             code = _work(work, place)
         except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
             code = _code_of(error)
@@ -248,8 +252,6 @@ def _set_streams(streams: tuple[int, ...]) -> None:
 
 def _code_of(error: BaseException) -> int:
     """Returns the exit code of a job whose code raised, and prints why."""
-    from lllaunch.multiprocessing.signals import SignalException  # noqa: PLC0415 - rarely
-
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF

@@ -104,7 +104,7 @@ class Loop:
         ready = self._wait()
         # One that came before a job ended is there by now, even if the wait did not tell.
         for signum in self._source.received():
-            self._tell(v.SignalReceived(signum, forwards()))
+            self._signalled(signum)
         if self._warm is not None:
             self._warm.look(ready, self._observer)
         for job in list(self._jobs.values()):
@@ -122,6 +122,14 @@ class Loop:
         if self._ticks is not None:
             self._tick_at = now + self._ticks
         self._observer(Tick())
+
+    def _signalled(self, signum: int) -> None:
+        if signum != self._source.quiet:
+            self._tell(v.SignalReceived(signum, forwards()))
+        elif forwards():
+            # each job shows where its workers stand, and the sweep goes on
+            for job in self._running():
+                job.signal(signum)
 
     def _wait(self) -> frozenset[int]:
         poll = select.poll()
@@ -347,7 +355,7 @@ class Loop:
         for job in self._running():
             while not job.reap() and time.monotonic() < until:
                 self._abandoned(job, until)
-                if self._source.received():
+                if {*self._source.received()} - {self._source.quiet}:
                     until = 0.0
         for job in self._running():
             job.end()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import lllaunch.sweep.vocabulary as v
-from lllaunch.multiprocessing.signals import SignalSource
+from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
 from lllaunch.spawner.signals import ignored_at_start
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.inside import Work
@@ -119,7 +119,7 @@ class Sweep(Loop):
         self._remains = Remains(self._all_marks)
         try:
             with contextlib.ExitStack() as stack:
-                self._source = self._signals or stack.enter_context(SignalSource())
+                self._source = self._signals or stack.enter_context(SignalSource(quiet=STACKS_ON))
                 try:
                     self._tell(v.Begin(self._total))
                     while self._finish is None:
@@ -172,7 +172,9 @@ class Sweep(Loop):
     def _end_jobs(self, decision: v.SignalJobs | v.KillJobs) -> None:
         for job in self._running():
             if isinstance(decision, v.SignalJobs):
-                job.signal(decision.signum)
+                # a job would show where its workers stand, and go on
+                signum = decision.signum
+                job.signal(signal.SIGTERM if signum == STACKS_ON else signum)
                 continue
             job.signal(signal.SIGKILL)
             if job.deadline is None:

@@ -343,6 +343,37 @@ def test_a_second_ctrl_c_kills(careful: SweepProject) -> None:
     assert [state for _, state, _ in told(careful) if state == "succeeded"] == []
 
 
+def test_ctrl_backslash_shows_where_the_workers_of_all_jobs_stand_and_the_sweep_goes_on(
+    careful: SweepProject,
+) -> None:
+    many = ("x=range(3)", "hydra.launcher.max_parallel=2")
+    launcher = careful.start("+exp=careful", *many)
+    until(lambda: all((careful.root / f"runs-{n}").exists() for n in (0, 1)), "two jobs")
+    launcher.signal(signal.SIGQUIT)
+    stacks = [careful.sweep / str(n) / "attempt_0" / "0" / "stacks.txt" for n in (0, 1)]
+    until(lambda: all("in go" in text_of(path) for path in stacks), "the stacks of both")
+    until(lambda: launcher.err.count("in go: time.sleep(60)") == 2, "both to be shown")
+    assert launcher.process.poll() is None
+    assert not any((careful.root / f"told-{n}").exists() for n in (0, 1))
+    launcher.signal(signal.SIGTERM)
+    ended = launcher.finish()
+    assert ended.code == 143
+    assert "0 of 3 jobs succeeded, 2 cancelled, 1 not run" in ended.err
+
+
+def test_ctrl_backslash_ends_a_sweep_where_that_is_listed_and_its_jobs_with_it(
+    careful: SweepProject,
+) -> None:
+    listed = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGQUIT"}
+    launcher = careful.start("+exp=careful", "x=0,1", env=listed)
+    until(lambda: all((careful.root / f"runs-{n}").exists() for n in (0, 1)), "two jobs")
+    launcher.signal(signal.SIGQUIT)
+    ended = launcher.finish()
+    assert ended.code == 131
+    assert [text_of(careful.root / f"told-{n}") for n in (0, 1)] == [str(int(signal.SIGTERM))] * 2
+    assert "0 of 2 jobs succeeded, 2 cancelled" in ended.err
+
+
 LOUD = """
 import os, sys, time
 

@@ -20,7 +20,7 @@ from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.multiprocessing.signals import SignalSource
+from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.shell import Sweep
 from lllaunch.sweep.vocabulary import Finish, JobState, Settle
@@ -114,7 +114,7 @@ class BatchRun:
         failure: LaunchError | None = None
         finish: Finish | None = None
         # one that comes while the end is written and told does not keep that from being done
-        with SignalSource() as signals, contextlib.closing(console):
+        with SignalSource(quiet=STACKS_ON) as signals, contextlib.closing(console):
             self._begin(console)
             try:
                 finish = self._sweep(console, numbers, signals)
@@ -124,7 +124,7 @@ class BatchRun:
                 failure = self._conclude(console, failure)
             else:
                 session.write_now_and_then(batch.numbers, self._label)
-            late = signals.received()
+            late = [signum for signum in signals.received() if signum != signals.quiet]
         if failure is not None or finish is None:
             assert failure is not None
             raise failure
@@ -141,7 +141,7 @@ class BatchRun:
         if self.concluded:
             return
         console = SweepConsole(live=False)
-        with SignalSource(), contextlib.closing(console):
+        with SignalSource(quiet=STACKS_ON), contextlib.closing(console):
             console.began(self._opened.session.path, 0, self._label, common=self._common(), batch=1)
             failure = self._conclude(console, None)
         if failure is not None:
