@@ -15,21 +15,28 @@ class Problem:
     """One thing that is wrong with a configuration.
 
     Attributes:
-        key: dotted key of the value, such as ``launch.tee``.
+        key: dotted key of the value, such as ``launch.tee``; empty if it is about a file.
         value: the value, already redacted, as the user wrote it.
         expected: what was expected there, as the predicate of a sentence
             (``"is not a mask (none, out, err, all, ...)"``).
         hint: what was probably meant (``"did you mean 'all'?"``), or an empty string.
+        file: path of the file that it stands in; empty where it stands in none, or in none that is
+            known.
+        line: number of the line, from 1; 0 where it is about the file as a whole.
     """
 
     key: str
     value: str
     expected: str
     hint: str = ""
+    file: str = ""
+    line: int = 0
 
     def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        before = "".join(f"{each}: " for each in (place, self.key) if each)
         value = f"{self.value} " if self.value else ""
-        text = f"{self.key}: {value}{self.expected}"
+        text = f"{before}{value}{self.expected}"
         return f"{text}; {self.hint}" if self.hint else text
 
 

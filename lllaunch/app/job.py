@@ -7,11 +7,12 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra._internal.hydra as hydra_app
 from hydra import version
 from hydra._internal import logging_config
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.types import RunMode
@@ -21,7 +22,7 @@ from lllaunch.app.ci import tell_ci
 from lllaunch.app.ending import JobEnded, Ledger
 from lllaunch.app.gate import admit
 from lllaunch.app.naming import is_of_a_moment
-from lllaunch.app.planning import Whereabouts, modules_of, perform, plan_job
+from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
 from lllaunch.app.user_function import UserFunction
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.records.index import remember
@@ -79,7 +80,7 @@ class Jobs:
 
         def claim_and_run(*args: Any, config: DictConfig, **kwargs: Any) -> JobReturn:
             with contextlib.ExitStack() as claimed:
-                with self.reporting():
+                with self.reporting(), locating(kwargs["hydra_context"].config_loader, config):
                     latest = self._claim(config, claimed)
                     if not kwargs["hydra_context"].callbacks.callbacks:
                         self._plan_ahead(config, claimed)
@@ -177,7 +178,8 @@ class Jobs:
             JobEnded: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
-        with self.reporting():
+        loader, node = GlobalHydra.instance().config_loader(), cast("Any", HydraConfig.get())
+        with self.reporting(), locating(loader, node._get_root()):
             outcome = self._execute(cfg)
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from lllaunch.app.naming import as_written
 from lllaunch.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from lllaunch.app.user_function import UserFunction
@@ -36,6 +40,42 @@ class Whereabouts(NamedTuple):
     runtime_cwd: str
     output_dir: str
     cwd: str
+
+
+@contextlib.contextmanager
+def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
+    """Let a `ConfigError` of the block name the files and lines of what is wrong.
+
+    To find them takes as long as composing; so it is done only then, and where it fails the error
+    is what it was.
+
+    Args:
+        loader: Hydra's.
+        config: that it composed, with Hydra's own node.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        with contextlib.suppress(Exception):
+            error.problems = _located(error.problems, loader, config)
+        raise
+
+
+def _located(problems: tuple[Problem, ...], loader: Any, config: Any) -> tuple[Problem, ...]:
+    from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
+
+    node = config.hydra
+    given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
+    # may be that of a sweep; of a run it composes the same
+    found = origins(loader, node.job.config_name, given, RunMode.MULTIRUN)
+
+    def located(problem: Problem) -> Problem:
+        origin = None if problem.file else found.stands_in(problem.key)
+        if origin is None:
+            return problem
+        return replace(problem, file=origin.where, line=origin.line or 0)
+
+    return tuple(map(located, problems))
 
 
 def plan_job(

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.composed import Composed, composing
 from lllaunch.app.naming import as_written, experiment_name, job_name
+from lllaunch.app.planning import locating
 from lllaunch.config.locate import Located, locate, locate_main
 from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
@@ -108,7 +109,8 @@ def review_run(composed: Composed) -> Reviewed:
         ComposeFailed: Hydra cannot compose it.
     """
     config = composed.compose()
-    spec = composed.plan(config)
+    with locating(composed.loader, config):
+        spec = composed.plan(config)
     raw: Any = OmegaConf.to_container(config, resolve=False)
     told = Told(composed.origins(), raw.get("launch") or {})
     return Reviewed(spec, raw, name_of(spec, config), "", _directory(raw, "run"), told)
@@ -137,7 +139,8 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
         try:
             with composing():
                 job = composer.compose(overrides, number)
-                spec = composer.plan(job, here=False)
+                with locating(composed.loader, job.whole):
+                    spec = composer.plan(job, here=False)
         except LaunchError as error:
             reasons[job_name(overrides)] = str(error)
             code = code or error.exit_code

@@ -11,7 +11,7 @@ from lllaunch.checking.findings import WRONG, Found, said_of
 from lllaunch.checking.yaml_facts import Facts, read_facts
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError
-from lllaunch.review.document import FileProblem, read_text
+from lllaunch.review.document import read_text
 
 MOST_FILES = 20_000
 """Entries of all directories of a tree."""
@@ -139,7 +139,7 @@ def found_in(error: ConfigError, file: str = "") -> list[Found]:
     found = []
     for each in error.problems:
         line = 0
-        if isinstance(each, FileProblem):
+        if each.file:
             file, line = shown_path(each.file), each.line
         found.append(Found(WRONG, file, line, each.key, said_of(each)))
     return found

@@ -20,7 +20,6 @@ from lllaunch.config.plan import portable_plan
 from lllaunch.config.tree import shorten, shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError
-from lllaunch.review.document import FileProblem
 from lllaunch.review.lock import Lock, read_lock, renew_command, sweep_plan
 from lllaunch.review.names import lock_path
 from lllaunch.review.refused import PlanRefused
@@ -66,7 +65,7 @@ class Locks:
             return
         except PlanRefused as refused:
             for each in refused.problems:
-                line = each.line if isinstance(each, FileProblem) else 1
+                line = each.line if each.file else 1
                 message = f"{said_of(each)}: {refused.renew}"
                 yield Found(REFUSED, path, line, each.key, message)
             return
@@ -109,7 +108,7 @@ class Locks:
         except ComposeFailed as error:
             reason = in_short(error.reason, ())[1]
         except ConfigError as error:
-            if all(isinstance(each, FileProblem) for each in error.problems):
+            if all(each.file for each in error.problems):
                 raise
             more = len(error.problems) - 1
             reason = str(error.problems[0]) + (f" (and {more} more)" if more else "")

@@ -61,16 +61,10 @@ class Places:
 
     def place(self, key: str) -> tuple[str, int]:
         """File and line of a key, of what it refers to, or of what it is in."""
-        parts = parts_of(key)
-        for end in range(len(parts), 0, -1):
-            for link in self._origins.chain(".".join(parts[:end])):
-                if link.origin.kind == "file":
-                    return link.origin.where, link.origin.line or 1
-            if end < len(parts) or parts[0] != "launch":
-                continue
-            if self._origins.of(key) is not None:
-                break  # a default: nobody wrote it anywhere
-        return self._file.path, self._file.line_of(*parts[:1])
+        origin = self._origins.stands_in(key)
+        if origin is not None and origin.kind == "file":
+            return origin.where, origin.line or 1
+        return self._file.path, self._file.line_of(*parts_of(key)[:1])
 
     def _missing(self, problem: Problem) -> tuple[str, str] | None:
         """The key that an interpolation asks for in vain, and the key where it does."""

@@ -72,8 +72,8 @@ def read_facts(text: str, file: str) -> Facts:
         file: its name, for messages.
 
     Raises:
-        ConfigError: Hydra could not read it, or it is more than anybody should; the problem is a
-            `lllaunch.review.document.FileProblem`.
+        ConfigError: Hydra could not read it, or it is more than anybody should; the problem names
+            its line.
     """
     with telling(text, file):
         builder = None if SURROGATE.search(text) else _fast(text, file)

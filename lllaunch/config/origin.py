@@ -145,6 +145,26 @@ class Origins:
                 waiting.extend(f"{target}{rest}" for target in found[1].references)
         return tuple(links.values())
 
+    def stands_in(self, key: str) -> Origin | None:
+        """The file that a key stands in, or else what it is in, or what that refers to.
+
+        Args:
+            key: dotted key, which the config need not have.
+
+        Returns:
+            None if the command line gave it, nobody did, or that cannot be told.
+        """
+        parts = parts_of(key)
+        for end in range(len(parts), 0, -1):
+            for link in self.chain(".".join(parts[:end])):
+                if link.origin.kind in {"file", "package"}:
+                    return link.origin
+                if link.origin.kind == "override":
+                    return None
+            if parts[0] == "launch" and self.of(key) is not None:
+                break  # a default: nobody wrote it anywhere
+        return None
+
     def _found(self, name: str) -> tuple[str, Entry] | None:
         """The entry of a key, or the reference above it."""
         parts = name.split(".")

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
@@ -34,26 +33,6 @@ _STAR = "quote a pattern that begins with *"
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Escapes of lone surrogates, which libyaml does not know."""
 _CONFLICT = "it looks like a merge that was not resolved"
-
-
-@dataclass(frozen=True)
-class FileProblem(Problem):
-    """One thing that is wrong with a file; its key may be empty.
-
-    Attributes:
-        file: path of the file.
-        line: number of the line, from 1; 0 where it is about the file as a whole.
-    """
-
-    file: str = ""
-    line: int = 0
-
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line else self.file
-        key = f" {self.key}:" if self.key else ""
-        value = f" {self.value}" if self.value else ""
-        text = f"{where}:{key}{value} {self.expected}"
-        return f"{text}; {self.hint}" if self.hint else text
 
 
 class Document(NamedTuple):
@@ -107,7 +86,7 @@ def parse(text: str, file: str) -> Document:
         file: its name, for messages.
 
     Raises:
-        ConfigError: it is no YAML, or not of the simple kind; the problem is a `FileProblem`.
+        ConfigError: it is no YAML, or not of the simple kind; the problem names its line.
     """
     # libyaml is fast, and knows no lone surrogates: parts of names that are not UTF-8
     fast = None if SURROGATE.search(text) else getattr(yaml, "CSafeLoader", None)
@@ -143,7 +122,7 @@ def telling(text: str, file: str) -> Iterator[None]:
 
 def wrong(file: str, line: int, expected: str, hint: str = "") -> ConfigError:
     """Returns an error about one line of a file."""
-    return ConfigError((FileProblem("", "", shorten(expected), hint, file, line),))
+    return ConfigError((Problem("", "", shorten(expected), hint, file, line),))
 
 
 def _reason(error: Exception) -> str:

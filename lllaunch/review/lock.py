@@ -28,7 +28,7 @@ from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import shorten, show
 from lllaunch.difference import Change, differences
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
-from lllaunch.review.document import FileProblem, parse, read_text
+from lllaunch.review.document import parse, read_text
 from lllaunch.review.names import lock_path, name_problem
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.files import naming, write_atomic
@@ -125,7 +125,7 @@ def read_lock(path: str) -> Lock:
     """Reads a lock.
 
     Raises:
-        ConfigError: there is none, or it is no lock of this format; problems are `FileProblem`s.
+        ConfigError: there is none, or it is no lock of this format; problems name their lines.
         PlanRefused: the plan in it is not the one that it was made with: somebody edited it.
     """
     return parse_lock(read_text(path), path)
@@ -149,7 +149,7 @@ def parse_lock(text: str, path: str) -> Lock:
         expected = "does not fit the plan below it: the file was edited by hand"
         line = document.lines[("plan_hash",)]
         shown = f"{data['plan_hash'][:12]}..."
-        edited = FileProblem("plan_hash", shown, expected, "renew it", path, line)
+        edited = Problem("plan_hash", shown, expected, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
     return lock
 
@@ -245,7 +245,7 @@ def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list
     def problem(key: str, value: Any, expected: str, hint: str = "") -> Problem:
         shown = "" if value is None else show(value)
         line = lines.get((key,), 1)
-        return FileProblem(key, shown, expected, hint, path, line)
+        return Problem(key, shown, expected, hint, path, line)
 
     if not isinstance(data, dict):
         return [problem("", None, "is no lock (lock, command, plan_hash, plan)", "renew it")]
@@ -267,7 +267,7 @@ def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list
     }
     for key, (fits, expected) in shapes.items():
         if key not in data:
-            problems.append(FileProblem(key, "", "is not there", "renew it", path, 1))
+            problems.append(Problem(key, "", "is not there", "renew it", path, 1))
         elif not fits(data[key]):
             problems.append(problem(key, data[key], expected, "renew it"))
     return problems

@@ -13,7 +13,7 @@ from lllaunch.config.findings import MOST_PROBLEMS
 from lllaunch.config.suggest import did_you_mean, one_of
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import ConfigError, Problem
-from lllaunch.review.document import Document, FileProblem, parse, read_text
+from lllaunch.review.document import Document, parse, read_text
 
 LISTS: tuple[str, ...] = (
     *("entrypoints", "programs", "preload", "callbacks", "targets"),
@@ -54,8 +54,7 @@ def read_policy(path: str) -> Policy:
     """Reads a policy.
 
     Raises:
-        ConfigError: something is wrong with the file; it holds everything that is, as
-            `FileProblem`s.
+        ConfigError: something is wrong with the file; it holds everything that is.
     """
     return parse_policy(read_text(path), path)
 
@@ -127,5 +126,5 @@ class _Reader:
         line = self._document.lines.get(where, 1)
         key = ".".join(str(part) for part in where if not isinstance(part, int))
         shown = "" if value is None or isinstance(value, dict) else show(value)
-        problem = FileProblem(shorten(key), shown, expected, shorten(hint), self._path, line)
+        problem = Problem(shorten(key), shown, expected, shorten(hint), self._path, line)
         self.problems.append(problem)

@@ -137,6 +137,69 @@ def test_what_hydra_cannot_compose_ends_with_1_and_a_message(
     assert "HYDRA_FULL_ERROR" not in ended.stderr
 
 
+OWN_APP = """
+    import lllaunch
+
+    @lllaunch.main(config_path="conf", config_name="main")
+    def train(cfg):
+        pass
+
+    if __name__ == "__main__":
+        train()
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("-m", "lllaunch", "+exp=x"),
+        # callbacks may change what runs: it is planned after them
+        ("-m", "lllaunch", "+exp=x", "+hydra.callbacks.c={_target_: noting.Callback}"),
+        ("-m", "lllaunch", "+exp=x", "hydra.job.chdir=true"),
+        ("-m", "lllaunch", "+exp=x", "-m", "+lr=1,2"),
+        ("-m", "lllaunch", "+exp=x,right", "-m"),
+        ("-m", "lllaunch", "plan", "+exp=x"),
+        ("-m", "lllaunch", "plan", "+exp=x", "-m", "+lr=1,2"),
+        ("own.py", "+exp=x"),
+        ("own.py", "+exp=x", "-m", "+lr=1,2", "hydra/launcher=basic", "hydra/sweeper=basic"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_the_files_name_and_the_line(
+    argv: tuple[str, ...], project: Project
+) -> None:
+    project.write("own.py", OWN_APP)
+    project.write("conf/main.yaml", "")
+    project.write(
+        "noting.py", "from hydra.experimental.callback import Callback as Callback  # noqa: PLC0414"
+    )
+    text = "# @package _global_\nlaunch:\n  entrypoint: env\n  nproc: ${count}\n  tee: al\n"
+    project.write("conf/exp/x.yaml", f"{text}count: two\n")
+    project.experiment("right", "{entrypoint: 'true', tee: none}")
+    ended = project.python(*argv, env=quiet_environment())
+    assert "conf/exp/x.yaml:4: launch.nproc: 'two' is not a number" in ended.stderr
+    assert "conf/exp/x.yaml:5: launch.tee: 'al' is not a mask" in ended.stderr
+
+
+def test_a_mistake_in_a_sweeps_own_settings_is_told_with_its_line(project: Project) -> None:
+    project.experiment("x", "{entrypoint: 'true'}", "hydra:\n  launcher:\n    max_parallel: many\n")
+    wrong = "hydra.launcher.max_parallel: 'many' is not"
+    ended = project.lllaunch("-m", "+exp=x", "+lr=1,2", env=quiet_environment())
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"lllaunch: conf/exp/x.yaml:5: {wrong}")
+    given = ("-m", "+exp=x", "+lr=1,2", "hydra.launcher.max_parallel=many")
+    ended = project.lllaunch(*given, env=quiet_environment())
+    assert ended.stderr.startswith(f"lllaunch: {wrong}")
+
+
+def test_a_mistake_on_the_command_line_is_told_without_a_file(project: Project) -> None:
+    project.experiment("x", "{entrypoint: 'true', tee: none, env: {A: b}}")
+    ended = project.lllaunch("+exp=x", "launch.tee=al", "launch.env.B=[1]", env=quiet_environment())
+    assert ended.returncode == 2
+    assert "launch.tee: 'al' is not a mask" in ended.stderr
+    assert "launch.env.B: " in ended.stderr
+    assert ".yaml" not in ended.stderr
+
+
 def test_nothing_of_hydras_stands_before_or_after_a_message(project: Project) -> None:
     project.experiment("x", "{entrypoint: 'true', tee: al}")
     project.write(
@@ -154,7 +217,7 @@ def test_nothing_of_hydras_stands_before_or_after_a_message(project: Project) ->
     )
     wrong = "lllaunch: launch.tee: 'al' is not a mask"
     refused = project.lllaunch("+exp=x")
-    assert refused.stderr.startswith(wrong)
+    assert refused.stderr.startswith("lllaunch: conf/exp/x.yaml:2: launch.tee: 'al' is not a mask")
     assert len(refused.stderr.splitlines()) == 1
     jobs = ("-m", "launch.tee=al,err", "hydra/launcher=basic", "hydra/sweeper=basic")
     swept = project.python("train.py", *jobs)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lllaunch.app.planning import importing_from_runtime_cwd
+from lllaunch.app.planning import importing_from_runtime_cwd, locating
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 SPEC = LaunchSpec(
@@ -41,3 +42,10 @@ def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
     assert importing_from_runtime_cwd(script, {}) is script
     preloading = importing_from_runtime_cwd(replace(script, preload=("work",)), {})
     assert preloading.env == {"PYTHONPATH": "/home/me"}
+
+
+def test_an_error_is_what_it_was_where_its_line_cannot_be_told() -> None:
+    wrong = Problem("launch.tee", "'al'", "is not a mask")
+    with pytest.raises(ConfigError) as caught, locating(None, None):  # type: ignore[arg-type]
+        raise ConfigError((wrong,))
+    assert caught.value.problems == (wrong,)

@@ -16,7 +16,6 @@ from lllaunch.config.origin import Origin
 from lllaunch.config.origin_lines import lines_of
 from lllaunch.config.origin_tree import Layer, OriginTree
 from lllaunch.errors import ConfigError, Problem
-from lllaunch.review.document import FileProblem
 
 GLOBAL = "# @package _global_\n"
 MAIN = """# @package _global_
@@ -241,7 +240,7 @@ def test_secrets_are_taken_out_of_messages_and_keys() -> None:
 
 def test_problems_of_files_know_their_place() -> None:
     problems = (
-        FileProblem("allow", "3", "is no list", "", "conf/l.yaml", 4),
+        Problem("allow", "3", "is no list", "", "conf/l.yaml", 4),
         Problem("k", "", "x"),
     )
     assert [each.place for each in found_in(ConfigError(problems))] == [

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.naming import job_name
+from lllaunch.app.planning import locating
 from lllaunch.app.reasons import message_of
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.labels import mark
@@ -134,8 +135,9 @@ class SweepJobs:
         """
         config = self.composer.compose(overrides, number, directory)
         everything = self.machine.environment(self.machine.everything)
-        spec = self.composer.plan(config, everything)
-        self._expect_own_gpus(spec, config)
+        with locating(self.composer.context.config_loader, config.whole):
+            spec = self.composer.plan(config, everything)
+            self._expect_own_gpus(spec, config)
         user = self.composer.user
         master = self.composer.master
         admitted = self.admitted.get(job_name(overrides), "") if self.admitted else ""

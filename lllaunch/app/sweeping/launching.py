@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hydra.core.utils import setup_globals
 
 from lllaunch.app.ending import AppEnded
+from lllaunch.app.planning import locating
 from lllaunch.app.sweeping.batch import BatchRun, Resources
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
@@ -127,7 +128,8 @@ class Launching:
         if threading.current_thread() is not threading.main_thread():
             raise NotInMainThread
         config = self._config
-        settings, machine = read_settings(config)
+        with locating(self._context.config_loader, config):
+            settings, machine = read_settings(config)
         source = TaskSource.of(self._task_function)
         user = _user(source, self._task_function)
         environ = dict(os.environ)
