@@ -137,10 +137,11 @@ class GuardedLoader(ConfigLoaderImpl):
         for key in PRESET_KEYS:
             above, _, last = key.rpartition(".")
             node = OmegaConf.select(config, above)
-            preset = node._get_node(last) if isinstance(node, DictConfig) else None
-            if isinstance(preset, AnyNode) and preset._value() in PRESETS:
+            # launchers of others have no such key
+            found = isinstance(node, DictConfig) and node._get_node(last, validate_access=False)
+            if isinstance(found, AnyNode) and found._value() in PRESETS:
                 with read_write(node), open_dict(node):
-                    node[last] = {"preset": preset._value()}
+                    node[last] = {"preset": found._value()}
         return config
 
     def list_groups(self, parent_name: str) -> list[str]:
