@@ -146,11 +146,18 @@ class Console:
         self._say(f"{name} received; {why}taking stacks before it is passed on")
 
     def stacks_shown(self, hang: Hang) -> None:
-        """Says where the workers stand, for a user who asked."""
-        from lllaunch.console.hang import look_lines  # noqa: PLC0415 - only where it is needed
+        """Says where the workers stand, for a user who asked or a finding that ends nothing."""
+        from lllaunch.console.hang import (  # noqa: PLC0415 - only where it is needed
+            fired_text,
+            look_lines,
+        )
+        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - as above
 
-        title = f"lllaunch: {hang.finding}"
-        self._write([Line(title), *look_lines(hang, self._cwd)])
+        if isinstance(hang.finding, Asked):
+            title = str(hang.finding)
+        else:
+            title = f"watchdog: {fired_text(hang, self._cwd)}; the run goes on"
+        self._write([Line(f"lllaunch: {title}"), *look_lines(hang, self._cwd)])
 
     def stacks_taken(self, hang: Hang) -> None:
         """Says who hangs, as far as that can be told, and where all stacks are."""

@@ -38,7 +38,7 @@ class Speaker(Protocol):
         """A signal came to a run that showed no sign of life: its workers get it after a look."""
 
     def stacks_shown(self, hang: Hang) -> None:
-        """The user asked where the workers stand."""
+        """It was seen where the workers stand, and the run goes on."""
 
     def stacks_taken(self, hang: Hang) -> None:
         """It was written down where the workers stand."""

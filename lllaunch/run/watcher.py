@@ -162,13 +162,13 @@ class Watcher:
             self._console.fired(hang)
 
     def _stacks_taken(self, event: StacksTaken) -> None:
-        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - imported by now
-
         hang = self.recorder.stacks_taken(event)
-        if isinstance(event.finding, Asked) and self._signal is None:
-            self._console.stacks_shown(hang)
-        else:
+        record = self.recorder.latest()
+        ends = record is not None and record.finding == event.finding
+        if ends or self._signal is not None:
             self._console.stacks_taken(hang)
+        else:
+            self._console.stacks_shown(hang)
 
     def _signal_process(self, event: SignalProcess) -> None:
         self.recorder.process_signalled(event)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+from support.diagnosis import limited_memory, memory_cgroup, write_experiment
 from support.launching import Finished, Launcher, launch, text_of, until
 
 WATCHDOG, FAILED = 4, 3
@@ -417,3 +420,77 @@ def test_a_stall_is_watched_from_a_terminal_less_python_too(tmp_path: Path) -> N
     ended = run(tmp_path, script, start_method="spawn", watchdog=STALL)
     assert ended.code == WATCHDOG, ended.err
     assert sys.executable in stacks(ended, 0) or "python" in stacks(ended, 0)
+
+
+IDLE = """
+import os, time
+
+def waits_for_a_file():
+    while not os.path.exists("go"):
+        time.sleep(0.1)
+
+print("ready", flush=True)
+waits_for_a_file()
+"""
+
+
+def test_ctrl_backslash_shows_where_the_workers_stand_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(IDLE)
+    node = {"entrypoint": "work.py", "nproc": 2, "tee": "none"}
+    console = tmp_path / "console"
+    with console.open("wb") as file:
+        launcher = Launcher(tmp_path, node, stdout=file, stderr=file)
+    logs = [tmp_path / "run" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
+    until(lambda: all("ready" in text_of(log) for log in logs), "both workers")
+    for times in (1, 2):
+        launcher.signal(signal.SIGQUIT)
+        until(lambda n=times: text_of(console).count("in waits_for_a_file") == n, "their stacks")
+        assert launcher.process.poll() is None
+    assert "Ranks 0-1 were here" in text_of(console)
+    (tmp_path / "go").touch()
+    ended = launcher.finish()
+    assert ended.code == 0, text_of(console)
+    assert ended.result["state"] == "succeeded"
+    assert types(ended).count("StacksTaken") == 2
+    assert "SignalWorkers" not in types(ended)
+
+
+def test_by_default_a_stall_is_reported_once_with_stacks_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    script = IDLE.replace('exists("go")', 'exists("run/attempt_0/0/stacks.txt")') + "time.sleep(6)"
+    # what is said is that of the default but for the half hour
+    soon = "launch.watchdog.stall={after: 2s, action: report}"
+    ended = run(tmp_path, script, soon, nproc=2, max_restarts=1)
+    assert ended.code == 0, ended.err
+    assert ended.result["state"] == "succeeded"
+    assert len(ended.result["attempts"]) == 1
+    assert ended.err.count("all workers stalled: no output, no CPU use and no heartbeat") == 1
+    assert ended.err.count("in waits_for_a_file") == 1
+    assert "in waits_for_a_file" in stacks(ended, 1)
+    assert types(ended).count("StacksTaken") == 1
+    assert "SignalWorkers" not in types(ended)
+
+
+@pytest.mark.skipif(
+    memory_cgroup() is None, reason="no cgroup with a limit of memory can be made here"
+)
+def test_a_process_below_a_worker_that_the_oom_killer_ended_counts_as_oom(tmp_path: Path) -> None:
+    script = """
+    import subprocess, sys
+
+    grow = "kept = []\\nwhile True: kept.append(b'x' * (8 << 20))"
+    subprocess.run([sys.executable, "-c", grow], check=True)
+    """
+    (tmp_path / "work.py").write_text(dedent(script))
+    restarts = {"max_restarts": 1, "restart": {"on": ["oom"]}}
+    write_experiment(tmp_path, {"entrypoint": "work.py", **restarts})
+    ours = [sys.executable, "-m", "lllaunch", "+exp=test", "hydra.run.dir=run"]
+    with limited_memory(300 << 20) as words:
+        command = [*words, *ours]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == FAILED, ended.stderr
+    assert "CalledProcessError" in ended.stderr
+    assert "The kernel's OOM killer struck" in ended.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert len(result["attempts"]) == 2

@@ -51,7 +51,7 @@ def test_every_preset_and_every_key_of_a_mapping_is_described() -> None:
     presets = page.partition("## Watchdog presets\n")[2].partition("\n## ")[0]
     assert "| key | `none` | `report` | `default` | `strict` |" in presets
     assert "| `stall` | null | {action: report, after: 30m} | 30m | 5m |" in presets
-    assert "| `timers` | false | true | true |" in presets
+    assert "| `timers` | false | false | true | true |" in presets
 
 
 def test_every_link_within_the_page_leads_somewhere() -> None:
