@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from lllaunch.config.findings import Unfit
-from lllaunch.config.suggest import did_you_mean
+from lllaunch.config.suggest import did_you_mean, nearest
 from lllaunch.spec import Entrypoint
 
 _MOST_NAMES = 2000
@@ -86,10 +86,24 @@ def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
             return f"did you mean {candidate!r}?"
     if "." in name and os.path.isfile(os.path.join(runtime_cwd, f"{name.replace('.', '/')}.py")):
         return f"did you mean '-m {name}'?"
+    own = _own_files(runtime_cwd)
     programs = (
         other for directory in search_path.split(os.pathsep) for other in _names_in(directory)
     )
-    return did_you_mean(name, programs)
+    near = nearest(name, (*own, *programs))
+    return f"did you mean {own.get(near, near)!r}?" if near else ""
+
+
+def _own_files(runtime_cwd: str) -> dict[str, str]:
+    """Return the scripts and programs beside the user as entrypoints, by their names alone."""
+    found = {}
+    for name in _names_in(runtime_cwd):
+        path = os.path.join(runtime_cwd, name)
+        if name.endswith(".py"):
+            found[name.removesuffix(".py")] = name
+        elif os.access(path, os.X_OK) and os.path.isfile(path):
+            found[name] = f"./{name}"
+    return found
 
 
 def _names_in(directory: str) -> Iterator[str]:

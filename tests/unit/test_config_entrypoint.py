@@ -146,12 +146,16 @@ def test_a_file_beside_the_user_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/train.py").write_text("")
     executable(tmp_path / "simulate")
+    executable(tmp_path / "bin/strings")
     for text, hint in [
         ("train", "did you mean 'train.py'?"),
+        ("trian", "did you mean 'train.py'?"),
+        ("simulaet", "did you mean './simulate'?"),
+        ("string", "did you mean 'strings'?"),
         ("simulate", "did you mean './simulate'?"),
         ("pkg.train", "did you mean '-m pkg.train'?"),
         ("nvidia-smi -L", "arguments go under 'args'"),
     ]:
         with pytest.raises(Unfit) as caught:
-            program(tmp_path, text)
+            program(tmp_path, text, f"{tmp_path}/bin")
         assert caught.value.hint == hint

@@ -14,7 +14,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.errors import Problem
 from lllaunch.review.allow import HARMLESS_VARIABLES, check
 from lllaunch.review.objects import Objects
-from lllaunch.review.policy import Policy
+from lllaunch.review.policy import Policy, parse_policy
 
 FILES = {
     "pkg/__init__.py": "from .train import main\nfrom . import tools as kit\n",
@@ -406,6 +406,16 @@ def test_without_a_policy_everything_may_run_unless_it_is_locked(tree: Path) -> 
     assert check(spec, {"_target_": "os.system"}, None, str(tree)) == []
     (problem,) = check(spec, {}, None, str(tree), locked=True)
     assert str(problem).startswith("conf/lllaunch.yaml: is not there, and a locked run needs it")
+
+
+def test_the_lines_that_are_shown_where_no_policy_is_make_one(tree: Path) -> None:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "train.py", "preload": ["torch"]}})
+    (tree / "train.py").write_text("")
+    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+    (problem,) = check(spec, {}, None, str(tree), locked=True)
+    _, *lines = str(problem).splitlines()
+    policy = parse_policy("\n".join(lines), "conf/lllaunch.yaml")
+    assert check(spec, {}, policy, str(tree), locked=True) == []
 
 
 def test_the_function_of_an_app_is_known_by_its_script(tree: Path) -> None:
