@@ -99,14 +99,17 @@ class OverMemory:
         rank: its local rank.
         used: anonymous and shared memory, bytes.
         limit: what is allowed, bytes.
+        within: seconds since it was last seen below the limit, None if it never was.
     """
 
     rank: int
     used: int
     limit: int
+    within: float | None = None
 
     def __str__(self) -> str:
-        return f"used too much memory: {size(self.used)}, the limit is {size(self.limit)}"
+        when = f", passed in the last {duration(self.within)}" if self.within else ""
+        return f"used too much memory: {size(self.used)}, the limit is {size(self.limit)}{when}"
 
 
 @dataclass(frozen=True)

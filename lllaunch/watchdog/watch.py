@@ -94,6 +94,8 @@ class Watch:
         self._waited = 0.0
         # Of each worker, when it was looked at last and what it used then.
         self._sizes: dict[int, tuple[float, int]] = {}
+        # When each worker was last seen below its limit of memory.
+        self._below: dict[int, float] = {}
         try:
             self._prepare(timer_file)
         except BaseException:
@@ -231,7 +233,7 @@ class Watch:
         found: list[Finding] = []
         usage = self._sampler.usage(self._pids(), self._unseen)
         if self._policy.memory is not None:
-            found += self._over_memory(usage, self._policy.memory)
+            found += self._over_memory(now, usage, self._policy.memory)
             self._memory_lasts = self._estimate(now, usage, self._policy.memory)
         # Between two looks for a stall a worker must have had the time to do something.
         if self._stall is not None and now >= self._next_stall_look:
@@ -260,12 +262,13 @@ class Watch:
                 lasts = min(lasts, (limit - size) / ((size - smaller) / (now - then)))
         return max(0.0, lasts)
 
-    def _over_memory(self, usage: Mapping[int, Usage], limit: int) -> list[Finding]:
+    def _over_memory(self, now: float, usage: Mapping[int, Usage], limit: int) -> list[Finding]:
         for rank, used in sorted(usage.items()):
-            if used.rss > limit:
-                exact = self._sampler.shared_out(used)
-                if exact > limit:
-                    return [OverMemory(rank, exact, limit)]
+            exact = self._sampler.shared_out(used) if used.rss > limit else 0
+            if exact > limit:
+                below = self._below.get(rank)
+                return [OverMemory(rank, exact, limit, None if below is None else now - below)]
+            self._below[rank] = now
         return []
 
     def signal(self, pid: int, signum: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,15 @@ from support.diagnosis import (
     CASES,
     Case,
     can_mount,
+    console_of,
     memory_cgroup,
-    perform,
-    prepare,
-    surroundings,
-    write_experiment,
 )
-
-# far more than any of them takes: it bounds a hang
-SECONDS = 240
 
 NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
 NEEDS_MEMORY_CGROUP = pytest.mark.skipif(
     memory_cgroup() is None, reason="no cgroup with a limit of memory can be made here"
 )
 NEEDS = {6: [NEEDS_MEMORY_CGROUP], 12: [NEEDS_MOUNT]}
-
-
-def console_of(case: Case, place: Path) -> str:
-    node = prepare(case, place)
-    with surroundings(case, place) as (words, more):
-        write_experiment(place, node | more)
-        directory = "small" if "log_dir" in more else "run"
-        ours = [sys.executable, "-m", "lllaunch", "+exp=test", f"hydra.run.dir={directory}"]
-        return perform(case, place, [*words, *ours], SECONDS)
 
 
 @pytest.mark.unmeasured

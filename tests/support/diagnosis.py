@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from support.launching import text_of, until
 
 SCRIPTS = Path(__file__).parents[1] / "process" / "diagnosis"
 NPROC = 4
+# far more than any of them takes: it bounds a hang
+SECONDS = 240.0
 
 # Short enough for a test; half an hour in a user's config.
 WATCHED = {"watchdog": {"stall": "4s"}, "grace_period": "5s"}
@@ -197,7 +200,8 @@ CASES = (
     ),
     Case(
         *(13, "memory limit of the watchdog", "c13_memory.py"),
-        r"used too much memory: \d+ MiB, the limit is 100 MiB",
+        r"used too much memory: \d+ MiB, the limit is 100 MiB, passed in the last "
+        r"[\d.]+ m?s",
         *(r"rank 3 \(attempt 0\) used", r"c13_memory\.py:\d+ in load_next"),
         {"watchdog": {"memory": "100MiB"}, "grace_period": "5s"},
     ),
@@ -344,6 +348,21 @@ def write_experiment(place: Path, node: Mapping[str, Any]) -> None:
     (place / "conf" / "exp").mkdir(parents=True, exist_ok=True)
     text = "# @package _global_\n" + json.dumps({"launch": node})
     (place / "conf" / "exp" / "test.yaml").write_text(text)
+
+
+def console_of(case: Case, place: Path) -> str:
+    """What the console of lllaunch shows of a case.
+
+    Args:
+        case: any.
+        place: an empty directory.
+    """
+    node = prepare(case, place)
+    with surroundings(case, place) as (words, more):
+        write_experiment(place, node | more)
+        directory = "small" if "log_dir" in more else "run"
+        ours = [sys.executable, "-m", "lllaunch", "+exp=test", f"hydra.run.dir={directory}"]
+        return perform(case, place, [*words, *ours], SECONDS)
 
 
 def perform(case: Case, place: Path, command: list[str], seconds: float) -> str:

@@ -76,7 +76,8 @@ FINDINGS = {
     findings.Stalled((0, 1), 3.5, "rank", asleep=(0,), stopped=(1,)),
     findings.HeartbeatLost((0,), 4),
     findings.TimedOut(10.0, "run"),
-    findings.OverMemory(0, 5, 4),
+    findings.OverMemory(0, 5, 4, 0.5),
+    findings.OverMemory(0, 6, 4),
     findings.Asked(2, 3.5),
     findings.Asked(3),
 }

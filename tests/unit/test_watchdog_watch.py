@@ -203,7 +203,7 @@ def test_memory_is_measured_exactly_before_anybody_is_accused(played: list[Playe
     watch.sampler.shared = 90 * MIB
     assert watch.after(100.0) == []
     watch.sampler.shared = 150 * MIB
-    assert watch.after(5.0) == [OverMemory(1, 150 * MIB, 100 * MIB)]
+    assert watch.after(5.0) == [OverMemory(1, 150 * MIB, 100 * MIB, within=5.0)]
 
 
 def test_the_private_place_goes_with_the_watch() -> None:
