@@ -1,0 +1,236 @@
+"""Compares what lllaunch and torchrun say of the same failures, in the same run.
+
+    python benchmarks/diagnosis.py                 all failures; some minutes
+    python benchmarks/diagnosis.py --only 4 7      some of them
+    python benchmarks/diagnosis.py --show 7        what both say of one, too
+
+Each failure of tests/support/diagnosis.py is made under both launchers with four workers. A point
+is given for each of three facts that stands in what a user sees, without a switch: the cause, the
+rank that it began with, the place in the code. A dash is for what does not exist: no place in the
+code killed a worker from outside, and torchrun has no process that forks workers.
+
+lllaunch is judged by the words that its tests hold. Torchrun is judged by the same facts in its own
+words: the rank is that of its "Root Cause", an exit code stands for sys.exit, a signal's name for
+the crash or the kill, any line of the user's code in a traceback for the place. What hangs under it
+is ended --limit seconds after its workers were started; what gives up by itself is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from launch import table
+from support.diagnosis import (
+    CASES,
+    NPROC,
+    Case,
+    Running,
+    can_mount,
+    console_of,
+    memory_cgroup,
+    perform,
+    prepare,
+    surroundings,
+)
+from support.launching import gone, until
+from support.sweeping import end_all, marked
+from workplace import LAUNCHERS, machine
+
+from lllaunch.linux import proc
+
+OURS, THEIRS = LAUNCHERS
+
+# What hangs under torchrun. The others end by themselves, and this only bounds them, seconds.
+_HANGS = frozenset({8, 9, 15, 16, 19})
+_LIMIT_SECONDS = 240.0
+# It would take all memory of the machine.
+_GREEDY_NUMBER, _GREEDY_SECONDS = 13, 8.0
+
+
+def _root(rank: str) -> str:
+    return rf"(?s)Root Cause \(first observed failure\):.*?rank +: {rank} "
+
+
+def _wait_for_workers(running: Running) -> None:
+    """Wait until torchrun has started its workers, or ended; it takes seconds to import torch."""
+
+    def started() -> bool:
+        workers = [each for each in proc.descendants(running.pid) if each.ppid == running.pid]
+        return len(workers) >= NPROC or gone(running.pid)
+
+    until(started, "the workers", _LIMIT_SECONDS)
+
+
+def _interrupt_the_import(running: Running) -> None:
+    """Press Ctrl-C when the workers have just been started: they import torch."""
+    os.kill(running.pid, signal.SIGINT)
+
+
+# Cause, rank and place as torchrun may say them; None where it has nothing that could fail so.
+SAID_BY_TORCHRUN: dict[int, tuple[str, str, str] | None] = {
+    1: (r"KeyError: 3", _root("1"), r"line 7, in look_up"),
+    2: (
+        r"ModuleNotFoundError: No module named 'flash_attention_that_is_not_there'",
+        _root(r"\d"),
+        r'helpers_mod\.py", line 3',
+    ),
+    3: (r"exitcode +: 3 ", _root("2"), r"line 8,? in check_data"),
+    4: (r"SIGSEGV", _root("1"), r"line 7,? in native_kernel"),
+    5: (r"SIGKILL", _root("2"), ""),
+    6: (r"(?i)out of memory|\bOOM\b", _root("2"), ""),
+    # which of the ranks did not come, and that the others waited for it
+    7: (r"fetch_shard", _root("2"), r"line 10,? in fetch_shard"),
+    8: (r"(?i)deadlock|stalled|hung", _root("1"), r"line 19,? in consume"),
+    9: (r"(?i)SIGSTOP|stopped", _root("3"), r"line 8,? in write_checkpoint"),
+    # both exceptions are printed: which was first, only the root cause says
+    10: (
+        r"(?s)ValueError: invalid literal.*" + _root("1").removeprefix("(?s)"),
+        _root("1"),
+        r"line 9, in parse",
+    ),
+    11: None,
+    12: (r"No space left on device", _root(r"\d"), r"small/"),
+    13: (r"(?i)too much memory|out of memory", _root("3"), r"line \d+,? in load_next"),
+    14: (r"killed by signal: Killed", _root("1"), r"line 19, in train"),
+    15: (r"(?i)stalled|hung", _root("1"), r"line 8,? in decode_video"),
+    16: (r"EADDRINUSE", _root("0"), r"line 9,? in set_up"),
+    17: (r"Received data size doesn't match", _root(r"\d"), r"line 14, in <module>"),
+    18: (r"rank 1.*(?:success|left)", _root("1"), r"line 9, in train"),
+    19: (r"never joined|3/4 clients joined", _root("1"), r"line 8,? in join"),
+    20: (r"KeyboardInterrupt|SIGINT", r"\[rank2\]|rank +: 2 ", r"line 10,? in fetch_shard"),
+    21: (r"(?s)import torch.*KeyboardInterrupt", "", ""),
+    22: (r"SIGSEGV", _root("1"), r"line 10,? in native_kernel"),
+}
+
+
+def torchrun(case: Case, place: Path, limit: float) -> str:
+    """What torchrun's console shows of a failure."""
+    disturb = _interrupt_the_import if case.number == 21 else case.disturb
+
+    def started(running: Running) -> None:
+        _wait_for_workers(running)
+        if disturb is not None:
+            disturb(running)
+
+    # the limit counts from here on
+    case = replace(case, disturb=started, environ={**case.environ, "TMPDIR": str(place)})
+    prepare(case, place)
+    options = ["--standalone", f"--nproc-per-node={NPROC}"]
+    seconds = limit if case.number in _HANGS else _LIMIT_SECONDS
+    if case.number == _GREEDY_NUMBER:
+        seconds = _GREEDY_SECONDS
+    try:
+        with surroundings(case, place) as (words, more):
+            if "log_dir" in more:
+                options += [f"--log-dir={more['log_dir']}", "--redirects=3"]
+            theirs = [sys.executable, "-m", "torch.distributed.run", *options, case.script]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                perform(case, place, [*words, *theirs, *more.get("args", ())], seconds)
+    finally:
+        # who did not end with it
+        end_all(list(marked("TMPDIR", str(place))))
+    return (place / "console").read_text(errors="replace")
+
+
+def judge(said: str, facts: Sequence[str]) -> list[bool | None]:
+    """Whether each fact is in a text; None for one that does not exist."""
+    return [bool(re.search(fact, said)) if fact else None for fact in facts]
+
+
+def why_not(case: Case) -> str:
+    """Why a failure cannot be made on this machine; empty if it can."""
+    if case.number == 6 and memory_cgroup() is None:
+        return "no cgroup with a limit of memory can be made"
+    return "no file system can be mounted" if case.number == 12 and not can_mount() else ""
+
+
+def compare(case: Case, limit: float, show: bool) -> dict[str, list[bool | None]]:
+    """Make a failure under both launchers; the points of each."""
+    points: dict[str, list[bool | None]] = {}
+    for launcher in LAUNCHERS:
+        facts: tuple[str, str, str] | None = (case.cause, case.rank, case.place)
+        facts = facts if launcher == OURS else SAID_BY_TORCHRUN[case.number]
+        if facts is None:
+            points[launcher] = [None] * 3
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory)
+            said = console_of(case, place) if launcher == OURS else torchrun(case, place, limit)
+        points[launcher] = judge(said, facts)
+        if show:
+            print(f"--- {case.number} under {launcher}\n{said}", file=sys.stderr)
+    print(f"compared: {case.number}", file=sys.stderr)
+    return points
+
+
+def cells(points: Sequence[bool | None]) -> list[str]:
+    return ["-" if point is None else str(int(point)) for point in points]
+
+
+def total(points: Sequence[Sequence[bool | None]]) -> str:
+    given = [point for each in points for point in each if point is not None]
+    return f"{sum(given)} of {len(given)}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of failures")
+    parser.add_argument("--show", type=int, nargs="+", default=[], help="whose output is shown")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=30.0,
+        help="seconds after which what hangs under torchrun is ended (default: 30)",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="failures at a time (default: 1)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    chosen = [case for case in CASES if not args.only or case.number in args.only]
+    lacking = {case.number: why for case in chosen if (why := why_not(case))}
+    cases = [case for case in chosen if case.number not in lacking]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = list(
+            pool.map(lambda case: compare(case, args.limit, case.number in args.show), cases)
+        )
+    lines = [
+        [
+            "",
+            "failure",
+            *(
+                f"{name}: {fact}" if fact == "cause" else fact
+                for name in LAUNCHERS
+                for fact in ("cause", "rank", "place")
+            ),
+        ]
+    ]
+    for case, points in zip(cases, found, strict=True):
+        lines.append([str(case.number), case.title, *cells(points[OURS]), *cells(points[THEIRS])])
+    sums = {name: total([points[name] for points in found]) for name in LAUNCHERS}
+    lines.append(["", "sum", sums[OURS], "", "", sums[THEIRS], "", ""])
+    print(table(lines))
+    for number, why in lacking.items():
+        print(f"Not compared: {number}, since {why} here.")
+    print("\nOn: " + ", ".join(f"{name} {value}" for name, value in machine().items()) + ".")
+
+
+if __name__ == "__main__":
+    main()
