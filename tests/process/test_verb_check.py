@@ -236,7 +236,7 @@ def test_locks_that_are_none_any_more(
         configs(project, **{f"exp__{name}": TRAIN})
         lock(capsys, f"+exp={name}")
     locks = project.root / "conf" / "locks"
-    (locks / "a.yaml").write_text((locks / "a.yaml").read_text().replace("nproc: 1", "nproc: 9"))
+    (locks / "a.yaml").write_text((locks / "a.yaml").read_text().replace(": train.py", ": eval.py"))
     (locks / "b.yaml").write_text("lock: 1\nplan: [\n")
     (project.root / "conf" / "exp" / "c.yaml").unlink()
     configs(project, exp__d=f"{GLOBAL}launch: {{entrypoint: train.py, tee: al}}\n")
@@ -276,7 +276,7 @@ def test_what_is_locked_needs_a_lock_and_a_policy(
     ended = checked()
     assert ended.code == 5
     review = "its plan has not been reviewed; to write it: python -m lllaunch plan --lock"
-    first, second, _ = ended.out.splitlines()
+    first, second, *_ = ended.out.splitlines()
     assert first == (
         f"conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml: {review} +exp=a"
     )
