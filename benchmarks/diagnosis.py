@@ -132,16 +132,17 @@ def torchrun(case: Case, place: Path, limit: float) -> str:
     seconds = limit if case.number in _HANGS else _LIMIT_SECONDS
     if case.number == _GREEDY_NUMBER:
         seconds = _GREEDY_SECONDS
-    try:
-        with surroundings(case, place) as (words, more):
-            if "log_dir" in more:
-                options += [f"--log-dir={more['log_dir']}", "--redirects=3"]
-            theirs = [sys.executable, "-m", "torch.distributed.run", *options, case.script]
+    # its launcher alone takes most of what the workers of ours have
+    with surroundings(case, place, memory=900 << 20) as (words, more):
+        if "log_dir" in more:
+            options += [f"--log-dir={more['log_dir']}", "--redirects=3"]
+        theirs = [sys.executable, "-m", "torch.distributed.run", *options, case.script]
+        try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 perform(case, place, [*words, *theirs, *more.get("args", ())], seconds)
-    finally:
-        # who did not end with it
-        end_all(list(marked("TMPDIR", str(place))))
+        finally:
+            # who did not end with it
+            end_all(list(marked("TMPDIR", str(place))))
     return (place / "console").read_text(errors="replace")
 
 
