@@ -64,6 +64,13 @@ def _root(rank: str) -> str:
     return rf"(?s)Root Cause \(first observed failure\):.*?rank +: {rank} "
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has ended
+        return ""
+
+
 def _wait_for_workers(running: Running) -> None:
     """Wait until torchrun has started its workers, or ended; it takes seconds to import torch."""
 
@@ -75,7 +82,14 @@ def _wait_for_workers(running: Running) -> None:
 
 
 def _interrupt_the_import(running: Running) -> None:
-    """Press Ctrl-C when the workers have just been started: they import torch."""
+    """Press Ctrl-C when a worker imports torch."""
+
+    def imports() -> bool:
+        below = [each.pid for each in proc.descendants(running.pid) if each.ppid == running.pid]
+        maps = (Path(f"/proc/{pid}/maps") for pid in below)
+        return gone(running.pid) or any("libtorch" in _text(path) for path in maps)
+
+    until(imports, "a worker to import torch", _LIMIT_SECONDS)
     os.kill(running.pid, signal.SIGINT)
 
 
@@ -205,6 +219,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # a script's job in the background has it ignored, and so would the launchers
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [case for case in CASES if not args.only or case.number in args.only]
     lacking = {case.number: why for case in chosen if (why := why_not(case))}
     cases = [case for case in chosen if case.number not in lacking]
