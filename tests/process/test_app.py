@@ -149,7 +149,7 @@ def test_config_path_replaces_the_place_of_the_primary_config(project: Project) 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--cfg", "job"], "max_restarts: 0"),
+        (["--cfg", "job"], "max_restarts: null"),
         (["--cfg", "hydra"], "name: lllaunch"),
         (["--info", "searchpath"], "pkg://lllaunch.conf"),
         (["--help"], "python -m lllaunch +exp=NAME"),

@@ -48,7 +48,13 @@ with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
 """
 
 # what only one of the two sets, or the shell for each command
-OURS_ALONE = {"LLLAUNCH_RUN", "LLLAUNCH_RESULT_FILE"}
+OURS_ALONE = {
+    "LLLAUNCH_CRASH_FILE",
+    "LLLAUNCH_HEARTBEAT",
+    "LLLAUNCH_RESULT_FILE",
+    "LLLAUNCH_RUN",
+    "LLLAUNCH_WATCHED",
+}
 # what is compared by form
 DIFFERENT = {
     "MASTER_ADDR",
