@@ -141,7 +141,7 @@ def test_a_list_for_programs(told: Told) -> None:
     assert (job["kind"], job["job"], job["root_cause"]) == (
         "job",
         3,
-        "rank 1: exited with status 7",
+        "rank 1: called sys.exit(7)",
     )
 
 
@@ -218,7 +218,7 @@ def test_a_sweep_and_a_job_of_it(told: Told) -> None:
     text = told("show", "latest")
     assert re.search(r"^sweep +multirun/1$", text, re.MULTILINE)
     assert re.search(r"^ +3 +how=exit lr=2 +failed +1 ", text, re.MULTILINE)
-    assert "  jobs 2-3 failed: exit code 3: rank 1: exited with status 7\n" in text
+    assert "  jobs 2-3 failed: exit code 3: rank 1: called sys.exit(7)\n" in text
     assert "2 of 4 jobs succeeded, 2 failed" in text
     summary = json.loads(Path("multirun/1/sweep.json").read_text())
     assert told.json("show", "multirun/1")["summary"] == summary

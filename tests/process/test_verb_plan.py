@@ -13,6 +13,8 @@ import yaml
 from support.project import Project, result
 from support.verbs import listing
 
+from lllaunch.config.plan import SOURCES, complete
+
 SECRET = "planted-cafe1234"
 
 
@@ -60,7 +62,7 @@ def test_the_plan_is_what_a_run_writes_down(argv: list[str], project: Project) -
     ended = project.lllaunch(*argv, env={"MY_TOKEN": SECRET})
     assert ended.returncode == 0, ended.stderr
     run = next(path.parent for path in project.root.rglob("result.json"))
-    assert as_json(yaml.safe_load((run / "plan.yaml").read_text())["launch"]) == told["launch"]
+    assert written(run) == told["launch"]
     found = result(run)
     assert found["plan_hash"] == told["fingerprint"]["plan_hash"]
     assert found["build"].items() >= {**told["fingerprint"]["build"]}.items()
@@ -82,14 +84,15 @@ def test_the_plans_of_a_sweep_are_what_its_jobs_write_down(project: Project) -> 
     hashes = [jobs[number]["plan_hash"] for number in range(4)]
     assert [each["plan_hash"] for each in told["jobs"]] == hashes
     assert len({*hashes}) == 4
-    first = yaml.safe_load((project.root / "many/0-x/plan.yaml").read_text())
-    assert as_json(first["launch"]) == told["launch"]
+    assert written(project.root / "many/0-x") == told["launch"]
     assert told["launch"]["grace_period"] == "5s"
     assert told["resolved"]["directories"]["output"] == "many/${hydra.job.num}-${launch.role}"
 
 
-def as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+def written(run: Path) -> Any:
+    """Return a run's plan.yaml with the defaults that it leaves out."""
+    plan = complete(yaml.safe_load((run / "plan.yaml").read_text()), SOURCES)
+    return json.loads(json.dumps(plan["launch"]))
 
 
 def test_nobody_reads_on(project: Project) -> None:

@@ -123,7 +123,7 @@ def test_directories_come_in_the_order_of_a_run(write: Write) -> None:
     found = composed(config_path=path, config_name="main")
     assert (found.which.value, found.made) == (3, "here")
     assert composed("which=only", config_path=path, config_name="main").which.value == 4
-    assert found.launch.nproc == 1  # the schema is under any primary config
+    assert found.launch.nproc is None  # the schema is under any primary config
 
 
 @pytest.mark.parametrize(
