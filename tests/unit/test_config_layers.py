@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
+from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import defaults, schema_node
 from lllaunch.errors import ConfigError
@@ -136,7 +138,7 @@ def test_mappings_are_taken_whole() -> None:
     launcher = {"env": {"A": "1"}, "watchdog": {"stall": "10m"}, "restart": {"delay": "1s"}}
     spec = spec_of(launcher, {"env": {"B": "2"}, "watchdog": {"timeout": "1h"}})
     assert spec.env == {"B": "2"}
-    assert spec.watchdog == WatchdogPolicy(timeout=3600)
+    assert spec.watchdog == dataclasses.replace(PRESETS[DEFAULT], timeout=3600)
     assert spec.restart == RestartPolicy(delay=1)
 
 
