@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
@@ -52,6 +53,7 @@ def test_defaults() -> None:
         run_id="2026-01-31-10-20-30",
         output_dir="/out/2026-01-31/10-20-30",
         runtime_cwd=HERE,
+        watchdog=PRESETS[DEFAULT],
         redacted=spec.redacted,
     )
     assert list(spec.redacted) == [key for key in KEYS if key not in UNPLANNED]

@@ -170,6 +170,7 @@ def test_run_logs_lays_out_an_attempt_and_tells_of_it(tmp_path):
         "RANK": "0",
         "TORCHELASTIC_ERROR_FILE": f"{attempt}/0/error.json",
         "LLLAUNCH_RESULT_FILE": f"{attempt}/0/return.json",
+        "LLLAUNCH_CRASH_FILE": f"{attempt}/0/crash.txt",
     }
     assert [(each.number, each.path) for each in told] == [(0, attempt)]
     assert told[0].dest is dest

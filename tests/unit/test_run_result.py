@@ -82,6 +82,7 @@ def test_failed_run():
             "core_dumped": False,
         },
         "explanation": {"suspect": "itself", "sure": "likely", "text": "A bug."},
+        "frames": [],
         "traceback": None,
         "stderr": "attempt_0/1/stderr.log",
         "hang": None,
@@ -134,13 +135,22 @@ def test_hang_is_told_with_where_the_workers_stood():
     }
     assert found["root_cause"]["cause"] == cause
     frame = {"file": "/a/train.py", "line": 40, "function": "sync", "code": "all_reduce(x)"}
-    nothing = {"rank": 5, "path": None, "source": None, "state": None, "wchan": None, "frames": []}
+    nothing = {
+        "rank": 5,
+        "path": None,
+        "source": None,
+        "state": None,
+        "wchan": None,
+        "frames": [],
+        "locks": [],
+    }
     assert found["root_cause"]["hang"] == {
         "finding": cause,
         "time": "2023-11-14T22:13:20.000000Z",
         "since": "2023-11-14T22:13:10.000000Z",
         "hung": [5],
         "waiting": [4],
+        "left": {},
         "stacks": [
             {
                 "rank": 4,
@@ -149,6 +159,7 @@ def test_hang_is_told_with_where_the_workers_stood():
                 "state": "S",
                 "wchan": "futex",
                 "frames": [frame],
+                "locks": [],
             },
             nothing,
         ],
@@ -423,8 +434,11 @@ def test_error_file_that_is_not_there_or_too_big_is_none(tmp_path):
         (KilledBySignal(6, core_dumped=True), "died of SIGABRT, core dumped"),
         (KilledBySignal(50), "died of signal 50"),
         (StartFailure("", "fork: no"), "could not be started: fork: no"),
-        (SpawnerLost(7, None), "was lost: the spawner (pid 7) died, its connection closed"),
-        (SpawnerLost(7, 1), "was lost: the spawner (pid 7) died, exit status 1"),
+        (
+            SpawnerLost(7, None),
+            "was lost: the process that forks workers (pid 7) died, its connection closed",
+        ),
+        (SpawnerLost(7, 1), "was lost: the process that forks workers (pid 7) died, exit status 1"),
     ],
 )
 def test_causes_explain_themselves(cause, text):
