@@ -18,6 +18,7 @@ from lllaunch.spec import LaunchSpec
 
 GIB = 1024**3
 DEFAULT = WatchdogPolicy(timers=True, stall=1800, warmup=300)
+REPORT = WatchdogPolicy(stall=1800, report=frozenset({"stall"}))
 STRICT = WatchdogPolicy(timers=True, stall=300, stall_scope="rank", warmup=300, heartbeat=300)
 
 EXPERIMENTS = {
@@ -61,7 +62,7 @@ def spec(conf: Path, experiment: str, *overrides: str) -> LaunchSpec:
 @pytest.mark.parametrize(
     ("experiment", "overrides", "policy"),
     [
-        ("plain", "", WatchdogPolicy()),
+        ("plain", "", REPORT),
         ("plain", "launch.watchdog=strict", STRICT),
         ("plain", "launch.watchdog.preset=strict", STRICT),
         ("plain", "launch.watchdog={stall:10m}", WatchdogPolicy(stall=600)),
@@ -84,7 +85,7 @@ def spec(conf: Path, experiment: str, *overrides: str) -> LaunchSpec:
             "launch.watchdog.stall=10m launch.watchdog.memory=8GiB",
             WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300, memory=8 * GIB),
         ),
-        ("nothing", "", WatchdogPolicy()),
+        ("nothing", "", REPORT),
         ("nothing", "launch.watchdog=strict", STRICT),
     ],
 )
