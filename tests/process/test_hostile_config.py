@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[str, str, int, str]] = {
         *("{entrypoint: ok.py}", 'hydra: {run: {dir: "${hydra.run.dir}"}}\n'),
         *(1, "Recursive interpolation"),
     ),
-    "cycle of a node": ("${launch}", "", 2, "launch"),
+    "cycle of a node": ("${launch}", "", 1, "Recursive interpolation"),
     "cycle of defaults": ("{entrypoint: ok.py}", "defaults: [/exp: a]\n", 1, "refers to itself"),
     "target of a watchdog": (
         *("{entrypoint: ok.py, watchdog: {_target_: os.system}}", ""),
