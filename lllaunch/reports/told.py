@@ -259,14 +259,12 @@ def _place(document: Fields, tree: Tree, logs: Sequence[Log]) -> Place | None:
     stacks = list(objects(inner(root, "hang"), "stacks"))
     worker = blamed(document) or {}
     of_blamed = [each for each in stacks if whole(each, "rank") == whole(worker, "rank")]
+    # the root cause itself has those of a crash of native code
+    standing = [frame for stack in (*of_blamed, root) for frame in objects(stack, "frames")]
     for found in (
         *map(frames_of, written),
-        (
-            Place(tidy(str(frame.get("file"))), whole(frame, "line") or 0)
-            for stack in of_blamed
-            for frame in objects(stack, "frames")
-        ),
-        # a crash of native code has its Python frames in standard error
+        (Place(tidy(str(frame.get("file"))), whole(frame, "line") or 0) for frame in standing),
+        # where the user's own faulthandler writes
         *(frames_of("\n".join(log.lines)) for log in logs if log.stream == "stderr"),
     ):
         place = tree.place(found)

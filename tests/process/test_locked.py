@@ -17,7 +17,7 @@ def project(tmp_path: Path) -> Project:
     found = Project(tmp_path)
     (found.root / ".git").mkdir()
     found.experiment("a", "{entrypoint: sh, args: ['-c', 'echo ran >> ran', '${lr}']}", "lr: 1")
-    found.write("conf/lllaunch.yaml", "allow: {programs: [sh]}\n")
+    found.write("conf/lllaunch.yaml", "allow: {programs: [sh], env: [EXTRA]}\n")
     return found
 
 

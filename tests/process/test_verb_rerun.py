@@ -115,7 +115,7 @@ def test_a_job_of_a_sweep_and_its_launchers_defaults(project: Project) -> None:
     assert plan["launch"]["grace_period"] == "7s"
     # a job of a locked sweep was reviewed with it
     (project.root / ".git").mkdir()
-    project.write("conf/lllaunch.yaml", "allow: {entrypoints: [say.py]}\n")
+    project.write("conf/lllaunch.yaml", "allow: {entrypoints: [say.py], env: [A_TOKEN]}\n")
     ended = project.lllaunch("plan", "--lock", *sweep, env={"MY_TOKEN": SECRET})
     assert ended.returncode == 0, ended.stderr
     env = {"MY_TOKEN": SECRET, "LLLAUNCH_LOCKED": "1"}
@@ -152,7 +152,8 @@ def test_the_newest_run_fails_again_as_it_did(project: Project) -> None:
 
 def test_a_rerun_is_held_against_locks_and_policies(project: Project) -> None:
     (project.root / ".git").mkdir()
-    policy = project.write("conf/lllaunch.yaml", "allow: {entrypoints: [say.py]}\n")
+    allowed = "allow: {entrypoints: [say.py], env: [A_TOKEN]}\n"
+    policy = project.write("conf/lllaunch.yaml", allowed)
     env = {"MY_TOKEN": SECRET}
     assert project.lllaunch("plan", "--lock", "+exp=a", env=env).returncode == 0
     first = run(project, "first", "+exp=a", "launch.locked=true")
