@@ -364,7 +364,7 @@ def test_the_time_of_the_run_ends_its_restarts(tmp_path: Path) -> None:
     )
     assert ended.code == WATCHDOG, ended.err
     assert 2 <= len(ended.result["attempts"]) <= 4
-    assert root(ended)["cause"]["type"] == "ExitedNonZero"
+    assert root(ended)["cause"]["type"] == "CalledExit"
     assert "time limit" in ended.err
 
 
