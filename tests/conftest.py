@@ -12,12 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from support.project import quiet_environment
-
-# An example may take its time: the machine is shared.
-settings.register_profile("lllaunch", deadline=None)
-settings.load_profile("lllaunch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
