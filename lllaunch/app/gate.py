@@ -196,6 +196,7 @@ def variables_of_hydra(env_set: object) -> list[Problem]:
         env_set: ``hydra.job.env_set`` as plain data, unresolved.
     """
     from lllaunch.errors import Problem  # noqa: PLC0415 - as above
+    from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
     return [
         Problem(
@@ -204,9 +205,7 @@ def variables_of_hydra(env_set: object) -> list[Problem]:
             "is in no lock, and workers see it",
             "set it in launch.env",
         )
-        for name, value in (env_set.items() if isinstance(env_set, dict) else ())
-        # of hydra.job.env_copy, which workers have anyway
-        if value != f"${{oc.env:{name}}}"
+        for name in variables_set(env_set)
     ]
 
 

@@ -60,6 +60,18 @@ NO_POLICY = Problem(
 """What is wrong with a locked run where no policy is."""
 
 
+def variables_set(env_set: object) -> dict[str, Any]:
+    """Return what ``hydra.job.env_set`` sets, without ``env_copy``, which workers have anyway.
+
+    Args:
+        env_set: as plain data, unresolved.
+    """
+    if not isinstance(env_set, Mapping):
+        return {}
+    copied = {name: f"${{oc.env:{name}}}" for name in env_set}
+    return {name: value for name, value in env_set.items() if value != copied[name]}
+
+
 def check(
     spec: LaunchSpec,
     config: Mapping[Any, Any],
@@ -217,7 +229,8 @@ class _Judge:
                 self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
 
     def config(self, config: Mapping[Any, Any]) -> None:
-        self.variables({_ENV_SET: value_at(config, _ENV_SET.split("."))})
+        env_set = value_at(config, _ENV_SET.split("."))
+        self.variables({_ENV_SET: env_set if isinstance(env_set, str) else variables_set(env_set)})
         for asked in asked_for(config):
             self.asked(asked)
 

@@ -121,7 +121,13 @@ class Server:
     def _end_sweep(self, _: Message) -> None:
         """Let what a sweep cannot end be: later workers shall not be ended for it, nor wait."""
         if self._sweep is not None:
-            self._spared.update(self._orphans())
+            orphans, everything = self._orphans(), proc.processes()
+            # those that are gone, whose numbers may come to mean others
+            self._spared &= {process.pid for process in everything}
+            self._spared.update(orphans)
+            # what is below one that ends becomes a child of this process
+            below = (each for pid in orphans for each in proc.descendants(pid, everything))
+            self._spared.update(process.pid for process in below)
             self._sweep = None
 
     def _end_check(self, message: Message) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
+from lllaunch.linux.limits import shortage
 from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut
@@ -115,7 +116,8 @@ class Watch:
             try:
                 self._beats = make_places(path, self._ranks)
             except OSError as error:
-                raise OutputError(path, error.strerror or str(error)) from error
+                why = shortage(error) or error.strerror or str(error)
+                raise OutputError(path, why) from error
             for rank, variables in self._environment.items():
                 variables[HEARTBEAT] = place_of(path, rank)
 

@@ -194,7 +194,7 @@ def test_a_resume_whose_finished_jobs_have_changed_is_refused(project: SweepProj
     )
     refused = project.run("+exp=quick", "x=1,2,3", RESUME)
     assert refused.code == 2
-    assert "launch.nproc: 1 -> 2" in refused.err
+    assert "launch.nproc: new, 2" in refused.err
     assert "tee" not in refused.err  # that changes nothing of the outcome
     assert _files(project) == kept
     assert sum(starts(project).values()) == 2

@@ -189,8 +189,8 @@ def test_the_table_stays_below_what_jobs_print(terminal: Terminal) -> None:
         "lllaunch: sweep of 3 jobs in /m, 2 GPUs",
         *steps,
         "20 s: 0/3 done, 1 running, 2 waiting",
-        "job  overrides  state      attempt  on         time  last line",
-        "  0  x=0        running          0  GPU 0      20 s  step 39",
+        "job  overrides  state      tries  on         time  last line",
+        "  0  x=0        running        1  GPU 0      20 s  step 39",
         "and 2 more waiting",
     ]
 
@@ -207,9 +207,9 @@ def test_failures_are_told_above_and_successes_in_the_table(terminal: Terminal) 
         "lllaunch: sweep of 2 jobs in /m, 2 GPUs",
         "lllaunch: job 1 failed after 3.0 s: exit code 3; logs in /m/1",
         "4 s: 1/2 done, 1 failed",
-        "job  overrides  state      attempt      time",
-        "  1  x=1        failed           0     3.0 s",
-        "  0  x=0        succeeded        0     3.0 s",
+        "job  overrides  state      tries      time",
+        "  1  x=1        failed         1     3.0 s",
+        "  0  x=0        succeeded      1     3.0 s",
     ]
     assert "\x1b[31m" in terminal.raw
 
@@ -229,8 +229,8 @@ def test_a_table_that_shrinks_leaves_nothing_behind(terminal: Terminal) -> None:
     assert rows[1:6] == held
     assert rows[6:] == [
         "2 s: 0/6 done, 1 running, 5 not run",
-        "job  overrides  state      attempt  on         time",
-        "  5  x=5        running          0  GPU 1       2 s",
+        "job  overrides  state      tries  on         time",
+        "  5  x=5        running        1  GPU 1       2 s",
     ]
     assert tall == 1 + 2 + 6
 

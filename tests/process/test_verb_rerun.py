@@ -206,7 +206,7 @@ def test_what_cannot_run_again_is_refused(project: Project) -> None:
         (plan.replace("nproc: 2", "nprocs: 2"), 2, "nproc"),
         (plan.replace("say.py", "gone.py"), 2, "gone.py"),
         (plan.replace("- '1'", "- ${nowhere}"), 2, "nowhere"),
-        (plan.replace("redirects: all", "redirects: [all"), 2, "plan.yaml"),
+        (plan.replace("nproc: 2", "nproc: [2"), 2, "plan.yaml"),
         (plan.replace("nproc: 2", "nproc: 3").replace("tee: none", "tee: 0:none"), 5, "launch.tee"),
         ("launch: 1\n", 2, "is no plan"),
         ("", 2, "is no plan"),

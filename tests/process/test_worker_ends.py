@@ -186,7 +186,7 @@ def test_too_few_descriptors_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import time; time.sleep(1000)\n")
     done = launch(tmp_path, {"entrypoint": "s.py", "nproc": 60, "tee": "none"}, preexec_fn=few)
     assert done.code == 3
-    assert "Too many open files" in done.err
+    assert "this process may have 40 open (ulimit -n)" in done.err
     assert "internal error" not in done.err
 
 
