@@ -202,9 +202,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         waits = (self._deadlines.next_in(), self._guard.next_in(healthy=healthy))
         wait_any_readable(files, min((wait for wait in waits if wait is not None), default=None))
         signals = self._signals.received()
-        if signal.SIGTSTP in signals:
+        if self._signals.stopping:
             self._stop_until_continued()
-        found = [self._signalled(signum) for signum in signals if signum != signal.SIGTSTP]
+        found = [self._signalled(signum) for signum in signals]
         found += self._worker_facts()
         # What they lead to may set or take back a deadline: look at those afterwards.
         return found or [
@@ -217,11 +217,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         Workers have sessions of their own, where SIGTSTP would do nothing.
         """
-        began = time.monotonic()
         if self._pcontext is not None:
             self._pcontext.stop_or_continue(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._clock.leave_out(time.monotonic() - began)
+        self._clock.leave_out(self._signals.stop_until_continued())
         if self._pcontext is not None:
             self._pcontext.stop_or_continue(signal.SIGCONT)
 

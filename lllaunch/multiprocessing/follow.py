@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import logging
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -164,6 +165,8 @@ class Follower:
         return taken + sum(file.blocks for file in self._files)
 
     def _run(self, wake: int) -> None:
+        # the main thread is to stop for it (`SignalSource.stop_until_continued`)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         watching: Watching | None = None
         try:
             watching = Watching(wake, self._poll_interval)

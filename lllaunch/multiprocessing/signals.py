@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.interrupts import take_interrupt
@@ -72,9 +73,12 @@ class SignalSource:
         raises: whether they raise `SignalException` in the main thread instead, always.
         quiet: another one, which is noted, never raises and never comes again; if it is none of
             them.
+        stops: whether SIGTSTP (Ctrl-Z) is noted, too. It is no reason to end: it never raises, and
+            is not among those received; see ``stopping``.
 
     Attributes:
         quiet: that one, or None.
+        stopping: whether SIGTSTP has come, and `stop_until_continued` is to be called.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class SignalSource:
         *,
         raises: bool = False,
         quiet: signal.Signals | None = None,
+        stops: bool = False,
     ) -> None:
         if signals is None:
             named = os.environ.get(SIGNALS_TO_HANDLE)
@@ -93,6 +98,11 @@ class SignalSource:
         self.quiet = None if quiet in self._signals else quiet
         if self.quiet is not None:
             self._signals += (self.quiet,)
+        self._stops = stops
+        self.stopping = False
+        if stops and signal.SIGTSTP not in self._signals:
+            self._signals += (signal.SIGTSTP,)
+        self._stop_was_blocked = False
         self._before: dict[signal.Signals, Any] = {}
         self._wakes = not raises
         self._wakeup_before = -1
@@ -128,6 +138,9 @@ class SignalSource:
         if self._wakes and signal.SIGINT in self._before and take_interrupt():
             self._noted.append(signal.SIGINT)
             os.write(self._write, b"\0")
+        if self._stops and signal.SIGTSTP in self._before:
+            mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+            self._stop_was_blocked = signal.SIGTSTP in mask
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,34 +155,65 @@ class SignalSource:
         self._read = self._write = -1
         noted, self._noted = self._noted, []
         for signum in noted:
-            if signum != self.quiet and (not self._told or signum == signal.SIGTSTP):
+            if signum != self.quiet and not self._told:
                 signal.raise_signal(signum)
+        if self.stopping:
+            self.stopping = False
+            signal.raise_signal(signal.SIGTSTP)
+
+    def leave(self) -> None:
+        """In a forked process: end the context. What was noted is for the parent."""
+        self._noted.clear()
+        self.stopping = False
+        self._depth = 1
+        self.__exit__()
 
     def _put_back(self) -> None:
         if self._wakes:
             signal.set_wakeup_fd(self._wakeup_before)
+        if self._stop_was_blocked:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         while self._before:
             signum, handler = self._before.popitem()
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        # the others end nobody
-        if self._raise and signum not in (self.quiet, signal.SIGTSTP):
+        if self._stops and signum == signal.SIGTSTP:
+            self.stopping = True
+            return
+        # the quiet one ends nobody
+        if self._raise and signum != self.quiet:
             self._told = True
             received = signal.Signals(signum)
             raise SignalException(f"process {os.getpid()} received {received.name}", received)
         self._noted.append(signum)
 
     def received(self) -> list[int]:
-        """Return the signals since the last call, in order."""
+        """Return the signals since the last call, in order; `stopping` may have changed, too."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
         noted, self._noted = self._noted, []
-        self._told = self._told or any(
-            signum not in (self.quiet, signal.SIGTSTP) for signum in noted
-        )
+        self._told = self._told or any(signum != self.quiet for signum in noted)
         return noted
+
+    def stop_until_continued(self) -> float:
+        """Stop this process until SIGCONT, as SIGTSTP demands; return for how long, seconds.
+
+        Where SIGCONT is blocked (`lllaunch.spawner.signals.STOP_AND_CONTINUE`), the process waits
+        for it: one that came before it had stopped continues it, too. SIGTSTP is to be blocked in
+        all other threads.
+        """
+        began = time.monotonic()
+        # Either of the two takes back the other if that is pending: what is pending came last.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+        self.stopping = False
+        if signal.SIGCONT in mask:
+            signal.sigwait({signal.SIGCONT})
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return time.monotonic() - began
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:

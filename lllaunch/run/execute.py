@@ -127,8 +127,7 @@ class _Run:
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
             self._console.warning(text)
-        handled = (*self._spec.signals, signal.SIGTSTP)
-        source = SignalSource(handled, quiet=STACKS_ON)
+        source = SignalSource(self._spec.signals, quiet=STACKS_ON, stops=True)
         with source as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))

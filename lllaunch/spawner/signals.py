@@ -10,6 +10,8 @@ import signal
 # Python ignores these itself, and a Python worker started by exec would have them so.
 _IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 _CANNOT_BE_SET = frozenset({signal.SIGKILL, signal.SIGSTOP})
+STOP_AND_CONTINUE = frozenset({signal.SIGTSTP, signal.SIGCONT})
+"""What a process blocks whose parent stops and continues it, so that neither is ever missed."""
 
 
 def ignored_at_start() -> frozenset[signal.Signals]:
@@ -31,12 +33,17 @@ def ignore_all() -> None:
             signal.signal(signum, signal.SIG_IGN)
 
 
-def reset(ignored: frozenset[signal.Signals], python: bool) -> None:
+def reset(
+    ignored: frozenset[signal.Signals],
+    python: bool,
+    blocked: frozenset[signal.Signals] = frozenset(),
+) -> None:
     """Give a new worker the dispositions and the mask that it would have in a shell.
 
     Args:
         ignored: signals that stay ignored.
         python: whether Python code follows (else another program is executed).
+        blocked: the mask; that of a shell is empty.
     """
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - _CANNOT_BE_SET:
@@ -49,7 +56,7 @@ def reset(ignored: frozenset[signal.Signals], python: bool) -> None:
         # Its handlers were among those that were just reset.
         faulthandler.disable()
         faulthandler.enable(2)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def leave_terminal(parent: int) -> None:

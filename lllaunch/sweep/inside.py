@@ -112,7 +112,8 @@ def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
             leave()
             _mark(*work.marks)
             _set_streams(place.streams)
-            signals.reset(place.ignored, python=True)  # lifts the mask, too
+            # lifts the mask, too; a run takes SIGTSTP when it has something to stop
+            signals.reset(place.ignored, python=True, blocked=signals.STOP_AND_CONTINUE)
             if STACKS_ON not in place.ignored:
                 # before there are workers, and after, it has nothing to show
                 signal.signal(STACKS_ON, lambda *_: None)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import select
 import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import lllaunch.sweep.vocabulary as v
+from lllaunch.agent.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
 from lllaunch.multiprocessing.signals import SignalSource, forwards
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.leases import Leases, Slot, Watch
-from lllaunch.sweep.output import Tick
+from lllaunch.sweep.output import Stopping, Tick
 from lllaunch.sweep.policy import by_signal
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.remains import Remains
@@ -78,7 +78,8 @@ class Loop:
         self._observer = observer
         self._review = review
         self._ticks = ticks
-        self._tick_at = time.monotonic()
+        self._clock = RunClock()
+        self._tick_at = self._clock()
         self._jobs: dict[int, JobProcess] = {}
         # One that has been asked for; others are composed again, for another attempt.
         self._composing: JobProcess | None = None
@@ -103,7 +104,7 @@ class Loop:
         self._look_at_books()
         ready = self._wait()
         # One that came before a job ended is there by now, even if the wait did not tell.
-        for signum in self._source.received():
+        for signum in self._received():
             self._signalled(signum)
         if self._warm is not None:
             self._warm.look(ready, self._observer)
@@ -114,7 +115,7 @@ class Loop:
                 watch.close()
                 del self._watches[slot]
                 self._tell(v.SlotsFreed(*slot.lease))
-        now = time.monotonic()
+        now = self._clock()
         self._try_again(now)
         for number in [number for number, at in self._due.items() if at <= now]:
             if self._due.pop(number, None) is not None:
@@ -122,6 +123,25 @@ class Loop:
         if self._ticks is not None:
             self._tick_at = now + self._ticks
         self._observer(Tick())
+
+    def _received(self) -> list[int]:
+        """The signals since the last call; if one of them stops the sweep, when it goes on."""
+        received = self._source.received()
+        if self._source.stopping:
+            self._stop_until_continued()
+        return received
+
+    def _stop_until_continued(self) -> None:
+        """Stop the jobs and this process (Ctrl-Z); until SIGCONT no time passes for the sweep.
+
+        Jobs have sessions of their own. Each stops its workers, and waits for SIGCONT.
+        """
+        self._observer(Stopping())
+        for job in self._jobs.values():
+            job.signal(signal.SIGTSTP)
+        self._clock.leave_out(self._source.stop_until_continued())
+        for job in self._jobs.values():
+            job.signal(signal.SIGCONT)
 
     def _signalled(self, signum: int) -> None:
         if signum != self._source.quiet:
@@ -159,7 +179,7 @@ class Loop:
         deadlines += [job.deadline for job in self._jobs.values() if job.deadline is not None]
         if not deadlines:
             return None
-        return max(0, min(int((min(deadlines) - time.monotonic()) * 1000) + 1, 3_600_000))
+        return max(0, min(int((min(deadlines) - self._clock()) * 1000) + 1, 3_600_000))
 
     def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
         """Reads what a job says and prints, and notices its end."""
@@ -179,7 +199,7 @@ class Loop:
             return
         if ended:
             self._ended(job)
-        elif job.deadline is not None and job.deadline <= time.monotonic():
+        elif job.deadline is not None and job.deadline <= self._clock():
             self._remains.leave_alone(job.pid)
             self._over(job, for_signal(signal.SIGKILL))
 
@@ -244,7 +264,7 @@ class Loop:
         """No job is started until what failed works again."""
         if self._error is not None or self._failure is not None:
             return
-        self._error, self._error_since = error, time.monotonic()
+        self._error, self._error_since = error, self._clock()
         self._tell(v.Blocked(str(error)))
         self._try_later(error, self._error_since)
 
@@ -296,7 +316,7 @@ class Loop:
             self._drop(job)
         elif self._leaves_nothing(job):
             self._over(job, job.exit_code)
-        elif job.deadline is not None and job.deadline <= time.monotonic():
+        elif job.deadline is not None and job.deadline <= self._clock():
             job.kill_branch()
             self._remains.kill(self._pids())
             self._over(job, job.exit_code)
@@ -317,7 +337,7 @@ class Loop:
         if job.branch_ended() and not alive:
             return True
         if not job.lingers:
-            job.lingers, job.deadline = True, time.monotonic() + KILL_SECONDS
+            job.lingers, job.deadline = True, self._clock() + KILL_SECONDS
         return False
 
     def _pids(self) -> frozenset[int]:
@@ -351,11 +371,11 @@ class Loop:
         """The sweep itself failed: ends what runs, gently first."""
         for job in self._running():
             job.signal(signal.SIGTERM)
-        until = time.monotonic() + _ABANDON_SECONDS
+        until = self._clock() + _ABANDON_SECONDS
         for job in self._running():
-            while not job.reap() and time.monotonic() < until:
+            while not job.reap() and self._clock() < until:
                 self._abandoned(job, until)
-                if {*self._source.received()} - {self._source.quiet}:
+                if {*self._received()} - {self._source.quiet}:
                     until = 0.0
         for job in self._running():
             job.end()
@@ -367,7 +387,7 @@ class Loop:
         poll = select.poll()
         for fd in (self._source.fileno(), *job.awaited()):
             poll.register(fd, select.POLLIN)
-        poll.poll(max(0, int((until - time.monotonic()) * 1000) + 1))
+        poll.poll(max(0, int((until - self._clock()) * 1000) + 1))
         for pipe in job.pipes:
             pipe.read(lambda _: None)
         job.receive()

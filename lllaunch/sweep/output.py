@@ -25,6 +25,13 @@ class JobPrinted(NamedTuple):
     line: bytes
 
 
+class Stopping(NamedTuple):
+    """The launcher is about to be stopped (Ctrl-Z): until it goes on, the terminal is a shell's.
+
+    Told to the observer only.
+    """
+
+
 class Tick(NamedTuple):
     """All that has happened by now was told; after as long as ``ticks`` says at the latest.
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -119,7 +118,9 @@ class Sweep(Loop):
         self._remains = Remains(self._all_marks)
         try:
             with contextlib.ExitStack() as stack:
-                self._source = self._signals or stack.enter_context(SignalSource(quiet=STACKS_ON))
+                self._source = self._signals or stack.enter_context(
+                    SignalSource(quiet=STACKS_ON, stops=True)
+                )
                 try:
                     self._tell(v.Begin(self._total))
                     while self._finish is None:
@@ -149,7 +150,7 @@ class Sweep(Loop):
         while self._facts:
             fact = self._facts.popleft()
             self._observer(fact)
-            for decision in self._scheduler.handle(fact, time.monotonic()):
+            for decision in self._scheduler.handle(fact, self._clock()):
                 self._observer(decision)
                 self._perform(decision)
         self._telling = False
@@ -178,7 +179,7 @@ class Sweep(Loop):
                 continue
             job.signal(signal.SIGKILL)
             if job.deadline is None:
-                job.deadline = time.monotonic() + KILL_SECONDS
+                job.deadline = self._clock() + KILL_SECONDS
 
     def _compose_next(self) -> None:
         number = next(self._numbers, None)
@@ -202,7 +203,7 @@ class Sweep(Loop):
 
     def _leave(self) -> None:
         """In a forked job: closes what is the launcher's."""
-        self._source.__exit__(None, None, None)
+        self._source.leave()
         self._leases.close()
         self._books.leave()
         for job in self._jobs.values():

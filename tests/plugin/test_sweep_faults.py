@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from support.launching import gone, text_of, until
 from support.sweeping import SweepProject
 
 from lllaunch.errors import ConfigError
+from lllaunch.linux import proc
 from lllaunch.sweep.directory import SweepDirectory
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
@@ -372,6 +378,175 @@ def test_ctrl_backslash_ends_a_sweep_where_that_is_listed_and_its_jobs_with_it(
     assert ended.code == 131
     assert [text_of(careful.root / f"told-{n}") for n in (0, 1)] == [str(int(signal.SIGTERM))] * 2
     assert "0 of 2 jobs succeeded, 2 cancelled" in ended.err
+
+
+# What a shell does about its job, as far as Ctrl-Z and fg go.
+SHELL = """
+import os, signal, sys
+
+def wait(pid):
+    while True:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        os.tcsetpgrp(0, os.getpgrp())
+        if not os.WIFSTOPPED(status):
+            return os.waitstatus_to_exitcode(status)
+        print("Stopped by", signal.Signals(os.WSTOPSIG(status)).name, flush=True)
+        sys.stdin.readline()
+        os.tcsetpgrp(0, pid)
+        os.killpg(pid, signal.SIGCONT)
+
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid == 0:
+    try:
+        os.setpgid(0, 0)
+        os.tcsetpgrp(0, os.getpid())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        os.execv(sys.argv[1], sys.argv[1:])
+    finally:
+        os._exit(127)
+sys.exit(wait(pid))
+"""
+
+# Writes down who it is, waits for the test, and ends.
+PATIENT = """
+import os, subprocess, time
+
+child = subprocess.Popen(["sleep", "1000"])
+with open(f"pids-{os.environ['JOB']}-{os.environ['RANK']}", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}\\n")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+child.kill()
+"""
+
+
+# Seconds that a job may take, whatever it waits for; and how long it is stopped.
+LIMIT = 15
+
+
+class Terminal:
+    """A terminal with a shell on it that runs one command."""
+
+    def __init__(self, project: SweepProject, *command: str) -> None:
+        self._shown = b""
+        words = [sys.executable, "-c", SHELL, sys.executable, *command]
+        self.shell, self._master = pty.fork()
+        if self.shell == 0:
+            try:
+                os.chdir(project.root)
+                os.execve(sys.executable, words, {**project.environment(), "TERM": "xterm"})
+            finally:
+                os._exit(127)
+        os.set_blocking(self._master, False)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    @property
+    def shown(self) -> str:
+        # EIO: nobody has the terminal open any more
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(self._master, 1 << 16):
+                self._shown += data
+        return self._shown.decode(errors="replace")
+
+    @property
+    def launcher(self) -> int:
+        (pid,) = [each.pid for each in proc.descendants(self.shell) if each.ppid == self.shell]
+        return pid
+
+    def finish(self) -> int:
+        def ended() -> bool:
+            # else the terminal is full in the end
+            assert self.shown is not None
+            return gone(self.shell)
+
+        until(ended, "the end of the shell")
+        return os.waitstatus_to_exitcode(os.waitpid(self.shell, 0)[1])
+
+    def close(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            if not os.waitpid(self.shell, os.WNOHANG)[0]:
+                os.kill(self.shell, signal.SIGKILL)
+                os.waitpid(self.shell, 0)
+        os.close(self._master)
+
+
+@pytest.fixture
+def patient(project: SweepProject) -> Iterator[Terminal]:
+    project.write("work.py", PATIENT)
+    # what a pause counts towards would end each of them
+    launch = (
+        "{entrypoint: work.py, nproc: 2, env: {JOB: '${hydra:job.num}'}, "
+        f"watchdog: {{preset: none, timeout: {LIMIT}s, stall: {LIMIT}s, run_timeout: {LIMIT}s}}}}"
+    )
+    project.experiment("patient", launch, "x: 0\n")
+    many = ("x=range(3)", "hydra.launcher.max_parallel=2", "hydra.sweep.dir=sweep")
+    terminal = Terminal(project, "-m", "lllaunch", "-m", "+exp=patient", *many)
+    yield terminal
+    terminal.close()
+    project.all_gone()
+
+
+def states(pids: list[int]) -> set[str]:
+    return {facts.state for pid in pids if (facts := proc.facts(pid)) is not None}
+
+
+def stop(terminal: Terminal, pids: list[int]) -> None:
+    """Types Ctrl-Z, and waits until processes and the launcher have stopped."""
+    before = terminal.shown.count("Stopped by")
+    terminal.type("\x1a")
+    until(lambda: terminal.shown.count("Stopped by SIGSTOP") > before, "the shell")
+    until(lambda: states(pids) == {"T"}, "all to be stopped")
+
+
+def test_ctrl_z_stops_the_workers_of_all_jobs_and_no_time_passes_until_they_go_on(
+    project: SweepProject, patient: Terminal
+) -> None:
+    files = [project.root / f"pids-{job}-{rank}" for job in range(2) for rank in range(2)]
+
+    def running() -> bool:
+        assert patient.shown is not None
+        return all(text_of(file).endswith("\n") for file in files)
+
+    until(running, "the workers")
+    launcher = patient.launcher
+    pids = [launcher, *(int(pid) for file in files for pid in file.read_text().split())]
+    stop(patient, pids)
+    time.sleep(LIMIT + 1)
+    patient.type("fg\n")
+    until(lambda: "T" not in states(pids), "all to go on")
+    stop(patient, pids)
+    (project.root / "go").touch()
+    patient.type("fg\n")
+    assert patient.finish() == 0, patient.shown
+    assert "3 of 3 jobs succeeded" in patient.shown
+    assert project.states() == dict.fromkeys(range(3), "succeeded")
+    assert project.tries() == dict.fromkeys(range(3), 1)
+    for job in range(3):
+        events = (project.sweep / str(job) / "events.jsonl").read_text()
+        assert "WatchdogFired" not in events
+        assert "SignalReceived" not in events
+
+
+def test_ctrl_c_ends_a_sweep_that_was_stopped_before(
+    project: SweepProject, patient: Terminal
+) -> None:
+    file = project.root / "pids-0-0"
+
+    def running() -> bool:
+        assert patient.shown is not None
+        return text_of(file).endswith("\n")
+
+    until(running, "a worker")
+    pids = [int(pid) for pid in file.read_text().split()]
+    stop(patient, pids)
+    patient.type("fg\n")
+    until(lambda: "T" not in states(pids), "all to go on")
+    patient.type("\x03")
+    assert patient.finish() == 130, patient.shown
+    assert project.document()["exit_code"] == 130
 
 
 LOUD = """

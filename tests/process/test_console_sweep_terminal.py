@@ -22,7 +22,7 @@ import pytest
 
 import lllaunch.sweep.vocabulary as v
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.sweep.output import JobPrinted, Tick
+from lllaunch.sweep.output import JobPrinted, Stopping, Tick
 from lllaunch.sweep.prepared import JobAnswered, Prepared
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.testing import FakeClock
@@ -192,6 +192,27 @@ def test_the_table_stays_below_what_jobs_print(terminal: Terminal) -> None:
         "job  overrides  state      tries  on         time  last line",
         "  0  x=0        running        1  GPU 0      20 s  step 39",
         "and 2 more waiting",
+    ]
+
+
+def test_the_table_gives_way_to_a_shell_and_comes_again_below(terminal: Terminal) -> None:
+    terminal.began(1)
+    terminal.start(0)
+    terminal.tick()
+    table = terminal.shown()
+    terminal.clock.advance(1.0)
+    terminal.observe(Stopping())
+    assert terminal.shown() == table[:1]
+    written = "[1]+  Stopped\n$ fg\n"
+    terminal.stream.write(written)
+    terminal.stream.flush()
+    terminal.tick()
+    assert terminal.shown() == [
+        table[0],
+        *written.splitlines(),
+        "3 s: 0/1 done, 1 running",
+        table[2],
+        "  0  x=0        running        1  GPU 0       3 s",
     ]
 
 

@@ -21,6 +21,7 @@ from support.sweeps import NAMES, ONE, Played, each, machine
 import lllaunch.sweep.vocabulary as v
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.signals import STOP_AND_CONTINUE
 from lllaunch.sweep.inside import Work
 from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.journal import read_journal
@@ -130,7 +131,7 @@ def test_a_job_is_apart_from_its_launcher(played: Played) -> None:
             "fds": [kind for kind in new if kind != "/dev/null"] == ["pipe"] * 2 + ["socket"] * 2,
             "journal": not any("sweep.jsonl" in link for link in links()),
             "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
-            "mask": not signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()) == STOP_AND_CONTINUE,
         }
         print(json.dumps(facts), new)
         return 0 if all(facts.values()) else 1

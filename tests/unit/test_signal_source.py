@@ -10,6 +10,7 @@ import pytest
 
 from lllaunch.linux.process import wait_readable
 from lllaunch.multiprocessing.signals import SignalException, SignalSource
+from lllaunch.spawner.signals import STOP_AND_CONTINUE
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -109,9 +110,62 @@ def test_a_signal_that_is_ignored_stays_ignored(came: list[int]) -> None:
 
 
 def test_ctrl_z_is_noted_where_others_raise_and_is_no_reason_to_end(came: list[int]) -> None:
-    with SignalSource([USR1, signal.SIGTSTP]) as source:
+    with SignalSource([USR1], stops=True) as source:
         with source.raising():
             signal.raise_signal(signal.SIGTSTP)
-        assert source.received() == [signal.SIGTSTP]
+        assert wait_readable(source, 0)
+        assert (source.received(), source.stopping) == ([], True)
+        source.stopping = False
         signal.raise_signal(USR1)
     assert came == [USR1]
+
+
+@pytest.fixture
+def as_a_job() -> Iterator[None]:
+    """Signals that stop and continue are blocked, as in the process of a sweep's job."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_AND_CONTINUE)
+    yield
+    # the later one takes the earlier one back, and alone does nothing
+    signal.raise_signal(signal.SIGCONT)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("as_a_job")
+def test_a_stop_that_came_before_there_was_anything_to_stop_is_not_lost() -> None:
+    signal.raise_signal(signal.SIGTSTP)
+    with SignalSource([USR1], stops=True) as source:
+        assert wait_readable(source, 0)
+        assert (source.received(), source.stopping) == ([], True)
+        signal.raise_signal(signal.SIGCONT)
+        source.stop_until_continued()
+        assert not source.stopping
+    assert signal.SIGTSTP in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.usefixtures("as_a_job")
+def test_who_was_continued_before_he_had_stopped_goes_on() -> None:
+    with SignalSource([USR1], stops=True) as source:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTSTP)
+            signal.raise_signal(signal.SIGTSTP)
+            signal.raise_signal(signal.SIGCONT)
+            source.stop_until_continued()
+            assert not source.stopping
+        # of the two, the later one counts
+        signal.raise_signal(signal.SIGCONT)
+        signal.raise_signal(signal.SIGTSTP)
+        assert source.stopping
+        assert signal.SIGCONT not in signal.sigpending()
+        signal.raise_signal(signal.SIGCONT)
+        source.stop_until_continued()
+
+
+@pytest.mark.usefixtures("as_a_job")
+def test_a_fork_does_not_take_what_was_noted_for_its_own(came: list[int]) -> None:
+    source = SignalSource([USR1], stops=True)
+    source.__enter__()
+    signal.raise_signal(USR1)
+    signal.raise_signal(signal.SIGTSTP)
+    source.leave()
+    assert came == []
+    assert signal.SIGTSTP not in signal.sigpending()

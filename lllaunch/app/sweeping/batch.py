@@ -114,7 +114,10 @@ class BatchRun:
         failure: LaunchError | None = None
         finish: Finish | None = None
         # one that comes while the end is written and told does not keep that from being done
-        with SignalSource(quiet=STACKS_ON) as signals, contextlib.closing(console):
+        with (
+            SignalSource(quiet=STACKS_ON, stops=True) as signals,
+            contextlib.closing(console),
+        ):
             self._begin(console)
             try:
                 finish = self._sweep(console, numbers, signals)

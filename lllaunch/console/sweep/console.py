@@ -17,7 +17,7 @@ from lllaunch.console.sweep.paint import is_terminal, painted
 from lllaunch.console.sweep.screen import Screen, Size, size_of
 from lllaunch.console.sweep.table import Row, Span, table_rows
 from lllaunch.console.wording import counted, shown_path, working_directory
-from lllaunch.sweep.output import JobPrinted, Tick
+from lllaunch.sweep.output import JobPrinted, Stopping, Tick
 from lllaunch.sweep.vocabulary import JobState
 
 if TYPE_CHECKING:
@@ -139,6 +139,9 @@ class SweepConsole:
         rows = [row for change in changes for row in self._rows(change)]
         if rows:
             self._say(rows)
+        if isinstance(event, Stopping):
+            self._give_way()
+            return
         if isinstance(event, Tick):
             self._tick(now)
         else:
@@ -224,6 +227,12 @@ class SweepConsole:
             return
         patience = _LAST_PATIENCE_S if last else _PATIENCE_S
         self._flow.put("".join(f"{line}\n" for line in lines), patience, last=last)
+
+    def _give_way(self) -> None:
+        """Take the table away until something happens again: the shell writes now."""
+        if self._screen is not None:
+            self._screen.draw(lambda _: [], _PATIENCE_S)
+            self._changed = True
 
     def _tick(self, now: float) -> None:
         """Time has passed."""

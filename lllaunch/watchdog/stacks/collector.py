@@ -9,6 +9,7 @@ Workers are written down before that: they matter most, and there may be no time
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -103,6 +104,8 @@ class StackCollector:
                 self._event = -1
 
     def _run(self) -> None:
+        # the main thread is to stop for it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         try:
             self._collect()
         except Exception as error:  # noqa: BLE001 - an attempt must end also without its stacks
