@@ -54,8 +54,12 @@ def _names(report: Report) -> list[str]:
     taken: set[str] = set()
     for index, case in enumerate(report.cases):
         name = _one_line(shortened(case.name, _NAME)) or f"case {index}"
-        found.append(name if name not in taken else f"{name} (job {case.job})")
-        taken.add(found[-1])
+        if name in taken:
+            name = f"{name} (job {case.job})"
+        while name in taken:
+            name = f"{name} (case {index})"
+        found.append(name)
+        taken.add(name)
     return found
 
 

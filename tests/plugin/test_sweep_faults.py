@@ -22,7 +22,7 @@ from lllaunch.linux import proc
 from lllaunch.sweep.directory import SweepDirectory
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
-from lllaunch.sweep.records import Ended, Started
+from lllaunch.sweep.records import Ended, Over, Started
 
 # What a worker needs to be killed, to hang, to fail: once, or whenever it runs.
 WORK = """
@@ -648,6 +648,53 @@ def test_ctrl_c_before_the_first_job_is_not_lost(project: SweepProject, where: s
     ended = project.run("+exp=test", "kind=good,good", env=environ)
     assert ended.code == 130, ended.err
     assert project.started() == []
+
+
+# Sends the launcher signals while it writes down how the sweep has ended.
+LATE = """
+import os, signal, sys
+
+if sys.orig_argv[1:4] == ["-m", "lllaunch", "-m"]:
+    import lllaunch.app.sweeping.batch as batch
+    import lllaunch.sweep.session as session
+    from lllaunch.sweep.bookkeeping import Books
+
+    def twice(real):
+        def write(*args):
+            os.kill(os.getpid(), signal.SIGTERM)
+            real(*args)
+            os.kill(os.getpid(), signal.SIGINT)
+        return write
+
+    where = os.environ["WHERE"]
+    if where == "journal":
+        Books.over = twice(Books.over)
+    elif where == "sweep.json":
+        session.write_summary = twice(session.write_summary)
+    else:
+        batch.tell_ci = twice(batch.tell_ci)
+"""
+
+
+@pytest.mark.parametrize("where", ["journal", "sweep.json", "report"])
+def test_signals_while_the_end_is_written_take_nothing_from_it(
+    project: SweepProject, where: str
+) -> None:
+    project.write("sitecustomize.py", LATE)
+    ci = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(project.root / "summary.md")}
+    environ = {"PYTHONPATH": str(project.root), "WHERE": where} | ci
+    ended = project.run("+exp=test", "kind=good,fails", env=environ)
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert project.states() == {0: "succeeded", 1: "failed"}
+    # what became of the jobs stands there, and no signal did that
+    assert project.document()["exit_code"] == 6
+    assert isinstance(project.records()[-1], Over)
+    assert "1 of 2 jobs succeeded, 1 failed" in ended.err
+    assert "the reason" in (project.root / "summary.md").read_text()
+    assert "Traceback" not in ended.err.partition("1 of 2 jobs")[2]
+    again = project.run("+exp=test", "kind=good,fails", "hydra.launcher.resume=sweep")
+    assert again.code == 6, again.err
+    assert project.tries() == {0: 1, 1: 2}
 
 
 # Lets a spawner end its workers only when the test says so, as a driver may take its time; and

@@ -59,9 +59,9 @@ def project(tmp_path: Path) -> SweepProject:
     return project
 
 
-def optimise(project: SweepProject, *args: str) -> Ending:
+def optimise(project: SweepProject, *args: str, **env: str) -> Ending:
     # traced by coverage Hydra would print full tracebacks
-    return project.run(*args, python=("train.py", "-m"), env=quiet_environment())
+    return project.run(*args, python=("train.py", "-m"), env=quiet_environment() | env)
 
 
 def x_of(job: Any) -> float:
@@ -75,8 +75,11 @@ def best(project: SweepProject) -> Any:
 
 def test_trials_are_chosen_by_what_rank_0_of_earlier_ones_returned(project: SweepProject) -> None:
     tpe = ("hydra/sweeper/sampler=tpe", "hydra.sweeper.sampler.n_startup_trials=4")
-    ended = optimise(project, *tpe, "y=0.5")
+    ci = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(project.root / "summary.md")}
+    ended = optimise(project, *tpe, "y=0.5", **ci)
     assert ended.code == 0, ended.err
+    # of all batches together, and once
+    assert (project.root / "summary.md").read_text().count("## ") == 1
     jobs = project.document()["jobs"]
     assert [job["job"] for job in jobs] == list(range(8))
     values = {}

@@ -26,6 +26,7 @@ from lllaunch.agent import vocabulary as v
 from lllaunch.agent.ports import HeldPort
 from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from lllaunch.multiprocessing.tees import Tees
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.targets import Program
 
@@ -118,6 +119,31 @@ def test_a_signal_ends_the_workers_and_is_raised(tmp_path: Path, signum: signal.
     thread.join()
     assert caught.value.sigval == signum
     assert (signal.getsignal(signum), signal.set_wakeup_fd(-1)) == before
+
+
+def test_ctrl_c_while_a_restart_waits_for_the_console_starts_no_other_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def stop(tees: Tees) -> None:
+        # as long as somebody reads, however slowly
+        steps.append("waits")
+        signal.raise_signal(signal.SIGINT)
+        steps.append("goes on")
+        real(tees)
+
+    real = Tees.stop
+    monkeypatch.setattr(Tees, "stop", stop)
+    seen: list[object] = []
+    agent = agent_of(tmp_path, always_fail, max_restarts=3, observer=seen.append)
+    with pytest.raises(SignalException) as caught:
+        agent.run()
+    assert caught.value.sigval == signal.SIGINT
+    assert steps == ["waits"]
+    # the second attempt was decided on, and nothing of it started
+    assert [fact.attempt for fact in seen if isinstance(fact, v.StartWorkers)] == [0, 1]
+    assert len(list((tmp_path / "logs").glob("*/attempt_*"))) == 1
 
 
 def test_a_group_of_targets_shares_a_spawner_across_attempts(tmp_path: Path) -> None:

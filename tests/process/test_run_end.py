@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.launching import Launcher, text_of, until
+from support.launching import Launcher, gone, text_of, until
 
 from lllaunch.linux import proc
 
@@ -63,6 +63,36 @@ def test_too_few_descriptors_are_named_with_their_limit_and_the_result_is_true(
         for attempt in done.result["attempts"]:
             for worker in attempt["workers"]:
                 assert (worker["fate"] != "not_started") == (worker["local_rank"] in started)
+
+
+# Preloaded: lets this spawner end nothing, as where the kernel does not let go of a process.
+HELPLESS = """
+import sys
+from lllaunch.spawner import server, tree
+
+server._GIVE_UP_SECONDS = 0.5
+server._BRANCH_SECONDS = 0.1
+tree.signal_process = lambda known, signum: False
+open("helpless", "w").close()
+"""
+
+
+def test_an_orphaned_spawner_gives_up_on_what_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "helpless.py").write_text(HELPLESS)
+    (tmp_path / "work.py").write_text(
+        "import os, time\n"
+        "with open('pid', 'w') as file: file.write(f'{os.getpid()}\\n')\n"
+        "time.sleep(1000)\n"
+    )
+    node = {"entrypoint": "work.py", "tee": "none", "preload": ["helpless"]}
+    launcher = Launcher(tmp_path, node)
+    until(lambda: text_of(tmp_path / "pid").endswith("\n"), "the worker")
+    worker, spawner = int(text_of(tmp_path / "pid")), launcher.spawner()
+    launcher.process.kill()
+    launcher.process.communicate()
+    until(lambda: gone(spawner), "the end of the spawner")
+    # by its parent-death signal
+    until(lambda: gone(worker), "the end of the worker")
 
 
 def states(pids: list[int]) -> set[str]:

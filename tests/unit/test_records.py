@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lllaunch.errors import Problem
 from lllaunch.records import index
 from lllaunch.records.files import (
     finite,
@@ -39,6 +40,7 @@ from lllaunch.records.locks import is_held
 from lllaunch.records.plain import plain
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.events import isoformat
+from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.records import Composed, Ended, Header, Over, Result, Skipped, Started, encode
 
@@ -323,6 +325,30 @@ def test_a_lock_is_given_back_at_once(tmp_path: Path):
     assert is_held(str(lock)) is False
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_whose_launcher_is_gone_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_: object) -> None:
+        raise AssertionError("a launcher that starts now would be refused")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert is_held(str(write(tmp_path / "lock", GONE))) is False
+
+
+def test_who_looks_whether_a_directory_is_held_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(tmp_path / "lock", "pid 1 on another-machine\n")
+    looking = os.open(tmp_path / "lock", os.O_RDONLY)
+    # as in `is_held`, which was just stopped by the scheduler
+    fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    monkeypatch.setattr("lllaunch.run.lock.time.sleep", lambda _: os.close(looking))
+    fd = lock_directory(str(tmp_path), "lock", lambda who: Problem("k", "v", f"is in use{who}"))
+    assert fd is not None
+    assert is_held(str(tmp_path / "lock")) is True
+    os.close(fd)
 
 
 def test_a_lock_that_nobody_may_look_at(tmp_path: Path):

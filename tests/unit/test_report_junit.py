@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.reports.cases import Case, Log, Report
-from lllaunch.reports.junit import render_junit
+from lllaunch.reports.junit import _names, render_junit
 from lllaunch.reports.places import Place
 
 # The rules of the schemas that CI systems go by, as far as they agree: junit-10.xsd of Jenkins'
@@ -171,6 +171,31 @@ def test_jobs_of_the_same_overrides_have_names_of_their_own() -> None:
     cases = (job(0, "failed", "x=1"), job(1, "failed", "x=1"), job(2, "failed", "x=2"))
     root = parsed(Report("sweep", "s", cases))
     assert [each.get("name") for each in root.iter("testcase")] == ["x=1", "x=1 (job 1)", "x=2"]
+
+
+def test_names_stay_apart_whatever_they_are() -> None:
+    cases = (job(0, "failed", "x (job 2)"), job(1, "failed", "x"), job(2, "failed", "x"))
+    root = parsed(Report("sweep", "s", cases))
+    names = [each.get("name") for each in root.iter("testcase")]
+    assert names[:2] == ["x (job 2)", "x"]
+    assert len(set(names)) == 3
+
+
+def test_each_name_is_not_compared_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    class Compared(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    monkeypatch.setattr("lllaunch.reports.junit._one_line", Compared)
+    count = 500
+    _names(Report("sweep", "s", tuple(job(number, "failed") for number in range(count))))
+    assert compared < count
 
 
 def test_what_is_not_known_has_a_place_all_the_same() -> None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+import lllaunch.sweep.session as session_module
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
@@ -334,6 +335,35 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
         assert finish(session)["exit_code"] is None
         session.journal.append(Over(0))
         assert finish(session)["exit_code"] == 0
+
+
+def test_the_summary_of_many_batches_takes_a_small_part_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written = 1000.0, []
+
+    def write(*args: Any) -> None:
+        nonlocal now
+        # as long as a sweep of many jobs takes
+        now += 2.0
+        written.append(now)
+        real(*args)
+
+    real = session_module.write_summary
+    monkeypatch.setattr(session_module, "write_summary", write)
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: now)
+    with begin(tmp_path) as session:
+        for number in range(300):
+            session.journal.append(composed(number, number))
+            session.write_now_and_then(range(number + 1), lambda _: ())
+            now += 1.0
+        before = len(written)
+        # each batch takes a second; after the first, one part of fifty goes into writing
+        assert 1 < before <= 1 + (now - 1000.0) / 50 / 2.0
+        # who asks for it gets it at once
+        finish(session)
+        assert len(written) == before + 1
+    assert len(json.loads((tmp_path / SUMMARY).read_text())["jobs"]) == 300
 
 
 def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> None:
