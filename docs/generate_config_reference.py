@@ -32,7 +32,8 @@ config they are null, and a key that is null is one that nobody has set; with `-
 [`hydra.launcher`](sweep-config.md) says.
 
 Everything is checked before anything starts. What is wrong is told all at once, each line with the
-key, the value, what was expected and, where it can be told, what was meant; the exit code is then 2
+file and the line where it stands, unless the command line said it, the key, the value, what was
+expected and, where it can be told, what was meant; the exit code is then 2
 ([exit codes](exit-codes.md)).
 
 A `launch` node that is a mapping merges with the one it overrides, key by key, as all mappings in

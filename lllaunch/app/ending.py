@@ -108,7 +108,7 @@ class Ledger:
         if ended.error is not None and wants_full_errors():
             traceback.print_exception(ended.error)
         elif ended.error is not None:
-            _say(str(ended.error))
+            _say(ended.error)
         elif ended is not self._first:
             # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so before
             # all that came since
@@ -130,10 +130,10 @@ def _after_exit(code: object) -> int:
     return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
 
 
-def _say(message: str) -> None:
+def _say(error: LaunchError | str) -> None:
     from lllaunch.console.console import Console  # noqa: PLC0415 - most apps end without
 
     console = Console()
     console.hide(without_variables)
-    console.refused(message)
-    tell_ci_error(without_variables(message))
+    console.refused(str(error))
+    tell_ci_error(error, without_variables)

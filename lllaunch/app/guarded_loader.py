@@ -20,6 +20,7 @@ from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.ending import wants_full_errors
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
+from lllaunch.app.planning import locating
 from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.app.sweeping.refusing import refusing
@@ -122,7 +123,7 @@ class GuardedLoader(ConfigLoaderImpl):
             config = super().load_configuration(*args, **kwargs)
         _keep_variables_unread(config)
         if self._looks:
-            with self._refusing():
+            with self._refusing(), locating(self, config):
                 _refuse_literals(_literals_of(config))
                 self._look_at(config)
         return config
@@ -171,13 +172,17 @@ class GuardedLoader(ConfigLoaderImpl):
         with self._refusing():
             policy = self._policy()
             if policy is not None:
-                loaded = repo.load_config(config_path=config_name) if config_name else None
-                given = [_selected(loaded.config)] if loaded is not None else []
-                given += [o.value() for o in parsed_overrides if o.get_key_element() == _SEARCHPATH]
-                entries = [entry for each in given if isinstance(each, list) for entry in each]
-                from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - if there is one
-
-                _refuse_if_any(check_searchpath(entries, policy, tree_top(os.getcwd())))
+                _refuse_if_any(
+                    [
+                        *_foreign_in_primary(repo, config_name, policy),
+                        *(
+                            problem
+                            for override in parsed_overrides
+                            if override.get_key_element() == _SEARCHPATH
+                            for problem in _foreign(override.value(), policy)
+                        ),
+                    ]
+                )
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
     def _expect_no_secrets(self, overrides: Sequence[str]) -> None:
@@ -202,9 +207,7 @@ class GuardedLoader(ConfigLoaderImpl):
         paths = [element.path for element in self.config_search_path.get_path()]
         foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
         if policy is not None and foreign:
-            from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - as below
-
-            _refuse_if_any(check_searchpath(foreign, policy, tree_top(os.getcwd())))
+            _refuse_if_any(_foreign(foreign, policy))
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -237,6 +240,25 @@ class GuardedLoader(ConfigLoaderImpl):
         if self._known is None:
             self._known = policy_of(tree_top(os.getcwd()))
         return self._known
+
+
+def _foreign(entries: object, policy: Policy) -> list[Problem]:
+    """Return which entries of a search path are not allowed."""
+    from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - if there is a policy
+
+    given = entries if isinstance(entries, list) else []
+    return check_searchpath(given, policy, tree_top(os.getcwd()))
+
+
+def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Problem]:
+    """Return the same of the primary config, with its file and the line."""
+    loaded = repo.load_config(config_path=name) if name else None
+    found = _foreign(_selected(loaded.config), policy) if loaded is not None else []
+    if not found:
+        return []
+    from lllaunch.config.provenance import origins_of_one  # noqa: PLC0415 - if something is wrong
+
+    return [*map(origins_of_one(repo, str(name)).locate, found)]
 
 
 def _selected(config: Any) -> Any:

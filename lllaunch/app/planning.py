@@ -14,13 +14,14 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lllaunch.app.naming import as_written
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, LaunchError, Problem
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from lllaunch.app.user_function import UserFunction
+    from lllaunch.config.origin import Origins
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.speaker import Speaker
@@ -44,7 +45,7 @@ class Whereabouts(NamedTuple):
 
 @contextlib.contextmanager
 def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
-    """Let a `ConfigError` of the block name the files and lines of what is wrong.
+    """Let a `LaunchError` of the block name the files and lines of its problems, if it has some.
 
     To find them takes as long as composing; so it is done only then, and where it fails the error
     is what it was.
@@ -55,27 +56,22 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
     """
     try:
         yield
-    except ConfigError as error:
-        with contextlib.suppress(Exception):
-            error.problems = _located(error.problems, loader, config)
+    except LaunchError as error:
+        problems: tuple[Problem, ...] = getattr(error, "problems", ())
+        if not all(problem.file for problem in problems):
+            with contextlib.suppress(Exception):
+                found = _origins_of(loader, config)
+                error.problems = tuple(map(found.locate, problems))  # type: ignore[attr-defined]
         raise
 
 
-def _located(problems: tuple[Problem, ...], loader: Any, config: Any) -> tuple[Problem, ...]:
+def _origins_of(loader: Any, config: Any) -> Origins:
     from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
 
     node = config.hydra
     given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
     # may be that of a sweep; of a run it composes the same
-    found = origins(loader, node.job.config_name, given, RunMode.MULTIRUN)
-
-    def located(problem: Problem) -> Problem:
-        origin = None if problem.file else found.stands_in(problem.key)
-        if origin is None:
-            return problem
-        return replace(problem, file=origin.where, line=origin.line or 0)
-
-    return tuple(map(located, problems))
+    return origins(loader, node.job.config_name, given, RunMode.MULTIRUN)
 
 
 def plan_job(

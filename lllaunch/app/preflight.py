@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from lllaunch.app.ending import AppEnded
 from lllaunch.app.gate import admit, has_rules
+from lllaunch.app.planning import locating
 from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.errors import LaunchError
 
@@ -50,7 +51,8 @@ def refused(words: Sequence[str], config_name: str) -> int | None:
                 raise  # a package that may not be looked in
             except LaunchError:
                 return None
-            admit(spec, config)
+            with locating(composed.loader, config):
+                admit(spec, config)
     except AppEnded as end:
         return int(end.code or 0)
     return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ class Reviewed:
         name: what its lock is called; empty if nothing says.
         job: its overrides, if it is a job of a sweep.
         directory: where its files would go, as the config says it.
-        told: where its values came from.
+        told: where the values of its plan came from.
+        origins: finds out where those of its config came from.
     """
 
     spec: LaunchSpec
@@ -54,6 +56,7 @@ class Reviewed:
     job: str
     directory: str
     told: Told
+    origins: Callable[[], Origins]
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
@@ -112,8 +115,9 @@ def review_run(composed: Composed) -> Reviewed:
     with locating(composed.loader, config):
         spec = composed.plan(config)
     raw: Any = OmegaConf.to_container(config, resolve=False)
-    told = Told(composed.origins(), raw.get("launch") or {})
-    return Reviewed(spec, raw, name_of(spec, config), "", _directory(raw, "run"), told)
+    origins = composed.origins()
+    told, name = Told(origins, raw.get("launch") or {}), name_of(spec, config)
+    return Reviewed(spec, raw, name, "", _directory(raw, "run"), told, lambda: origins)
 
 
 def review_sweep(composed: Composed) -> list[Reviewed]:
@@ -147,10 +151,10 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
             continue
         raw: Any = OmegaConf.to_container(job.whole, resolve=False)
         # the first one is shown whole, the others by what differs
-        origins = Origins({}) if found else _origins(composed, master, overrides)
-        told = Told(origins, raw.get("launch") or {}, sweeps=True)
+        origins = functools.cache(functools.partial(_origins, composed, master, overrides))
+        told = Told(Origins({}) if found else origins(), raw.get("launch") or {}, sweeps=True)
         name, place = name_of(spec, job.whole), _directory(raw, "sweep")
-        found.append(Reviewed(spec, raw, name, job_name(overrides), place, told))
+        found.append(Reviewed(spec, raw, name, job_name(overrides), place, told, origins))
     if reasons:
         raise JobsRefused(reasons, code)
     return found
@@ -162,6 +166,26 @@ def _origins(composed: Composed, master: DictConfig, overrides: Sequence[str]) -
     every = [*as_written(master.hydra.overrides.hydra), *overrides]
     with composing():
         return origins(composed.loader, composed.config_name, every, RunMode.RUN)
+
+
+def located(
+    runs: Iterable[Reviewed], find: Callable[[Reviewed], Iterable[Problem]]
+) -> tuple[Problem, ...]:
+    """Return the problems of runs, each once, with the files and lines that they stand in.
+
+    Args:
+        runs: any number of them.
+        find: finds the problems of one.
+    """
+    found: dict[Problem, Problem] = {}
+    for run in runs:
+        for problem in find(run):
+            if problem in found:
+                continue  # to find out where takes as long as composing
+            found[problem] = problem
+            with contextlib.suppress(Exception):
+                found[problem] = run.origins().locate(problem)
+    return tuple(found.values())
 
 
 def _expect_grid(master: DictConfig) -> None:

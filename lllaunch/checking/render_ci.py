@@ -5,7 +5,7 @@ The writing is that of the reports of runs: here an experiment, a lock or a file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lllaunch.checking.findings import REFUSED, Found
 from lllaunch.checking.outcome import Outcome
@@ -85,25 +85,33 @@ def _kind(found: Found) -> str:
     return "review" if found.code == REFUSED else "config"
 
 
-def commands(outcome: Outcome, *, strict: bool = False) -> list[str]:
+def commands(
+    outcome: Outcome, *, strict: bool = False, path: Callable[[str], str] = str
+) -> list[str]:
     """Returns workflow commands of GitHub Actions, at the lines where something is wrong.
 
     Args:
         outcome: of the check. Of more than ten errors, or warnings, the tenth command says how many
             are left out: a step shows no more.
         strict: whether warnings are errors.
+        path: returns the path of a file from the top of the checkout.
     """
     errors = [each for each in outcome.found if each.code or strict]
     warnings = [each for each in outcome.found if not each.code and not strict]
-    return [*_annotations("error", errors, outcome), *_annotations("warning", warnings, outcome)]
+    return [
+        *_annotations("error", errors, outcome, path),
+        *_annotations("warning", warnings, outcome, path),
+    ]
 
 
-def _annotations(level: Level, found: Sequence[Found], outcome: Outcome) -> Iterator[str]:
+def _annotations(
+    level: Level, found: Sequence[Found], outcome: Outcome, path: Callable[[str], str]
+) -> Iterator[str]:
     room = ANNOTATIONS if len(found) <= ANNOTATIONS else ANNOTATIONS - 1
     for each in found[:room]:
         hits = hit_text(each, outcome)
         text = tidy(f"{each.said} ({hits})" if hits else each.said)[:_MESSAGE]
-        file = tidy(each.file).replace("\n", " ")
+        file = tidy(path(each.file)).replace("\n", " ")
         yield annotation(level, text, title="lllaunch check", file=file, line=each.line or 1)
     if len(found) > room:
         more = f"{len(found) - room} more {level}s are in the summary and the log"

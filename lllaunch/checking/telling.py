@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from lllaunch.checking.outcome import Outcome
-from lllaunch.reports.announce import emit, encoded, tell_step
+from lllaunch.reports.announce import emit, encoded, in_repository, tell_step
 from lllaunch.run.files import naming, write_atomic
 
 
@@ -55,5 +55,6 @@ def _tell_github(
 ) -> None:
     from lllaunch.checking.render_ci import commands, summary  # noqa: PLC0415 - as above
 
-    lines = [*commands(outcome, strict=strict), outcome.verdict()]
+    path = functools.partial(in_repository, environ=environ)
+    lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
     tell_step(lines, functools.partial(summary, outcome), environ, output)

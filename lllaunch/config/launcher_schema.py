@@ -18,7 +18,8 @@ LAUNCH_FIELDS: tuple[str, ...] = (
 )
 """Keys of the ``launch`` node that may stand here as well, as defaults for all jobs."""
 
-_TARGET = "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher"
+TARGET = "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher"
+"""What Hydra makes for ``hydra/launcher=lllaunch``."""
 
 
 def launcher_node() -> DictConfig:
@@ -28,7 +29,7 @@ def launcher_node() -> DictConfig:
     and mappings can be extended on a command line (``hydra.launcher.env.A=b``).
     """
     node = {
-        "_target_": _TARGET,
+        "_target_": TARGET,
         # Hydra makes nothing of what the keys hold.
         "_recursive_": False,
         "max_parallel": None,

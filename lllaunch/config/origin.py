@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from lllaunch.errors import Problem
 
 Kind = Literal["file", "package", "schema", "override", "hydra", "unknown"]
 
@@ -18,6 +21,8 @@ _FILLED = (
 )
 # What it adds to: `hydra.job.env_copy`.
 _ADDED = "hydra.job.env_set"
+# What the user gives of what it fills in, in a run or in a sweep.
+_GIVEN_BY = {"hydra.runtime.output_dir": ("hydra.run.dir", "hydra.sweep.dir")}
 # Words that YAML reads as booleans, also where they are keys.
 _BOOLEANS = {
     word: str(value)
@@ -154,6 +159,11 @@ class Origins:
         Returns:
             None if the command line gave it, nobody did, or that cannot be told.
         """
+        every = map(self._stands_in, _GIVEN_BY.get(key, (key,)))
+        found = [origin for origin in every if origin is not None]
+        return found[0] if len(found) == 1 else None
+
+    def _stands_in(self, key: str) -> Origin | None:
         parts = parts_of(key)
         for end in range(len(parts), 0, -1):
             for link in self.chain(".".join(parts[:end])):
@@ -161,9 +171,16 @@ class Origins:
                     return link.origin
                 if link.origin.kind == "override":
                     return None
-            if parts[0] == "launch" and self.of(key) is not None:
+            if parts[0] in {"launch", "hydra"} and self.of(key) is not None:
                 break  # a default: nobody wrote it anywhere
         return None
+
+    def locate(self, problem: Problem) -> Problem:
+        """Return a problem with the file and line that its key stands in, if it names no file."""
+        origin = None if problem.file else self.stands_in(problem.key)
+        if origin is None:
+            return problem
+        return replace(problem, file=origin.where, line=origin.line or 0)
 
     def _found(self, name: str) -> tuple[str, Entry] | None:
         """The entry of a key, or the reference above it."""

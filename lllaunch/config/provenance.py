@@ -89,6 +89,22 @@ def origins(
     return tree.origins(_plain(cfg))
 
 
+def origins_of_one(repo: IConfigRepository, name: str) -> Origins:
+    """Tells where the values of a single config came from, before anything is composed.
+
+    Args:
+        repo: where it is.
+        name: of the config, such as the primary one.
+
+    Raises:
+        HydraException, OmegaConfBaseException: it is not there, or cannot be read.
+    """
+    tree = OriginTree()
+    _Configs(repo).lay(ResultDefault(config_path=name, package=""), "", tree)
+    loaded = repo.load_config(name)
+    return tree.origins(_content(loaded.config) if loaded is not None else {})
+
+
 def _with_groups(found: DefaultsList) -> Iterator[tuple[ResultDefault, str]]:
     """The configs in the order of merging, each with the choice that brought it."""
     groups: list[tuple[ResultDefault, str]] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lllaunch.run.files import write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lllaunch.reports.cases import Report
 
@@ -39,23 +39,49 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
         print(f"lllaunch: no report for GitHub Actions: {kind}", file=sys.stderr)
 
 
-def announce_error(message: str, environ: Mapping[str, str], title: str = "lllaunch") -> None:
+def announce_error(
+    message: str, environ: Mapping[str, str], lines: Sequence[tuple[str, int, str]] = ()
+) -> None:
     """Tells GitHub Actions why nothing was run, if this process runs there; as `announce` does.
 
     Args:
-        message: what is wrong, of any number of lines.
+        message: what is wrong, of any number of lines; empty if ``lines`` say it all.
         environ: of this process.
-        title: what stands above it.
+        lines: what is wrong with lines of files: the file's path, the line's number, from 1, or 0
+            for the file as a whole, and a text.
     """
     if not in_github_actions(environ):
         return
     from lllaunch.reports.fields import tidy  # noqa: PLC0415 - only in CI
-    from lllaunch.reports.github import annotation  # noqa: PLC0415
+    from lllaunch.reports.github import ANNOTATIONS, annotation  # noqa: PLC0415
 
+    def annotated(text: str, file: str = "", line: int = 0) -> str:
+        path = tidy(in_repository(file, environ)).replace("\n", " ") if file else ""
+        return annotation("error", tidy(text), title="lllaunch", file=path, line=line or 1)
+
+    room = ANNOTATIONS - bool(message)
+    if len(lines) > room:
+        room = ANNOTATIONS - 1
+        more = f"{len(lines) - room} more mistakes are in the log"
+        message = f"{message}\n{more}" if message else more
+    found = [annotated(text, file, line) for file, line, text in lines[:room]]
+    found += [annotated(message)] if message else []
     try:
-        emit(annotation("error", tidy(message), title=title) + "\n")
+        emit("".join(f"{each}\n" for each in found))
     except (OSError, ValueError):
         return  # nobody reads it
+
+
+def in_repository(path: str, environ: Mapping[str, str]) -> str:
+    """Returns a path as GitHub's annotations have it: from the top of the checkout.
+
+    Args:
+        path: of a file; a relative one counts from the working directory.
+        environ: of this process.
+    """
+    top = environ.get("GITHUB_WORKSPACE")
+    absolute = os.path.abspath(path)
+    return os.path.relpath(absolute, top) if top and absolute.startswith(f"{top}/") else path
 
 
 def in_github_actions(environ: Mapping[str, str]) -> bool:

@@ -157,7 +157,7 @@ def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
     Runs whose spawners have the same, the same working directory and the same preloads can share
     one.
     """
-    envs = {rank: _environment(spec, rank) for rank in range(spec.nproc)}
+    envs = {rank: worker_environment(spec, rank) for rank in range(spec.nproc)}
     return split(os.environ, envs).base
 
 
@@ -168,7 +168,7 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher, signals: Signal
     """Lets the spawner import the function and bind its arguments, before any attempt is made."""
     if spec.entrypoint.form != "function" or spec.entrypoint.decided:
         return
-    envs = {rank: _environment(spec, rank) for rank in range(spec.nproc)}
+    envs = {rank: worker_environment(spec, rank) for rank in range(spec.nproc)}
     # what the workers' own start will ask for, so that the preloads are paid for once
     divided = split(os.environ, envs)
     target = target_of(spec, _place(spec, 0).facts())
@@ -232,6 +232,12 @@ def _place(spec: LaunchSpec, rank: int) -> Place:
     )
 
 
-def _environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
+def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
+    """Returns the variables that a worker gets on top of the launcher's own.
+
+    Args:
+        spec: the run.
+        rank: local rank of the worker.
+    """
     place = _place(spec, rank)
     return contract(place, os.environ) | env_of(spec, place.facts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lllaunch.errors import Problem
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.records import Composed
 from lllaunch.sweep.resources import Lease, Need
@@ -80,12 +81,14 @@ class Broken(NamedTuple):
         why: for people.
         overrides: its task overrides, redacted.
         directory: as in `Prepared`.
+        problems: what of that is known to stand in a file; it stays in the job's process.
     """
 
     exit_code: int
     why: str
     overrides: tuple[str, ...] = ()
     directory: str = ""
+    problems: tuple[Problem, ...] = ()
 
 
 Answer = Prepared | Broken
@@ -105,10 +108,11 @@ class JobAnswered(NamedTuple):
 
 
 def encode(answer: Answer) -> dict[str, Any]:
-    """Returns an answer as JSON, without the payload."""
-    if isinstance(answer, Broken):
-        return {"answer": "broken", **answer._asdict()}
+    """Returns an answer as JSON, without what stays in the job's process."""
     fields = answer._asdict()
+    if isinstance(answer, Broken):
+        del fields["problems"]
+        return {"answer": "broken", **fields}
     del fields["payload"]
     return {"answer": "prepared", **fields}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.app.gate import variables_of_hydra
 from lllaunch.app.naming import unlocked
+from lllaunch.app.reviewed import located
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.difference import differences, text_lines
@@ -43,13 +44,9 @@ def write_locks(runs: Sequence[Reviewed], command: Command, name: str | None) ->
         ConfigError: a lock has no name that it can have, or would leave out what workers see.
         OutputError: it cannot be written.
     """
-    problems = {
-        problem: None
-        for run in runs
-        for problem in variables_of_hydra(run.config["hydra"]["job"]["env_set"])
-    }
+    problems = located(runs, lambda run: variables_of_hydra(run.config["hydra"]["job"]["env_set"]))
     if problems:
-        raise ConfigError(tuple(problems))
+        raise ConfigError(problems)
     for lock in _locks(runs, command, name):
         text = lock_text(lock.name, lock.command, lock.plan)
         known = _known(lock.name)

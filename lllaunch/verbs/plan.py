@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.app.composed import Command, Composed, add_hydra_flags
 from lllaunch.app.gate import policy_of
 from lllaunch.app.planning import modules_of
-from lllaunch.app.reviewed import Reviewed, file_of, review_run, review_sweep
+from lllaunch.app.reviewed import Reviewed, file_of, located, review_run, review_sweep
 from lllaunch.config.gpus import PRETEND, count_gpus
+from lllaunch.config.launcher_schema import TARGET
 from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items
 from lllaunch.console.sweep.table import Span
 from lllaunch.difference import as_json, differences, jsonable, text_lines
+from lllaunch.errors import ConfigError
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import Line, annotated, comment_lines, origin_json
 from lllaunch.review.lock import VisibleDumper
 from lllaunch.review.places import tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
+from lllaunch.run.redact import Redactor
+from lllaunch.sweep.machine import find_machine
 from lllaunch.verbs.build_text import commit_text, versions_text
 from lllaunch.verbs.locking import show_difference, write_locks
 from lllaunch.verbs.printing import Parser, perform, print_json, print_rows
+
+if TYPE_CHECKING:
+    from lllaunch.spec import LaunchSpec
 
 _DESCRIPTION = """\
 Shows what would run: the plan, decided, as YAML that composes to the same plan again, and behind
@@ -38,6 +47,7 @@ machine; what is not stands in the comments at the end.
 exit codes: 0; 1 if Hydra cannot compose the config; 2 if something is wrong with it; 5 if the plan
 differs from its lock (--diff), or the project's conf/lllaunch.yaml does not allow it."""
 _HERE = "On this machine, and no part of the plan:"
+_PATH, _THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,27 +88,27 @@ def _plan(given: argparse.Namespace) -> None:
                 command = command._replace(multirun=True)
             else:
                 runs = [review_run(composed)]
-        if given.lock:
-            # what may not run is not for review
+            if given.lock:
+                # what may not run is not for review
+                _refuse_what_is_not_allowed(runs)
+                write_locks(runs, command, given.name)
+                return
+            if given.diff:
+                show_difference(runs, command, given.name, as_json=given.json)
+            else:
+                spec = runs[0].spec
+                build = None
+                if not given.portable:
+                    build = query.result(modules=modules_of(spec), own=[spec.log_dir])
+                _show(
+                    *(runs, build),
+                    sweep=command.multirun,
+                    as_json=given.json,
+                    changed=given.changed,
+                )
             _refuse_what_is_not_allowed(runs)
-            write_locks(runs, command, given.name)
-            return
-        if given.diff:
-            show_difference(runs, command, given.name, as_json=given.json)
-        else:
-            spec = runs[0].spec
-            build = None
-            if not given.portable:
-                build = query.result(modules=modules_of(spec), own=[spec.log_dir])
-            _show(
-                *(runs, build),
-                sweep=command.multirun,
-                as_json=given.json,
-                changed=given.changed,
-            )
     finally:
         query.close()
-    _refuse_what_is_not_allowed(runs)
 
 
 def _show(
@@ -120,7 +130,8 @@ def _show(
         rest["jobs"] = [_job_of_text(run, first) for run in runs]
     lines += [Line(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
-        lines += comment_lines(_HERE, _here(first, build))
+        variables = ((v.name, f"{v.value}: {v.why}") for v in _variables(first, sweep=sweep))
+        lines += comment_lines(_HERE, [*_here(first, build), *variables])
     print_rows((Span(line.text), Span(line.comment, "faint")) for line in lines)
 
 
@@ -140,6 +151,60 @@ def _here(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "versions", versions_text(build)
 
 
+class _Variable(NamedTuple):
+    name: str
+    value: str
+    why: str
+
+
+def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
+    """Yield the variables of all workers that the plan does not name and results may depend on."""
+    # imports the whole agent
+    from lllaunch.run.group import worker_environment  # noqa: PLC0415
+
+    spec = _counted(run)
+    planned = run.plan["launch"]["env"]
+    leased = _leased(run, spec) if sweep else spec
+    given = {**os.environ, **worker_environment(leased, 0)}
+    if _THREADS in given and _THREADS not in planned:
+        if _THREADS in os.environ:
+            why = "set in the environment"
+        elif _THREADS in leased.env:
+            why = "the cores that the job leases for each worker, since it is not set"
+        else:
+            why = "launch.nproc is more than 1, and it is not set"
+        yield _Variable(_THREADS, given[_THREADS], why)
+    path = given.get(_PATH)
+    first = spec.env.get(_PATH, "").partition(os.pathsep)[0]
+    if path and (first == spec.runtime_cwd != spec.cwd):
+        why = "workers work in another directory than the command was given in"
+        yield _Variable(_PATH, Redactor.of(spec)(path), why)
+    elif path and _PATH not in planned:
+        yield _Variable(_PATH, Redactor.of(spec)(path), "set in the environment")
+
+
+def _counted(run: Reviewed) -> LaunchSpec:
+    """Return the run with as many workers as it would have here."""
+    word = run.plan["launch"]["nproc"]
+    number = _count(run, word) if word in WORDS else ""
+    return replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
+
+
+def _leased(run: Reviewed, spec: LaunchSpec) -> LaunchSpec:
+    """Return the run as a job that leases what there is here; as it is if another launches it."""
+    launcher = run.config["hydra"]["launcher"]
+    if launcher.get("_target_") != TARGET:
+        return spec
+    limits = [launcher.get(name) for name in ("gpus", "cpus")]
+    if any("${" in str(limit) for limit in limits):
+        return spec
+    from lllaunch.app.sweeping.jobs import with_threads  # noqa: PLC0415 - of sweeps only
+
+    with contextlib.suppress(ConfigError):
+        return with_threads(spec, find_machine(os.environ, *limits), os.environ)
+    return spec
+
+
 def _count(run: Reviewed, word: str) -> str:
     visible = run.spec.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -157,7 +222,11 @@ def _document(
 ) -> dict[str, Any]:
     first = runs[0]
     plan = first.readable
-    here = {} if build is None else {"here": dict(_here(first, build))}
+    here: dict[str, Any] = {}
+    if build is not None:
+        variables = _variables(first, sweep=sweep)
+        environment = {each.name: {"value": each.value, "why": each.why} for each in variables}
+        here = {"here": {**dict(_here(first, build)), "environment": environment}}
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
     jobs = [_job_of_json(run, first) for run in runs]
     return {
@@ -183,8 +252,6 @@ def _refuse_what_is_not_allowed(runs: Sequence[Reviewed]) -> None:
     policy = policy_of(top)
     if policy is None:
         return
-    problems = dict.fromkeys(
-        problem for run in runs for problem in check(run.spec, run.config, policy, top)
-    )
+    problems = located(runs, lambda run: check(run.spec, run.config, policy, top))
     if problems:
-        raise PlanRefused(problems=tuple(problems))
+        raise PlanRefused(problems=problems)

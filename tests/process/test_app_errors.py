@@ -180,6 +180,114 @@ def test_a_mistake_in_a_file_is_told_with_the_files_name_and_the_line(
     assert "conf/exp/x.yaml:5: launch.tee: 'al' is not a mask" in ended.stderr
 
 
+REFUSED = [
+    (("-m", "lllaunch", "+exp=x"), 5),
+    (("-m", "lllaunch", "+exp=x", "hydra.job.chdir=true"), 5),
+    (("-m", "lllaunch", "+exp=x", "-m", "+lr=1,2"), 5),
+    (("-m", "lllaunch", "plan", "+exp=x"), 5),
+    (("-m", "lllaunch", "plan", "--lock", "+exp=x"), 5),
+    (("-m", "lllaunch", "plan", "+exp=x", "-m", "+lr=1,2"), 5),
+    (("-m", "lllaunch", "check"), 5),
+]
+
+
+@pytest.mark.parametrize(("argv", "code"), REFUSED)
+def test_what_is_not_allowed_is_told_with_the_files_name_and_the_line(
+    argv: tuple[str, ...], code: int, project: Project
+) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {programs: [ls]}\n")
+    project.write("conf/shared.yaml", "launch:\n  preload: [json]\n")
+    project.write(
+        "conf/exp/x.yaml",
+        "# @package _global_\ndefaults: [/shared]\nlaunch:\n"
+        "  entrypoint: env\n  env:\n    LD_PRELOAD: x.so\n",
+    )
+    ended = project.python(*argv, env=quiet_environment())
+    assert ended.returncode == code
+    text = ended.stdout if argv[-1] == "check" else ended.stderr
+    assert "conf/exp/x.yaml:4: launch.entrypoint: 'env' is not in allow.programs" in text
+    assert "conf/exp/x.yaml:6: launch.env.LD_PRELOAD: is not in allow.env" in text
+    assert "conf/shared.yaml:2: launch.preload: 'json' is not in allow.preload" in text
+    assert text.count("'json' is not in") == 1
+
+
+@pytest.mark.parametrize("argv", [(), ("plan",)])
+def test_a_directory_or_package_that_is_not_allowed_is_told_with_its_line(
+    argv: tuple[str, ...], project: Project
+) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {programs: [env]}\n")
+    project.experiment("x", "{entrypoint: env}", "hydra:\n  run:\n    dir: /elsewhere/x\n")
+    ended = project.lllaunch(*argv, "+exp=x", env=quiet_environment())
+    assert ended.returncode == 5
+    directory = "hydra.runtime.output_dir: '/elsewhere/x' is outside of the tree"
+    assert f"conf/exp/x.yaml:5: {directory}" in ended.stderr
+    project.write("conf/main.yaml", "hydra:\n  searchpath:\n  - pkg://mine\n")
+    paths = ("hydra.searchpath=[pkg://yours]",)
+    ended = project.lllaunch(*argv, "--config-name=main", *paths, env=quiet_environment())
+    assert ended.returncode == 5
+    assert "conf/main.yaml:3: hydra.searchpath[0]: 'pkg://mine' is not in" in ended.stderr
+    # on the command line
+    assert " hydra.searchpath[0]: 'pkg://yours' is not in" in ended.stderr
+    assert "main.yaml:3: hydra.searchpath[0]: 'pkg://yours'" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("-m", "lllaunch", "+exp=x"),
+        ("-m", "lllaunch", "+exp=x", "-m", "+lr=1,2"),
+        ("own.py", "+exp=x"),
+        ("-m", "lllaunch", "plan", "+exp=x"),
+        ("-m", "lllaunch", "check"),
+    ],
+)
+def test_a_secret_in_a_file_is_told_with_the_files_name_and_the_line(
+    argv: tuple[str, ...], project: Project
+) -> None:
+    project.write("own.py", OWN_APP)
+    project.write("conf/main.yaml", "")
+    project.experiment("x", "{entrypoint: env}", "service:\n  token: planted-cafe1234\n")
+    env = quiet_environment() | {"GITHUB_ACTIONS": "true"}
+    ended = project.python(*argv, env=env)
+    assert ended.returncode == 2
+    text = ended.stdout if argv[-1] == "check" else ended.stderr
+    wrong = "service.token: expected a secret to come from the environment, got a literal"
+    assert f"conf/exp/x.yaml:4: {wrong}" in text
+    assert "planted" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "+lr=1,2")])
+def test_github_shows_a_mistake_at_its_line(more: tuple[str, ...], project: Project) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {programs: [ls]}\n")
+    project.experiment("refused", "\n  entrypoint: env\n  preload: [json]")
+    project.experiment("wrong", "\n  entrypoint: ls\n  tee: al")
+    project.experiment("secret", "{entrypoint: ls}", "token: planted-cafe1234\n")
+    # the checkout is a directory above
+    ci = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(project.root.parent)}
+    at = f"::error file={project.root.name}/conf/exp"
+
+    def annotations(*argv: str) -> list[str]:
+        ended = project.lllaunch(*argv, *more, env=quiet_environment() | ci)
+        assert "planted" not in ended.stdout + ended.stderr
+        return [line for line in ended.stdout.splitlines() if line.startswith("::")]
+
+    first, second, *rest = annotations("+exp=refused")
+    assert first.startswith(
+        f"{at}/refused.yaml,line=3,title=lllaunch::launch.entrypoint: 'env' is not in"
+    )
+    assert second.startswith(f"{at}/refused.yaml,line=4,title=lllaunch::launch.preload: 'json' is")
+    # of a sweep that says what jobs they are of
+    assert len(rest) == len(more[:1])
+    first, *rest = annotations("+exp=wrong", "++launch.nproc=0")
+    assert first.startswith(f"{at}/wrong.yaml,line=4,title=lllaunch::launch.tee: 'al' is not a")
+    # what the command line says is in no file
+    assert len(rest) == 1
+    assert rest[0].startswith("::error title=lllaunch::")
+    assert "launch.nproc: 0 " in rest[0]
+    (alone,) = annotations("+exp=secret")
+    assert alone.startswith(f"{at}/secret.yaml,line=3,title=lllaunch::token: expected a secret")
+
+
 def test_a_mistake_in_a_sweeps_own_settings_is_told_with_its_line(project: Project) -> None:
     project.experiment("x", "{entrypoint: 'true'}", "hydra:\n  launcher:\n    max_parallel: many\n")
     wrong = "hydra.launcher.max_parallel: 'many' is not"

@@ -186,6 +186,62 @@ def test_what_is_only_of_this_machine_is_marked(
         assert told == without
 
 
+def variables_here(plan: Plan, *argv: str) -> dict[str, tuple[str, str]]:
+    """What is said of the workers' environment, the same as text and as JSON."""
+    as_json, as_text = plan("--json", *argv).out, plan(*argv).out
+    assert SECRET not in as_json + as_text
+    found, lines = json.loads(as_json)["here"]["environment"], as_text.splitlines()
+    for name, each in found.items():
+        (line,) = (line for line in lines if line.startswith(f"#   {name} "))
+        assert line.split(maxsplit=2)[2] == f"{each['value']}: {each['why']}"
+    return {name: (each["value"], each["why"]) for name, each in found.items()}
+
+
+def test_variables_that_lllaunch_sets_for_all_workers_are_shown(
+    plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    project.experiment("one", "{entrypoint: ls}")
+    assert variables_here(plan, "+exp=one") == {}
+    two = ("+exp=one", "launch.nproc=2")
+    one_thread = ("1", "launch.nproc is more than 1, and it is not set")
+    assert variables_here(plan, *two) == {"OMP_NUM_THREADS": one_thread}
+    monkeypatch.setenv(PRETEND, "GPU-a,GPU-b")
+    assert variables_here(plan, "+exp=one", "launch.nproc=gpu") == {"OMP_NUM_THREADS": one_thread}
+    # the plan says it itself
+    assert variables_here(plan, *two, "++launch.env.OMP_NUM_THREADS='3'") == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    environment = "set in the environment"
+    inherited = {"OMP_NUM_THREADS": ("5", environment), "PYTHONPATH": ("/mine", environment)}
+    assert variables_here(plan, "+exp=one") == inherited
+    assert variables_here(plan, "+exp=one", "++launch.env.PYTHONPATH=/theirs") == {
+        "OMP_NUM_THREADS": ("5", environment)
+    }
+    # of what workers import from elsewhere
+    moved = ("+exp=module", "hydra.job.chdir=true")
+    path, why = variables_here(plan, *moved)["PYTHONPATH"]
+    assert path == f"{project.root}:/mine"
+    assert why == "workers work in another directory than the command was given in"
+    secret = "++launch.env.PYTHONPATH=${oc.env:TOKEN_OF_MINE}"
+    path, _ = variables_here(plan, *moved, secret)["PYTHONPATH"]
+    assert path == "${oc.env:TOKEN_OF_MINE}"
+
+
+def test_the_threads_of_a_job_are_the_cores_that_it_leases(
+    plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(PRETEND, "")
+    project.experiment("one", "{entrypoint: ls, resources: {cpus_per_proc: 3}}")
+    why = "the cores that the job leases for each worker, since it is not set"
+    sweep = ("-m", "+exp=one", "+lr=1,2")
+    assert variables_here(plan, *sweep) == {"OMP_NUM_THREADS": ("3", why)}
+    assert variables_here(plan, *sweep, "hydra/launcher=basic") == {}
+
+
 # ---------------------------------------------------------------- flags
 
 

@@ -74,6 +74,27 @@ class NotRun(LaunchError):
         return f"the job could not be run: {self.reason}"
 
 
+def needed(spec: LaunchSpec, machine: Machine) -> Need:
+    """What a run needs of a machine."""
+    return need_of(spec.nproc, spec.resources, bool(machine.gpus), len(machine.cpus))
+
+
+def with_threads(spec: LaunchSpec, machine: Machine, environ: Mapping[str, str]) -> LaunchSpec:
+    """Lets workers compute on the cores that they lease, and not each of them on all there are.
+
+    A worker that leases none, but a GPU, has what torchrun would give it.
+
+    Args:
+        spec: the run of a job.
+        machine: whose cores the jobs share.
+        environ: of the launcher: what is set there, or by the run, is left alone.
+    """
+    threads = needed(spec, machine).cpus // spec.nproc
+    if not threads or THREADS in environ or THREADS in spec.env:
+        return spec
+    return replace(spec, env={**spec.env, THREADS: str(threads)})
+
+
 class Planned(NamedTuple):
     """A job that is composed and may run; it stays in the job's process.
 
@@ -135,15 +156,14 @@ class SweepJobs:
         """
         config = self.composer.compose(overrides, number, directory)
         everything = self.machine.environment(self.machine.everything)
+        users_own = self.composer.user is not None
+        admitted = self.admitted.get(job_name(overrides), "") if self.admitted else ""
+        job = JobOf(overrides, self.composer.master, admitted)
         with locating(self.composer.context.config_loader, config.whole):
             spec = self.composer.plan(config, everything)
             self._expect_own_gpus(spec, config)
-        user = self.composer.user
-        master = self.composer.master
-        admitted = self.admitted.get(job_name(overrides), "") if self.admitted else ""
-        job = JobOf(overrides, master, admitted)
-        admit(spec, config.whole, job, users_own=user is not None)
-        spec = self._with_threads(spec)
+            admit(spec, config.whole, job, users_own=users_own)
+        spec = with_threads(spec, self.machine, {**self._environ, **os.environ})
         where = config.where
         places = (
             (where.output_dir, "<output_dir>"),
@@ -182,11 +202,12 @@ class SweepJobs:
                 planned = self.plan(overrides, number, directory)
             except LaunchError as error:
                 text = without_variables(str(error))
-                return Broken(error.exit_code, text, shown, directory or "")
+                problems = getattr(error, "problems", ())
+                return Broken(error.exit_code, text, shown, directory or "", problems)
             except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
                 return Broken(1, without_variables(message_of(error)), shown, directory or "")
         return Prepared(
-            need=self.need(planned.spec),
+            need=needed(planned.spec, self.machine),
             overrides=shown,
             directory=planned.spec.log_dir,
             fingerprint=job_key(planned.identity),
@@ -195,11 +216,6 @@ class SweepJobs:
             warm=planned.warm,
             patience=patience(planned.spec.watchdog),
         )
-
-    def need(self, spec: LaunchSpec) -> Need:
-        """What a run needs of the machine."""
-        machine = self.machine
-        return need_of(spec.nproc, spec.resources, bool(machine.gpus), len(machine.cpus))
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
         """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.
@@ -265,17 +281,6 @@ class SweepJobs:
         own = {name: item for name, item in raw.items() if name not in {"hydra", "launch"}}
         marks = {where: mark(text) for where, _, text in literals(own)}
         return {"$hidden": marks} if marks else {}
-
-    def _with_threads(self, spec: LaunchSpec) -> LaunchSpec:
-        """Lets workers compute on the cores that they lease, and not each of them on all there are.
-
-        A worker that leases none, but a GPU, has what torchrun would give it.
-        """
-        threads = self.need(spec).cpus // spec.nproc
-        known = {**self._environ, **os.environ, **spec.env}
-        if not threads or THREADS in known:
-            return spec
-        return replace(spec, env={**spec.env, THREADS: str(threads)})
 
     def _warm_key(self, spec: LaunchSpec) -> WarmKey | None:
         user = self.composer.user

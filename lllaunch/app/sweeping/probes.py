@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
+    from lllaunch.errors import Problem
     from lllaunch.sweep.prepared import WarmKey
     from lllaunch.sweep.warmth import Warmth
 
@@ -52,10 +53,12 @@ class Fault(NamedTuple):
     Attributes:
         exit_code: of a run of it alone.
         why: for people.
+        problems: what of that is known to stand in a file.
     """
 
     exit_code: int
     why: str
+    problems: tuple[Problem, ...] = ()
 
 
 class _Look(NamedTuple):
@@ -80,6 +83,12 @@ class SweepRefused(LaunchError):
     def exit_code(self) -> int:  # type: ignore[override]
         """What a run of the first of these jobs would end with."""
         return next(iter(self.faults.values())).exit_code
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with these jobs and is known to stand in a file, each thing once."""
+        every = (problem for fault in self.faults.values() for problem in fault.problems)
+        return tuple(dict.fromkeys(every))
 
     def __str__(self) -> str:
         alike: dict[str, list[str]] = {}
@@ -197,7 +206,7 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     def look(index: int) -> _Look:
         answer = jobs.prepare(overrides[index], labels[index], first + index, None)
         if isinstance(answer, Broken):
-            return _Look(Fault(answer.exit_code, answer.why))
+            return _Look(Fault(answer.exit_code, answer.why, answer.problems))
         planned: Any = answer.payload
         why = never_fits(answer.need, room)
         fault = Fault(int(ExitCode.CONFIG), why) if why else None

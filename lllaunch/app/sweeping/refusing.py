@@ -29,5 +29,5 @@ def refusing() -> Iterator[None]:
         console = Console()
         console.hide(without_variables)
         console.error(error)
-        tell_ci_error(without_variables(str(error)))
+        tell_ci_error(error, without_variables)
         raise AppEnded(int(error.exit_code)) from error
