@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,7 @@ from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.records.index import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
+from lllaunch.run.lock import PATIENCE
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -110,7 +112,7 @@ class Jobs:
         fresh = is_of_a_moment(node)
         HydraConfig.instance().set_config(config)
         name = str(node.dir)
-        directory = RunDirectory.claim_new(name) if fresh else RunDirectory.claim(name)
+        directory = RunDirectory.claim_new(name) if fresh else _claim(name)
         claimed.enter_context(directory)
         self._directory, self._planned = directory, None
         link = os.path.join(_above_moments(node), "latest") if fresh else ""
@@ -140,7 +142,7 @@ class Jobs:
             with env_override(node.env_set):
                 spec = self._plan(job, output.path if moves else os.getcwd())
             if not output.is_at(spec.log_dir):
-                self._directory = claimed.enter_context(RunDirectory.claim(spec.log_dir))
+                self._directory = claimed.enter_context(_claim(spec.log_dir))
         except BaseException:
             output.discard()
             raise
@@ -220,6 +222,13 @@ class Jobs:
             query.close()
         tell_ci(outcome.directory)
         return outcome
+
+
+def _claim(path: str) -> RunDirectory:
+    """Take a run's directory, waiting for the workers that a killed launcher has left there."""
+    return RunDirectory.claim(
+        path, PATIENCE, lambda text: print(f"lllaunch: {text}", file=sys.stderr)
+    )
 
 
 def _above_moments(run: DictConfig) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 
 from lllaunch.records.files import read_text
-from lllaunch.sweep.orphans import launcher_is_dead
+from lllaunch.run.lock import launcher_is_dead
 
 _SIGNED = re.compile(r"(pid \d+ on .*)\n?")
 _HELD = {errno.EWOULDBLOCK, errno.EACCES}

@@ -14,11 +14,15 @@ import contextlib
 import itertools
 import os
 import re
+from typing import TYPE_CHECKING
 
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError
 from lllaunch.multiprocessing.layout import make_attempt_dir
 from lllaunch.run.files import link_atomic, naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOCK_NAME = ".lllaunch.lock"
 _TRIES = 10
@@ -40,19 +44,24 @@ class RunDirectory(HeldDirectory):
     made: tuple[str, ...] = ()
 
     @classmethod
-    def claim(cls, path: str) -> RunDirectory:
+    def claim(
+        cls, path: str, patience: float = 0.0, say: Callable[[str], object] | None = None
+    ) -> RunDirectory:
         """Makes the directory if need be and takes it for this launcher.
 
         Args:
             path: where the run's files go; relative paths count from the working directory.
+            patience: how long to wait for the workers of a launcher that has ended, seconds. A
+                launcher that lives is not waited for.
+            say: gets a line for people if that takes longer than a moment.
 
         Raises:
-            ConfigError: another live run holds it.
+            ConfigError: another live run holds it, or workers of one whose launcher has ended do.
             OutputError: it cannot be made or written to.
         """
         path = os.path.abspath(path)
         made = _missing(path)
-        held = cls(path, lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, holder)))
+        held = cls(path, lock_directory(path, LOCK_NAME, "launch.log_dir", "run", patience, say))
         held.made = made
         return held
 
@@ -152,12 +161,3 @@ def _missing(path: str) -> tuple[str, ...]:
         found.append(path)
         path = os.path.dirname(path)
     return tuple(reversed(found))
-
-
-def _in_use(path: str, holder: str) -> Problem:
-    return Problem(
-        key="launch.log_dir",
-        value=repr(path),
-        expected=f"is in use by another run{holder}",
-        hint="wait for it, or choose another directory with hydra.run.dir=...",
-    )

@@ -26,6 +26,7 @@ from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import run_group
 from lllaunch.run.host import host_facts
+from lllaunch.run.lock import PATIENCE
 from lllaunch.run.redact import Redactor
 from lllaunch.run.watcher import Watcher
 
@@ -84,7 +85,9 @@ def execute(
     with contextlib.ExitStack() as claimed:
         try:
             if directory is None:
-                directory = claimed.enter_context(RunDirectory.claim(spec.log_dir))
+                directory = claimed.enter_context(
+                    RunDirectory.claim(spec.log_dir, PATIENCE, console.warning)
+                )
         except LaunchError as error:
             outcome = run.outcome().with_error(str(error), error.exit_code)
             console.finished(outcome)

@@ -69,6 +69,9 @@ def run_group(
     with contextlib.ExitStack() as stack:
         if spawner is None:
             spawner = stack.enter_context(Spawner())
+        # a launcher that is killed leaves workers for a moment: nobody else shall have it then
+        spawner.hold(directory.locks)
+        stack.callback(spawner.hold, ())
         try:
             if targets is None:
                 _check(spec, spawner, watcher, signals)

@@ -6,14 +6,17 @@ forks share it: it is free when the last of them has ended or closed it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import re
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from lllaunch.errors import ConfigError, OutputError
+from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.linux import proc
 from lllaunch.run.files import naming, write_all
 
 if TYPE_CHECKING:
@@ -22,10 +25,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from lllaunch.errors import Problem
+PATIENCE = 10.0
+"""How long to wait for what a killed launcher has left, seconds."""
 
-# How often a lock is tried before it counts as held.
-_TRIES, _PAUSE_SECONDS = 5, 0.02
+# A lock counts as held after so many seconds: somebody may just look whether it is
+# (`lllaunch.records.locks`), or, for who has patience, be a launcher that was killed this moment.
+_SHORT, _MOMENT = 0.1, 0.5
+_PAUSE = 0.02
+# what may outlive a launcher
+_PARTS = {"run": "workers", "sweep": "jobs"}
+_SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -71,13 +80,24 @@ class HeldDirectory:
         self.release()
 
 
-def lock_directory(path: str, name: str, refusal: Callable[[str], Problem]) -> int | None:
+def lock_directory(
+    path: str,
+    name: str,
+    key: str,
+    kind: Literal["run", "sweep"],
+    patience: float = 0.0,
+    say: Callable[[str], object] | None = None,
+) -> int | None:
     """Takes a directory for this process, making it if need be.
 
     Args:
         path: the directory, absolute.
         name: the lock's file in it.
-        refusal: makes the message from who holds it: an empty string, or ``" (pid 1 on host)"``.
+        key: that names the directory, for the message of a refusal.
+        kind: what it is the directory of.
+        patience: how long to wait for what a launcher that has ended has left, seconds. A launcher
+            that lives is not waited for.
+        say: gets a line for people if that takes longer than a moment.
 
     Returns:
         a descriptor whose closing gives the lock back, or None on a file system without locks,
@@ -88,23 +108,35 @@ def lock_directory(path: str, name: str, refusal: Callable[[str], Problem]) -> i
         OutputError: it cannot be made or written to.
     """
     file = os.path.join(path, name)
+    began = time.monotonic()
     while True:
         # named by the directory: that is what the user chose and can change
         with naming(path):
             os.makedirs(path, exist_ok=True)
             fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if not _lock(path, fd, refusal):
+            taken = _try_lock(path, fd)
+            if taken is None:
                 os.close(fd)
                 return None
-            if _is_file(fd, file):
+            if taken and _is_file(fd, file):
                 _sign(path, fd)
                 return fd
         except BaseException:
             os.close(fd)
             raise
-        # its holder took the directory away in between, see `HeldDirectory.discard`
         os.close(fd)
+        # if it was taken, its holder took the directory away in between: `RunDirectory.discard`
+        if not taken:
+            waited, ended = time.monotonic() - began, launcher_is_dead(file)
+            # what this launcher had itself, its spawner gives back in a moment
+            passing = ended or _signer(file) == os.getpid()
+            if waited >= max(patience if passing else min(patience, _MOMENT), _SHORT):
+                raise ConfigError((_refusal(path, file, key, kind, ended=ended),))
+            if say is not None and ended and waited >= _MOMENT:
+                say(f"waiting for {_PARTS[kind]} that the killed launcher of {path!r} has left")
+                say = None
+            time.sleep(_PAUSE)
 
 
 def _is_file(fd: int, file: str) -> bool:
@@ -115,26 +147,68 @@ def _is_file(fd: int, file: str) -> bool:
         return False
 
 
-def _lock(path: str, fd: int, refusal: Callable[[str], Problem]) -> bool:
-    """Takes the lock; False if there are none here."""
+def _try_lock(path: str, fd: int) -> bool | None:
+    """Return whether the lock was taken; None if there are none here."""
     try:
-        for left in reversed(range(_TRIES)):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                # somebody may just look whether the directory is held (`lllaunch.records.locks`)
-                if not left:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _UNSUPPORTED:
-            return False
+            return None
         if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
             raise OutputError(path, error.strerror or str(error)) from None
-        holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-        raise ConfigError((refusal(f" ({holder})" if holder else ""),)) from None
+        return False
     return True
+
+
+def launcher_is_dead(lock: str) -> bool:
+    """Whether the launcher that signed a lock has ended; False if that cannot be found out.
+
+    Args:
+        lock: the lock's file, as `lock_directory` makes it.
+    """
+    pid = _signer(lock)
+    facts = proc.facts(pid) if pid else None
+    return pid != 0 and (facts is None or facts.state in "ZX")
+
+
+def _signer(lock: str) -> int:
+    """Return the process id of the launcher that signed a lock, 0 if it is not of this machine."""
+    signed = _SIGNED.fullmatch(proc.read_text(lock))
+    return int(signed[1]) if signed is not None and signed[2] == socket.gethostname() else 0
+
+
+def _refusal(path: str, lock: str, key: str, kind: str, *, ended: bool) -> Problem:
+    signed = proc.read_text(lock)[:200].strip()
+    holder = f" ({signed})" if signed else ""
+    other = f"choose another directory with hydra.{kind}.dir=..."
+    if not ended:
+        expected = f"is in use by another {kind}{holder}"
+        return Problem(key, repr(path), expected, f"wait for it, or {other}")
+    expected = f"is still in use by {_PARTS[kind]} of a {kind} whose launcher{holder} has ended"
+    pids = ", ".join(map(str, _having_open(lock)))
+    hint = f"wait for them, or end them (pids {pids})" if pids else f"wait for them, or {other}"
+    return Problem(key, repr(path), expected, hint)
+
+
+def _having_open(file: str) -> list[int]:
+    """Return the processes that have a file open, and those below them, as far as can be seen."""
+    try:
+        wanted = os.stat(file)
+    except OSError:
+        return []
+    everything = proc.processes()
+    having = [each.pid for each in everything if _has_open(each.pid, wanted)]
+    below = [each.pid for pid in having for each in proc.descendants(pid, everything)]
+    return sorted({*having, *below} - {os.getpid()})
+
+
+def _has_open(pid: int, wanted: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                    return True
+    return False
 
 
 def _sign(path: str, fd: int) -> None:

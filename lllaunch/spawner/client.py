@@ -53,6 +53,9 @@ class Spawner(Branching):
     of another one (`new_branch`, `adopt`). Not thread-safe: one thread uses it at a time.
     """
 
+    # of this run; they outlive the process that stands behind this object
+    _locks: tuple[int, ...] = ()
+
     def __init__(self) -> None:
         hold_standard_fds()
         self.pid = 0
@@ -109,9 +112,18 @@ class Spawner(Branching):
         self._connect(ours)
         self._hand_locks()
 
+    def hold(self, locks: tuple[int, ...]) -> None:
+        """Let the spawner hold locks, too, until all that it started has ended.
+
+        Args:
+            locks: descriptors, which stay open until the next call. It replaces those of this one.
+        """
+        self._locks = locks
+        if self._arrival is None:
+            self._hand_locks()
+
     def _hand_locks(self) -> None:
-        if Inherited.held:
-            self._send({"op": "hold"}, fds=Inherited.held)
+        self._send({"op": "hold"}, fds=(*Inherited.held, *self._locks))
 
     def _connect(self, sock: socket.socket) -> None:
         self._cgroup = Cgroup.create(self.mark)

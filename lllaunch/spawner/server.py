@@ -142,7 +142,9 @@ class Server:
 
     def _hold(self, message: Message) -> None:
         """Keep locks: somebody else may have what they stand for when all here has ended."""
-        self._held += message.fds
+        for fd in self._held:
+            os.close(fd)
+        self._held = [*message.fds]
 
     def _send(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._channel.queue(header, fds=fds)

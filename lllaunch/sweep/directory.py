@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import TYPE_CHECKING
 
-from lllaunch.errors import ConfigError, Problem
 from lllaunch.run.files import naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
 
@@ -22,7 +20,6 @@ LOCK_NAME = ".lllaunch-sweep.lock"
 JOURNAL = "sweep.jsonl"
 SUMMARY = "sweep.json"
 
-_MOMENT = 0.5  # seconds
 _LONGEST = 18  # digits; a number is a signed 64-bit one for most readers of JSON
 
 
@@ -58,16 +55,7 @@ class SweepDirectory(HeldDirectory):
             OutputError: it cannot be made, written to, or locked.
         """
         path = os.path.abspath(path)
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fd = lock_directory(path, LOCK_NAME, lambda holder: _in_use(path, key, holder))
-                break
-            except ConfigError:
-                left = deadline - time.monotonic()
-                if left <= 0 or not _await_jobs(path, left, say):
-                    raise
-        return cls(path, fd)
+        return cls(path, lock_directory(path, LOCK_NAME, key, "sweep", patience, say))
 
     def set_aside(self) -> str | None:
         """Makes room for a new sweep: the journal of one that is here gets a number in its name.
@@ -111,33 +99,3 @@ class SweepDirectory(HeldDirectory):
 def _numbered(name: str, number: int) -> str:
     stem, extension = os.path.splitext(name)
     return f"{stem}.{number}{extension}"
-
-
-def _in_use(path: str, key: str, holder: str) -> Problem:
-    """Says why a directory is not to be had, and from whom."""
-    from lllaunch.sweep import orphans  # noqa: PLC0415 - rarely needed
-
-    lock = os.path.join(path, LOCK_NAME)
-    if not orphans.launcher_is_dead(lock):
-        hint = "wait for it, or choose another directory"
-        return Problem(key, repr(path), f"is in use by another sweep{holder}", hint)
-    pids = ", ".join(map(str, orphans.holders(lock)))
-    expected = f"is still in use by jobs of a sweep whose launcher{holder} has ended"
-    hint = f"wait for them, or end them (pids {pids})" if pids else "wait for them"
-    return Problem(key, repr(path), expected, hint)
-
-
-def _await_jobs(path: str, seconds: float, say: Callable[[str], object] | None) -> bool:
-    """Waits for the jobs of a launcher that has ended; False if it lives, or cannot be known."""
-    from lllaunch.sweep import orphans  # noqa: PLC0415 - rarely needed
-
-    lock = os.path.join(path, LOCK_NAME)
-    # usually that is enough, also for the launcher itself to be gone that was just killed
-    if orphans.await_release(lock, min(seconds, _MOMENT)):
-        return True
-    if not orphans.launcher_is_dead(lock):
-        return False
-    if say is not None:
-        say(f"waiting for jobs that the killed launcher of {path!r} has left")
-    orphans.await_release(lock, seconds - _MOMENT)
-    return True

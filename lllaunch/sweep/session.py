@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.run.files import naming
+from lllaunch.run.lock import PATIENCE
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Journal
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
     from lllaunch.sweep.records import Entry
     from lllaunch.sweep.resume import NewJob, ResumePlan
-
-PATIENCE = 10.0
-"""How long a resume waits for the jobs of a killed launcher, seconds."""
 
 _RESUME = "hydra.launcher.resume"
 # sweep.json of a sweep of many batches takes one part in so many of the time.
@@ -116,7 +114,7 @@ class SweepSession:
                 before `plan` has found nothing to refuse.
             say: gets a line for people if a new sweep begins where there is one, and if jobs of a
                 killed launcher have to be waited for.
-            patience: how long that may take, seconds; only for a resume.
+            patience: how long that may take, seconds.
 
         Raises:
             ConfigError: it is in use; or cannot be resumed: there is no sweep, it is damaged, or of
@@ -129,7 +127,7 @@ class SweepSession:
             _expect_sweep(path)
             held = SweepDirectory.claim(path, _RESUME, patience, say)
         else:
-            held = SweepDirectory.claim(path)
+            held = SweepDirectory.claim(path, patience=patience, say=say)
         file, history = held.file(JOURNAL), SweepHistory()
 
         def tell(entry: Entry) -> None:

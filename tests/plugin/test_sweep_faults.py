@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import gone, text_of, until
+from support.launching import SLOW_SPAWNER, gone, text_of, until
 from support.sweeping import SweepProject
 
 from lllaunch.errors import ConfigError
@@ -697,33 +697,12 @@ def test_signals_while_the_end_is_written_take_nothing_from_it(
     assert project.tries() == {0: 1, 1: 2}
 
 
-# Lets a spawner end its workers only when the test says so, as a driver may take its time; and
-# leaves jobs to spawners of their own, if that is wanted.
-SLOW = """
-import os, sys, time
-
-if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
-    from lllaunch.spawner import tree
-
-    def kill(*args, _real=tree._kill, **options):
-        while not os.path.exists(os.environ["LET_DIE"]):
-            time.sleep(0.01)
-        return _real(*args, **options)
-
-    tree._kill = kill
-elif "COLD" in os.environ:
-    from lllaunch.sweep.warmth import Warmth
-
-    Warmth.give = lambda *_: None
-"""
-
-
 @pytest.mark.parametrize("more", [{}, {"COLD": "1"}], ids=["warm", "cold"])
 def test_nobody_gets_what_workers_of_a_killed_launcher_still_use(
     tmp_path: Path, more: dict[str, str]
 ) -> None:
     project = SweepProject(tmp_path, gpus=1)
-    project.write("sitecustomize.py", SLOW)
+    project.write("sitecustomize.py", SLOW_SPAWNER)
     command = f"echo $$ > {tmp_path}/worker; exec sleep 1000"
     project.experiment("test", f"{{entrypoint: sh, args: ['-c', '{command}']}}")
     environ = {"PYTHONPATH": str(tmp_path), "LET_DIE": str(tmp_path / "die"), **more}

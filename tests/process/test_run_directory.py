@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.project import Project, result
+from support.launching import SLOW_SPAWNER, WAIT, gone, until
+from support.project import Project, environment, result
 
+from lllaunch.errors import ConfigError
 from lllaunch.run.directory import RunDirectory
+from lllaunch.spawner.client import Spawner
+from lllaunch.testing import live_descendants
 
 _OWN_APP = """
 import hydra
@@ -65,6 +73,70 @@ def test_what_a_wrong_config_says_does_not_replace_the_record_of_the_run_before(
     # it says who claimed it last
     assert before.pop(".lllaunch.lock") != after.pop(".lllaunch.lock")
     assert after == before
+
+
+def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_directory(
+    project: Project,
+) -> None:
+    run, worker_file, die = (project.root / name for name in ("run", "worker", "die"))
+    project.write("sitecustomize.py", SLOW_SPAWNER)
+    project.experiment(
+        "long", "{entrypoint: sh, args: ['-c', 'echo $$ > worker; exec sleep 1000']}"
+    )
+    environ = {**environment(), "PYTHONPATH": str(project.root), "LET_DIE": str(die)}
+
+    def start(experiment: str, stderr: int) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "lllaunch", f"+exp={experiment}", "hydra.run.dir=run"]
+        options: dict[str, Any] = {"cwd": project.root, "env": environ, "text": True}
+        return subprocess.Popen(words, stderr=stderr, stdin=subprocess.DEVNULL, **options)
+
+    # the spawner writes there, too
+    started = [start("long", subprocess.DEVNULL)]
+    try:
+        first = started[0]
+        until(lambda: worker_file.exists() and worker_file.read_text().endswith("\n"), "the worker")
+        worker = int(worker_file.read_text())
+        first.kill()
+        first.wait()
+        with pytest.raises(ConfigError) as caught:
+            RunDirectory.claim(str(run))
+        expected = f"is still in use by workers of a run whose launcher (pid {first.pid} on "
+        assert str(caught.value).startswith(f"launch.log_dir: {str(run)!r} {expected}")
+        told = re.search(r"wait for them, or end them \(pids (.*)\)$", str(caught.value))
+        assert told is not None
+        # and its spawner, which holds the directory for it
+        assert str(worker) in told[1].split(", ")
+        assert len(told[1].split(", ")) == 2
+        started.append(start("x", subprocess.PIPE))
+        second = started[1]
+        assert second.stderr is not None
+        line = second.stderr.readline()
+        waiting = "waiting for workers that the killed launcher of"
+        assert line == f"lllaunch: {waiting} {str(run)!r} has left\n"
+        assert not gone(worker)
+        die.touch()
+        _, errors = second.communicate(timeout=WAIT)
+        assert second.returncode == 0, errors
+        assert gone(worker)
+    finally:
+        die.touch()
+        for process in started:
+            process.kill()
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
+        until(lambda: live_descendants(os.getpid()) == [], "the end of all")
+    assert (run / "attempt_1/0/stdout.log").read_text() == "0\n"
+
+
+def test_a_directory_is_free_when_a_run_is_over_though_its_spawner_lives(tmp_path: Path) -> None:
+    with Spawner() as spawner:
+        for _ in range(2):
+            with RunDirectory.claim(str(tmp_path), WAIT) as directory:
+                spawner.configure(dict(os.environ), str(tmp_path))
+                spawner.hold(directory.locks)
+                spawner.hold(())
+        RunDirectory.claim(str(tmp_path), WAIT).release()
 
 
 def test_runs_of_one_moment_get_directories_of_their_own(project: Project) -> None:

@@ -16,6 +16,26 @@ from lllaunch.linux import proc
 
 WAIT = 60.0
 
+# Lets a spawner end its workers only when the test says so, as a driver may take its time; and
+# leaves jobs to spawners of their own, if that is wanted.
+SLOW_SPAWNER = """
+import os, sys, time
+
+if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
+    from lllaunch.spawner import tree
+
+    def kill(*args, _real=tree._kill, **options):
+        while not os.path.exists(os.environ["LET_DIE"]):
+            time.sleep(0.01)
+        return _real(*args, **options)
+
+    tree._kill = kill
+elif "COLD" in os.environ:
+    from lllaunch.sweep.warmth import Warmth
+
+    Warmth.give = lambda *_: None
+"""
+
 
 @dataclass
 class Finished:
