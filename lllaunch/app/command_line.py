@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lllaunch.run.files import relative_path, working_directory
+
 VERBS = ("check", "ls", "plan", "report", "rerun", "show")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 
@@ -399,5 +401,4 @@ def _joined(*words: str) -> str:
 
 
 def _shown(path: str) -> str:
-    short = os.path.relpath(path)
-    return path if short.startswith(os.pardir) else short
+    return relative_path(path, working_directory())

@@ -9,6 +9,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 
 from lllaunch.config.suggest import did_you_mean
 from lllaunch.linux.limits import shortage
+from lllaunch.run.files import relative_path, working_directory
 
 _EXPERIMENTS = "exp"
 _MOST_OPTIONS = 20
@@ -54,7 +55,7 @@ def _misread(error: OverrideParseException) -> str:
 
 def _missing(error: MissingConfigException, name: str, reason: str) -> str:
     """Say which config is not there, who includes it, where it was looked for, and what is."""
-    searched = [_relative(path) for path in _DIRECTORY.findall(reason)]
+    searched = [relative_path(path, working_directory()) for path in _DIRECTORY.findall(reason)]
     group, _, option = name.removesuffix(".yaml").rpartition("/")
     what = "experiment" if group == _EXPERIMENTS else "config"
     options = [each for each in error.options or () if each != option]
@@ -79,11 +80,3 @@ def _including(reason: str, searched: list[str]) -> str:
         return ""
     paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched]
     return next((f"{path}: " for path in paths if os.path.isfile(path)), "")
-
-
-def _relative(path: str) -> str:
-    try:
-        short = os.path.relpath(path)
-    except OSError:  # the working directory is gone
-        return path
-    return path if short.startswith(os.pardir) else short

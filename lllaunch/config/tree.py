@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lllaunch.run.files import relative_path
+
 _LONGEST_SHOWN = 100
 _MOST_BITS = 3400
 
@@ -138,9 +140,7 @@ def shorten(text: str, most: int = 400) -> str:
 
 def shown_path(path: str) -> str:
     """A path as the user would write it: relative if it is below the working directory."""
-    absolute = os.path.abspath(path)
-    relative = os.path.relpath(absolute)
-    return absolute if relative.split(os.sep, 1)[0] == os.pardir else relative
+    return relative_path(os.path.abspath(path), os.getcwd())
 
 
 def _show(tree: Tree) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from typing import TYPE_CHECKING
 
 from lllaunch.console.lines import Line
+from lllaunch.run.files import relative_path
 from lllaunch.units import spans
 
 if TYPE_CHECKING:
@@ -26,22 +26,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def working_directory() -> str:
-    """Returns where paths are shown relative to; nowhere if that directory is gone."""
-    try:
-        return os.getcwd()
-    except OSError:
-        # below which there is nothing
-        return os.devnull
-
-
 def shown_path(path: str, cwd: str) -> str:
     """Returns a path as the user would type it: relative where it lies below ``cwd``.
 
     A path that holds what a terminal cannot show in one line comes quoted.
     """
-    below = path == cwd or path.startswith(cwd.rstrip("/") + "/")
-    shown = os.path.relpath(path, cwd) if below else path
+    shown = relative_path(path, cwd)
     return shown if shown.isprintable() else repr(shown)
 
 

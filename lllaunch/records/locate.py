@@ -12,6 +12,7 @@ from lllaunch.errors import LaunchError
 from lllaunch.records.find import DEFAULT_ROOTS, Found, find, look
 from lllaunch.records.index import used_from
 from lllaunch.records.listing import newest
+from lllaunch.run.files import relative_path
 
 LATEST = "latest"
 """What stands for the run or sweep that was started last."""
@@ -85,11 +86,7 @@ def roots_of(cwd: str | None = None) -> list[str]:
     here = os.path.realpath(cwd or os.getcwd())
     used = used_from(here, os.environ)
     # as the user would type them
-    return roots + [path if cwd else _relative(path, here) for path in used]
-
-
-def _relative(path: str, cwd: str) -> str:
-    return os.path.relpath(path, cwd) if path.startswith(f"{cwd}/") else path
+    return roots + [path if cwd else relative_path(path, here) for path in used]
 
 
 def _latest(cwd: str | None) -> Found:

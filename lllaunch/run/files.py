@@ -93,3 +93,25 @@ def link_atomic(path: str, target: str) -> None:
         except OSError:
             os.unlink(temporary)
             raise
+
+
+def working_directory() -> str:
+    """Returns where paths are shown relative to; nowhere if that directory is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        # below which there is nothing
+        return os.devnull
+
+
+def relative_path(path: str, cwd: str) -> str:
+    """Returns a path relative to a directory if it is that or below it, else as it is. Pure.
+
+    Args:
+        path: a relative one counts from ``cwd``.
+        cwd: the directory, absolute.
+    """
+    whole, top = os.path.normpath(os.path.join(cwd, path)), cwd.rstrip("/")
+    if whole == top:
+        return os.curdir
+    return whole[len(top) + 1 :] if whole.startswith(f"{top}/") else path

@@ -3,8 +3,8 @@
 A slot's lock is a listening unix socket with an abstract name (unix(7)), ``@lllaunch/gpu/UUID`` or
 ``@lllaunch/cpu/USER/CORE``. The kernel gives a name to one socket at a time, whoever asks, and
 takes it back when the last process that has the socket open ends, however it ends: no file is left
-over, nothing needs rights, nothing grows stale. A connection to the socket tells who listens, and
-ends when the name is free: so one waits for a slot without asking again and again.
+over, nothing needs rights, nothing grows stale. A connection to the socket ends when the name is
+free: so one waits for a slot without asking again and again.
 
 **What forked processes hold.** A job is a fork of the launcher. It closes all locks that it was
 forked with, and is sent those of its own lease when it may begin (SCM_RIGHTS); it passes them on to
@@ -26,7 +26,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -39,8 +38,6 @@ from lllaunch.sweep.resources import Lease
 _BACKLOG = 4096
 # Seconds after which a slot is tried again whose holder cannot be connected to.
 RETRY_AFTER = 1.0
-# struct ucred (unix(7), SO_PEERCRED): pid, uid, gid.
-_UCRED = struct.Struct("iII")
 
 
 @dataclass(eq=False)
@@ -79,31 +76,14 @@ class Slot(NamedTuple):
         return f"GPU {self.name}" if self.kind == "gpu" else f"core {self.name}"
 
 
-class Holder(NamedTuple):
-    """Who holds a slot.
-
-    Attributes:
-        pid: of the launcher that leased it; 0 if it is in a PID namespace that cannot be seen. It
-            may have ended since, while its job goes on.
-        uid: its user.
-    """
-
-    pid: int
-    uid: int
-
-
 class Watch:
     """Waits until a slot may be free: a descriptor that is readable then; try `Leases.acquire`.
 
     It may be readable although somebody holds the slot, never the other way round. Close it then.
-
-    Attributes:
-        holder: who holds the slot, None if that could not be found out.
     """
 
-    def __init__(self, source: socket.socket | Alarm, holder: Holder | None = None) -> None:
+    def __init__(self, source: socket.socket | Alarm) -> None:
         self._source = source
-        self.holder = holder
 
     def fileno(self) -> int:
         """The descriptor, for select and its kin; -1 if it was closed."""
@@ -168,20 +148,9 @@ class Leases:
             if lock is not None:
                 lock.close()
 
-    def held(self) -> tuple[Slot, ...]:
-        """The slots that this object holds."""
-        return tuple(self._locks)
-
     def descriptors(self, lease: Lease) -> tuple[int, ...]:
         """The locks of a lease that is held, to be sent to a process that was forked before."""
         return tuple(self._locks[slot].fileno() for slot in self._slots(lease))
-
-    def keep(self, lease: Lease) -> None:
-        """In a forked job: holds the slots of its own lease from now on, and no others."""
-        slots = self._slots(lease)
-        own = {slot: self._locks.pop(slot) for slot in slots if slot in self._locks}
-        self.close()
-        self._locks = own
 
     def watch(self, slot: Slot) -> Watch:
         """Waits for a slot that another launcher holds.
@@ -199,23 +168,6 @@ class Leases:
         if watch is None or watch.fileno() < 0:
             watch = self._watches[slot] = self._connect(slot)
         return watch
-
-    def holder(self, slot: Slot) -> Holder | None:
-        """Tells who holds a slot, for messages; None if nobody does or it cannot be found out.
-
-        Raises:
-            ValueError: the slot is not of this machine.
-            LeaseFailed: no descriptor can be had.
-        """
-        if slot in self._locks:
-            return Holder(os.getpid(), os.getuid())
-        if slot not in self._addresses:
-            raise ValueError(f"{slot} is not of this machine")
-        watch = self._watches.get(slot)
-        if watch is None or watch.fileno() < 0:
-            watch = self._connect(slot)
-            watch.close()
-        return watch.holder
 
     def close(self) -> None:
         """Gives all slots back and ends all watches; idempotent."""
@@ -254,9 +206,7 @@ class Leases:
             connection.close()
             return self._look_again(slot)
         # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
-        text = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, uid, _ = _UCRED.unpack(text)
-        return Watch(connection, Holder(pid, uid))
+        return Watch(connection)
 
     def _look_again(self, slot: Slot) -> Watch:
         """Waits without a connection: not at all if the slot is free by now, else a little.

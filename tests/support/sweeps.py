@@ -64,7 +64,7 @@ class Played:
         return Sweep(*given, self.observe, numbers, **options).run()
 
     def close(self) -> None:
-        assert self.leases.held() == ()
+        assert not self.leases._locks
         self.leases.close()
         self.journal.close()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lllaunch.linux.nvml import Gpu
 from lllaunch.sweep import leases as module
-from lllaunch.sweep.leases import Holder, LeaseFailed, Leases, Slot, Watch
+from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, Watch
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.resources import Lease
 from lllaunch.testing import leaked_fds, open_fds
@@ -55,6 +55,10 @@ def ready(watch: Watch, milliseconds: int = 0) -> bool:
     return bool(poll.poll(milliseconds))
 
 
+def held(leases: Leases) -> tuple[Slot, ...]:
+    return tuple(leases._locks)
+
+
 Two = tuple[Leases, Leases]
 
 
@@ -65,15 +69,15 @@ def test_a_gpu_is_leased_once(launchers: Two) -> None:
     assert other.acquire(gpus("c")) == ()
     one.release(gpus("a", "b"))
     assert other.acquire(gpus("b")) == ()
-    assert (one.held(), other.held()) == ((), (gpu("c"), gpu("b")))
-    assert [slot.lease for slot in other.held()] == [gpus("c"), gpus("b")]
+    assert (held(one), held(other)) == ((), (gpu("c"), gpu("b")))
+    assert [slot.lease for slot in held(other)] == [gpus("c"), gpus("b")]
 
 
 def test_a_lease_is_taken_whole_or_not_at_all(launchers: Two) -> None:
     one, other = launchers
     one.acquire(gpus("c"))
     assert other.acquire(gpus("d", "c", "a", "b")) == (gpu("c"),)
-    assert other.held() == ()
+    assert held(other) == ()
     assert one.acquire(gpus("a", "b", "d")) == ()
 
 
@@ -94,8 +98,8 @@ def test_cores_are_locked_only_where_that_is_asked_for() -> None:
     assert [leases.acquire(lease) for leases in free] == [(), ()]
     assert pinned[0].acquire(lease) == ()
     assert pinned[1].acquire(Lease((), (901, 902))) == (Slot("cpu", "901"),)
-    assert str(pinned[0].held()[0]) == "core 900"
-    assert [slot.lease for slot in pinned[0].held()] == [Lease((), (900,)), Lease((), (901,))]
+    assert str(held(pinned[0])[0]) == "core 900"
+    assert [slot.lease for slot in held(pinned[0])] == [Lease((), (900,)), Lease((), (901,))]
     for leases in (*free, *pinned):
         leases.close()
 
@@ -105,7 +109,7 @@ def test_release_and_close_may_be_repeated(launchers: Two) -> None:
     one.acquire(gpus("a", "b"))
     one.release(gpus("a"))
     one.release(gpus("a"))
-    assert one.held() == (gpu("b"),)
+    assert held(one) == (gpu("b"),)
     one.close()
     one.close()
     assert other.acquire(gpus("a", "b")) == ()
@@ -117,7 +121,7 @@ def test_what_is_no_lease_to_take(launchers: Two, lease: Lease) -> None:
     one.acquire(gpus("b"))
     with pytest.raises(ValueError, match="Lease"):
         one.acquire(lease)
-    assert one.held() == (gpu("b"),)
+    assert held(one) == (gpu("b"),)
 
 
 def test_what_is_nothing_to_wait_for(launchers: Two) -> None:
@@ -126,8 +130,6 @@ def test_what_is_nothing_to_wait_for(launchers: Two) -> None:
     for slot in (gpu("a"), gpu("x"), Slot("cpu", "900")):
         with pytest.raises(ValueError, match="is not held by another launcher"):
             one.watch(slot)
-    with pytest.raises(ValueError, match="is not of this machine"):
-        one.holder(gpu("x"))
 
 
 def test_a_watch_wakes_when_the_slot_is_released(launchers: Two) -> None:
@@ -135,7 +137,6 @@ def test_a_watch_wakes_when_the_slot_is_released(launchers: Two) -> None:
     one.acquire(gpus("a", "b"))
     watch = other.watch(gpu("a"))
     assert watch is other.watch(gpu("a"))
-    assert watch.holder == Holder(os.getpid(), os.getuid()) == other.holder(gpu("a"))
     one.release(gpus("b"))
     assert not ready(watch)
     one.release(gpus("a"))
@@ -152,26 +153,14 @@ def test_after_a_watch_was_closed_there_is_another(launchers: Two) -> None:
     first = other.watch(gpu("a"))
     first.close()
     second = other.watch(gpu("a"))
-    assert second.holder is not None
+    assert second is not first
     assert not ready(second)
 
 
 def test_a_slot_that_is_free_is_not_waited_for(launchers: Two) -> None:
     one, _ = launchers
-    assert one.holder(gpu("a")) is None
     assert ready(one.watch(gpu("a")), 10_000)
     assert one.acquire(gpus("a")) == ()
-
-
-def test_who_holds(launchers: Two) -> None:
-    one, other = launchers
-    one.acquire(gpus("a"))
-    me = Holder(os.getpid(), os.getuid())
-    assert (one.holder(gpu("a")), other.holder(gpu("a"))) == (me, me)
-    # with and without a watch, which is left as it is
-    watch = other.watch(gpu("a"))
-    assert other.holder(gpu("a")) == me
-    assert not ready(watch)
 
 
 @pytest.mark.parametrize("listening", [True, False])
@@ -181,14 +170,13 @@ def test_who_cannot_be_waited_for_is_tried_again(
     monkeypatch.setattr(module, "RETRY_AFTER", 0.01)
     address = f"\0lllaunch/gpu/{MARK}-a"
     waiting = []
-    with socket.socket(socket.AF_UNIX) as held:
-        held.bind(address)
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(address)
         if listening:
-            held.listen(0)
+            foreign.listen(0)
             waiting.append(socket.socket(socket.AF_UNIX))
             waiting[0].connect(address)  # all that fit
         watch = launchers[0].watch(gpu("a"))
-        assert watch.holder is None
         assert ready(watch, 10_000)
         assert launchers[0].acquire(gpus("a")) == (gpu("a"),)
     for connection in waiting:
@@ -200,7 +188,7 @@ def test_many_wait_for_one_slot(launchers: Two) -> None:
     launchers[0].acquire(gpus("a"))
     others = [Leases(MACHINE) for _ in range(200)]
     watches = [leases.watch(gpu("a")) for leases in others]
-    assert all(watch.holder for watch in watches)
+    assert not any(map(ready, watches))
     launchers[0].close()
     assert all(map(ready, watches))
     for leases in others:
@@ -219,28 +207,14 @@ def test_what_the_system_refuses_is_told(launchers: Two, monkeypatch: pytest.Mon
         launchers[0].acquire(gpus("a", "b"))
     assert str(caught.value) == "GPU b cannot be leased: Operation not permitted"
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    assert launchers[0].held() == ()
+    assert held(launchers[0]) == ()
 
     def no_more(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(socket, "socket", no_more)
-    for use in (launchers[0].watch, launchers[0].holder):
-        with pytest.raises(LeaseFailed, match="Too many open files"):
-            use(gpu("a"))
-
-
-def test_keep_leaves_the_own_lease_alone(launchers: Two) -> None:
-    one, other = launchers
-    one.acquire(gpus("a"))
-    one.acquire(gpus("b", "c"))
-    other.acquire(gpus("d"))
-    watch = one.watch(gpu("d"))
-    one.keep(gpus("c", "b"))
-    assert set(one.held()) == {gpu("b"), gpu("c")}
-    assert watch.fileno() == -1
-    assert other.acquire(gpus("a")) == ()
-    assert other.acquire(gpus("b")) == (gpu("b"),)
+    with pytest.raises(LeaseFailed, match="Too many open files"):
+        launchers[0].watch(gpu("a"))
 
 
 NAMES = st.lists(st.sampled_from("abcd"), unique=True, min_size=1)
@@ -265,8 +239,8 @@ def test_no_gpu_is_ever_held_twice(steps: list[tuple[int, bool, list[str]]]) -> 
                 for name in set(names) - foreign:
                     owners.pop(name, None)
             for number, leases in enumerate(launchers):
-                held = {slot.name for slot in leases.held()}
-                assert held == {name for name, owner in owners.items() if owner == number}
+                own = {slot.name for slot in held(leases)}
+                assert own == {name for name, owner in owners.items() if owner == number}
     finally:
         for leases in launchers:
             leases.close()

@@ -16,7 +16,8 @@ from lllaunch.console.sweep.lines import change_lines
 from lllaunch.console.sweep.paint import is_terminal, painted
 from lllaunch.console.sweep.screen import Screen, Size, size_of
 from lllaunch.console.sweep.table import Row, Span, table_rows
-from lllaunch.console.wording import counted, shown_path, working_directory
+from lllaunch.console.wording import counted, shown_path
+from lllaunch.run.files import working_directory
 from lllaunch.sweep.output import JobPrinted, Stopping, Tick
 from lllaunch.sweep.vocabulary import JobState
 
