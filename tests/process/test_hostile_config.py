@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -315,7 +316,7 @@ def test_no_place_of_a_config_gets_around_the_allowlist(
     code, _, err = planned("+exp=a")
 
     assert code == 5
-    assert f"lllaunch:   {key}" in err
+    assert re.search(rf"^lllaunch:   (conf/exp/a\.yaml:\d+: )?{re.escape(key)}", err, re.MULTILINE)
     assert is_clear(err)
     assert nothing_ran(project)
 
