@@ -314,6 +314,28 @@ def test_4_a_signal_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
 # 5. The report names the root cause by time, and what became of every worker
 
 
+def test_5_the_root_cause_is_the_first_failure_though_the_clock_is_set_back(tmp_path: Path) -> None:
+    # as rank 1 sees it, between the two failures
+    (tmp_path / "s.py").write_text(
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    open('ready', 'w').close()\n"
+        "    while not os.path.exists('failed'): time.sleep(0.001)\n"
+        "    time.sleep(0.3)\n"
+        "    real = time.time_ns\n"
+        "    time.time_ns = lambda: real() - 1_500_000_000\n"
+        "    raise RuntimeError('I was second')\n"
+        "while not os.path.exists('ready'): time.sleep(0.001)\n"
+        "time.sleep(2)\n"
+        "open('failed', 'w').close()\n"
+        "raise ValueError('I was first')\n"
+    )
+    done = launch(tmp_path, {"entrypoint": "s.py", "nproc": 2, "tee": "none"})
+    assert done.code == 3
+    assert done.result["root_cause"]["rank"] == 0, done.err
+
+
 def test_5_the_root_cause_is_the_first_failure_by_nanoseconds(tmp_path: Path) -> None:
     # Rank 2 fails first; the others fail because of it within the same second, in their own words.
     (tmp_path / "s.py").write_text(

@@ -12,17 +12,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lllaunch import moments
 from lllaunch.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 NS = 1_000_000_000
 
 
-def error_file(path: Path, time_ns: int | None = None, seconds: int | None = None) -> str:
+def error_file(
+    path: Path, time_ns: int | None = None, seconds: int | None = None, **more: str
+) -> str:
     extra: dict[str, Any] = {"py_callstack": "Traceback (most recent call last):\nValueError: bad"}
     if seconds is not None:
         extra["timestamp"] = str(seconds)
     if time_ns is not None:
         extra["timestamp_ns"] = str(time_ns)
+    extra |= more
     path.write_text(json.dumps({"message": {"message": "ValueError: bad", "extraInfo": extra}}))
     return str(path)
 
@@ -43,6 +47,32 @@ def test_error_file_gives_message_and_both_times(tmp_path: Path) -> None:
     assert result.traceback().startswith("Traceback")
     local = time.localtime(1_700_000_000)
     assert result.timestamp_isoformat() == time.strftime("%Y-%m-%d_%H:%M:%S", local)
+
+
+def test_failures_are_in_order_though_the_clock_was_set_back_between_them(tmp_path: Path) -> None:
+    now, began = moments.now_ns(), moments.since_boot_ns()
+    boot = moments.boot_id()
+    assert boot
+    for name, time_ns, moment in (("0", now, began - NS), ("1", now - 3600 * NS, began)):
+        path = tmp_path / name
+        more = {"since_boot_ns": str(moment), "boot_id": boot}
+        error_file(path, time_ns, time_ns // NS, **more)
+    first, second = failure(tmp_path, "0"), failure(tmp_path, "1")
+    assert second.timestamp_ns - first.timestamp_ns == NS
+    assert ChildFailedError("x", {0: first, 1: second}).get_first_failure() == (0, first)
+
+
+@pytest.mark.parametrize(
+    ("boot", "later"), [("another", 0), ("", 0), (None, 10**15), (None, "soon")]
+)
+def test_a_time_since_another_start_of_a_machine_says_nothing(
+    tmp_path: Path, boot: str | None, later: int | str
+) -> None:
+    moment = moments.since_boot_ns() + later if isinstance(later, int) else later
+    more = {"boot_id": moments.boot_id() if boot is None else boot, "since_boot_ns": str(moment)}
+    at = 1_700_000_000 * NS + 123
+    error_file(tmp_path / "error.json", at, 1_700_000_000, **more)
+    assert failure(tmp_path).timestamp_ns == at
 
 
 def test_whole_seconds_are_refined_by_when_the_file_was_written(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def test_exception_is_written_and_raised_on(reply: Path) -> None:
     assert list(data) == ["message"]
     assert data["message"]["message"] == "ValueError: bad value"
     extra = data["message"]["extraInfo"]
-    assert list(extra) == ["py_callstack", "timestamp", "timestamp_ns"]
+    ours = ["timestamp_ns", "since_boot_ns", "boot_id"]
+    assert list(extra) == ["py_callstack", "timestamp", *ours]
     assert "raise_value_error" in extra["py_callstack"]
     assert extra["py_callstack"].endswith("ValueError: bad value\n")
     assert before <= int(extra["timestamp_ns"]) <= time.time_ns()

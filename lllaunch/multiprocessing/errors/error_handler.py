@@ -13,6 +13,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import LaunchError
+from lllaunch.moments import boot_id, since_boot_ns
 from lllaunch.multiprocessing.errors.files import read_error_file, write_error_file
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ErrorHandler:
         Args:
             e: the exception, with its traceback.
         """
-        self._write(json.dumps(describe_exception(e, time.time_ns())))
+        self._write(json.dumps(describe_exception(e, time.time_ns(), since_boot_ns())))
 
     def override_error_code_in_rootcause_data(
         self,
@@ -130,15 +131,16 @@ class ErrorHandler:
             logger.error("the error file %r cannot be written: %s", path, error)  # noqa: TRY400 - the user's own traceback follows; ours would hide it
 
 
-def describe_exception(error: BaseException, time_ns: int) -> dict[str, Any]:
+def describe_exception(error: BaseException, time_ns: int, boot_ns: int) -> dict[str, Any]:
     """The contents of an error file.
 
     Args:
         error: the exception, with its traceback.
         time_ns: when it happened, nanoseconds since the epoch.
+        boot_ns: the same since the machine was started.
 
     Returns:
-        Plain data in torch's form, with ``timestamp_ns`` added.
+        Plain data in torch's form, with ``timestamp_ns``, ``since_boot_ns`` and ``boot_id`` added.
     """
     try:
         summary = f"{type(error).__name__}: {error}"
@@ -152,6 +154,8 @@ def describe_exception(error: BaseException, time_ns: int) -> dict[str, Any]:
                 "py_callstack": callstack,
                 "timestamp": str(time_ns // 1_000_000_000),
                 "timestamp_ns": str(time_ns),
+                "since_boot_ns": str(boot_ns),
+                "boot_id": boot_id(),
             },
         }
     }

@@ -2,7 +2,8 @@
 
 The format is that of ``torch.distributed.elastic.multiprocessing.errors``: a JSON object whose
 ``message`` is either text or ``{"message", "extraInfo": {"py_callstack", "timestamp"}}``, the
-timestamp in whole seconds since the epoch, as text. Ours adds ``extraInfo.timestamp_ns``.
+timestamp in whole seconds since the epoch, as text. Ours adds to ``extraInfo`` the nanoseconds, as
+``timestamp_ns``, and the same on a clock that nobody sets, as ``since_boot_ns`` of a ``boot_id``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import stat
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+from lllaunch.moments import boot_id, from_boot, since_boot_ns
 
 _NS = 1_000_000_000
 # Later than any clock of a machine that runs this; what is beyond cannot be shown as a date.
@@ -29,7 +32,8 @@ class ErrorRecord:
     Attributes:
         data: the whole JSON object.
         message: text, or the mapping under ``message``.
-        time_ns: when the error happened, nanoseconds since the epoch.
+        time_ns: when the error happened, nanoseconds since the epoch; on the scale of
+            `lllaunch.moments.now_ns` if the file tells.
         problem: why the file could not be read, or an empty string; the other fields are then
             placeholders, except ``time_ns``, which is still the best that is known.
     """
@@ -71,6 +75,10 @@ def _time_of(data: dict[str, Any], message: str | dict[str, Any], changed_ns: in
     extra = message.get("extraInfo") if isinstance(message, dict) else data
     if not isinstance(extra, dict):
         return changed_ns
+    # Two workers that failed one after the other may have a step of the wall clock between them.
+    moment = _whole_number(extra.get("since_boot_ns"), since_boot_ns())
+    if moment is not None and extra.get("boot_id") == boot_id():
+        return from_boot(moment)
     exact = _whole_number(extra.get("timestamp_ns"), _LATEST_S * _NS)
     if exact is not None:
         return exact
