@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
         # Ctrl-C is for the launcher, also while the interpreter starts
         setsid=True,
-        # What this thread blocks (SIGCHLD, where a program waits for it by signalfd) would stay so.
-        setsigmask=(),
+        # Signals wait until it ignores them. What this thread blocks (SIGCHLD, where a program waits
+        # for it by signalfd) would stay so otherwise.
+        setsigmask=signal.valid_signals() - {signal.SIGCHLD},
     )

@@ -31,6 +31,8 @@ def ignore_all() -> None:
         # The C library keeps two real-time signals to itself.
         with contextlib.suppress(OSError, ValueError):
             signal.signal(signum, signal.SIG_IGN)
+    # of those that came since the interpreter was started, nothing is left
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def reset(

@@ -729,6 +729,16 @@ def test_a_spawner_that_is_ending_is_replaced(without_cgroup: Spawner, tmp_path:
     assert isinstance(end, Exited)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGTSTP])
+def test_a_signal_to_a_spawner_that_just_starts_ends_nothing(signum: signal.Signals) -> None:
+    with Spawner.prestart() as spawner:
+        os.kill(spawner.pid, signum)
+        spawner.configure(os.environ, os.getcwd())
+        (end,) = run(spawner, Program("grep", ("SigBlk:\t0000000000000000", "/proc/self/status")))
+    assert isinstance(end, Exited)
+    assert end.exitcode == 0
+
+
 def test_a_thread_that_blocks_sigchld_hears_of_ends_all_the_same() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
