@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lllaunch.linux import proc
@@ -146,16 +146,19 @@ class FakeSpawner:
             self._event = -1
 
 
-def live_descendants(pid: int, settle: float = 0.0) -> list[proc.ProcessFacts]:
+def live_descendants(
+    pid: int, settle: float = 0.0, but: Collection[int] = ()
+) -> list[proc.ProcessFacts]:
     """Live descendants of a process.
 
     Args:
         pid: the process.
         settle: seconds to wait for them to end.
+        but: process ids of those that do not count.
     """
     deadline = time.monotonic() + settle
     while True:
-        found = proc.descendants(pid)
+        found = [each for each in proc.descendants(pid) if each.pid not in but]
         if not found or time.monotonic() >= deadline:
             return found
         time.sleep(_PAUSE_SECONDS)

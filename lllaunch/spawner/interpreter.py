@@ -53,7 +53,7 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
         # Ctrl-C is for the launcher, also while the interpreter starts
         setsid=True,
-        # Signals wait until it ignores them. What this thread blocks (SIGCHLD, where a program waits
-        # for it by signalfd) would stay so otherwise.
+        # Signals wait until it ignores them. What this thread blocks would stay so otherwise
+        # (SIGCHLD, where a program waits for it by signalfd).
         setsigmask=signal.valid_signals() - {signal.SIGCHLD},
     )
