@@ -288,6 +288,15 @@ def test_github_shows_a_mistake_at_its_line(more: tuple[str, ...], project: Proj
     assert alone.startswith(f"{at}/secret.yaml,line=3,title=lllaunch::token: expected a secret")
 
 
+def test_github_shows_what_check_finds_at_its_line_below_the_checkout(project: Project) -> None:
+    project.experiment("wrong", "\n  entrypoint: ls\n  tee: al")
+    ci = {"GITHUB_WORKSPACE": str(project.root.parent)}
+    ended = project.lllaunch("check", "--format=github", env=quiet_environment() | ci)
+    assert ended.returncode == 2
+    at = f"::error file={project.root.name}/conf/exp/wrong.yaml,line=4,title=lllaunch check::"
+    assert ended.stdout.startswith(f"{at}launch.tee: 'al' is not a mask")
+
+
 def test_a_mistake_in_a_sweeps_own_settings_is_told_with_its_line(project: Project) -> None:
     project.experiment("x", "{entrypoint: 'true'}", "hydra:\n  launcher:\n    max_parallel: many\n")
     wrong = "hydra.launcher.max_parallel: 'many' is not"
