@@ -6,7 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from lllaunch.run.causes import (
+    CalledExit,
     Cause,
+    DiskFull,
     HungInKernel,
     LeftEarly,
     PreloadFailure,
@@ -226,13 +228,19 @@ def _fate(
 
 
 def _failed_alike(worker: WorkerRecord, root: RootCause | None) -> Victim | None:
-    """Returns the failure of one that raised the same before it noticed what it was sent."""
-    if worker.error is None or root is None or not worker.exited or not worker.exited.exitcode:
+    """Returns the failure of one that failed as the first did, before it noticed what it was sent.
+
+    An exit status alone does not tell that: it may be the answer to the signal.
+    """
+    if root is None or not worker.exited or not worker.exited.exitcode:
         return None
     cause = cause_of(worker)
-    if not isinstance(cause, Raised) or not alike(cause, root.cause):
+    # a handler of the signal may have called sys.exit elsewhere
+    same = cause == root.cause if isinstance(cause, CalledExit) else alike(cause, root.cause)
+    if not isinstance(cause, Raised | CalledExit | DiskFull) or not same:
         return None
-    at = worker.error.time_ns or worker.exited.time_ns
+    said = worker.error.time_ns if worker.error else None
+    at = said or worker.exited.time_ns
     return Victim(cause, at, max(0, at - root.time_ns))
 
 

@@ -137,13 +137,14 @@ class Recorder:
         else:
             worker.exited = fact
             _remove_empty(f"{worker.files.directory}/{CRASH}")
-            if not fact.exitcode or worker.sent:
+            if fact.exitcode > 0 and not os.path.exists(worker.files.error):
+                worker.disk = _disk(worker.files.directory)
+            # It may have ended before it was sent a signal, and be reaped after.
+            if not fact.exitcode or (worker.sent and fact.time_ns >= worker.sent[0].time_ns):
                 return
             # What it started may have been killed for want of memory, and it fails for that.
             if fact.exitcode > 0 or fact.exitcode in _MEMORY_SIGNALS:
                 worker.memory = self._read()
-            if fact.exitcode > 0 and not os.path.exists(worker.files.error):
-                worker.disk = _disk(worker.files.directory)
 
     def sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         """Notes that a signal is about to be sent to workers.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.oom import Memory
 from lllaunch.run.causes import (
+    CalledExit,
     ExitedNonZero,
     KilledBySignal,
     NotPicklableReturn,
@@ -23,7 +24,7 @@ from lllaunch.run.causes import (
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import summarize
-from lllaunch.run.records import AttemptRecord, SentSignal, WorkerError, WorkerRecord
+from lllaunch.run.records import AttemptRecord, ExitCall, SentSignal, WorkerError, WorkerRecord
 from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed
 
 S = 1_000_000_000
@@ -99,6 +100,22 @@ def test_worker_ended_by_the_launcher_is_no_victim():
         Ended(15, 1, (15,)),
         Ended(15, 0, (15,)),
         Ended(15, 1, (15,)),
+    ]
+
+
+def test_who_called_exit_where_the_first_did_before_he_noticed_the_signal_failed_alike():
+    here, elsewhere = ExitCall(3, "s.py", 7, "main"), ExitCall(3, "s.py", 2, "on_sigterm")
+    others = [
+        worker(1, 3, at=1.2, sent=(sent(15, 1.05),), exit_call=here),
+        worker(2, 3, at=1.2, sent=(sent(15, 1.05),), exit_call=elsewhere),
+        worker(3, 3, at=1.2, sent=(sent(15, 1.05),)),
+    ]
+    cause = CalledExit(3, "3", "s.py", 7, "main")
+    assert fates(worker(0, 3, exit_call=here), *others) == [
+        Failed(cause, T0 + S),
+        Victim(cause, T0 + int(1.2 * S), int(1.2 * S) - S),
+        Ended(15, 3, (15,)),
+        Ended(15, 3, (15,)),
     ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -25,9 +27,10 @@ from lllaunch.agent.vocabulary import (
 from lllaunch.console.console import Console
 from lllaunch.errors import NotPicklable
 from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.moments import now_ns
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.run import notes
-from lllaunch.run.causes import HungInKernel
+from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
 from lllaunch.run.fates import Lost
 from lllaunch.run.group import _template
@@ -106,19 +109,40 @@ def test_signals_go_to_workers_that_have_not_ended():
 def test_memory_is_read_at_the_start_and_at_failures_that_it_may_explain():
     counts = iter(range(100))
     recorder = Recorder(read=lambda: Memory(cgroup_kills=next(counts)))
-    recorder.begin(attempt(nproc=5))
+    recorder.begin(attempt(nproc=6))
     recorder.fact(Exited(4, 504, -11, T0))
     recorder.fact(Exited(0, 500, 1, T0))
     recorder.fact(Exited(1, 501, -9, T0))
     recorder.sent(9)
-    recorder.fact(Exited(2, 502, -9, T0))
+    recorder.fact(Exited(2, 502, -9, now_ns()))
+    # it had ended before, and was reaped after
+    recorder.fact(Exited(5, 505, 1, T0))
     recorder.fact(Died(400, -9))
     (found,) = recorder.records()
     assert found.memory.cgroup_kills == 0
-    assert [each.memory.cgroup_kills for each in found.workers] == [1, 2, None, None, None]
-    assert found.died_memory.cgroup_kills == 3
+    assert [each.memory.cgroup_kills for each in found.workers] == [1, 2, None, None, None, 3]
+    assert found.died_memory.cgroup_kills == 4
     assert found.died == Died(400, -9)
     assert found.died_ns > 0
+
+
+def test_that_the_disk_of_the_logs_was_full_is_known_also_of_who_was_sent_a_signal(
+    tmp_path, monkeypatch
+):
+    full = os.statvfs_result((4096, 4096, 256, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder.begin(attempt(str(tmp_path), nproc=4))
+    recorder.fact(Exited(0, 500, 1, T0))
+    recorder.sent(15)
+    # one before, one after, and one that died of it
+    recorder.fact(Exited(1, 501, 1, T0 + 5))
+    recorder.fact(Exited(2, 502, 1, now_ns()))
+    recorder.fact(Exited(3, 503, -15, now_ns()))
+    (found,) = recorder.records()
+    workers = judge_attempt(replace(found, started_ns=T0 - 1)).workers
+    causes = [getattr(worker.fate, "cause", None) for worker in workers]
+    assert [type(cause) for cause in causes] == [DiskFull, DiskFull, DiskFull, NoneType]
 
 
 def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_path):
