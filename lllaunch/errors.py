@@ -17,27 +17,37 @@ class Problem:
     Attributes:
         key: dotted key of the value, such as ``launch.tee``; empty if it is about a file.
         value: the value, already redacted, as the user wrote it.
-        expected: what was expected there, as the predicate of a sentence
-            (``"is not a mask (none, out, err, all, ...)"``).
+        message: what is wrong, as the predicate of a sentence (``"does not exist"``); empty where
+            ``expected`` says it.
         hint: what was probably meant (``"did you mean 'all'?"``), or an empty string.
         file: path of the file that it stands in; empty where it stands in none, or in none that is
             known.
         line: number of the line, from 1; 0 where it is about the file as a whole.
+        expected: what was expected in place of the value, with the choices or an example
+            (``"a mask (none, out, err, all, ...)"``); empty where ``message`` says what is wrong.
     """
 
     key: str
     value: str
-    expected: str
+    message: str
     hint: str = ""
     file: str = ""
     line: int = 0
+    expected: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is said of the key: the only place where such a sentence is made."""
+        if self.expected:
+            sentence = f"expected {self.expected}, got {self.value}"
+        else:
+            sentence = f"{self.value} {self.message}" if self.value else self.message
+        return f"{sentence}; {self.hint}" if self.hint else sentence
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         before = "".join(f"{each}: " for each in (place, self.key) if each)
-        value = f"{self.value} " if self.value else ""
-        text = f"{before}{value}{self.expected}"
-        return f"{text}; {self.hint}" if self.hint else text
+        return f"{before}{self.text}"
 
 
 class LaunchError(Exception):

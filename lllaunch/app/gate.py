@@ -93,8 +93,8 @@ def expect_own_environment(config: DictConfig) -> None:
     if ours:
         from lllaunch.errors import ConfigError, Problem  # noqa: PLC0415 - as above
 
-        expected = "may not be set by a config: lllaunch itself reads it"
-        problems = [Problem(f"hydra.job.env_set.{name}", "", expected) for name in ours]
+        message = "may not be set by a config: lllaunch itself reads it"
+        problems = [Problem(f"hydra.job.env_set.{name}", "", message) for name in ours]
         raise ConfigError(tuple(problems))
 
 
@@ -138,9 +138,9 @@ def _against_lock(
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     if users_own:
-        expected = "is of an app of its own, and locks hold plans of python -m lllaunch"
+        message = "is of an app of its own, and locks hold plans of python -m lllaunch"
         hint = "name the function as launch.entrypoint, or do not lock it"
-        own = Problem("the function", repr(spec.entrypoint.text), expected, hint)
+        own = Problem("the function", repr(spec.entrypoint.text), message, hint)
         return PlanRefused(problems=(*problems, own))
     plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
     problems = [*problems, *variables_of_hydra(plain)]
@@ -148,8 +148,8 @@ def _against_lock(
         return PlanRefused(problems=tuple(problems))
     lock = find_lock(spec, config)
     if isinstance(lock, str):
-        expected = "does not exist: this plan has not been reviewed"
-        missing = Problem(lock, "", expected)
+        message = "does not exist: this plan has not been reviewed"
+        missing = Problem(lock, "", message)
         command = words_of(config) if job is None else ("-m", *words_of(job.master))
         return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
     changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
@@ -169,8 +169,8 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
 
     name = spec.locked if isinstance(spec.locked, str) else experiment_name(config)
     if not name:
-        expected = "has no name that a lock could be found by"
-        raise PlanRefused(problems=(Problem("the run", "", expected, "set launch.locked=NAME"),))
+        message = "has no name that a lock could be found by"
+        raise PlanRefused(problems=(Problem("", "the run", message, "set launch.locked=NAME"),))
     path = lock_path(spec.runtime_cwd, name)
     told = os.path.relpath(path, spec.runtime_cwd)
     return replace(_read_lock(path), path=told) if os.path.lexists(path) else told

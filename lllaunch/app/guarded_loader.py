@@ -80,9 +80,9 @@ def _refuse_pickle(path: str) -> None:
         return
     from lllaunch.errors import Problem  # noqa: PLC0415 - if something is wrong
 
-    expected = "holds code that nobody can review"
+    message = "holds code that nobody can review"
     hint = "'python -m lllaunch rerun RUN' runs a plan again"
-    _refuse_if_any([Problem("--experimental-rerun", repr(path), expected, hint)])
+    _refuse_if_any([Problem("--experimental-rerun", repr(path), message, hint)])
 
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:

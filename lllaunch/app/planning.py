@@ -144,8 +144,8 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
         return
     settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
     command = shlex.join(["python", spec.entrypoint.text, *settings])
-    expected = "is an lllaunch.main app, which launches its workers itself"
-    problem = Problem("launch.entrypoint", repr(spec.entrypoint.text), expected, f"run: {command}")
+    message = "is an lllaunch.main app, which launches its workers itself"
+    problem = Problem("launch.entrypoint", repr(spec.entrypoint.text), message, f"run: {command}")
     raise ConfigError((problem,))
 
 

@@ -14,6 +14,8 @@ from lllaunch.run.files import relative_path, working_directory
 _EXPERIMENTS = "exp"
 _MOST_OPTIONS = 20
 _DIRECTORY = re.compile(r"^\tprovider=.*, path=file://(.+)$", re.MULTILINE)
+_TO_ITSELF = re.compile(r"Recursive interpolation detected\s+full_key: (\S+)")
+_MERGED = re.compile(r"Error merging override \+*([^\s=]+)=([\[{]).*\s+Cannot merge ")
 _PARENT = re.compile(r"In '([^']+)': ")
 _ADDED = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
 _GRAMMAR = "https://hydra.cc/docs/advanced/override_grammar/basic"
@@ -26,7 +28,8 @@ def reason_of(error: BaseException) -> str:
     parts: list[str] = []
     while error is not None and len(parts) < 4:
         text = str(error).strip()
-        parts.append(text or type(error).__name__)
+        if text or error.__cause__ is None:
+            parts.append(text or type(error).__name__)
         error = error.__cause__  # type: ignore[assignment]
     return os.linesep.join(dict.fromkeys(parts))
 
@@ -41,6 +44,16 @@ def message_of(error: BaseException) -> str:
     if added := _ADDED.search(reason):
         group = added[1].partition("=")[0]
         return f"{added[1]}: no config of group {group!r} is chosen yet; to choose one: +{added[1]}"
+    if circle := _TO_ITSELF.search(reason):
+        return f"{circle[1]}: expected a value, got a reference that leads back to {circle[1]}"
+    if merged := _MERGED.search(reason):
+        key, is_list = merged[1], merged[2] == "["
+        there, new = ("mapping", "list") if is_list else ("list", "mapping")
+        instead = "[...]" if is_list else "{...}"
+        return (
+            f"{key}: expected a {there}, as the config has one there, got a {new}; to replace it: "
+            f"'~{key}' '+{key}={instead}'"
+        )
     return reason
 
 

@@ -128,8 +128,8 @@ def run_again(again: Again, spawner: Spawner | None) -> int:
         ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
     except (OmegaConfBaseException, RecursionError) as error:
         nested = isinstance(error, RecursionError)
-        expected = "is nested too deeply" if nested else f"is no config: {reason_of(error)}"
-        raise ConfigError((Problem(again.path, "", f"or what is beside it {expected}"),)) from None
+        message = "is nested too deeply" if nested else f"is no config: {reason_of(error)}"
+        raise ConfigError((Problem(again.path, "", f"or what is beside it {message}"),)) from None
     return run(spawner, AGAIN, again.expect)
 
 
@@ -179,8 +179,8 @@ def _expect_ours(directory: str, node: Mapping[Any, Any], launch: Mapping[Any, A
     if isinstance(cwd, str) and os.path.realpath(cwd) != os.path.realpath(os.getcwd()):
         command = f"cd {shlex.quote(cwd)} && {command}"
     name = str(_mapping(node.get("job")).get("name"))
-    expected = f"was run by an app of its own, {name!r}"
-    raise ConfigError((Problem("RUN", repr(directory), expected, f"to run it again: {command}"),))
+    message = f"was run by an app of its own, {name!r}"
+    raise ConfigError((Problem("RUN", repr(directory), message, f"to run it again: {command}"),))
 
 
 def _experiment(node: Mapping[Any, Any]) -> str | None:

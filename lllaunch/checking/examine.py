@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lllaunch.app.composed import Command, Composed, ComposeFailed
 from lllaunch.app.naming import experiment_name
 from lllaunch.app.search_path import DIRECTORY
 from lllaunch.checking.experiments import Experiment
 from lllaunch.checking.files import ConfigFile, found_in
-from lllaunch.checking.findings import REFUSED, WRONG, Found, said_of
+from lllaunch.checking.findings import REFUSED, WRONG, Found
 from lllaunch.checking.includes import Graph
 from lllaunch.checking.places import Places, compose_problem
 from lllaunch.checking.unused import Usage, may_be_shadowed, shadowed, usage_of, uses_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _ENTRYPOINT = "launch.entrypoint"
 # what a config that others complete need not have
-_TO_BE_GIVEN = ("is missing: its value is '???'", "cannot be resolved:")
+_TO_BE_GIVEN = "cannot be resolved:"
 _NOT_CHOSEN = ("You must specify", "Missing mandatory value")
 
 
@@ -135,8 +135,7 @@ def _failure(experiment: Experiment, error: Exception, around: Surroundings) -> 
     if isinstance(error, PlanRefused):
         line = file.line_of("hydra", "searchpath")
         return [
-            Found(REFUSED, file.path, line, each.key, said_of(each), (name,))
-            for each in error.problems
+            Found(REFUSED, file.path, line, each.key, each.text, (name,)) for each in error.problems
         ]
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, ComposeFailed):
@@ -221,7 +220,7 @@ class _Examination:
         for each in problems:
             if each.key == POLICY_FILE:
                 path = shown_path(os.path.join(around.top, POLICY_FILE))
-                self._examined.note(REFUSED, said_of(each), path, 0)
+                self._examined.note(REFUSED, each.text, path, 0)
             elif not (users_own and each.key == _ENTRYPOINT):  # the app itself names a function
                 self._problems.append((each, REFUSED))
         return locked
@@ -244,4 +243,5 @@ class _Examination:
 
 def _may_be_given(problem: Problem) -> bool:
     """Whether other configs may give what is not there."""
-    return problem.key == _ENTRYPOINT or problem.expected.startswith(_TO_BE_GIVEN)
+    missing = problem.value == repr(MISSING)
+    return missing or problem.key == _ENTRYPOINT or problem.message.startswith(_TO_BE_GIVEN)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lllaunch.checking.findings import WRONG, Found, said_of
+from lllaunch.checking.findings import WRONG, Found
 from lllaunch.checking.yaml_facts import Facts, read_facts
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError
@@ -141,7 +141,7 @@ def found_in(error: ConfigError, file: str = "") -> list[Found]:
         line = 0
         if each.file:
             file, line = shown_path(each.file), each.line
-        found.append(Found(WRONG, file, line, each.key, said_of(each)))
+        found.append(Found(WRONG, file, line, each.key, each.text))
     return found
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lllaunch.errors import Problem
-
 Level = Literal["error", "warning"]
 
 WRONG = 2
@@ -54,13 +52,6 @@ class Found:
     def said(self) -> str:
         """The message, with the key before it."""
         return f"{self.key}: {self.message}" if self.key else self.message
-
-
-def said_of(problem: Problem) -> str:
-    """Returns what a problem says beside its key."""
-    value = f"{problem.value} " if problem.value else ""
-    hint = f"; {problem.hint}" if problem.hint else ""
-    return f"{value}{problem.expected}{hint}"
 
 
 def merged(found: Iterable[Found]) -> list[Found]:

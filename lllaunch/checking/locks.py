@@ -13,7 +13,7 @@ from lllaunch.app.reviewed import name_of
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import Examined
 from lllaunch.checking.files import found_in
-from lllaunch.checking.findings import REFUSED, WRONG, Found, said_of
+from lllaunch.checking.findings import REFUSED, WRONG, Found
 from lllaunch.checking.outcome import counted
 from lllaunch.checking.places import in_short
 from lllaunch.config.plan import portable_plan
@@ -66,7 +66,7 @@ class Locks:
         except PlanRefused as refused:
             for each in refused.problems:
                 line = each.line if each.file else 1
-                message = f"{said_of(each)}: {refused.renew}"
+                message = f"{each.text}: {refused.renew}"
                 yield Found(REFUSED, path, line, each.key, message)
             return
         try:
@@ -174,7 +174,7 @@ def not_locked(examined: Iterable[Examined]) -> Iterator[Found]:
             path = lock_path(os.getcwd(), each.lock)
         except ConfigError as error:
             problem = error.problems[0]
-            message = f"is locked, but {problem.key} {said_of(problem)}"
+            message = f"is locked, but {problem.key}: {problem.text}"
         else:
             if os.path.lexists(path):
                 continue

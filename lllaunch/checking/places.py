@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lllaunch.checking.files import ConfigFile
-from lllaunch.checking.findings import Found, said_of
+from lllaunch.checking.findings import Found
 from lllaunch.checking.includes import includes_of
 from lllaunch.checking.references import references_of
 from lllaunch.config.origin import Origins, parts_of
@@ -57,7 +57,7 @@ class Places:
         file, line = self.place(at)
         if missing and not problem.hint:
             problem = replace(problem, hint=self._meant(missing[0]))
-        return Found(code, file, line, problem.key, said_of(problem), (self._experiment,))
+        return Found(code, file, line, problem.key, problem.text, (self._experiment,))
 
     def place(self, key: str) -> tuple[str, int]:
         """File and line of a key, of what it refers to, or of what it is in."""
@@ -68,7 +68,7 @@ class Places:
 
     def _missing(self, problem: Problem) -> tuple[str, str] | None:
         """The key that an interpolation asks for in vain, and the key where it does."""
-        told = _MISSING_KEY.search(problem.expected)
+        told = _MISSING_KEY.search(problem.message)
         if told is None:
             return None
         for link in self._origins.chain(problem.key):

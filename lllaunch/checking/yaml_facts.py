@@ -134,7 +134,7 @@ class _Lenient(Builder):
         merged: list[Any] = []
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                raise self._wrong(event, "has a key that is no plain value")
+                raise self._wrong(event, "has a key that is not a plain value")
             self._add(event, 1)
             if event.value == "<<" and event.implicit[0]:
                 merged.append(self._merged(event, (*path, "<<")))
@@ -156,7 +156,7 @@ class _Lenient(Builder):
         items: dict[Any, Any] = {}
         for each in value if isinstance(value, list) else [value]:
             if not isinstance(each, dict):
-                raise self._wrong(event, "merges (<<) what is no mapping")
+                raise self._wrong(event, "merges (<<) what is not a mapping")
             items = {**each, **items}
         return items
 

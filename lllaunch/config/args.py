@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lllaunch.config.fields import no_such_name
 from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.suggest import did_you_mean, one_of
 from lllaunch.config.tree import Tree, Withheld, leaves, reveal
 from lllaunch.macros import WORKER_NAMES, names_in
 
@@ -27,7 +27,8 @@ def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dic
         return [], {}
     for name in tree or {}:
         if not isinstance(name, str) or not name.isidentifier():
-            findings.add_about(f"{key}.{name}", "is no name of an argument of a function")
+            unfit = Unfit("the name of an argument of a function")
+            findings.add(f"{key}.{name}", name, unfit)
     return [], dict(tree or {})
 
 
@@ -60,13 +61,14 @@ def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Tree]:
 def _is_mapping_or_none(tree: Tree, key: str, findings: Findings) -> bool:
     if tree is None or isinstance(tree, dict):
         return True
-    findings.add(key, tree, "is neither a list nor a mapping of arguments")
+    findings.add(key, tree, Unfit("a list or a mapping of arguments"))
     return False
 
 
 def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Tree]:
     if not isinstance(name, str) or not name or any(c.isspace() or c in "=\0" for c in name):
-        findings.add_about(key, "is no name of an option: quote it, without blanks and '='")
+        unfit = Unfit("the name of an option, text without blanks and '='", "quote it")
+        findings.add(key, name, unfit)
         return []
     plain = reveal(value)
     if plain is None or plain is False or plain == []:
@@ -88,15 +90,15 @@ def _text(value: Tree, key: str, findings: Findings) -> Tree:
 
 def _as_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
-        raise Unfit("cannot stand alone on a command line", "quote it, or leave it out")
+        raise Unfit("text or a number", "quote it, or leave it out")
     if isinstance(value, (dict, list)):
-        raise Unfit("cannot stand on a command line: it is not one word", "quote it")
+        raise Unfit("text or a number", "quote it")
     try:
         text = str(value)
     except ValueError:
-        raise Unfit("is too long a number", "quote it") from None
+        raise Unfit("a number of fewer digits", "quote it") from None
     if "\0" in text:
-        raise Unfit("holds a NUL character, which no argument can")
+        raise Unfit("text without NUL characters")
     return text
 
 
@@ -104,5 +106,4 @@ def check_worker_names(tree: Tree, key: str, findings: Findings) -> None:
     """Notes each ``${worker:NAME}`` that has no such name."""
     for where, leaf in leaves(tree, key):
         for name in sorted(names_in(reveal(leaf), bare=False) - {*WORKER_NAMES}):
-            hint = did_you_mean(name, WORKER_NAMES) or f"there are {one_of(WORKER_NAMES)}"
-            findings.add(where, leaf, "asks for a worker's fact that there is not", hint)
+            findings.add(where, leaf, no_such_name(name))

@@ -9,6 +9,7 @@ from typing import Any
 
 from lllaunch.config import fields
 from lllaunch.config.env import read_env, read_env_per_rank
+from lllaunch.config.findings import Unfit
 from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.masks import Mask, check_mask, parse_mask, write_mask
 from lllaunch.config.nproc import count_cpus, nproc_word, parse_nproc
@@ -164,8 +165,8 @@ def _read_call(settings: Settings, place: Place, around: Surroundings) -> Call:
         return Call()
     call = Call()
     if reveal(entrypoint) in (None, ""):
-        expected, hint = why_empty(around.root, around.key, around.searched)
-        findings.add_about(settings.key_of("entrypoint"), expected, hint)
+        unfit = why_empty(around.root, around.key, around.searched)
+        findings.add(settings.key_of("entrypoint"), entrypoint, unfit)
     elif entrypoint is not BROKEN:
         call = read_call_of(entrypoint, settings["args"], place, around.key, findings)
     settings.decide("entrypoint", call.entrypoint.text or None)
@@ -177,8 +178,9 @@ def _refuse_entrypoint(settings: Settings) -> None:
     for name in ("entrypoint", "args"):
         value = settings[name]
         if reveal(value) not in (None, "", [], {}):
-            expected = "is not used here: what the workers run is the decorated function"
-            settings.findings.add(settings.key_of(name), value, expected, "leave it out")
+            message = "is not used here: what the workers run is the decorated function"
+            unfit = Unfit(message=message, hint="leave it out")
+            settings.findings.add(settings.key_of(name), value, unfit)
 
 
 def _read_names(settings: Settings, around: Surroundings) -> dict[str, Any]:

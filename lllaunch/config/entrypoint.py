@@ -11,6 +11,9 @@ from lllaunch.spec import Entrypoint
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INTERPRETERS = re.compile(r"(python[\d.]*|torchrun)\s+")
 
+_MODULE = "a module alone after -m (-m package.module)"
+_ONE_FORM = "a script (path.py) or a function (package.module:callable)"
+
 FORMS = "package.module:callable, a path ending in .py, -m package.module, or a program"
 
 
@@ -34,15 +37,15 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
         Unfit: it has none of the forms.
     """
     if not isinstance(value, str):
-        raise Unfit(f"is not an entrypoint ({FORMS})", "quote it")
+        raise Unfit(f"an entrypoint ({FORMS})", "quote it")
     text = value.strip()
     if "\0" in text:
-        raise Unfit("holds a NUL character")
+        raise Unfit("text without NUL characters")
     if text == "-m" or text.startswith("-m "):
         return _module(text)
     if _INTERPRETERS.match(text):
         raise Unfit(
-            "holds a command line: an entrypoint is one file, module, function or program",
+            "one file, module, function or program, not a command line",
             "name the script itself (Python is started for you) and give its arguments as 'args'",
         )
     if text.endswith(".py"):
@@ -56,12 +59,12 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
 def _module(text: str) -> Entrypoint:
     name = text[2:].strip()
     if name.endswith(".py"):
-        raise Unfit("names a file after -m", f"write {name!r}, without -m")
+        raise Unfit(_MODULE, f"write {name!r}, without -m")
     if is_dotted(name):
         return Entrypoint("module", name, text)
     if name and is_dotted(name.split()[0]):
-        raise Unfit("holds more than a module after -m", "give the arguments as 'args'")
-    raise Unfit("has no module name after -m (-m package.module)")
+        raise Unfit(_MODULE, "give the arguments as 'args'")
+    raise Unfit(_MODULE)
 
 
 def _function(text: str) -> Entrypoint:
@@ -69,13 +72,13 @@ def _function(text: str) -> Entrypoint:
     if module.endswith(".py"):
         dotted = module[:-3]
         raise Unfit(
-            "mixes two forms: a script (path.py) and a function (package.module:callable)",
+            _ONE_FORM,
             f"did you mean '{dotted}:{qualname}' or {module!r}?",
         )
     if not is_dotted(module) or not is_dotted(qualname):
-        raise Unfit("is not a function (package.module:callable, of dotted names)")
+        raise Unfit("a function (package.module:callable, of dotted names)")
     if module == "__main__":
-        raise Unfit("names a function of __main__, which workers cannot import", "name its module")
+        raise Unfit("a function that workers can import", "name its module in place of __main__")
     return Entrypoint("function", module, text, qualname)
 
 
@@ -83,7 +86,7 @@ def _not_a_file_and_name(path: str) -> str:
     head, colon, tail = path.rpartition(":")
     if colon and head.endswith(".py") and is_dotted(tail):
         raise Unfit(
-            "mixes two forms: a script (path.py) and a function (package.module:callable)",
+            _ONE_FORM,
             f"a function is named by its module, as 'package.module:{tail}'",
         )
     return path

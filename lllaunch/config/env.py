@@ -31,33 +31,39 @@ def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        findings.add(key, tree, "is not a mapping of variables (NAME: value)")
+        findings.add(key, tree, Unfit("a mapping of variables (NAME: value)"))
         return {}
     env = {}
     for name, value in tree.items():
         where = f"{key}.{name}"
-        text = findings.attempt(where, value, partial(_variable, name))
-        if text is not None:
-            env[name] = _mark(name, text, value)
+        known = findings.attempt(where, name, _name)
+        text = findings.attempt(where, value, _text)
+        if known is not None and text is not None:
+            env[known] = _mark(known, text, value)
     return dict(sorted(env.items()))
 
 
-def _variable(name: Any, value: Any) -> str:
+def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise Unfit("has a name that is no text", "quote the name")
+        raise Unfit("the name of a variable, text", "quote the name")
     if not name or "=" in name or "\0" in name:
-        raise Unfit("has a name that no variable can have")
+        raise Unfit("the name of a variable, without '=' and NUL characters")
     if name in CONTRACT_NAMES or name.startswith(CONTRACT_PREFIXES):
-        raise Unfit("may not be set: the launcher sets this variable for each worker")
+        raise Unfit("a variable that the launcher does not set for each worker", "leave it out")
+    return name
+
+
+def _text(value: Any) -> str:
     if isinstance(value, (dict, list)):
-        raise Unfit("is no text: a variable has one value")
+        raise Unfit("text, as a variable has one value")
     if value is None:
-        raise Unfit("is no text", "quote it, or leave the variable out")
+        raise Unfit("text", "quote it, or leave the variable out")
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise Unfit("is no text: YAML may have changed how it was written", "quote it")
+        hint = "quote it (in a shell NAME=\"'...'\"): YAML may have changed how it was written"
+        raise Unfit("text", hint)
     text = str(value)
     if "\0" in text:
-        raise Unfit("holds a NUL character, which no variable can")
+        raise Unfit("text without NUL characters")
     return text
 
 
@@ -84,7 +90,8 @@ def read_env_per_rank(
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        findings.add(key, tree, "is not a mapping of local ranks to variables (0: {NAME: value})")
+        expected = "a mapping of local ranks to variables (0: {NAME: value})"
+        findings.add(key, tree, Unfit(expected))
         return {}
     env: dict[range, dict[str, Tree]] = {}
     for ranks, variables in tree.items():
@@ -92,13 +99,13 @@ def read_env_per_rank(
         numbers = findings.attempt(where, ranks, partial(_ranks, nproc=nproc))
         own = read_env(variables, where, findings)
         if numbers in env:
-            findings.add(key, ranks, "stands for the same ranks as another key")
+            findings.add(key, ranks, Unfit("each rank at most once"))
         elif numbers is not None:
             env[numbers] = own
     shared = overlap(list(env))
     if shared:
         first, second = (write_range(ranks) for ranks in shared)
-        findings.add_about(key, f"names a rank twice: {first} and {second} overlap")
+        findings.add_about(key, f"expected each rank at most once, got {first} and {second}")
     return dict(sorted(env.items(), key=lambda item: item[0].start))
 
 

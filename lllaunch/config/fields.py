@@ -16,10 +16,11 @@ from lllaunch.macros import WORKER_NAMES
 T = TypeVar("T")
 
 _REFUSED_SIGNALS = {
-    signal.SIGKILL: "cannot be handled by any process",
-    signal.SIGSTOP: "cannot be handled by any process",
-    signal.SIGCHLD: "is how the system tells the launcher of its own children",
+    signal.SIGKILL: "no process can handle it",
+    signal.SIGSTOP: "no process can handle it",
+    signal.SIGCHLD: "by it the system tells the launcher of its own children",
 }
+_SIGNAL = "the name of a signal (SIGTERM, SIGINT, ...)"
 _BARE_NAME = re.compile(r"\$\{(\w+)\}", re.ASCII)
 _MOST_RESTARTS = 1_000_000
 UNLOCKED: bool | str = False
@@ -33,11 +34,11 @@ def read_text(value: object) -> str:
         Unfit: it is anything else.
     """
     if not isinstance(value, str):
-        raise Unfit("is not text", "quote it" if isinstance(value, (bool, int, float)) else "")
+        raise Unfit("text", "quote it" if isinstance(value, (bool, int, float)) else "")
     if not value.strip():
-        raise Unfit("is empty")
+        raise Unfit("text that is not empty")
     if "\0" in value:
-        raise Unfit("holds a NUL character")
+        raise Unfit("text without NUL characters")
     return value
 
 
@@ -49,7 +50,7 @@ def read_line(value: object) -> str:
     """
     text = read_text(value)
     if not text.isprintable():
-        raise Unfit("holds a line break or another character that cannot be printed")
+        raise Unfit("one line of printable characters")
     return text
 
 
@@ -62,7 +63,7 @@ def read_locked(value: object) -> bool | str:
     if isinstance(value, bool):
         return value
     if not isinstance(value, str):
-        raise Unfit("is not true, false or the name of a lock")
+        raise Unfit("true, false or the name of a lock")
     return read_line(value)
 
 
@@ -74,7 +75,7 @@ def read_flag(value: object) -> bool:
     """
     if not isinstance(value, bool):
         quoted = isinstance(value, str) and value.lower() in {"true", "false"}
-        raise Unfit("is neither true nor false", "write it without quotes" if quoted else "")
+        raise Unfit("true or false", "write it without quotes" if quoted else "")
     return value
 
 
@@ -88,9 +89,9 @@ def read_count(value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Unfit("is not a whole number, 0 or more")
+        raise Unfit("a whole number, 0 or more")
     if value > _MOST_RESTARTS:
-        raise Unfit(f"is more than {_MOST_RESTARTS}")
+        raise Unfit(f"a whole number, {_MOST_RESTARTS} at most")
     return value
 
 
@@ -106,7 +107,7 @@ def read_choice(value: object, choices: Iterable[str], synonyms: dict[str, str])
     hint = ""
     if isinstance(value, str):
         hint = synonyms.get(value.lower(), "") or did_you_mean(value, words)
-    raise Unfit(f"is not one of {', '.join(words)}", hint)
+    raise Unfit(one_of(words), hint)
 
 
 def read_signal(value: object) -> signal.Signals:
@@ -117,14 +118,14 @@ def read_signal(value: object) -> signal.Signals:
     """
     names = [each.name for each in signal.Signals]
     if not isinstance(value, str):
-        raise Unfit("is not the name of a signal (SIGTERM, SIGINT, ...)")
+        raise Unfit(_SIGNAL)
     word = value.strip().upper()
     word = word if word.startswith("SIG") else f"SIG{word}"
     if word not in names:
-        raise Unfit("is not the name of a signal (SIGTERM, SIGINT, ...)", did_you_mean(word, names))
+        raise Unfit(_SIGNAL, did_you_mean(word, names))
     signum = signal.Signals[word]
     if signum in _REFUSED_SIGNALS:
-        raise Unfit(_REFUSED_SIGNALS[signum])
+        raise Unfit("a signal that the launcher can handle", _REFUSED_SIGNALS[signum])
     return signum
 
 
@@ -146,7 +147,7 @@ def read_each(
     if plain is None:
         return ()
     if isinstance(plain, dict):
-        findings.add(key, tree, "is a mapping, not a list")
+        findings.add(key, tree, Unfit("a list"))
         return ()
     if isinstance(tree, list):
         elements = [(f"{key}[{index}]", item) for index, item in enumerate(tree)]
@@ -172,9 +173,15 @@ def read_prefix(value: object) -> str:
         return ""
     text = read_line(value)
     for name in sorted({*_BARE_NAME.findall(text)} - {*WORKER_NAMES}):
-        hint = did_you_mean(name, WORKER_NAMES) or f"there are {one_of(WORKER_NAMES)}"
-        raise Unfit("asks for a worker's fact that there is not", hint, repr(name))
+        raise no_such_name(name)
     return _BARE_NAME.sub(r"${worker:\1}", text)
+
+
+def no_such_name(name: str) -> Unfit:
+    """Return what is wrong with text that has ``${worker:NAME}`` for a name that there is not."""
+    hint = did_you_mean(name, WORKER_NAMES) or f"there are {', '.join(WORKER_NAMES)}"
+    expected = "${worker:NAME} with the name of a fact (rank, local_rank, hostname, ...)"
+    return Unfit(expected, hint, f"there is no {name!r}")
 
 
 def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
@@ -191,7 +198,7 @@ def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     if os.path.isdir(path) or (path == made and not os.path.lexists(path)):
         return path
-    raise Unfit("is not a directory" if os.path.exists(path) else "does not exist")
+    raise Unfit("a directory" if os.path.exists(path) else "a directory that exists")
 
 
 def read_new_directory(value: object, runtime_cwd: str) -> str:
@@ -206,4 +213,4 @@ def read_new_directory(value: object, runtime_cwd: str) -> str:
         existing = os.path.dirname(existing)
     if os.path.isdir(existing):
         return path
-    raise Unfit("cannot be a directory", "", f"{existing!r} is none")
+    raise Unfit("a directory that exists or can be made", "", f"{existing!r} is not a directory")

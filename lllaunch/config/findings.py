@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal, shorten, show
@@ -18,16 +19,22 @@ class Unfit(ValueError):
     """A value is not what it should be.
 
     Attributes:
-        expected: what was expected, the predicate of a sentence about the value. Never quotes it.
+        expected: what was expected in its place, with the choices or an example (``"a duration (90,
+            90s, ...)"``); empty where ``message`` says what is wrong. Never quotes the value.
         hint: what was probably meant, or an empty string. May quote parts of the value.
         detail: what exactly is wrong, or an empty string. May quote parts of the value.
+        message: of a value that is of the right kind: what is wrong with it, the predicate of a
+            sentence about it (``"does not exist"``), or an empty string. Never quotes it.
     """
 
-    def __init__(self, expected: str, hint: str = "", detail: str = "") -> None:
-        super().__init__(expected, hint, detail)
+    def __init__(
+        self, expected: str = "", hint: str = "", detail: str = "", *, message: str = ""
+    ) -> None:
+        super().__init__(expected or message, hint, detail)
         self.expected = expected
         self.hint = hint
         self.detail = detail
+        self.message = message
 
 
 class Findings:
@@ -42,26 +49,25 @@ class Findings:
         self.problems: list[Problem] = []
         self.count = 0
 
-    def add(self, key: str, value: Tree, expected: str, hint: str = "", detail: str = "") -> None:
+    def add(self, key: str, value: Tree, unfit: Unfit) -> None:
         """Notes a problem with a value, unless it is broken: that has been noted already.
 
         Args:
             key: dotted key of the value.
             value: shown without its secrets.
-            expected: as in `Unfit`, like the next two, which are left out if the value is secret.
-            hint: as in `Unfit`.
-            detail: as in `Unfit`.
+            unfit: what is wrong with it; its hint and detail are left out if the value is secret.
         """
         if value is BROKEN:
             return
-        if has_secrets(value):
-            hint = detail = ""
-        text = f"{expected}: {detail}" if detail else expected
-        self._note(key, show(value), text, hint)
+        detail, hint = ("", "") if has_secrets(value) else (unfit.detail, unfit.hint)
+        message = f"{unfit.message}: {detail}" if unfit.message and detail else unfit.message
+        if unfit.expected:
+            hint = "; ".join(filter(None, (detail, hint)))
+        self.note(Problem(key, show(value), message, hint, expected=unfit.expected))
 
-    def add_about(self, key: str, expected: str, hint: str = "") -> None:
+    def add_about(self, key: str, message: str, hint: str = "") -> None:
         """Notes a problem with a key that has no value worth showing."""
-        self._note(key, "", expected, hint)
+        self.note(Problem(key, "", message, hint))
 
     def attempt(self, key: str, value: Tree, read: Callable[[Any], T]) -> T | None:
         """Calls ``read`` with the plain value of ``value``.
@@ -75,7 +81,7 @@ class Findings:
         try:
             return read(reveal(value))
         except Unfit as unfit:
-            self.add(key, value, unfit.expected, unfit.hint, unfit.detail)
+            self.add(key, value, unfit)
             return None
 
     def raise_if_any(self, order: Sequence[str] = ()) -> None:
@@ -101,7 +107,15 @@ class Findings:
         more = [Problem("and", "", f"{left_out} more problems")] if left_out else []
         raise ConfigError((*sorted(self.problems, key=place), *more))
 
-    def _note(self, key: str, value: str, expected: str, hint: str) -> None:
+    def note(self, problem: Problem) -> None:
+        """Notes a problem that shows no secrets."""
         self.count += 1
         if len(self.problems) < MOST_PROBLEMS:
-            self.problems.append(Problem(shorten(key), value, shorten(expected), shorten(hint)))
+            short = replace(
+                problem,
+                key=shorten(problem.key),
+                message=shorten(problem.message),
+                hint=shorten(problem.hint),
+                expected=shorten(problem.expected),
+            )
+            self.problems.append(short)

@@ -31,8 +31,9 @@ def count_gpus(
         try:
             return len(pretended_gpus(pretended, visible))
         except ValueError as error:
-            raise Unfit("cannot be counted", "", f"{PRETEND} {error}") from error
+            detail = f"{PRETEND}: expected {error}, got {pretended!r}"
+            raise Unfit(message="cannot be counted", detail=detail) from error
     try:
         return driver.count_gpus(visible, nvml)
     except driver.GpusUnknown as unknown:
-        raise Unfit(str(unknown)) from unknown
+        raise Unfit(message=str(unknown)) from unknown

@@ -38,7 +38,7 @@ def known_items(
         findings.add_about(f"{key}.{name}", "unknown setting", hint)
     if len(unknown) > _MOST_UNKNOWN:
         more = len(unknown) - _MOST_UNKNOWN
-        findings.add_about(key, f"has {more} more unknown settings")
+        findings.add_about(key, f"{more} more unknown settings")
     return {name: item for name, item in node.items() if name in names}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.config.findings import Findings
+from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.keys import known_items
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.read import Reader
@@ -61,7 +61,8 @@ class Layers:
     def _own(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
         node = reader.read(cfg, self.key)
         if node is not None and not isinstance(node, dict):
-            findings.add(self.key, node, "is not a mapping of settings (entrypoint, nproc, ...)")
+            expected = "a mapping of settings (entrypoint, nproc, ...)"
+            findings.add(self.key, node, Unfit(expected))
             findings.raise_if_any()
         items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings, EXPLAINED)
         if items.keys() == set(KEYS):

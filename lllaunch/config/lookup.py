@@ -20,13 +20,14 @@ def check_script(entrypoint: Entrypoint) -> None:
     """
     path = entrypoint.name
     if os.path.isdir(path):
-        raise Unfit("is a directory, not a script")
+        raise Unfit(message="is a directory, not a script")
     if not os.path.exists(path):
-        raise Unfit(f"does not exist in {_directory(entrypoint)}", _script_hint(entrypoint))
+        message = f"does not exist in {_directory(entrypoint)}"
+        raise Unfit(message=message, hint=_script_hint(entrypoint))
     if not os.path.isfile(path):
-        raise Unfit("is not a file")
+        raise Unfit(message="is not a file")
     if not os.access(path, os.R_OK):
-        raise Unfit("cannot be read: permission denied")
+        raise Unfit(message="cannot be read: permission denied")
 
 
 def _directory(entrypoint: Entrypoint) -> str:
@@ -63,19 +64,21 @@ def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) ->
     if any(os.access(path, os.X_OK) for path in files):
         return
     if files:
-        raise Unfit("is not executable", f"chmod +x {files[0]}", f"found only {files[0]!r}")
-    raise Unfit("is not a program on PATH", _program_hint(name, search_path, runtime_cwd))
+        hint, detail = f"chmod +x {files[0]}", f"found only {files[0]!r}"
+        raise Unfit(message="is not executable", hint=hint, detail=detail)
+    hint = _program_hint(name, search_path, runtime_cwd)
+    raise Unfit(message="is not a program on PATH", hint=hint)
 
 
 def _check_executable(entrypoint: Entrypoint) -> None:
     path = entrypoint.name
     if os.path.isdir(path):
-        raise Unfit("is a directory, not a program")
+        raise Unfit(message="is a directory, not a program")
     if not os.path.exists(path):
         directory, name = os.path.split(path)
-        raise Unfit("does not exist", did_you_mean(name, _names_in(directory)))
+        raise Unfit(message="does not exist", hint=did_you_mean(name, _names_in(directory)))
     if not os.access(path, os.X_OK):
-        raise Unfit("is not executable", f"chmod +x {entrypoint.text}")
+        raise Unfit(message="is not executable", hint=f"chmod +x {entrypoint.text}")
 
 
 def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:

@@ -26,8 +26,8 @@ _SYNONYMS = {
     "no": "none",
     "false": "none",
 }
-_MASK = "is not a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
-_STREAMS = "is not a mask of streams (none, out, err, all, 0-3)"
+_MASK = "a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
+_STREAMS = "a mask of streams (none, out, err, all, 0-3)"
 # The least number that YAML makes of digits with a colon: 1:00.
 _SEXAGESIMAL = 60
 
@@ -87,7 +87,7 @@ def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
     if shared and findings.count == before:
         first, second = (write_range(ranks) for ranks in shared)
         detail = f"{first} and {second} overlap"
-        findings.add(key, value, "names a rank twice", detail=detail)
+        findings.add(key, value, Unfit("each rank at most once", detail=detail))
     return mask if findings.count == before else None
 
 
@@ -97,22 +97,15 @@ def check_mask(mask: Mask, value: Tree, key: str, nproc: int, findings: Findings
         try:
             check_within(ranks, nproc)
         except Unfit as unfit:
-            detail = f"{write_range(ranks)} {unfit.expected}"
-            findings.add(key, value, "names a rank that no worker has", detail=detail)
+            detail = f"no worker has {write_range(ranks)}"
+            findings.add(key, value, Unfit(unfit.expected, detail=detail))
 
 
 def _pair(ranks: object, streams: Tree, key: str, findings: Findings) -> tuple[range, Std] | None:
     where = f"{key}.{ranks}"
-    numbers = findings.attempt(where, streams, lambda _: _ranks_of_key(ranks))
+    numbers = findings.attempt(where, ranks, parse_ranks)
     std = findings.attempt(where, streams, lambda plain: _streams(plain, _STREAMS))
     return None if numbers is None or std is None else (numbers, std)
-
-
-def _ranks_of_key(ranks: object) -> range:
-    try:
-        return parse_ranks(ranks)
-    except Unfit as unfit:
-        raise Unfit(f"has a key that {unfit.expected}", unfit.hint) from None
 
 
 def _from_scalar(value: object) -> Mask:
@@ -126,7 +119,7 @@ def _from_scalar(value: object) -> Mask:
         try:
             numbers = parse_ranks(ranks)
         except Unfit as unfit:
-            raise Unfit(_MASK, unfit.hint, f"{ranks!r} {unfit.expected}") from None
+            raise Unfit(_MASK, unfit.hint, f"{ranks!r} is not {unfit.expected}") from None
         parts.append((numbers, _streams_of_pair(streams)))
     return Mask(tuple(parts))
 
@@ -135,7 +128,7 @@ def _streams_of_pair(streams: str) -> Std:
     try:
         return _streams(streams, _STREAMS)
     except Unfit as unfit:
-        raise Unfit(_MASK, unfit.hint, f"{streams!r} {unfit.expected}") from None
+        raise Unfit(_MASK, unfit.hint, f"{streams!r} is not {unfit.expected}") from None
 
 
 def _streams(value: object, expected: str) -> Std:

@@ -14,7 +14,7 @@ MOST_WORKERS = 10_000
 WORDS = ("auto", "cpu", "gpu")
 """What stands for a number that the machine decides."""
 
-_EXPECTED = "is not a number of workers (1, 2, ... or auto, cpu, gpu)"
+_EXPECTED = "a number of workers (1, 2, ... or auto, cpu, gpu)"
 
 
 def nproc_word(value: object) -> str:
@@ -55,7 +55,9 @@ def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], in
 
 def _one_or_more(gpus: int) -> int:
     if not gpus:
-        raise Unfit("found no visible GPU", "see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'")
+        raise Unfit(
+            message="found no visible GPU", hint="see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'"
+        )
     return gpus
 
 
@@ -73,7 +75,7 @@ def _number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise Unfit(_EXPECTED, did_you_mean(value, WORDS) if isinstance(value, str) else "")
     if value < 1:
-        raise Unfit("is too few: there must be at least one worker")
+        raise Unfit("a number of workers, 1 or more")
     if value > MOST_WORKERS:
-        raise Unfit(f"is too many: {MOST_WORKERS} workers are the most on one node")
+        raise Unfit(f"a number of workers, {MOST_WORKERS} at most")
     return value

@@ -7,8 +7,9 @@ from decimal import Decimal
 
 from lllaunch.config.findings import Unfit
 
-_DURATION = "is not a duration (90, 90s, 10m, 1h30m, 1d)"
-_SIZE = "is not a size (1048576, 512MiB, 16GB)"
+_DURATION = "a duration (90, 90s, 10m, 1h30m, 1d)"
+_MORE_THAN_0 = "a duration of more than 0"
+_SIZE = "a size (1048576, 512MiB, 16GB)"
 
 # Longest first, as they must be written.
 _SECONDS = {
@@ -58,13 +59,13 @@ def parse_duration(value: object, *, zero: bool = True) -> float:
     """
     seconds = _seconds(value)
     if seconds < 0:
-        raise Unfit("is negative: a duration is 0 or more" if zero else "must be more than 0")
+        raise Unfit("a duration of 0 or more" if zero else _MORE_THAN_0)
     if seconds == 0 and not zero:
-        raise Unfit("must be more than 0")
+        raise Unfit(_MORE_THAN_0)
     if 0 < seconds < _SHORTEST:
-        raise Unfit("is shorter than a nanosecond")
+        raise Unfit("a duration of a nanosecond or more")
     if seconds > _LONGEST_DAYS * _SECONDS["d"]:
-        raise Unfit(f"is longer than {_LONGEST_DAYS} days")
+        raise Unfit(f"a duration of {_LONGEST_DAYS} days at most")
     return float(seconds)
 
 
@@ -74,13 +75,13 @@ def _seconds(value: object) -> Decimal:
     if not isinstance(value, str):
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         if not number.is_finite():
-            raise Unfit(f"{_DURATION}: a duration has an end")
+            raise Unfit(_DURATION, detail="a duration has an end")
         return number
     text = value.strip()
     if len(text) > _LONGEST_TEXT:
         raise Unfit(_DURATION)
     if ":" in text:
-        raise Unfit("is not a duration: colons could mean hours or minutes", _without_colons(text))
+        raise Unfit(_DURATION, _without_colons(text), "colons could mean hours or minutes")
     if _NUMBER.fullmatch(text):
         return Decimal(text)
     parts = _PARTS.fullmatch(text.lower())
@@ -141,11 +142,11 @@ def parse_size(value: object) -> int:
         raise Unfit(_SIZE)
     size = Decimal(value) if isinstance(value, int) else _sized(value.strip())
     if size < 0:
-        raise Unfit("is negative: a size is 0 or more")
+        raise Unfit("a size of 0 or more")
     if size != size.to_integral_value():
-        raise Unfit("is not a whole number of bytes")
+        raise Unfit("a whole number of bytes")
     if size > _LARGEST_SIZE:
-        raise Unfit("is larger than any memory or file")
+        raise Unfit("a size of less than 8 EiB")
     return int(size)
 
 

@@ -24,11 +24,11 @@ def parse_ranks(value: object) -> range:
         value = str(value)
     match = _RANKS.fullmatch(value.strip()) if isinstance(value, str) else None
     if not match:
-        raise Unfit("is not a local rank or a range of them (0, 3, '1-7')")
+        raise Unfit("a local rank or a range of them (0, 3, '1-7')")
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     if last < first:
-        raise Unfit("is an empty range", f"did you mean '{last}-{first}'?")
+        raise Unfit("a range from a lower to a higher rank", f"did you mean '{last}-{first}'?")
     return range(first, last + 1)
 
 
@@ -48,5 +48,5 @@ def check_within(ranks: range, nproc: int) -> None:
         Unfit: the range goes beyond the last rank.
     """
     if ranks.stop > nproc:
-        has = "the only rank is 0" if nproc == 1 else f"ranks are 0-{nproc - 1}"
-        raise Unfit(f"is beyond the last rank: with nproc {nproc}, {has}")
+        ranks_there = "rank 0 only" if nproc == 1 else f"ranks from 0 to {nproc - 1}"
+        raise Unfit(f"{ranks_there}, as nproc is {nproc}")

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from lllaunch.config.findings import Findings
+from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.secrets import (
     holds_env,
     is_literal,
@@ -132,7 +132,7 @@ class Reader:
                     return self._container(raw, key, name, reads, "")
                 return raw
         except _TooMuchError:
-            self._findings.add_about(key, f"expands to more than {MOST_LEAVES} values")
+            self._findings.add_about(key, f"it expands to more than {MOST_LEAVES} values")
             return BROKEN
 
     def _item(
@@ -152,7 +152,7 @@ class Reader:
         try:
             value = parent[index]
         except MissingMandatoryValue:
-            self._findings.add_about(key, "is missing: its value is '???', which must be set")
+            self._findings.add(key, MISSING, Unfit("a value"))
             return BROKEN
         except (OmegaConfBaseException, RecursionError) as error:
             if _is_unset(error, reads) and key.startswith(self._unset):
@@ -170,7 +170,7 @@ class Reader:
         self, node: DictConfig | ListConfig, key: str, name: Any, reads: list[str], source: str
     ) -> Tree:
         if id(node) in self._open or len(self._open) >= _DEEPEST:
-            why = "contains itself" if id(node) in self._open else "is nested too deeply"
+            why = "it contains itself" if id(node) in self._open else "it is nested too deeply"
             self._findings.add_about(key, why)
             return BROKEN
         raw: Any = _raw(node)
@@ -207,19 +207,19 @@ class Reader:
     def _note_failure(self, key: str, text: str | None, error: Exception, reads: list[str]) -> None:
         shown = Withheld(None, text) if text else None
         if isinstance(error, RecursionError):
-            expected = "cannot be resolved: its references form too long a chain"
+            message = "cannot be resolved: its references form too long a chain"
         elif reads or self._holds_literal(str(error)):
             # The reason may quote what was read; only the one reason that cannot is told.
             why = "its value is withheld here"
             if _is_unset(error, reads):
                 why = f"the variable {reads[-1]} is not set"
-            expected = f"cannot be resolved: {why}"
+            message = f"cannot be resolved: {why}"
         else:
-            expected = f"cannot be resolved: {_first_line(error)}"
+            message = f"cannot be resolved: {_first_line(error)}"
         if shown is None:
-            self._findings.add_about(key, expected)
+            self._findings.add_about(key, message)
         else:
-            self._findings.add(key, shown, expected)
+            self._findings.add(key, shown, Unfit(message=message))
 
 
 def _is_unset(error: Exception, reads: Sequence[str]) -> bool:

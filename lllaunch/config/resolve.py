@@ -96,7 +96,7 @@ def resolve(
     spec = build(Settings(tree, keys, findings), around)
     ours = tuple(f"{node}." for node in (key, outer) if node) if users_own else ("",)
     for problem in problems_with(each for each in secrets if each[0].startswith(ours)):
-        findings.add_about(problem.key, problem.expected, problem.hint)
+        findings.note(problem)
     findings.raise_if_any(list(keys.values()))
     return spec
 
@@ -109,7 +109,7 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
         _expect_an_end(own)
         found = list(literals(own))
     except RecursionError:
-        problem = Problem("the config", "", "is nested too deeply to be read")
+        problem = Problem("", "the config", "is nested too deeply to be read")
         raise ConfigError((problem,)) from None
     if outer is not None:
         found += literals(value_at(root, outer.split(".")), outer)
@@ -118,7 +118,7 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
 
 def _expect_an_end(root: Mapping[Any, Any]) -> None:
     """Raises if values come to too much: resolving them would take hours, or all memory."""
-    expected = f"comes to more than {MOST_STEPS} references"
-    problems = [Problem(shorten(key), "", expected) for key in endless(root)]
+    message = f"it comes to more than {MOST_STEPS} references"
+    problems = [Problem(shorten(key), "", message) for key in endless(root)]
     if problems:
         raise ConfigError(tuple(problems[:_MOST_ENDLESS]))

@@ -47,4 +47,4 @@ def read_resources(settings: Settings) -> Resources:
 def _refuse(value: object) -> None:
     number = isinstance(value, int) and not isinstance(value, bool)
     hint = f"did you mean {{gpus_per_proc: {value}}}?" if number else ""
-    raise Unfit(f"is not a mapping of numbers ({', '.join(RESOURCE_KEYS)})", hint)
+    raise Unfit(f"a mapping of numbers ({', '.join(RESOURCE_KEYS)})", hint)

@@ -34,7 +34,7 @@ _CAUSE_HINTS = {
     **dict.fromkeys(("any", "every", "always", "true", "yes"), "did you mean 'all'?"),
     **dict.fromkeys(("never", "no", "false", "off", "null"), "did you mean 'none'?"),
 }
-_CAUSES = f"is not a list of causes ({', '.join(RESTART_CAUSES)})"
+_CAUSES = f"a list of causes ({', '.join(RESTART_CAUSES)})"
 
 
 def read_restart(settings: Settings) -> RestartPolicy:
@@ -80,8 +80,8 @@ def _refuse(value: object) -> None:
     if isinstance(value, (str, list)):
         hint = "causes go under 'on': {on: [hang, oom]}"
     elif isinstance(value, (bool, int)):
-        hint = "how often is said by max_restarts"
-    raise Unfit(f"is not a mapping of settings ({', '.join(RESTART_KEYS)})", hint)
+        hint = "max_restarts says how often"
+    raise Unfit(f"a mapping of settings ({', '.join(RESTART_KEYS)})", hint)
 
 
 def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartCause] | None:
@@ -90,11 +90,11 @@ def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartC
     if plain is False:
         return frozenset()
     if plain is None or plain is True or plain == "" or isinstance(plain, dict):
-        findings.add(key, tree, _CAUSES, "write all or none")
+        findings.add(key, tree, Unfit(_CAUSES, "write all or none"))
         return None
     causes = {*fields.read_each(tree, key, findings, _read_cause)}
     if "none" in causes and len(causes) > 1:
-        findings.add(key, tree, "names 'none' beside others")
+        findings.add(key, tree, Unfit("causes or 'none', not both"))
     if findings.count > before or tree is BROKEN:
         return None
     if "all" in causes:
@@ -112,8 +112,9 @@ def _check_delays(
     if policy.delay <= policy.max_delay:
         return
     longest = show(items.get("max_delay", format_duration(policy.max_delay)))
-    expected = f"is more than {key}.max_delay, which is {longest}"
-    findings.add(f"{key}.delay", items["delay"], expected, "set max_delay as well")
+    message = f"is more than {key}.max_delay, which is {longest}"
+    unfit = Unfit(message=message, hint="set max_delay as well")
+    findings.add(f"{key}.delay", items["delay"], unfit)
 
 
 def _written(policy: RestartPolicy) -> dict[str, Tree]:

@@ -110,9 +110,11 @@ def literals(raw: Any, key: str = "", name: object = "") -> Iterator[tuple[str, 
 
 def problems_with(secrets: Iterable[tuple[str, str, str]]) -> list[Problem]:
     """Return what is wrong with the secrets that `literals` found."""
-    expected = "expected a secret to come from the environment, got a literal"
+    expected = "a secret to come from the environment"
     return [
-        Problem(key, "", expected, f"write {source}, or give the key another name")
+        Problem(
+            key, "a literal", "", f"write {source}, or give the key another name", expected=expected
+        )
         for key, source, _ in secrets
     ]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from lllaunch.config.args import check_worker_names
 from lllaunch.config.fields import read_each
-from lllaunch.config.findings import Findings
+from lllaunch.config.findings import Findings, Unfit
 from lllaunch.config.schema import KEYS, PER_WORKER, UNPLANNED
 from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, leaves, reveal
 from lllaunch.macros import names_in
@@ -100,7 +100,7 @@ class Settings:
             return
         for where, leaf in leaves(tree, key):
             if names_in(reveal(leaf), bare=False):
-                expected = "asks for a worker's fact where all workers have one value"
+                message = "asks for a worker's fact where all workers have one value"
                 hint = f"only {', '.join(sorted(PER_WORKER))} may have ${{worker:...}}"
-                self.findings.add(where, leaf, expected, hint)
+                self.findings.add(where, leaf, Unfit(message=message, hint=hint))
                 self._tree[name] = BROKEN

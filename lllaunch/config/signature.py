@@ -50,7 +50,7 @@ def misfits(
         function: its name, for the text.
 
     Yields:
-        The keyword concerned (empty for the call as a whole), what was expected, and a hint.
+        The keyword concerned (empty for the call as a whole), what is wrong, and a hint.
     """
     parameters = signature.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
@@ -58,17 +58,17 @@ def misfits(
     by_name = {p.name: p for p in parameters if _takes_keyword(p)}
     if len(args) > len(positional) and Parameter.VAR_POSITIONAL not in kinds:
         most = len(positional)
-        yield "", f"has {len(args)} arguments, but {function} takes at most {most}", ""
+        yield "", f"expected at most {most} for {function}, got {len(args)}", ""
     taken = {parameter.name for parameter in positional[: len(args)]}
     for name in kwargs:
         if name in taken:
-            yield name, f"is given twice to {function}", ""
+            yield name, f"{function} is given it twice", ""
         elif name not in by_name and Parameter.VAR_KEYWORD not in kinds:
-            yield name, f"is no argument of {function}", _hint(name, positional, by_name)
+            yield name, f"{function} has no such argument", _hint(name, positional, by_name)
     lacking = [p.name for p in parameters if _is_required(p) and p.name not in {*taken, *kwargs}]
     if lacking:
         names = ", ".join(repr(name) for name in lacking)
-        yield "", f"lacks {names}, which {function} requires", ""
+        yield "", f"{function} also requires {names}", ""
 
 
 def _takes_keyword(parameter: Parameter) -> bool:

@@ -44,7 +44,7 @@ _OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
 _ALL_WORDS = frozenset({"all", "auto", "any", "every"})
 _NONE_WORDS = frozenset({"none", "no", "off", "false"})
 _FAILURE_WORDS = ("continue", "stop")
-_FAILURE_FORMS = "continue, stop and {max_failures: 3}"
+_FAILURE_FORMS = "continue, stop or {max_failures: 3}"
 _FAILURE_HINTS = {
     **dict.fromkeys(("go_on", "ignore", "keep_going", "proceed"), "did you mean 'continue'?"),
     **dict.fromkeys(("abort", "fail", "fail_fast", "exit", "cancel"), "did you mean 'stop'?"),
@@ -136,7 +136,7 @@ class _Reading:
             try:
                 return fields.read_count(word)
             except Unfit as unfit:
-                raise Unfit(f"is not a number of {what} (0, 1, 2, ...) nor a list") from unfit
+                raise Unfit(_limit(what)) from unfit
 
         found = self._findings.attempt(key, tree, read)
         return tuple(part.strip() for part in found.split(",")) if isinstance(found, str) else found
@@ -151,7 +151,7 @@ class _Reading:
         synonyms = dict.fromkeys(("max", "failures", "count", "n", "limit", "after"), names[0])
         items = known_items(tree, key, names, synonyms, findings)
         if not tree:
-            findings.add(key, tree, "names no number of failures", "write {max_failures: 3}")
+            findings.add(key, tree, Unfit("a number of failures", "write {max_failures: 3}"))
         where = f"{key}.max_failures"
         return findings.attempt(where, items.get("max_failures", BROKEN), _read_max_failures)
 
@@ -184,9 +184,9 @@ def _read_positive(value: object) -> int:
     try:
         number = fields.read_count(value)
     except Unfit as unfit:
-        raise Unfit("is not a whole number, 1 or more", unfit.hint) from None
+        raise Unfit("a whole number, 1 or more", unfit.hint) from None
     if not number:
-        raise Unfit("is not a whole number, 1 or more")
+        raise Unfit("a whole number, 1 or more")
     return number
 
 
@@ -211,13 +211,17 @@ def _read_on_failure(value: object) -> str:
     except Unfit as unfit:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
-        raise Unfit(f"is none of {_FAILURE_FORMS}", hint) from None
+        raise Unfit(_FAILURE_FORMS, hint) from None
 
 
 def _refuse_retries(value: object) -> None:
     number = value if isinstance(value, int) and not isinstance(value, bool) else 1
     hint = f"say for what: {{failure: {number}}}"
-    raise Unfit(f"is not a mapping of causes to numbers ({', '.join(Retries._fields)})", hint)
+    raise Unfit(f"a mapping of causes to numbers ({', '.join(Retries._fields)})", hint)
+
+
+def _limit(what: str) -> str:
+    return f"a number of {what} (0, 1, 2, ...) or a list"
 
 
 def _read_names(text: str, what: str) -> str:
@@ -225,13 +229,13 @@ def _read_names(text: str, what: str) -> str:
     word = text.lower()
     if word in _ALL_WORDS or word in _NONE_WORDS:
         hint = "null is all of them" if word in _ALL_WORDS else "write 0"
-        raise Unfit(f"is not a number of {what} (0, 1, 2, ...) nor a list", hint)
+        raise Unfit(_limit(what), hint)
     if not all(part.strip() for part in text.split(",")):
-        raise Unfit(f"is not a number of {what} (0, 1, 2, ...) nor a list")
+        raise Unfit(_limit(what))
     return text
 
 
 def _read_entry(value: object) -> int | str:
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
-        raise Unfit("is neither a number nor a name")
+        raise Unfit("a number or a name")
     return value

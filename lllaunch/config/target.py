@@ -107,7 +107,7 @@ def _look_for(entrypoint: Entrypoint, place: Place) -> Located:
 
 def _found(located: Located) -> Located:
     if located.status is Status.MISSING:
-        raise Unfit("cannot be run", located.hint, located.reason)
+        raise Unfit(message="cannot be run", hint=located.hint, detail=located.reason)
     return located
 
 
@@ -115,11 +115,8 @@ def _check_fit(located: Located | None, call: Call, key: str, findings: Findings
     if located is None or located.signature is None:
         return
     name = call.entrypoint.text
-    for keyword, expected, hint in misfits(located.signature, call.args, call.kwargs, name):
-        if keyword:
-            findings.add(f"{key}.{keyword}", call.kwargs[keyword], expected, hint)
-        else:
-            findings.add_about(key, expected, hint)
+    for keyword, message, hint in misfits(located.signature, call.args, call.kwargs, name):
+        findings.add_about(f"{key}.{keyword}" if keyword else key, message, hint)
 
 
 def check_preload(module: object, sys_path: Sequence[str]) -> str:
@@ -129,14 +126,14 @@ def check_preload(module: object, sys_path: Sequence[str]) -> str:
         Unfit: it cannot.
     """
     if not isinstance(module, str) or not is_dotted(module):
-        raise Unfit("is not the name of a module (package.module)")
+        raise Unfit("the name of a module (package.module)")
     located = locate(module, "", sys_path)
     if located.status is Status.MISSING:
-        raise Unfit("cannot be imported", located.hint, located.reason)
+        raise Unfit(message="cannot be imported", hint=located.hint, detail=located.reason)
     return module
 
 
-def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> tuple[str, str]:
+def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unfit:
     """Says why there may be no entrypoint.
 
     Args:
@@ -145,26 +142,23 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> tup
         searched: directories and packages that configs were looked for in.
 
     Returns:
-        What was expected, and a hint.
+        What is wrong with an empty entrypoint.
     """
+    expected = f"an entrypoint ({FORMS})"
     for name, value in root.items():
         if name != key and isinstance(value, dict) and key in value:
-            return (
-                f"is empty, but there is {name}.{key}",
-                "put the line '# @package _global_' at the top of that config file",
-            )
+            hint = "put the line '# @package _global_' at the top of that config file"
+            return Unfit(expected, hint, f"there is {name}.{key}")
     groups = [name for name, value in root.items() if _may_be_group(name, value)]
     if not groups:
-        return "is empty: there is nothing to run", f"set it to {FORMS}"
+        return Unfit(expected)
     groups.sort(key=lambda name: name != "exp")
     choices = one_of([repr(name) for name in groups[:3]])
-    looked = f"; looked in {', '.join(searched)}" if searched else ""
+    looked = f" in {', '.join(searched)}" if searched else ""
     meant = f"{groups[0]}={root[groups[0]]}"
-    return (
-        f"is empty: there is no config group {choices}{looked}",
-        _near_group(groups[0], str(root[groups[0]]), searched)
-        or f"{meant!r} was taken for a plain value",
-    )
+    near = _near_group(groups[0], str(root[groups[0]]), searched)
+    hint = near or f"{meant!r} was taken for a plain value"
+    return Unfit(expected, hint, f"there is no config group {choices}{looked}")
 
 
 def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:

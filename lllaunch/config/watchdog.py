@@ -97,8 +97,9 @@ def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
         findings: takes it.
     """
     if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= {*WATCHDOG_KEYS}:
-        expected = "names no preset, and has replaced what another config said"
-        findings.add(key, tree, expected, f"add preset: {one_of(PRESETS)}")
+        message = "names no preset, and has replaced what another config said"
+        hint = f"add preset: {one_of(PRESETS)}"
+        findings.add(key, tree, Unfit(message=message, hint=hint))
 
 
 def _read_preset(value: object) -> WatchdogPolicy:
@@ -108,7 +109,7 @@ def _read_preset(value: object) -> WatchdogPolicy:
         return PRESETS[value]
     word = str(value).strip().lower() if isinstance(value, (str, bool, int)) else ""
     hint = _PRESET_HINTS.get(word) or did_you_mean(word, PRESETS)
-    raise Unfit(f"is not a preset ({', '.join(PRESETS)})", hint)
+    raise Unfit(f"a preset ({', '.join(PRESETS)})", hint)
 
 
 def _read_scalar(value: object) -> WatchdogPolicy:
@@ -165,7 +166,8 @@ def _read_limit(value: object, least: float = 0.0) -> float:
         hint = unfit.hint or (_NO_LIMIT if _means_off(value) else "")
         raise Unfit(unfit.expected, hint, unfit.detail) from None
     if seconds < least:
-        raise Unfit(f"is less than {format_duration(least)}, which is no more than a pause")
+        expected = f"a duration of at least {format_duration(least)}"
+        raise Unfit(expected, "a shorter time is no more than a pause")
     return seconds
 
 
@@ -179,7 +181,7 @@ def _read_memory(value: object) -> int:
         return size
     bare = isinstance(value, int) or str(value).strip().isdecimal()
     hint = f"a number without a unit is bytes: write {size}GiB or {size}MiB" if bare else ""
-    raise Unfit("is less than 1MiB", hint if size else _NO_LIMIT)
+    raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT)
 
 
 def _means_off(value: object) -> bool:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _LOST = {
     "spawner": "ended with the process that forks workers",
-    "kernel": "hangs in the kernel, SIGKILL does not end it",
-    "error": "was ended when lllaunch failed",
+    "kernel": "hung in the kernel, SIGKILL did not end it",
+    "error": "ended when lllaunch failed",
 }
 _LONGEST_MESSAGE = 200
 # Where in its own source a C++ library checked, of which the user has no copy: gloo, NCCL, torch.
@@ -39,7 +39,7 @@ def cause_text(cause: Cause) -> str:
 
 
 def fate_text(fate: Fate, *, after_root: bool) -> str:
-    """Returns what became of a worker as the predicate of a sentence.
+    """Returns what became of a worker, in words that fit one rank and several.
 
     Args:
         fate: what became of it.
@@ -56,7 +56,7 @@ def fate_text(fate: Fate, *, after_root: bool) -> str:
         return _ended(fate) if fate.waited_for else f"{_ended(fate)}{later}"
     if isinstance(fate, Lost):
         return _LOST[fate.why]
-    return "was not started"
+    return "not started"
 
 
 def victim_text(cause: Cause, after_ns: int | None = None) -> str:

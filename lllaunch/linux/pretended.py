@@ -13,8 +13,8 @@ from lllaunch.linux.nvml import Gpu, listed
 
 PRETEND = "LLLAUNCH_PRETEND_GPUS"
 
-MISNAMED = "is not a list of different names (letters, digits, '_', '.', '-')"
-"""What is wrong with a value that `pretended_gpus` refuses, as a predicate."""
+MISNAMED = "a list of different names (letters, digits, '_', '.', '-')"
+"""What is expected in place of a value that `pretended_gpus` refuses."""
 
 # They become parts of addresses, which the kernel keeps short, and of lists.
 _NAME = r"[A-Za-z0-9_.-]{1,40}"

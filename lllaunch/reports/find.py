@@ -134,5 +134,5 @@ def read_document(path: str) -> Fields | None:
     return document
 
 
-def _wrong(path: str, expected: str, hint: str = "") -> ConfigError:
-    return ConfigError((Problem("report", repr(path), expected, hint),))
+def _wrong(path: str, message: str, hint: str = "") -> ConfigError:
+    return ConfigError((Problem("report", repr(path), message, hint),))

@@ -170,13 +170,13 @@ class _Judge:
         first = refused[0]
         wanted = next(iter(first.names), first.file) or first.exact
         if holds_env(entry.text):
-            expected, wanted = _not_in(name), ""
+            message, wanted = _not_in(name), ""
         elif wanted == first.exact and any(fits(pattern, wanted) for pattern in patterns):
-            expected = f"cannot be told without importing it, {_only_by(name)}"
+            message = f"cannot be told without importing it, {_only_by(name)}"
         else:
             same = wanted == " ".join(entry.text.split())
-            expected = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
-        self._refuse("launch.entrypoint", repr(shorten(entry.text)), expected, name, wanted)
+            message = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
+        self._refuse("launch.entrypoint", repr(shorten(entry.text)), message, name, wanted)
 
     def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":
@@ -216,8 +216,8 @@ class _Judge:
         if not place.startswith("/") or is_within(place, self._policy.paths):
             return
         shown, wanted = ("", "") if hidden else (repr(path), place)
-        expected = f"is outside of the tree and {_not_in('paths')}"
-        self._refuse(key, shown, expected, "paths", wanted)
+        message = f"is outside of the tree and {_not_in('paths')}"
+        self._refuse(key, shown, message, "paths", wanted)
 
     def preload(self, spec: LaunchSpec) -> None:
         written = spec.redacted.get("preload")
@@ -247,7 +247,7 @@ class _Judge:
     def asked(self, asked: Asked) -> None:
         value, name = asked.value, asked.lists[0]
         if not isinstance(value, str):
-            problem = Problem(asked.key, show(value), "is no text that could be judged")
+            problem = Problem(asked.key, show(value), "", expected="text, which can be judged")
             self.problems.append(problem)
             return
         patterns = [each for name in asked.lists for each in getattr(self._policy, name)]
@@ -259,14 +259,14 @@ class _Judge:
             return
         wanted = refused[0] if refused else value
         if not told and not any(fits(pattern, value) for pattern in patterns):
-            expected = _not_in(name)
+            message = _not_in(name)
         elif not asked.clear:
-            expected = f"is an interpolation, which may come to anything, {_only_by(name)}"
+            message = f"is an interpolation, which may come to anything, {_only_by(name)}"
         elif not told:
-            expected = f"cannot be told without importing it, {_only_by(name)}"
+            message = f"cannot be told without importing it, {_only_by(name)}"
         else:
-            expected = _not_in(name) if wanted == value else f"is {wanted!r}, which {_not_in(name)}"
-        self._refuse(asked.key, show(value), expected, name, wanted)
+            message = _not_in(name) if wanted == value else f"is {wanted!r}, which {_not_in(name)}"
+        self._refuse(asked.key, show(value), message, name, wanted)
 
     def _resolved(self, name: str, value: str) -> tuple[str, ...]:
         """What a text names, every way that it may be read; nothing if that cannot be told."""
@@ -281,10 +281,10 @@ class _Judge:
         inside = os.path.commonpath((real, self._root)) == self._root
         return os.path.relpath(real, self._root) if inside else real
 
-    def _refuse(self, key: str, value: str, expected: str, name: str, wanted: str) -> None:
+    def _refuse(self, key: str, value: str, message: str, name: str, wanted: str) -> None:
         path = self._policy.path
         hint = f"to allow it, add {wanted!r} to allow.{name} in {path}" if wanted else ""
-        self.problems.append(Problem(shorten(key), value, shorten(expected), shorten(hint)))
+        self.problems.append(Problem(shorten(key), value, shorten(message), shorten(hint)))
 
 
 def _not_in(name: str) -> str:

@@ -62,7 +62,7 @@ def read_text(path: str) -> str:
         raise wrong(path, 0, f"cannot be read: {_reason(error)}") from None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise wrong(path, 0, "is no ordinary file")
+            raise wrong(path, 0, "is not an ordinary file")
         with os.fdopen(os.dup(fd), "rb") as file:
             data = file.read(LONGEST + 1)
     except OSError as error:
@@ -120,9 +120,9 @@ def telling(text: str, file: str) -> Iterator[None]:
         raise wrong(file, 0, "is not UTF-8 text") from None
 
 
-def wrong(file: str, line: int, expected: str, hint: str = "") -> ConfigError:
+def wrong(file: str, line: int, message: str, hint: str = "") -> ConfigError:
     """Returns an error about one line of a file."""
-    return ConfigError((Problem("", "", shorten(expected), hint, file, line),))
+    return ConfigError((Problem("", "", shorten(message), hint, file, line),))
 
 
 def _reason(error: Exception) -> str:
@@ -225,7 +225,7 @@ class Builder:
         items: dict[Any, Any] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                raise self._wrong(event, "has a key that is no plain value")
+                raise self._wrong(event, "has a key that is not a plain value")
             key = self._scalar(event)
             self._add(event, 1)
             if event.value == "<<" and event.implicit[0]:
@@ -249,7 +249,7 @@ class Builder:
         try:
             return self._constructor.construct_object(yaml.ScalarNode(tag, event.value))
         except (ValueError, OverflowError):
-            raise self._wrong(event, "is no number that can be read", "quote it") from None
+            raise self._wrong(event, "has a number that cannot be read", "quote it") from None
 
-    def _wrong(self, event: Any, expected: str, hint: str = "") -> ConfigError:
-        return wrong(self._file, event.start_mark.line + 1, expected, hint)
+    def _wrong(self, event: Any, message: str, hint: str = "") -> ConfigError:
+        return wrong(self._file, event.start_mark.line + 1, message, hint)

@@ -146,10 +146,10 @@ def parse_lock(text: str, path: str) -> Lock:
     plan = complete(data["plan"])
     lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
     if data["plan_hash"] != (lock.plan_hash if data["lock"] == FORMAT else _old_hash(data["plan"])):
-        expected = "does not fit the plan below it: the file was edited by hand"
+        message = "does not fit the plan below it: the file was edited by hand"
         line = document.lines[("plan_hash",)]
         shown = f"{data['plan_hash'][:12]}..."
-        edited = Problem("plan_hash", shown, expected, "renew it", path, line)
+        edited = Problem("plan_hash", shown, message, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
     return lock
 
@@ -237,39 +237,37 @@ def _read_back(text: str, content: Mapping[str, Any]) -> None:
     except LaunchError as error:
         same, reason = False, str(error)
     if not same:
-        problem = Problem("the plan", "", f"cannot be written as a lock: {shorten(reason)}")
+        problem = Problem("", "the plan", f"cannot be written as a lock: {shorten(reason)}")
         raise ConfigError((problem,))
 
 
 def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list[Problem]:
-    def problem(key: str, value: Any, expected: str, hint: str = "") -> Problem:
-        shown = "" if value is None else show(value)
+    def problem(key: str, shown: str, expected: str, hint: str = "renew it") -> Problem:
         line = lines.get((key,), 1)
-        return Problem(key, shown, expected, hint, path, line)
+        return Problem(key, shown, "", hint, path, line, expected)
 
-    if not isinstance(data, dict):
-        return [problem("", None, "is no lock (lock, command, plan_hash, plan)", "renew it")]
-    found = data.get("lock")
+    if not isinstance(data, dict) or "lock" not in data:
+        shown = "no key 'lock'" if isinstance(data, dict) else show(data)
+        return [problem("", shown, f"a lock (a mapping of {', '.join(_KEYS)})")]
+    found = data["lock"]
     if found not in {FORMAT, _WITH_DEFAULTS} or isinstance(found, bool):
-        if "lock" not in data:
-            return [problem("", None, "is no lock: it has no key 'lock'")]
-        expected = f"is not a format that this lllaunch reads ({FORMAT})"
-        return [problem("lock", found, expected, "renew it, or use a newer lllaunch")]
+        expected = f"a format that this lllaunch reads ({FORMAT})"
+        return [problem("lock", show(found), expected, "renew it, or use a newer lllaunch")]
     problems = [
-        problem(str(key), None, "is no key of a lock", did_you_mean(str(key), _KEYS))
+        Problem(str(key), "", "unknown key", did_you_mean(str(key), _KEYS), path, lines[(key,)])
         for key in data
         if key not in _KEYS
     ]
     shapes = {
-        "command": (_is_texts, "is no list of texts"),
-        "plan_hash": (_is_hash, "is no SHA-256 in hexadecimal"),
-        "plan": (_is_plan, "is no plan (launch: {...}, or jobs: {...} of a sweep)"),
+        "command": (_is_texts, "a list of texts"),
+        "plan_hash": (_is_hash, "a SHA-256 in hexadecimal"),
+        "plan": (_is_plan, "a plan (launch: {...}, or jobs: {...} of a sweep)"),
     }
     for key, (fits, expected) in shapes.items():
         if key not in data:
-            problems.append(Problem(key, "", "is not there", "renew it", path, 1))
+            problems.append(problem(key, "nothing", expected))
         elif not fits(data[key]):
-            problems.append(problem(key, data[key], expected, "renew it"))
+            problems.append(problem(key, show(data[key]), expected))
     return problems
 
 

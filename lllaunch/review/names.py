@@ -32,8 +32,8 @@ def lock_path(root: str, name: str) -> str:
     if problem is None:
         top, real = os.path.realpath(root), os.path.realpath(path)
         if os.path.commonpath((top, real)) != top:
-            expected = f"leads out of {root!r}, to {shorten(repr(real))}"
-            problem = Problem(path, "", expected, "a lock is a file of the project")
+            message = f"leads out of {root!r}, to {shorten(repr(real))}"
+            problem = Problem(path, "", message, "a lock is a file of the project")
     if problem is not None:
         raise ConfigError((problem,))
     return path
@@ -43,12 +43,14 @@ def name_problem(name: str) -> Problem | None:
     """Tells what is wrong with the name of a lock, None if nothing is."""
     expected, hint = "", ""
     if len(name) > _LONGEST_NAME:
-        expected = f"is longer than {_LONGEST_NAME} characters"
+        expected = f"{_LONGEST_NAME} characters at most"
     elif name.endswith((".yaml", ".yml")):
-        expected, hint = "is the name of a file", f"did you mean {name.rpartition('.')[0]!r}?"
+        expected, hint = "a name without a suffix", f"did you mean {name.rpartition('.')[0]!r}?"
     elif not all(_PART.fullmatch(part) for part in name.split("/")):
-        expected = "is no name that a lock can have"
-        hint = "letters, digits, _ . + and -, beginning with one of the first three; / between them"
+        expected = (
+            "words of letters, digits, _ . + and -, each beginning with one of the first three"
+        )
+        hint = "separate them by /"
     if not expected:
         return None
-    return Problem("the lock's name", show(name), expected, hint)
+    return Problem("the lock's name", show(name), "", hint, expected=expected)

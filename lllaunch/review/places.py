@@ -56,9 +56,9 @@ def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
         # most runs have no policy, and those that do a file of their own
         from lllaunch.errors import ConfigError, Problem  # noqa: PLC0415
 
-        expected = f"leads out of {top!r}, to {real!r}"
+        message = f"leads out of {top!r}, to {real!r}"
         hint = f"an allowlist is a file of the project; {POLICY_VARIABLE} names another one"
-        raise ConfigError((Problem(path, "", expected, hint),))
+        raise ConfigError((Problem(path, "", message, hint),))
     return path
 
 

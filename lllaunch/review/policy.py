@@ -6,7 +6,7 @@ or from the file that LLLAUNCH_POLICY names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lllaunch.config.findings import MOST_PROBLEMS
@@ -84,12 +84,12 @@ class _Reader:
     def lists(self) -> dict[str, tuple[str, ...]]:
         data = self._document.data
         if not isinstance(data, dict) or "allow" not in data:
-            self._note((), data, "says nothing of what is allowed", "write 'allow: {...}'")
+            self._note((), data, "a mapping with the key 'allow'", "write 'allow: {...}'")
             return {}
         self._note_unknown((), data, ("allow",))
         allow = data["allow"]
         if not isinstance(allow, dict):
-            self._note(("allow",), allow, f"is no mapping ({one_of(LISTS)})")
+            self._note(("allow",), allow, f"a mapping of lists ({one_of(LISTS)})")
             return {}
         self._note_unknown(("allow",), allow, LISTS)
         return {name: self._patterns(name, allow[name]) for name in LISTS if name in allow}
@@ -97,10 +97,10 @@ class _Reader:
     def _patterns(self, name: str, value: Any) -> tuple[str, ...]:
         where = ("allow", name)
         if isinstance(value, str):
-            self._note(where, value, "is no list of patterns", f"write [{value!r}]")
+            self._note(where, value, "a list of patterns", f"write [{value!r}]")
         elif not isinstance(value, list):
             hint = "leave it out, or write []" if value is None else ""
-            self._note(where, value, "is no list of patterns", hint)
+            self._note(where, value, "a list of patterns", hint)
         else:
             for place, item in enumerate(value):
                 self._check(name, (*where, place), item)
@@ -110,21 +110,22 @@ class _Reader:
     def _check(self, name: str, where: tuple[Any, ...], item: Any) -> None:
         if not isinstance(item, str):
             hint = "" if item is None or isinstance(item, (dict, list)) else "quote it"
-            self._note(where, item, "is no text", hint)
+            self._note(where, item, "text", hint)
         elif not item or item != item.strip():
-            self._note(where, item, "is empty or has blanks around it")
+            self._note(where, item, "text without blanks around it")
         elif name == "paths" and not item.startswith("/"):
-            self._note(where, item, "is no absolute path", "those in the tree are allowed anyway")
+            self._note(where, item, "an absolute path", "those in the tree are allowed anyway")
 
     def _note_unknown(self, where: tuple[Any, ...], node: Any, names: tuple[str, ...]) -> None:
         for key in node:
             if key not in names:
                 hint = did_you_mean(str(key), names)
-                self._note((*where, key), None, "is no key of a policy", hint)
+                self._add((*where, key), Problem("", "", "unknown key", shorten(hint)))
 
     def _note(self, where: tuple[Any, ...], value: Any, expected: str, hint: str = "") -> None:
+        self._add(where, Problem("", show(value), "", shorten(hint), expected=expected))
+
+    def _add(self, where: tuple[Any, ...], problem: Problem) -> None:
         line = self._document.lines.get(where, 1)
         key = ".".join(str(part) for part in where if not isinstance(part, int))
-        shown = "" if value is None or isinstance(value, dict) else show(value)
-        problem = Problem(shorten(key), shown, expected, shorten(hint), self._path, line)
-        self.problems.append(problem)
+        self.problems.append(replace(problem, key=shorten(key), file=self._path, line=line))

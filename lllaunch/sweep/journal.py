@@ -90,9 +90,9 @@ class Journal:
         """
         if os.path.lexists(path):
             directory = os.path.dirname(path)
-            expected = "has a sweep in it already"
+            message = "has a sweep in it already"
             hint = f"choose another directory, or go on with that one: {_RESUME}={directory}"
-            raise ConfigError((Problem("hydra.sweep.dir", repr(directory), expected, hint),))
+            raise ConfigError((Problem("hydra.sweep.dir", repr(directory), message, hint),))
         entry = Entry(now(), header)
         line = encode(header, entry.time_ns)
         write_atomic(path, line)
@@ -259,8 +259,8 @@ def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
                 yield found
         except Damaged as damage:
             if suspected == start:
-                expected = f"is damaged in line {damage.line}: {damage.reason}"
-                raise _problem(path, expected, "mend that line, or start the sweep anew") from None
+                message = f"is damaged in line {damage.line}: {damage.reason}"
+                raise _problem(path, message, "mend that line, or start the sweep anew") from None
             # A launcher may just have cut a torn line off, and written on in its place.
             suspected = start
         except UnknownVersion as unknown:
@@ -320,9 +320,9 @@ def _sync_directory(path: str) -> None:
 
 def _unknown(path: str, unknown: UnknownVersion) -> ConfigError:
     author = f" (lllaunch {unknown.lllaunch})" if unknown.lllaunch else ""
-    expected = f"is a journal of version {unknown.version}{author}; this one reads {VERSION}"
-    return _problem(path, expected, "resume it with the lllaunch that began it")
+    message = f"is a journal of version {unknown.version}{author}; this one reads {VERSION}"
+    return _problem(path, message, "resume it with the lllaunch that began it")
 
 
-def _problem(path: str, expected: str, hint: str) -> ConfigError:
-    return ConfigError((Problem(_RESUME, repr(path), expected, hint),))
+def _problem(path: str, message: str, hint: str) -> ConfigError:
+    return ConfigError((Problem(_RESUME, repr(path), message, hint),))

@@ -16,14 +16,17 @@ class Refused(Exception):
     """A limit is wrong, or cannot be met.
 
     Attributes:
-        expected: what was expected, the predicate of a sentence about the value.
+        expected: what was expected in place of the value, or an empty string.
         hint: what can be done, or an empty string.
+        message: of a value that is of the right kind: what is wrong with it, the predicate of a
+            sentence about it, or an empty string.
     """
 
-    def __init__(self, expected: str, hint: str = "") -> None:
-        super().__init__(expected, hint)
+    def __init__(self, expected: str = "", hint: str = "", *, message: str = "") -> None:
+        super().__init__(expected or message, hint)
         self.expected = expected
         self.hint = hint
+        self.message = message
 
 
 def gives_none(limit: object) -> bool:
@@ -47,11 +50,12 @@ def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tu
         return tuple(visible)
     count = _number(limit)
     if count is None and not _is_list(limit):
-        raise Refused("is not a number of GPUs (0, 1, 2, ...) nor a list of them")
+        raise Refused("a number of GPUs (0, 1, 2, ...) or a list of them")
     if count is not None and count < 0:
-        raise Refused("is too few: 0 is the least number of GPUs")
+        raise Refused("a number of GPUs, 0 or more")
     if (count or limit) and not visible:
-        raise Refused(f"asks for GPUs, but {why_none or 'found no GPU'}", "leave it out")
+        message = f"asks for GPUs, but {why_none or 'found no GPU'}"
+        raise Refused(message=message, hint="leave it out")
     if count is not None:
         return tuple(visible[: _at_most(count, len(visible), "GPUs that are visible")])
     assert isinstance(limit, Sequence)
@@ -59,7 +63,7 @@ def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tu
     for entry in limit:
         gpu = _named(entry, visible)
         if gpu in chosen:
-            raise Refused(f"names GPU {gpu.name} twice")
+            raise Refused("each GPU at most once", f"{gpu.name} is named twice")
         chosen.append(gpu)
     return tuple(chosen)
 
@@ -84,11 +88,11 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
     count = _number(limit)
     if count is not None:
         if count < 0:
-            raise Refused("is too few: 0 is the least number of CPU slots")
+            raise Refused("a number of CPU slots, 0 or more")
         hint = "for more jobs side by side: launch.resources.cpus_per_proc=0 and max_parallel"
         return cores.numbers[: _at_most(count, len(cores.numbers), "cores that may be used", hint)]
     if not _is_list(limit):
-        raise Refused("is not a number of CPU slots (0, 1, 2, ...) nor a list of cores")
+        raise Refused("a number of CPU slots (0, 1, 2, ...) or a list of cores")
     assert isinstance(limit, Sequence)
     chosen: set[int] = set()
     for low, high in map(_range, limit):
@@ -96,9 +100,11 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
         within = [core for core in cores.numbers if low <= core <= high]
         if len(within) != high - low + 1:
             which = str(low) if low == high else f"{low}-{high}"
-            raise Refused(f"names {which}; the cores that may be used are {_written(cores)}")
+            expected = f"cores that may be used ({_written(cores)})"
+            raise Refused(expected, f"{which} may not be used")
         if chosen.intersection(within):
-            raise Refused(f"names core {min(chosen.intersection(within))} twice")
+            twice = min(chosen.intersection(within))
+            raise Refused("each core at most once", f"{twice} is named twice")
         chosen.update(within)
     return tuple(sorted(chosen))
 
@@ -125,21 +131,21 @@ def _is_list(value: object) -> bool:
 
 def _at_most(count: int, there: int, what: str, hint: str = "") -> int:
     if count > there:
-        raise Refused(f"is more than the {there} {what}", hint)
+        raise Refused(f"at most {there}, the number of {what}", hint)
     return count
 
 
 def _named(entry: object, visible: Sequence[Gpu]) -> Gpu:
     name = entry.strip() if isinstance(entry, str) else str(entry)
     if not isinstance(entry, str) and (isinstance(entry, bool) or not isinstance(entry, int)):
-        raise Refused(f"has the entry {shown(entry)}, which is not the name of a GPU")
+        raise Refused("names of GPUs", f"{shown(entry)} is not one")
     found = [gpu for gpu in visible if gpu.name == name]
     if not found and name.startswith(("GPU-", "MIG-")):
         found = [gpu for gpu in visible if gpu.uuid.startswith(name)]
     if len(found) != 1:
         names = ", ".join(gpu.name for gpu in visible)
-        number = "several" if found else "none"
-        raise Refused(f"names {shown(name)}: {number} of the visible GPUs ({names})")
+        number = "several of them" if found else "none of them"
+        raise Refused(f"names of visible GPUs ({names})", f"{shown(name)} is {number}")
     return found[0]
 
 
@@ -149,7 +155,7 @@ def _range(entry: object) -> tuple[int, int]:
         return number, number
     match = _RANGE.fullmatch(entry.strip()) if isinstance(entry, str) else None
     if match is None or int(match[1]) > int(match[2]):
-        raise Refused(f"has the entry {shown(entry)}, which is not a core nor a range such as 0-3")
+        raise Refused("cores and ranges of them (0, 3, '0-3')", f"{shown(entry)} is neither")
     return int(match[1]), int(match[2])
 
 

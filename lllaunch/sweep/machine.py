@@ -123,7 +123,7 @@ def _pretended(names: str, visible: str | None) -> _Visible:
     try:
         gpus = pretended_gpus(names, visible)
     except ValueError as error:
-        return _Visible(problems=(Problem(PRETEND, shown(names), str(error)),))
+        return _Visible(problems=(Problem(PRETEND, shown(names), "", expected=str(error)),))
     return _Visible(gpus, _why_none(gpus, visible))
 
 
@@ -134,4 +134,5 @@ def _why_none(gpus: tuple[Gpu, ...], visible: str | None) -> str:
 
 
 def _problem(key: str, value: object, refused: Refused) -> Problem:
-    return Problem(key, shown(value), refused.expected, refused.hint)
+    found = shown(value)
+    return Problem(key, found, refused.message, refused.hint, expected=refused.expected)

@@ -290,11 +290,11 @@ def _problem(change: Sequence[str], jobs: Sequence[OldJob], others: int) -> Prob
     if len(jobs) == 1:
         overrides = " ".join(jobs[0].history.overrides)
         whose = f"job {numbers[0]} ({overrides})" if overrides else f"job {numbers[0]}"
-        expected = "has finished, and its config has changed since"
+        message = "has finished, and its config has changed since"
         delete = "delete its result.json to run it again"
     else:
         whose = f"jobs {spans(numbers)}"
-        expected = "have finished, and their configs have changed since"
+        message = "have finished, and their configs have changed since"
         delete = "delete their result.json files to run them again"
     ways = f"put it back, begin another sweep, or {delete}"
-    return Problem(_RESUME, whose, expected, "\n    ".join([f"{ways}:", *what]))
+    return Problem(_RESUME, whose, message, "\n    ".join([f"{ways}:", *what]))

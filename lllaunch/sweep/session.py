@@ -280,16 +280,16 @@ def _expect_sweep(path: str) -> None:
     missing = (FileNotFoundError, NotADirectoryError)
     with naming(path):
         try:
-            expected = "" if stat.S_ISDIR(os.stat(path).st_mode) else "is not a directory"
+            message = "" if stat.S_ISDIR(os.stat(path).st_mode) else "is not a directory"
         except missing:
-            expected = "is not there"
+            message = "is not there"
         try:
             os.stat(os.path.join(path, JOURNAL))
         except missing:
-            expected = expected or f"holds no sweep: there is no {JOURNAL} in it"
-    if expected:
+            message = message or f"holds no sweep: there is no {JOURNAL} in it"
+    if message:
         hint = "give the directory of a sweep, such as multirun/DATE/TIME"
-        raise ConfigError((Problem(_RESUME, repr(path), expected, hint),))
+        raise ConfigError((Problem(_RESUME, repr(path), message, hint),))
 
 
 def _id_of(path: str) -> str:

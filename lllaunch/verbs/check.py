@@ -69,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 def _directory(given: argparse.Namespace) -> str:
     named = [each for each in (given.directory, given.config_dir) if each is not None]
     if len({*map(os.path.abspath, named)}) > 1:
-        expected = f"is another tree than {given.directory!r}"
+        message = f"is another tree than {given.directory!r}"
         hint = "check them one after the other"
-        raise ConfigError((Problem("--config-dir", repr(given.config_dir), expected, hint),))
+        raise ConfigError((Problem("--config-dir", repr(given.config_dir), message, hint),))
     return str(named[0]) if named else _CONF
 
 

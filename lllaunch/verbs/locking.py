@@ -111,7 +111,7 @@ def _locks(runs: Sequence[Reviewed], command: Command, name: str | None) -> Iter
         own = run.name if name is None else name
         if not own:
             hint = "give one with --name NAME, and to runs with launch.locked=NAME"
-            raise ConfigError((Problem("the lock", "", "has no name", hint),))
+            raise ConfigError((Problem("", "the lock", "has no name", hint),))
         by_name.setdefault(own, []).append(run)
     given = ["--name", name] if name is not None else []
     for own, members in by_name.items():

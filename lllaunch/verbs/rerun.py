@@ -119,8 +119,8 @@ def _expect_same_rules(run: str, cwd: str) -> None:
     policy = policy_path(here, os.environ)
     ruled = locks_all(os.environ) or (policy is not None and not os.environ.get(POLICY_VARIABLE))
     if ruled and os.path.realpath(here) != there:
-        expected = f"was started in {cwd!r}, where the rules of this tree do not hold"
-        raise PlanRefused(problems=(Problem("RUN", repr(run), expected, "run it again there"),))
+        message = f"was started in {cwd!r}, where the rules of this tree do not hold"
+        raise PlanRefused(problems=(Problem("RUN", repr(run), message, "run it again there"),))
 
 
 def _tell_of_other_code(directory: str) -> None:

@@ -28,7 +28,7 @@ def test_several_mistakes_are_told_together_and_nothing_starts(project: Project)
     project.experiment("x", "{entrypoint: 'true', tee: al, nprocs: 2, max_restarts: -1}")
     ended = project.lllaunch("+exp=x", env=quiet_environment())
     assert ended.returncode == 2
-    assert "launch.tee: 'al' is not a mask" in ended.stderr
+    assert "launch.tee: expected a mask" in ended.stderr
     assert "did you mean 'all'?" in ended.stderr
     assert "launch.nprocs" in ended.stderr
     assert "launch.max_restarts" in ended.stderr
@@ -77,7 +77,7 @@ def test_a_users_own_app_has_the_same_keys_and_messages(project: Project) -> Non
 
     ended = project.python("train.py", "launch.watchdog=strickt", env=quiet_environment())
     assert ended.returncode == 2
-    assert "launch.watchdog: 'strickt' is not a preset" in ended.stderr
+    assert "launch.watchdog: expected a preset" in ended.stderr
     assert "did you mean 'strict'?" in ended.stderr
 
 
@@ -92,7 +92,7 @@ def test_a_missing_conf_directory_is_named(project: Project) -> None:
 def test_nothing_to_run_is_an_error(project: Project) -> None:
     ended = project.lllaunch("launch.nproc=2")
     assert ended.returncode == 2
-    assert "launch.entrypoint: is empty" in ended.stderr
+    assert "launch.entrypoint: expected an entrypoint" in ended.stderr
 
 
 def test_a_function_that_is_not_there_is_found_out_before_the_attempt(project: Project) -> None:
@@ -176,8 +176,8 @@ def test_a_mistake_in_a_file_is_told_with_the_files_name_and_the_line(
     project.write("conf/exp/x.yaml", f"{text}count: two\n")
     project.experiment("right", "{entrypoint: 'true', tee: none}")
     ended = project.python(*argv, env=quiet_environment())
-    assert "conf/exp/x.yaml:4: launch.nproc: 'two' is not a number" in ended.stderr
-    assert "conf/exp/x.yaml:5: launch.tee: 'al' is not a mask" in ended.stderr
+    assert "conf/exp/x.yaml:4: launch.nproc: expected a number" in ended.stderr
+    assert "conf/exp/x.yaml:5: launch.tee: expected a mask" in ended.stderr
 
 
 REFUSED = [
@@ -312,7 +312,7 @@ def test_a_mistake_on_the_command_line_is_told_without_a_file(project: Project) 
     project.experiment("x", "{entrypoint: 'true', tee: none, env: {A: b}}")
     ended = project.lllaunch("+exp=x", "launch.tee=al", "launch.env.B=[1]", env=quiet_environment())
     assert ended.returncode == 2
-    assert "launch.tee: 'al' is not a mask" in ended.stderr
+    assert "launch.tee: expected a mask" in ended.stderr
     assert "launch.env.B: " in ended.stderr
     assert ".yaml" not in ended.stderr
 
@@ -332,9 +332,9 @@ def test_nothing_of_hydras_stands_before_or_after_a_message(project: Project) ->
             train()
         """,
     )
-    wrong = "lllaunch: launch.tee: 'al' is not a mask"
+    wrong = "lllaunch: launch.tee: expected a mask"
     refused = project.lllaunch("+exp=x")
-    assert refused.stderr.startswith("lllaunch: conf/exp/x.yaml:2: launch.tee: 'al' is not a mask")
+    assert refused.stderr.startswith("lllaunch: conf/exp/x.yaml:2: launch.tee: expected a mask")
     assert len(refused.stderr.splitlines()) == 1
     jobs = ("-m", "launch.tee=al,err", "hydra/launcher=basic", "hydra/sweeper=basic")
     swept = project.python("train.py", *jobs)

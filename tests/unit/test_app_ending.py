@@ -12,7 +12,7 @@ from lllaunch.app.ending import JobEnded, Ledger
 from lllaunch.app.readable import reporting_readably
 from lllaunch.errors import ConfigError, Problem
 
-WRONG = ConfigError((Problem("launch.tee", "'al'", "is not a mask"),))
+WRONG = ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_a_failed_job_ends_the_app_with_its_code_and_its_message(
     ended = ledger.note(JobEnded(2, str(WRONG), WRONG))
     assert "HYDRA_FULL_ERROR" not in os.environ
     assert ends(ledger, ended) == 2
-    assert capsys.readouterr().err == "lllaunch: launch.tee: 'al' is not a mask\n"
+    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al'\n"
 
 
 def test_a_failed_run_has_said_everything_in_its_report(

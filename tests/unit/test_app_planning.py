@@ -45,7 +45,7 @@ def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
 
 
 def test_an_error_is_what_it_was_where_its_line_cannot_be_told() -> None:
-    wrong = Problem("launch.tee", "'al'", "is not a mask")
+    wrong = Problem("launch.tee", "'al'", "", expected="a mask")
     with pytest.raises(ConfigError) as caught, locating(None, None):  # type: ignore[arg-type]
         raise ConfigError((wrong,))
     assert caught.value.problems == (wrong,)

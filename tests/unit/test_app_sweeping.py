@@ -309,9 +309,9 @@ def test_a_result_that_is_none_is_an_error(tmp_path: Any, text: str | None) -> N
 
 def test_what_is_wrong_ends_the_app_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end, refusing():
-        raise ConfigError((Problem("launch.tee", "'al'", "is not a mask"),))
+        raise ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))
     assert end.value.code == 2
-    assert capsys.readouterr().err == "lllaunch: launch.tee: 'al' is not a mask\n"
+    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al'\n"
 
 
 def test_a_reason_names_what_caused_it_once() -> None:

@@ -22,7 +22,7 @@ A = Checked("a", "conf/exp/a.yaml", ("+exp=a",), "ab" * 32, locked=True)
 B = Checked("vision/b", "conf/exp/vision/b.yaml", ("+exp=vision/b",))
 FOUND = (
     Found(0, "conf/exp/a.yaml", 3, "params.lr", "has no effect", ("a",)),
-    Found(2, "conf/exp/a.yaml", 6, "launch.tee", "'al' is not a mask", ("a",)),
+    Found(2, "conf/exp/a.yaml", 6, "launch.tee", "expected a mask, got 'al'", ("a",)),
     Found(2, "conf/exp/broken.yaml", 2, "", "is not valid YAML"),
     Found(5, "conf/locks/a.yaml", 1, "", "the plan of a is not the reviewed one:\n  x: 2", ("a",)),
     Found(2, "conf/model/m.yaml", 0, "width", "is wrong", ("a", "vision/b")),
@@ -37,7 +37,7 @@ def outcome(*found: Found) -> Outcome:
 def test_text_as_compilers_write_it() -> None:
     assert render_text(outcome(*FOUND)) == (
         "conf/exp/a.yaml:3: warning: params.lr: has no effect\n"
-        "conf/exp/a.yaml:6: launch.tee: 'al' is not a mask\n"
+        "conf/exp/a.yaml:6: launch.tee: expected a mask, got 'al'\n"
         "conf/exp/broken.yaml:2: is not valid YAML\n"
         "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n"
         "      x: 2\n"
@@ -79,7 +79,7 @@ def test_json() -> None:
         "file": "conf/exp/a.yaml",
         "line": 6,
         "key": "launch.tee",
-        "message": "'al' is not a mask",
+        "message": "expected a mask, got 'al'",
         "experiments": ["a"],
     }
     assert [each["code"] for each in document["problems"]] == [0, 2, 2, 5, 2]
@@ -121,7 +121,7 @@ def test_each_experiment_lock_and_file_is_a_test_case() -> None:
     failed = {
         name: (each.get("type"), each.text) for name, each in found.items() if each is not None
     }
-    tee = "conf/exp/a.yaml:6: launch.tee: 'al' is not a mask\n"
+    tee = "conf/exp/a.yaml:6: launch.tee: expected a mask, got 'al'\n"
     review = "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n  x: 2\n"
     width = "conf/model/m.yaml: width: is wrong\n"
     warned = "\nAll of the warnings:\nconf/exp/a.yaml:3: params.lr: has no effect\n"
@@ -152,7 +152,10 @@ def test_warnings_are_output_and_with_strict_failures() -> None:
 
 def test_github_shows_ten_annotations_of_each_kind() -> None:
     assert commands(outcome(*FOUND))[:2] == [
-        "::error file=conf/exp/a.yaml,line=6,title=lllaunch check::launch.tee: 'al' is not a mask",
+        (
+            "::error file=conf/exp/a.yaml,line=6,title=lllaunch check::"
+            "launch.tee: expected a mask, got 'al'"
+        ),
         "::error file=conf/exp/broken.yaml,line=2,title=lllaunch check::is not valid YAML",
     ]
     assert "%0A  x: 2" in commands(outcome(*FOUND))[2]

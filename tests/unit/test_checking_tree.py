@@ -103,11 +103,11 @@ def test_numbers_of_base_60_are_found_also_as_keys_and_in_lists() -> None:
         ("a: !mine x\n", "has a tag"),
         ("a: 1\n---\nb: 2\n", "holds more than one document"),
         ("a: " + "[" * 500 + "]" * 500, "is nested more than"),
-        ("? [a]\n: 1\n", "has a key that is no plain value"),
-        ("a: {<<: 3}\n", "merges (<<) what is no mapping"),
+        ("? [a]\n: 1\n", "has a key that is not a plain value"),
+        ("a: {<<: 3}\n", "merges (<<) what is not a mapping"),
         ("a: &a [*a]\n", "holds itself"),
         ("a: \x07\n", "a character that it may not hold"),
-        ("a: " + "9" * 10_000 + "\n", "is no number that can be read"),
+        ("a: " + "9" * 10_000 + "\n", "has a number that cannot be read"),
     ],
 )
 def test_what_hydra_could_not_read_or_nobody_should(text: str, said: str) -> None:
@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_told_and_makes_nobody_wait(conf: Path) -> None:
     (conf / "exp" / "long.yaml").write_text("#" * (3 * 1024 * 1024))
     found = {each.place: each.message for each in read_tree("conf").found}
     assert found == {
-        "conf/exp/fifo.yaml": "is no ordinary file",
+        "conf/exp/fifo.yaml": "is not an ordinary file",
         "conf/exp/bytes.yaml:2": "is not UTF-8 text",
         "conf/exp/gone.yaml": "is not there",
         "conf/exp/self.yaml": "cannot be read: Too many levels of symbolic links",

@@ -10,6 +10,7 @@ from lllaunch.config.env import read_env, read_env_per_rank
 from lllaunch.config.findings import Findings
 from lllaunch.config.signature import misfits, signature_of
 from lllaunch.config.tree import BROKEN, Withheld, conceal, reveal, show
+from lllaunch.macros import WORKER_NAMES
 
 
 def command_line(tree: Any) -> list[Any]:
@@ -51,30 +52,33 @@ def test_a_secret_stays_marked_on_the_command_line() -> None:
     assert "abc" not in repr(words)
 
 
+OPTION = "expected the name of an option, text without blanks and '='"
+
+
 @pytest.mark.parametrize(
     ("tree", "complaint"),
     [
-        ("--lr 1", "launch.x: '--lr 1' is neither a list nor a mapping of arguments"),
+        ("--lr 1", "launch.x: expected a list or a mapping of arguments, got '--lr 1'"),
         (
             [True],
-            "launch.x[0]: true cannot stand alone on a command line; quote it, or leave it out",
+            "launch.x[0]: expected text or a number, got true; quote it, or leave it out",
         ),
         (
             [None],
-            "launch.x[0]: null cannot stand alone on a command line; quote it, or leave it out",
+            "launch.x[0]: expected text or a number, got null; quote it, or leave it out",
         ),
-        ([[1]], "launch.x[0]: [1] cannot stand on a command line: it is not one word; quote it"),
+        ([[1]], "launch.x[0]: expected text or a number, got [1]; quote it"),
         (
             {"a": {"b": 1}},
-            "launch.x.a: {b: 1} cannot stand on a command line: it is not one word; quote it",
+            "launch.x.a: expected text or a number, got {b: 1}; quote it",
         ),
         (
             {"a": [True]},
-            "launch.x.a[0]: true cannot stand alone on a command line; quote it, or leave it out",
+            "launch.x.a[0]: expected text or a number, got true; quote it, or leave it out",
         ),
-        ({1: 2}, "launch.x.1: is no name of an option: quote it, without blanks and '='"),
-        ({"a b": 2}, "launch.x.a b: is no name of an option: quote it, without blanks and '='"),
-        ({"a": "x\0"}, "launch.x.a: 'x\\x00' holds a NUL character, which no argument can"),
+        ({1: 2}, f"launch.x.1: {OPTION}, got 1; quote it"),
+        ({"a b": 2}, f"launch.x.a b: {OPTION}, got 'a b'; quote it"),
+        ({"a": "x\0"}, "launch.x.a: expected text without NUL characters, got 'x\\x00'"),
     ],
 )
 def test_what_cannot_be_a_command_line(tree: Any, complaint: str) -> None:
@@ -83,7 +87,7 @@ def test_what_cannot_be_a_command_line(tree: Any, complaint: str) -> None:
 
 def test_what_is_broken_already_is_not_told_twice() -> None:
     assert complaints(read_command_line, {"a": BROKEN, "b": [BROKEN]}) == []
-    assert complaints(read_env, {"A": BROKEN, "RANK": BROKEN}) == []
+    assert complaints(read_env, {"A": BROKEN}) == []
 
 
 def test_a_call_is_positional_or_by_keyword() -> None:
@@ -93,21 +97,27 @@ def test_a_call_is_positional_or_by_keyword() -> None:
     assert read_call(None, "k", findings) == ([], {})
     assert findings.count == 0
     assert complaints(read_call, {"a-b": 1, 3: 1}) == [
-        "launch.x.a-b: is no name of an argument of a function",
-        "launch.x.3: is no name of an argument of a function",
+        "launch.x.a-b: expected the name of an argument of a function, got 'a-b'",
+        "launch.x.3: expected the name of an argument of a function, got 3",
     ]
-    assert complaints(read_call, 3) == ["launch.x: 3 is neither a list nor a mapping of arguments"]
+    assert complaints(read_call, 3) == [
+        "launch.x: expected a list or a mapping of arguments, got 3"
+    ]
 
 
 def test_a_misspelt_fact_of_a_worker_is_told() -> None:
     (complaint,) = complaints(check_worker_names, {"a": ["--x=${worker:local_rnak}"]})
     assert complaint.startswith(
-        "launch.x.a[0]: '--x=${worker:local_rnak}' asks for a worker's fact"
+        "launch.x.a[0]: expected ${worker:NAME} with the name of a fact (rank, local_rank, "
     )
-    assert complaint.endswith("did you mean 'local_rank'?")
+    assert complaint.endswith(
+        "got '--x=${worker:local_rnak}'; there is no 'local_rnak'; did you mean 'local_rank'?"
+    )
     assert complaints(check_worker_names, {"a": "${worker:rank} ${hostname}"}) == []
     (complaint,) = complaints(check_worker_names, "${worker:zzz}")
-    assert "there are role_name, rank" in complaint
+    assert complaint.endswith(
+        ("got '${worker:zzz}'; there is no 'zzz'; there are ") + ", ".join(WORKER_NAMES)
+    )
 
 
 def fit(function: str, *args: Any, **kwargs: Any) -> list[tuple[str, str, str]]:
@@ -134,22 +144,22 @@ def test_arguments_that_fit(function: str, args: list[Any], kwargs: dict[str, An
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "misfit"),
     [
-        ("def f(lr): ...", [], {}, ("", "lacks 'lr', which m:f requires", "")),
-        ("def f(a, *, b): ...", [], {}, ("", "lacks 'a', 'b', which m:f requires", "")),
+        ("def f(lr): ...", [], {}, ("", "m:f also requires 'lr'", "")),
+        ("def f(a, *, b): ...", [], {}, ("", "m:f also requires 'a', 'b'", "")),
         (
             "def f(epochs=1): ...",
             [],
             {"epoch": 1},
-            ("epoch", "is no argument of m:f", "did you mean 'epochs'?"),
+            ("epoch", "m:f has no such argument", "did you mean 'epochs'?"),
         ),
         (
             "def f(a=1, /): ...",
             [],
             {"a": 1},
-            ("a", "is no argument of m:f", "it is positional only: write 'args' as a list"),
+            ("a", "m:f has no such argument", "it is positional only: write 'args' as a list"),
         ),
-        ("def f(a): ...", [1, 2], {}, ("", "has 2 arguments, but m:f takes at most 1", "")),
-        ("def f(a): ...", [1], {"a": 1}, ("a", "is given twice to m:f", "")),
+        ("def f(a): ...", [1, 2], {}, ("", "expected at most 1 for m:f, got 2", "")),
+        ("def f(a): ...", [1], {"a": 1}, ("a", "m:f is given it twice", "")),
     ],
 )
 def test_arguments_that_do_not(
@@ -177,21 +187,22 @@ def test_secret_variables_are_marked() -> None:
     assert reveal(variables) == {"API_KEY": "xyz", "HF_TOKEN": "abc"}
 
 
-QUOTE = "is no text: YAML may have changed how it was written; quote it"
+QUOTE = "quote it (in a shell NAME=\"'...'\"): YAML may have changed how it was written"
+NAME = "expected the name of a variable, without '=' and NUL characters"
 
 
 @pytest.mark.parametrize(
     ("tree", "complaint"),
     [
-        ({"A": True}, f"launch.x.A: true {QUOTE}"),
-        ({"A": 1.10}, f"launch.x.A: 1.1 {QUOTE}"),
-        ({"A": None}, "launch.x.A: null is no text; quote it, or leave the variable out"),
-        ({"A": [1]}, "launch.x.A: [1] is no text: a variable has one value"),
-        ({1: "a"}, "launch.x.1: 'a' has a name that is no text; quote the name"),
-        ({"A=B": "a"}, "launch.x.A=B: 'a' has a name that no variable can have"),
-        ({"": "a"}, "launch.x.: 'a' has a name that no variable can have"),
-        ({"A": "\0"}, "launch.x.A: '\\x00' holds a NUL character, which no variable can"),
-        ("A=1", "launch.x: 'A=1' is not a mapping of variables (NAME: value)"),
+        ({"A": True}, f"launch.x.A: expected text, got true; {QUOTE}"),
+        ({"A": 1.10}, f"launch.x.A: expected text, got 1.1; {QUOTE}"),
+        ({"A": None}, "launch.x.A: expected text, got null; quote it, or leave the variable out"),
+        ({"A": [1]}, "launch.x.A: expected text, as a variable has one value, got [1]"),
+        ({1: "a"}, "launch.x.1: expected the name of a variable, text, got 1; quote the name"),
+        ({"A=B": "a"}, f"launch.x.A=B: {NAME}, got 'A=B'"),
+        ({"": "a"}, f"launch.x.: {NAME}, got ''"),
+        ({"A": "\0"}, "launch.x.A: expected text without NUL characters, got '\\x00'"),
+        ("A=1", "launch.x: expected a mapping of variables (NAME: value), got 'A=1'"),
     ],
 )
 def test_what_cannot_be_a_variable(tree: Any, complaint: str) -> None:
@@ -207,8 +218,9 @@ def test_what_cannot_be_a_variable(tree: Any, complaint: str) -> None:
     ],
 )
 def test_the_variables_of_the_contract_may_not_be_set(name: str) -> None:
-    refused = "may not be set: the launcher sets this variable for each worker"
-    assert complaints(read_env, {name: "1"}) == [f"launch.x.{name}: '1' {refused}"]
+    expected = "expected a variable that the launcher does not set for each worker"
+    complaint = f"launch.x.{name}: {expected}, got '{name}'; leave it out"
+    assert complaints(read_env, {name: "1"}) == [complaint]
 
 
 def test_variables_by_rank() -> None:
@@ -223,16 +235,19 @@ def test_variables_by_rank() -> None:
 @pytest.mark.parametrize(
     ("tree", "complaint"),
     [
-        ([1], "launch.x: [1] is not a mapping of local ranks to variables (0: {NAME: value})"),
-        ({"a": {}}, "launch.x.a: 'a' is not a local rank or a range of them (0, 3, '1-7')"),
+        (
+            [1],
+            "launch.x: expected a mapping of local ranks to variables (0: {NAME: value}), got [1]",
+        ),
+        ({"a": {}}, "launch.x.a: expected a local rank or a range of them (0, 3, '1-7'), got 'a'"),
         (
             {4: {}},
-            "launch.x.4: 4 is beyond the last rank: with nproc 4, ranks are 0-3",
+            "launch.x.4: expected ranks from 0 to 3, as nproc is 4, got 4",
         ),
-        ({"0-2": {}, 1: {}}, "launch.x: names a rank twice: 0-2 and 1 overlap"),
-        ({"1": {}, 1: {}}, "launch.x: 1 stands for the same ranks as another key"),
-        ({0: {"A": True}}, f"launch.x.0.A: true {QUOTE}"),
-        ({0: 3}, "launch.x.0: 3 is not a mapping of variables (NAME: value)"),
+        ({"0-2": {}, 1: {}}, "launch.x: expected each rank at most once, got 0-2 and 1"),
+        ({"1": {}, 1: {}}, "launch.x: expected each rank at most once, got 1"),
+        ({0: {"A": True}}, f"launch.x.0.A: expected text, got true; {QUOTE}"),
+        ({0: 3}, "launch.x.0: expected a mapping of variables (NAME: value), got 3"),
     ],
 )
 def test_what_cannot_be_variables_by_rank(tree: Any, complaint: str) -> None:

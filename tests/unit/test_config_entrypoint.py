@@ -34,25 +34,36 @@ def test_the_form_tells(text: str, form: Any, name: str, qualname: str) -> None:
     assert parse_entrypoint(f" {text} ", "/here") == Entrypoint(form, name, text, qualname)
 
 
+MODULE = "a module alone after -m (-m package.module)"
+
+
 @pytest.mark.parametrize(
     ("value", "expected", "hint"),
     [
-        (3, "is not an entrypoint", "quote it"),
-        (["a"], "is not an entrypoint", "quote it"),
-        ("-m", "has no module name after -m", ""),
-        ("-m a/b", "has no module name after -m", ""),
-        ("-m train.py", "names a file after -m", "write 'train.py', without -m"),
-        ("-m pkg --lr 1", "holds more than a module", "give the arguments as 'args'"),
-        ("python train.py", "holds a command line", "name the script itself"),
-        ("torchrun --nproc 2 train.py", "holds a command line", "name the script itself"),
-        ("train.py:main", "mixes two forms", "did you mean 'train:main' or 'train.py'?"),
-        ("src/train.py:main", "mixes two forms", "'package.module:main'"),
-        ("pkg.train:", "is not a function", ""),
-        (":main", "is not a function", ""),
-        ("pkg-x:main", "is not a function", ""),
-        ("pkg:<lambda>", "is not a function", ""),
-        ("__main__:main", "names a function of __main__", "name its module"),
-        ("a\0b", "holds a NUL", ""),
+        (3, "an entrypoint", "quote it"),
+        (["a"], "an entrypoint", "quote it"),
+        ("-m", MODULE, ""),
+        ("-m a/b", MODULE, ""),
+        ("-m train.py", MODULE, "write 'train.py', without -m"),
+        ("-m pkg --lr 1", MODULE, "give the arguments as 'args'"),
+        ("python train.py", "one file, module, function or program", "name the script itself"),
+        (
+            "torchrun --nproc 2 train.py",
+            "one file, module, function or program",
+            "name the script itself",
+        ),
+        (
+            "train.py:main",
+            "a script (path.py) or a function",
+            "did you mean 'train:main' or 'train.py'?",
+        ),
+        ("src/train.py:main", "a script (path.py) or a function", "'package.module:main'"),
+        ("pkg.train:", "a function (package", ""),
+        (":main", "a function (package", ""),
+        ("pkg-x:main", "a function (package", ""),
+        ("pkg:<lambda>", "a function (package", ""),
+        ("__main__:main", "a function that workers can import", "name its module"),
+        ("a\0b", "text without NUL", ""),
     ],
 )
 def test_what_has_none_of_the_forms(value: object, expected: str, hint: str) -> None:
@@ -71,7 +82,7 @@ def test_a_script_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
     script(tmp_path, "train.py")
     with pytest.raises(Unfit) as caught:
         script(tmp_path, "trian.py")
-    assert caught.value.expected == f"does not exist in {str(tmp_path)!r}"
+    assert caught.value.message == f"does not exist in {str(tmp_path)!r}"
     assert caught.value.hint == "did you mean 'train.py'?"
     with pytest.raises(Unfit, match="does not exist in this file system"):
         script(tmp_path, "/nowhere/train.py")
@@ -109,7 +120,7 @@ def test_a_program_is_searched_on_path(tmp_path: Path) -> None:
     program(tmp_path, "simulate", f"/nowhere:{tmp_path}/bin")
     with pytest.raises(Unfit) as caught:
         program(tmp_path, "simulaet", f"/nowhere:{tmp_path}/bin")
-    assert caught.value.expected == "is not a program on PATH"
+    assert caught.value.message == "is not a program on PATH"
     assert caught.value.hint == "did you mean 'simulate'?"
 
 
@@ -118,7 +129,7 @@ def test_a_program_on_path_that_is_not_executable_is_named(tmp_path: Path) -> No
     file.chmod(0o644)
     with pytest.raises(Unfit) as caught:
         program(tmp_path, "simulate", f"{tmp_path}/bin")
-    assert caught.value.expected == "is not executable"
+    assert caught.value.message == "is not executable"
     assert caught.value.detail == f"found only {str(file)!r}"
     executable(tmp_path / "bin2/simulate")
     program(tmp_path, "simulate", f"{tmp_path}/bin:{tmp_path}/bin2")
@@ -129,14 +140,14 @@ def test_a_program_with_a_slash_is_a_file(tmp_path: Path) -> None:
     program(tmp_path, "./run.sh")
     with pytest.raises(Unfit) as caught:
         program(tmp_path, "./rnu.sh")
-    assert (caught.value.expected, caught.value.hint) == (
+    assert (caught.value.message, caught.value.hint) == (
         "does not exist",
         "did you mean 'run.sh'?",
     )
     file.chmod(0o644)
     with pytest.raises(Unfit) as caught:
         program(tmp_path, "./run.sh")
-    assert (caught.value.expected, caught.value.hint) == ("is not executable", "chmod +x ./run.sh")
+    assert (caught.value.message, caught.value.hint) == ("is not executable", "chmod +x ./run.sh")
     with pytest.raises(Unfit, match="is a directory, not a program"):
         program(tmp_path, "/tmp")
 

@@ -130,7 +130,7 @@ def test_a_value_that_is_set_to_the_default_beats_the_launchers() -> None:
 def test_a_wrong_value_that_only_equals_the_default_is_told() -> None:
     composed = {**schema_node(), "nproc": True}
     assert complaints({"nproc": 4}, composed) == [
-        "launch.nproc: true is not a number of workers (1, 2, ... or auto, cpu, gpu)"
+        "launch.nproc: expected a number of workers (1, 2, ... or auto, cpu, gpu), got true"
     ]
 
 

@@ -74,75 +74,73 @@ def test_ranges_and_ranks_above_nine() -> None:
     assert read({"0-9": "out", 10: "all", 11: "err"}, 12)[11] == ERR
 
 
-EXPECTED = "is not a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
-STREAMS = "is not a mask of streams (none, out, err, all, 0-3)"
+EXPECTED = "expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
+STREAMS = "a mask of streams (none, out, err, all, 0-3)"
+RANKS = "a local rank or a range of them (0, 3, '1-7')"
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ("al", f"launch.tee: 'al' {EXPECTED}; did you mean 'all'?"),
-        ("stdout", f"launch.tee: 'stdout' {EXPECTED}; did you mean 'out'?"),
-        ("both", f"launch.tee: 'both' {EXPECTED}; did you mean 'all'?"),
-        ("off", f"launch.tee: 'off' {EXPECTED}; did you mean 'none'?"),
-        (True, f"launch.tee: true {EXPECTED}; did you mean 'all'?"),
-        (4, f"launch.tee: 4 {EXPECTED}"),
-        (-1, f"launch.tee: -1 {EXPECTED}"),
-        (1.0, f"launch.tee: 1.0 {EXPECTED}"),
-        (float("nan"), f"launch.tee: nan {EXPECTED}"),
-        (63, f"launch.tee: 63 {EXPECTED}; YAML reads 1:3 without quotes as 63: quote it"),
-        (630, f"launch.tee: 630 {EXPECTED}; YAML reads 10:30 without quotes as 630: quote it"),
-        ([3], f"launch.tee: [3] {EXPECTED}"),
-        ("0:3,1", f"launch.tee: '0:3,1' {EXPECTED}: '1' has no rank; write it as '0:all 1-7:out'"),
+        ("al", f"launch.tee: {EXPECTED}, got 'al'; did you mean 'all'?"),
+        ("stdout", f"launch.tee: {EXPECTED}, got 'stdout'; did you mean 'out'?"),
+        ("both", f"launch.tee: {EXPECTED}, got 'both'; did you mean 'all'?"),
+        ("off", f"launch.tee: {EXPECTED}, got 'off'; did you mean 'none'?"),
+        (True, f"launch.tee: {EXPECTED}, got true; did you mean 'all'?"),
+        (4, f"launch.tee: {EXPECTED}, got 4"),
+        (-1, f"launch.tee: {EXPECTED}, got -1"),
+        (1.0, f"launch.tee: {EXPECTED}, got 1.0"),
+        (float("nan"), f"launch.tee: {EXPECTED}, got nan"),
+        (63, f"launch.tee: {EXPECTED}, got 63; YAML reads 1:3 without quotes as 63: quote it"),
+        (630, f"launch.tee: {EXPECTED}, got 630; YAML reads 10:30 without quotes as 630: quote it"),
+        ([3], f"launch.tee: {EXPECTED}, got [3]"),
+        (
+            "0:3,1",
+            f"launch.tee: {EXPECTED}, got '0:3,1'; '1' has no rank; write it as '0:all 1-7:out'",
+        ),
         (
             "0:al",
-            f"launch.tee: '0:al' {EXPECTED}: 'al' {STREAMS}; did you mean 'all'?",
+            f"launch.tee: {EXPECTED}, got '0:al'; 'al' is not {STREAMS}; did you mean 'all'?",
         ),
-        (
-            "x:all",
-            (
-                f"launch.tee: 'x:all' {EXPECTED}: 'x' is not a local rank or a range of them "
-                "(0, 3, '1-7')"
-            ),
-        ),
+        ("x:all", f"launch.tee: {EXPECTED}, got 'x:all'; 'x' is not {RANKS}"),
         (
             "7-1:all",
-            f"launch.tee: '7-1:all' {EXPECTED}: '7-1' is an empty range; did you mean '1-7'?",
+            (
+                f"launch.tee: {EXPECTED}, got '7-1:all'; '7-1' is not a range from a lower to a "
+                "higher rank; did you mean '1-7'?"
+            ),
         ),
-        ("0:all 0:out", "launch.tee: '0:all 0:out' names a rank twice: 0 and 0 overlap"),
+        (
+            "0:all 0:out",
+            "launch.tee: expected each rank at most once, got '0:all 0:out'; 0 and 0 overlap",
+        ),
         (
             {0: "all", "0-3": "out"},
-            "launch.tee: {0: 'all', 0-3: 'out'} names a rank twice: 0 and 0-3 overlap",
-        ),
-        ({0: "al"}, f"launch.tee.0: 'al' {STREAMS}; did you mean 'all'?"),
-        ({0: 63}, f"launch.tee.0: 63 {STREAMS}; YAML reads 1:3 without quotes as 63: quote it"),
-        ({0: {1: "all"}}, f"launch.tee.0: {{1: 'all'}} {STREAMS}"),
-        (
-            {1.5: "all"},
             (
-                "launch.tee.1.5: 'all' has a key that is not a local rank or a range of them "
-                "(0, 3, '1-7')"
+                "launch.tee: expected each rank at most once, got {0: 'all', 0-3: 'out'}; "
+                "0 and 0-3 overlap"
             ),
         ),
+        ({0: "al"}, f"launch.tee.0: expected {STREAMS}, got 'al'; did you mean 'all'?"),
         (
-            {True: "all"},
+            {0: 63},
             (
-                "launch.tee.True: 'all' has a key that is not a local rank or a range of them "
-                "(0, 3, '1-7')"
+                f"launch.tee.0: expected {STREAMS}, got 63; YAML reads 1:3 "
+                "without quotes as 63: quote it"
             ),
         ),
+        ({0: {1: "all"}}, f"launch.tee.0: expected {STREAMS}, got {{1: 'all'}}"),
+        ({1.5: "all"}, f"launch.tee.1.5: expected {RANKS}, got 1.5"),
+        ({True: "all"}, f"launch.tee.True: expected {RANKS}, got true"),
         (
             "8:all",
-            (
-                "launch.tee: '8:all' names a rank that no worker has: 8 is beyond the last rank: "
-                "with nproc 8, ranks are 0-7"
-            ),
+            "launch.tee: expected ranks from 0 to 7, as nproc is 8, got '8:all'; no worker has 8",
         ),
         (
             {"6-9": "all"},
             (
-                "launch.tee: {6-9: 'all'} names a rank that no worker has: 6-9 is beyond the last "
-                "rank: with nproc 8, ranks are 0-7"
+                "launch.tee: expected ranks from 0 to 7, as nproc is 8, got {6-9: 'all'}; "
+                "no worker has 6-9"
             ),
         ),
     ],
@@ -157,7 +155,7 @@ def test_each_bad_entry_of_a_mapping_is_told() -> None:
 
 def test_a_range_without_bounds_costs_nothing() -> None:
     (complaint,) = complaints("0-999999999:all", nproc=1)
-    assert complaint.endswith("with nproc 1, the only rank is 0")
+    assert complaint.endswith("no worker has 0-999999999")
 
 
 masks = st.lists(st.sampled_from(list(Std)), min_size=1, max_size=40).map(

@@ -43,15 +43,15 @@ def test_auto_without_a_driver_is_a_worker_per_cpu() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (0, "is too few"),
-        (-1, "is too few"),
-        (10**9, "is too many"),
-        (1.5, "is not a number of workers"),
-        (True, "is not a number of workers"),
-        (None, "is not a number of workers"),
-        ("two", "is not a number of workers"),
-        ("9" * 30, "is not a number of workers"),
-        ([1], "is not a number of workers"),
+        (0, "a number of workers, 1 or more"),
+        (-1, "a number of workers, 1 or more"),
+        (10**9, "a number of workers, 10000 at most"),
+        (1.5, "a number of workers (1, 2, "),
+        (True, "a number of workers (1, 2, "),
+        (None, "a number of workers (1, 2, "),
+        ("two", "a number of workers (1, 2, "),
+        ("9" * 30, "a number of workers (1, 2, "),
+        ([1], "a number of workers (1, 2, "),
     ],
 )
 def test_what_is_no_number_of_workers(value: object, expected: str) -> None:

@@ -219,7 +219,7 @@ def test_a_number_that_the_machine_decides_stays_a_word() -> None:
 def test_where_nothing_runs_a_mask_is_not_held_against_the_number_of_workers() -> None:
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", "nproc": "cpu", "tee": "4000:all"}})
     resolve(cfg, runtime_cwd="/", output_dir="/out", here=False)
-    with pytest.raises(ConfigError, match="names a rank that no worker has"):
+    with pytest.raises(ConfigError, match="no worker has 4000"):
         resolve(cfg, runtime_cwd="/", output_dir="/out")
 
 
@@ -255,7 +255,7 @@ def test_to_be_locked_is_no_part_of_a_plan() -> None:
         spec = spec_of({"entrypoint": "env", "locked": locked})
         assert spec.locked == locked
         assert plan_text(spec) == plan_text(plain)
-    with pytest.raises(ConfigError, match="is not true, false or the name of a lock"):
+    with pytest.raises(ConfigError, match="expected true, false or the name of a lock"):
         spec_of({"entrypoint": "env", "locked": 1})
 
 

@@ -89,7 +89,7 @@ def test_every_leaf_that_cannot_be_read_is_told() -> None:
     )
     assert problems == [
         "launch.a: '${nope}' cannot be resolved: Interpolation key 'nope' not found",
-        "launch.b[0]: is missing: its value is '???', which must be set",
+        "launch.b[0]: expected a value, got '???'",
         "launch.b[1]: '${b}' cannot be resolved: Interpolation key 'b' not found",
         "launch.c: '${oc.env:NOT_SET}' cannot be resolved: the variable NOT_SET is not set",
         (

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from lllaunch.config.entrypoint import FORMS
 from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS
@@ -20,6 +21,7 @@ from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import KEYS, UNPLANNED, schema_node
 from lllaunch.config.synonyms import SYNONYMS
 from lllaunch.config.target import why_empty
+from lllaunch.config.tree import show
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.multiprocessing.std import Std
@@ -220,89 +222,91 @@ def test_a_users_own_app_has_no_entrypoint() -> None:
 # A setting as YAML, and below it what is told; every other setting is right.
 MISTAKES = r"""
 nproc: atuo
-    launch.nproc: 'atuo' is not a number of workers (1, 2, ... or auto, cpu, gpu); did you mean
-    'auto'?
+    launch.nproc: expected a number of workers (1, 2, ... or auto, cpu, gpu), got
+    'atuo'; did you mean 'auto'?
 nproc: "???"
-    launch.nproc: is missing: its value is '???', which must be set
+    launch.nproc: expected a value, got '???'
 tee: al
-    launch.tee: 'al' is not a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'); did
-    you mean 'all'?
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
+    'al'; did you mean 'all'?
 tee: 1:all
-    launch.tee: '1:all' names a rank that no worker has: 1 is beyond the last rank: with nproc 1,
-    the only rank is 0
+    launch.tee: expected rank 0 only, as nproc is 1, got '1:all'; no worker has 1
 redirects: 1:3
-    launch.redirects: 63 is not a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out');
-    YAML reads 1:3 without quotes as 63: quote it
+    launch.redirects: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'),
+    got 63; YAML reads 1:3 without quotes as 63: quote it
 role: ""
-    launch.role: '' is empty
+    launch.role: expected text that is not empty, got ''
 role: 3
-    launch.role: 3 is not text; quote it
+    launch.role: expected text, got 3; quote it
 role: "a\nb"
-    launch.role: 'a\nb' holds a line break or another character that cannot be printed
+    launch.role: expected one line of printable characters, got 'a\nb'
 role: "${worker:rank}"
     launch.role: '${worker:rank}' asks for a worker's fact where all workers have one value; only
     args, env, env_per_rank, log_line_prefix may have ${worker:...}
 run_id: "a\0"
-    launch.run_id: 'a\x00' holds a NUL character
+    launch.run_id: expected text without NUL characters, got 'a\x00'
 start_method: fork
-    launch.start_method: 'fork' is not one of forkserver, spawn; use 'forkserver': 'fork' is for the
-    Python API
+    launch.start_method: expected forkserver or spawn, got 'fork'; use 'forkserver': 'fork' is
+    for the Python API
 start_method: forksrver
-    launch.start_method: 'forksrver' is not one of forkserver, spawn; did you mean 'forkserver'?
+    launch.start_method: expected forkserver or spawn, got 'forksrver'; did you mean 'forkserver'?
 start_method: 1
-    launch.start_method: 1 is not one of forkserver, spawn
+    launch.start_method: expected forkserver or spawn, got 1
 preload: [json, a b]
-    launch.preload[1]: 'a b' is not the name of a module (package.module)
+    launch.preload[1]: expected the name of a module (package.module), got 'a b'
 preload: jsn
     launch.preload: 'jsn' cannot be imported: there is no module 'jsn'; did you mean 'json'?
 preload: {a: 1}
-    launch.preload: {a: 1} is a mapping, not a list
+    launch.preload: expected a list, got {a: 1}
 cwd: nowhere
-    launch.cwd: 'nowhere' does not exist
+    launch.cwd: expected a directory that exists, got 'nowhere'
 cwd: test_config_resolve.py
-    launch.cwd: 'test_config_resolve.py' is not a directory
+    launch.cwd: expected a directory, got 'test_config_resolve.py'
 log_dir: test_config_resolve.py/x
-    launch.log_dir: 'test_config_resolve.py/x' cannot be a directory:
-    'HERE/test_config_resolve.py' is none
+    launch.log_dir: expected a directory that exists or can be made, got 'test_config_resolve.py/x';
+    'HERE/test_config_resolve.py' is not a directory
 local_ranks_filter: [0, 9]
-    launch.local_ranks_filter[1]: 9 is beyond the last rank: with nproc 1, the only rank is 0
+    launch.local_ranks_filter[1]: expected rank 0 only, as nproc is 1, got 9
 local_ranks_filter: x
-    launch.local_ranks_filter: 'x' is not a local rank or a range of them (0, 3, '1-7')
+    launch.local_ranks_filter: expected a local rank or a range of them (0, 3, '1-7'), got 'x'
 duplicate_stdout_filters: [1]
-    launch.duplicate_stdout_filters[0]: 1 is not text; quote it
+    launch.duplicate_stdout_filters[0]: expected text, got 1; quote it
 duplicate_stderr_filters: [""]
-    launch.duplicate_stderr_filters[0]: '' is empty
+    launch.duplicate_stderr_filters[0]: expected text that is not empty, got ''
 log_line_prefix: \${rnak}
-    launch.log_line_prefix: '${rnak}' asks for a worker's fact that there is not: 'rnak'; did you
-    mean 'rank'?
+    launch.log_line_prefix: expected ${worker:NAME} with the name of a fact (rank, local_rank,
+    hostname, ...), got '${rnak}'; there is no 'rnak'; did you mean 'rank'?
 log_line_prefix: 1
-    launch.log_line_prefix: 1 is not text; quote it
+    launch.log_line_prefix: expected text, got 1; quote it
 grace_period: "1:30"
-    launch.grace_period: '1:30' is not a duration: colons could mean hours or minutes; write 1h30m
-    or 1m30s
+    launch.grace_period: expected a duration (90, 90s, 10m, 1h30m, 1d), got '1:30';
+    colons could mean hours or minutes; write 1h30m or 1m30s
 grace_period: soon
-    launch.grace_period: 'soon' is not a duration (90, 90s, 10m, 1h30m, 1d)
+    launch.grace_period: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'soon'
 grace_period: -1
-    launch.grace_period: -1 is negative: a duration is 0 or more
+    launch.grace_period: expected a duration of 0 or more, got -1
 signals: [SIGKILL]
-    launch.signals[0]: 'SIGKILL' cannot be handled by any process
+    launch.signals[0]: expected a signal that the launcher can handle, got 'SIGKILL'; no process can
+    handle it
 signals: SIGTREM
-    launch.signals: 'SIGTREM' is not the name of a signal (SIGTERM, SIGINT, ...); did you mean
-    'SIGTERM'?
+    launch.signals: expected the name of a signal (SIGTERM, SIGINT, ...), got
+    'SIGTREM'; did you mean 'SIGTERM'?
 signals: [15]
-    launch.signals[0]: 15 is not the name of a signal (SIGTERM, SIGINT, ...)
+    launch.signals[0]: expected the name of a signal (SIGTERM, SIGINT, ...), got 15
 signals: CHLD
-    launch.signals: 'CHLD' is how the system tells the launcher of its own children
+    launch.signals: expected a signal that the launcher can handle, got 'CHLD'; by it the
+    system tells the launcher of its own children
 max_restarts: -1
-    launch.max_restarts: -1 is not a whole number, 0 or more
+    launch.max_restarts: expected a whole number, 0 or more, got -1
 max_restarts: 1.5
-    launch.max_restarts: 1.5 is not a whole number, 0 or more
+    launch.max_restarts: expected a whole number, 0 or more, got 1.5
 max_restarts: 1000001
-    launch.max_restarts: 1000001 is more than 1000000
+    launch.max_restarts: expected a whole number, 1000000 at most, got 1000001
 virtual_local_rank: "true"
-    launch.virtual_local_rank: 'true' is neither true nor false; write it without quotes
+    launch.virtual_local_rank: expected true or false, got 'true'; write it without quotes
 env: {A: "${worker:rnk}"}
-    launch.env.A: '${worker:rnk}' asks for a worker's fact that there is not; did you mean 'rank'?
+    launch.env.A: expected ${worker:NAME} with the name of a fact (rank, local_rank, hostname,
+    ...), got '${worker:rnk}'; there is no 'rnk'; did you mean 'rank'?
 env: {A: "${nope}"}
     launch.env.A: '${nope}' cannot be resolved: Interpolation key 'nope' not found
 env: {A: "${nope:1}"}
@@ -310,26 +314,26 @@ env: {A: "${nope:1}"}
 env: {A: "${launch.env.A}"}
     launch.env.A: '${launch.env.A}' cannot be resolved: Recursive interpolation detected
 env: {A: "???"}
-    launch.env.A: is missing: its value is '???', which must be set
+    launch.env.A: expected a value, got '???'
 args: ["${launch}"]
     launch.args[0]: '${launch}' cannot be resolved: Interpolation to parent node detected
 entrypoint: 3
-    launch.entrypoint: 3 is not an entrypoint (package.module:callable, a path ending in .py,
-    -m package.module, or a program); quote it
+    launch.entrypoint: expected an entrypoint (package.module:callable, a path ending in .py,
+    -m package.module, or a program), got 3; quote it
 entrypoint: test_config_resolv.py
-    launch.entrypoint: 'test_config_resolv.py' does not exist in 'HERE'; did you mean
-    'test_config_resolve.py'?
+    launch.entrypoint: 'test_config_resolv.py' does not exist in
+    'HERE'; did you mean 'test_config_resolve.py'?
 entrypoint: -m jsn.tool
     launch.entrypoint: '-m jsn.tool' cannot be run: there is no module 'jsn'; did you mean 'json'?
 entrypoint: -m json.tol
-    launch.entrypoint: '-m json.tol' cannot be run: package 'json' has no module 'tol'; did you mean
-    'tool'?
+    launch.entrypoint: '-m json.tol' cannot be run: package 'json' has no module
+    'tol'; did you mean 'tool'?
 entrypoint: json.tool:mian
-    launch.entrypoint: 'json.tool:mian' cannot be run: 'JSON_TOOL' defines no 'mian'; did you mean
-    'main'?
+    launch.entrypoint: 'json.tool:mian' cannot be run: 'JSON_TOOL' defines no
+    'mian'; did you mean 'main'?
 entrypoint: python train.py
-    launch.entrypoint: 'python train.py' holds a command line: an entrypoint is one file, module,
-    function or program; name the script itself (Python is started for you) and give its arguments
+    launch.entrypoint: expected one file, module, function or program, not a command line, got
+    'python train.py'; name the script itself (Python is started for you) and give its arguments
     as 'args'
 """
 
@@ -346,6 +350,48 @@ def mistakes() -> Iterator[tuple[str, str]]:
 def test_one_mistake_is_one_line(setting: str, told: str) -> None:
     base = {} if setting.startswith("entrypoint") else {"entrypoint": "env"}
     assert complaints(OmegaConf.merge(base, OmegaConf.create(setting))) == [told]
+
+
+# For each key, values that can be nothing that it takes.
+WRONG_KINDS: dict[str, list[Any]] = {
+    "entrypoint": [None, "", 3, [1], {"a": 1}, "train.py:main", "-m"],
+    "args": [3, "--lr 1", True],
+    "nproc": ["two", 0, 1.5, True, [1], {"a": 1}],
+    "role": ["", 3, [1], {"a": 1}, "a\nb"],
+    "start_method": ["fork", 1, [1], {"a": 1}],
+    "preload": [{"a": 1}, 3, "a b"],
+    "cwd": ["nowhere", 3, [1]],
+    "env": [3, "A=1", [1]],
+    "env_per_rank": [3, "x", [1]],
+    "redirects": ["al", 4, True, [1], 1.5],
+    "tee": ["al", 4, True, [1], 1.5, "9:all"],
+    "local_ranks_filter": [9, "x", {"a": 1}, True],
+    "duplicate_stdout_filters": [3, {"a": 1}],
+    "duplicate_stderr_filters": [True, {"a": 1}],
+    "log_line_prefix": [3, [1], "${worker:rnk}"],
+    "log_dir": [3, [1], f"{__file__}/x"],
+    "grace_period": ["soon", "1:30", -1, True, [1], {"a": 1}],
+    "signals": ["SIGTREM", 15, "KILL", {"a": 1}],
+    "watchdog": ["strickt", 3, True, [1]],
+    "max_restarts": [-1, "x", 1.5, True, [1], 10**7],
+    "restart": ["all", 3, True, [1]],
+    "resources": ["gpu", 2, [1]],
+    "virtual_local_rank": ["true", 1, [1]],
+    "run_id": ["", 3, [1]],
+    "locked": [3, [1], ""],
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_wrong_value_is_told_with_what_was_expected_and_what_came(key: str) -> None:
+    for value in WRONG_KINDS[key]:
+        (line,) = complaints({"entrypoint": "env", key: value})
+        where, _, said = line.partition(": expected ")
+        # of a list, the first element may be what is wrong
+        assert where in {f"launch.{key}", f"launch.{key}[0]"}, line
+        of_element = where.endswith("[0]") and isinstance(value, list)
+        shown = show(value[0] if of_element else value)
+        assert f", got {shown}" in said, line
 
 
 @pytest.mark.parametrize("written", [*SYNONYMS, "nproc-per-node", "ENTRYPOINT", "log-dir", "argz"])
@@ -411,14 +457,18 @@ def test_mistakes_are_told_together_in_the_order_of_the_settings() -> None:
 @pytest.mark.parametrize("launch", [[1], 3, "text", True])
 def test_a_node_that_is_no_mapping(launch: Any) -> None:
     cfg = OmegaConf.create({"launch": launch})
-    with pytest.raises(ConfigError, match=r"launch: .* is not a mapping of settings"):
+    with pytest.raises(ConfigError, match=r"launch: expected a mapping of settings"):
         resolve(cfg, runtime_cwd=HERE, output_dir="/out")
+
+
+ENTRYPOINT = f"expected an entrypoint ({FORMS})"
 
 
 def test_an_empty_entrypoint_says_which_group_was_not_found() -> None:
     assert complaints({}, {"exp": "resnet"}, searched=["/a/conf", "pkg://lllaunch.conf"]) == [
         (
-            "launch.entrypoint: is empty: there is no config group 'exp'; looked in /a/conf, "
+            f"launch.entrypoint: {ENTRYPOINT}, got null; there is no "
+            "config group 'exp' in /a/conf, "
             "pkg://lllaunch.conf; 'exp=resnet' was taken for a plain value"
         )
     ]
@@ -430,15 +480,15 @@ def test_a_group_that_is_nearly_named_is_meant(tmp_path: Path) -> None:
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "toy.yaml").touch()
     searched = [str(tmp_path), "/a/conf (not there)"]
-    assert why_empty({"exps": "toy"}, "launch", searched)[1] == "did you mean +exp=toy?"
-    assert "was taken for a plain value" in why_empty({"exps": "toi"}, "launch", searched)[1]
-    assert "was taken for a plain value" in why_empty({"zzz": "toy"}, "launch", searched)[1]
+    assert why_empty({"exps": "toy"}, "launch", searched).hint == "did you mean +exp=toy?"
+    assert "was taken for a plain value" in why_empty({"exps": "toi"}, "launch", searched).hint
+    assert "was taken for a plain value" in why_empty({"zzz": "toy"}, "launch", searched).hint
 
 
 def test_an_empty_entrypoint_says_that_a_package_line_is_missing() -> None:
     assert complaints({}, {"exp": {"launch": {"entrypoint": "env"}}}) == [
         (
-            "launch.entrypoint: is empty, but there is exp.launch; put the line "
+            f"launch.entrypoint: {ENTRYPOINT}, got null; there is exp.launch; put the line "
             "'# @package _global_' at the top of that config file"
         )
     ]
@@ -446,8 +496,8 @@ def test_an_empty_entrypoint_says_that_a_package_line_is_missing() -> None:
 
 def test_an_empty_entrypoint_alone() -> None:
     (line,) = complaints({}, {"api_key": "${oc.env:HOME}", "text": "two words", "n": 1})
-    assert line.startswith("launch.entrypoint: is empty: there is nothing to run; set it to ")
-    with pytest.raises(ConfigError, match=r"launch\.entrypoint: is empty"):
+    assert line == f"launch.entrypoint: {ENTRYPOINT}, got null"
+    with pytest.raises(ConfigError, match=r"launch\.entrypoint: expected an entrypoint"):
         resolve(OmegaConf.create({}), runtime_cwd=HERE, output_dir="/out")
 
 
@@ -455,8 +505,8 @@ def test_arguments_are_tried_on_a_function(tmp_path: Path) -> None:
     (tmp_path / "fit_module.py").write_text("def train(lr, *, epochs=1): ...\n")
     launch = {"entrypoint": "fit_module:train", "args": {"epoch": 3}}
     assert complaints(launch, runtime_cwd=str(tmp_path)) == [
-        "launch.args.epoch: 3 is no argument of fit_module:train; did you mean 'epochs'?",
-        "launch.args: lacks 'lr', which fit_module:train requires",
+        "launch.args.epoch: fit_module:train has no such argument; did you mean 'epochs'?",
+        "launch.args: fit_module:train also requires 'lr'",
     ]
     broken = {**launch, "args": "${nope}"}
     assert len(complaints(broken, runtime_cwd=str(tmp_path))) == 1
@@ -467,7 +517,7 @@ def test_a_thousand_workers_and_ten_thousand_keys() -> None:
     assert len(spec_of({"entrypoint": "env", "env": many, "nproc": 1000}, many).env) == 10_000
     lines = complaints({"entrypoint": "env", **many})
     assert len(lines) == 21
-    assert lines[-1] == "launch: has 9980 more unknown settings"
+    assert lines[-1] == "launch: 9980 more unknown settings"
     lines = complaints({"entrypoint": "env", "env": dict.fromkeys(many, 1.5)})
     assert len(lines) == 51
     assert lines[-1] == "and: 9950 more problems"
@@ -478,7 +528,7 @@ def test_references_that_expand_without_end_are_stopped() -> None:
     for level in range(1, 9):
         root[f"l{level}"] = [f"${{l{level - 1}}}"] * 10
     assert complaints({"entrypoint": "env", "args": ["${l8}"]}, root) == [
-        "launch: expands to more than 20000 values"
+        "launch: it expands to more than 20000 values"
     ]
 
 
@@ -507,7 +557,7 @@ def test_a_config_too_deep_for_python_is_refused() -> None:
         cfg = OmegaConf.create({"launch": {"entrypoint": "env"}, "deep": deep})
     finally:
         sys.setrecursionlimit(limit)
-    with pytest.raises(ConfigError, match="the config: is nested too deeply to be read"):
+    with pytest.raises(ConfigError, match="the config is nested too deeply to be read"):
         resolve(cfg, runtime_cwd=HERE, output_dir="/out")
 
 

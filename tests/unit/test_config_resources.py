@@ -48,11 +48,17 @@ def test_resources_are_read_and_written(written: Any, resources: Resources) -> N
     [
         ({"gpu_per_proc": 1}, ".gpu_per_proc: unknown setting; did you mean 'gpus_per_"),
         ({"gpus": 1}, ".gpus: unknown setting; did you mean 'gpus_per_proc'?"),
-        ({"gpus_per_proc": -1}, ".gpus_per_proc: -1 is not a whole number, 0 or more"),
-        ({"cpus_per_proc": 0.5}, ".cpus_per_proc: 0.5 is not a whole number, 0 or more"),
-        ({"cpus_per_proc": True}, ".cpus_per_proc: true is not a whole number, 0 or more"),
-        (2, ": 2 is not a mapping of numbers (gpus_per_proc, cpus_per_proc); did you mean {gpus_"),
-        ("gpu", ": 'gpu' is not a mapping of numbers (gpus_per_proc, cpus_per_proc)"),
+        ({"gpus_per_proc": -1}, ".gpus_per_proc: expected a whole number, 0 or more, got -1"),
+        ({"cpus_per_proc": 0.5}, ".cpus_per_proc: expected a whole number, 0 or more, got 0.5"),
+        ({"cpus_per_proc": True}, ".cpus_per_proc: expected a whole number, 0 or more, got true"),
+        (
+            2,
+            (
+                ": expected a mapping of numbers (gpus_per_proc, "
+                "cpus_per_proc), got 2; did you mean {gpus_"
+            ),
+        ),
+        ("gpu", ": expected a mapping of numbers (gpus_per_proc, cpus_per_proc), got 'gpu'"),
         ({"gpus_per_proc": "${nope}"}, ".gpus_per_proc: '${nope}' cannot be resolved"),
     ],
 )
@@ -128,8 +134,12 @@ def test_an_empty_value_means_that_there_are_none() -> None:
 def test_names_that_are_none_are_told(names: str) -> None:
     with pytest.raises(Unfit) as caught:
         count_gpus(None, pretended=names)
-    assert caught.value.detail.startswith("LLLAUNCH_PRETEND_GPUS is not a list of different names")
-    with pytest.raises(ConfigError, match="'gpu' cannot be counted: LLLAUNCH_PRETEND_GPUS is not"):
+    assert caught.value.detail.startswith(
+        "LLLAUNCH_PRETEND_GPUS: expected a list of different names"
+    )
+    with pytest.raises(
+        ConfigError, match="'gpu' cannot be counted: LLLAUNCH_PRETEND_GPUS: expected"
+    ):
         spec_of({"nproc": "gpu"}, environ={"LLLAUNCH_PRETEND_GPUS": names})
 
 

@@ -64,7 +64,7 @@ def test_an_unquoted_on_is_true_for_yaml_and_means_the_causes() -> None:
     # the command line's comes later
     assert policy_of({**written, "on": "oom"}).on == {"oom"}
     (line,) = complaints({True: ["hgn"]})
-    assert line.startswith("launch.restart.on[0]: 'hgn' is not one of ")
+    assert line.startswith("launch.restart.on[0]: expected failure, signal, ")
     (line,) = complaints({True: ["${nope}"]})
     assert line.startswith("launch.restart.on[0]: '${nope}' cannot be resolved")
 
@@ -114,22 +114,22 @@ def test_a_policy_without_restarts_is_no_mistake() -> None:
     assert spec_of({"delay": "1s"}, max_restarts=0).restart.delay == 1
 
 
-_NO_CAUSES = "is not a list of causes (failure, signal, oom, hang, timeout); write all or none"
-_NO_CAUSE = "is not one of failure, signal, oom, hang, timeout, all, none"
-_NO_MAPPING = "is not a mapping of settings (on, delay, max_delay)"
+_NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout)"
+_NO_CAUSE = "expected failure, signal, oom, hang, timeout, all or none"
+_NO_MAPPING = "expected a mapping of settings (on, delay, max_delay)"
 MISTAKES = [
-    ("all", f": 'all' {_NO_MAPPING}; causes go under 'on': {{on: [hang, oom]}}"),
-    (["hang"], f": ['hang'] {_NO_MAPPING}; causes go under 'on': {{on: [hang, oom]}}"),
-    (3, f": 3 {_NO_MAPPING}; how often is said by max_restarts"),
-    (False, f": false {_NO_MAPPING}; how often is said by max_restarts"),
-    ({"on": "hng"}, f".on: 'hng' {_NO_CAUSE}; did you mean 'hang'?"),
-    ({"on": ["hang", "memory"]}, f".on[1]: 'memory' {_NO_CAUSE}; did you mean 'oom'?"),
-    ({"on": [3]}, f".on[0]: 3 {_NO_CAUSE}"),
-    ({"on": ["hang", "none"]}, ".on: ['hang', 'none'] names 'none' beside others"),
-    ({"on": None}, f".on: null {_NO_CAUSES}"),
-    ({"on": True}, f".on: true {_NO_CAUSES}"),
-    ({"on": ""}, f".on: '' {_NO_CAUSES}"),
-    ({"on": {"hang": 1}}, f".on: {{hang: 1}} {_NO_CAUSES}"),
+    ("all", f": {_NO_MAPPING}, got 'all'; causes go under 'on': {{on: [hang, oom]}}"),
+    (["hang"], f": {_NO_MAPPING}, got ['hang']; causes go under 'on': {{on: [hang, oom]}}"),
+    (3, f": {_NO_MAPPING}, got 3; max_restarts says how often"),
+    (False, f": {_NO_MAPPING}, got false; max_restarts says how often"),
+    ({"on": "hng"}, f".on: {_NO_CAUSE}, got 'hng'; did you mean 'hang'?"),
+    ({"on": ["hang", "memory"]}, f".on[1]: {_NO_CAUSE}, got 'memory'; did you mean 'oom'?"),
+    ({"on": [3]}, f".on[0]: {_NO_CAUSE}, got 3"),
+    ({"on": ["hang", "none"]}, ".on: expected causes or 'none', not both, got ['hang', 'none']"),
+    ({"on": None}, f".on: {_NO_CAUSES}, got null; write all or none"),
+    ({"on": True}, f".on: {_NO_CAUSES}, got true; write all or none"),
+    ({"on": ""}, f".on: {_NO_CAUSES}, got ''; write all or none"),
+    ({"on": {"hang": 1}}, f".on: {_NO_CAUSES}, got {{hang: 1}}; write all or none"),
     (
         {"delay": "10m"},
         ".delay: '10m' is more than launch.restart.max_delay, which is '5m'; set max_delay as well",
@@ -138,9 +138,9 @@ MISTAKES = [
         {"delay": "10s", "max_delay": 5},
         ".delay: '10s' is more than launch.restart.max_delay, which is 5; set max_delay as well",
     ),
-    ({"delay": -1}, ".delay: -1 is negative: a duration is 0 or more"),
-    ({"delay": None}, ".delay: null is not a duration (90, 90s, 10m, 1h30m, 1d)"),
-    ({"max_delay": "x"}, ".max_delay: 'x' is not a duration (90, 90s, 10m, 1h30m, 1d)"),
+    ({"delay": -1}, ".delay: expected a duration of 0 or more, got -1"),
+    ({"delay": None}, ".delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got null"),
+    ({"max_delay": "x"}, ".max_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'x'"),
     ({"dealy": 3}, ".dealy: unknown setting; did you mean 'delay'?"),
     (
         {"on": "${worker:rank}"},

@@ -19,6 +19,7 @@ from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS
 from lllaunch.config.sweep import SWEEP_KEYS, SYNONYMS, SweepSettings, sweep_settings
+from lllaunch.config.tree import show
 from lllaunch.errors import ConfigError
 from lllaunch.policies import RESTART_CAUSES, RestartPolicy, WatchdogPolicy
 from lllaunch.spec import LaunchSpec, Resources
@@ -130,44 +131,65 @@ def test_values_may_refer_to_the_config_and_to_the_environment(
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"max_parallel": 0}, "max_parallel: 0 is not a whole number, 1 or more; null is as many"),
-    ({"max_parallel": True}, "max_parallel: true is not a whole number, 1 or more"),
-    ({"max_parallel": 1.5}, "max_parallel: 1.5 is not a whole number, 1 or more"),
+    (
+        {"max_parallel": 0},
+        "max_parallel: expected a whole number, 1 or more, got 0; null is as many",
+    ),
+    ({"max_parallel": True}, "max_parallel: expected a whole number, 1 or more, got true"),
+    ({"max_parallel": 1.5}, "max_parallel: expected a whole number, 1 or more, got 1.5"),
     ({"max_paralel": 2}, "max_paralel: unknown setting; did you mean 'max_parallel'"),
     ({"n_jobs": 2}, "n_jobs: unknown setting; did you mean 'max_parallel'?"),
     ({"max_failures": 2}, "max_failures: unknown setting; did you mean 'on_failure."),
     ({"nprok": 2}, "nprok: unknown setting; did you mean 'nproc'?"),
     ({"log_dir": "x"}, "log_dir: unknown setting: each job has its own; set launch."),
-    ({"gpus": "all"}, "gpus: 'all' is not a number of GPUs (0, 1, 2, ...) nor a list; null is all"),
-    ({"gpus": "none"}, "gpus: 'none' is not a number of GPUs (0, 1, 2, ...) nor a list; write 0"),
-    ({"gpus": -1}, "gpus: -1 is not a number of GPUs (0, 1, 2, ...) nor a list"),
-    ({"gpus": True}, "gpus: true is not a number of GPUs"),
-    ({"gpus": "0,,1"}, "gpus: '0,,1' is not a number of GPUs"),
-    ({"gpus": ""}, "gpus: '' is not a number of GPUs"),
-    ({"cpus": {"a": 1}}, "cpus: {a: 1} is not a number of CPU slots (0, 1, 2, ...) nor a list"),
-    ({"cpus": [1, True]}, "cpus[1]: true is neither a number nor a name"),
-    ({"pin_cpus": "yes"}, "pin_cpus: 'yes' is neither true nor false"),
+    (
+        {"gpus": "all"},
+        "gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got 'all'; null is all",
+    ),
+    (
+        {"gpus": "none"},
+        "gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got 'none'; write 0",
+    ),
+    ({"gpus": -1}, "gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got -1"),
+    ({"gpus": True}, "gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got true"),
+    ({"gpus": "0,,1"}, "gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got '0,,1'"),
+    ({"gpus": ""}, "gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got ''"),
+    (
+        {"cpus": {"a": 1}},
+        "cpus: expected a number of CPU slots (0, 1, 2, ...) or a list, got {a: 1}",
+    ),
+    ({"cpus": [1, True]}, "cpus[1]: expected a number or a name, got true"),
+    ({"pin_cpus": "yes"}, "pin_cpus: expected true or false, got 'yes'"),
     (
         {"on_failure": "abort"},
-        "on_failure: 'abort' is none of continue, stop and {max_failures: 3};",
+        "on_failure: expected continue, stop or {max_failures: 3}, got 'abort';",
     ),
     (
         {"on_failure": 2},
-        "on_failure: 2 is none of continue, stop and {max_failures: 3}; did you me",
+        "on_failure: expected continue, stop or {max_failures: 3}, got 2; did you me",
     ),
-    ({"on_failure": {}}, "on_failure: {} names no number of failures; write {max_failures: 3}"),
+    (
+        {"on_failure": {}},
+        "on_failure: expected a number of failures, got {}; write {max_failures: 3}",
+    ),
     ({"on_failure": {"max": 2}}, "on_failure.max: unknown setting; did you mean 'max_"),
-    ({"on_failure": {"max_failures": 0}}, "on_failure.max_failures: 0 is not a whole number, 1 or"),
+    (
+        {"on_failure": {"max_failures": 0}},
+        "on_failure.max_failures: expected a whole number, 1 or more, got 0; wr",
+    ),
     (
         {"retries": 3},
-        "retries: 3 is not a mapping of causes to numbers (failure, oom, hang, signal",
+        "retries: expected a mapping of causes to numbers (failure, oom, hang, signal",
     ),
-    ({"retries": 3}, "timeout); say for what: {failure: 3}"),
+    ({"retries": 3}, "timeout), got 3; say for what: {failure: 3}"),
     ({"retries": {"memory": 1}}, "retries.memory: unknown setting; did you mean 'oom'?"),
-    ({"retries": {"hang": -1}}, "retries.hang: -1 is not a whole number, 0 or more"),
-    ({"retry_delay": "1:30"}, "retry_delay: '1:30' is not a duration: colons could mean hours or"),
-    ({"resume": 3}, "resume: 3 is not text; quote it"),
-    ({"resume": ""}, "resume: '' is empty"),
+    ({"retries": {"hang": -1}}, "retries.hang: expected a whole number, 0 or more, got -1"),
+    (
+        {"retry_delay": "1:30"},
+        "retry_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got '1:30'; colons",
+    ),
+    ({"resume": 3}, "resume: expected text, got 3; quote it"),
+    ({"resume": ""}, "resume: expected text that is not empty, got ''"),
 ]
 
 
@@ -178,6 +200,18 @@ def test_what_is_wrong_is_told(node: dict[str, Any], told: str) -> None:
     assert told in line
 
 
+@pytest.mark.parametrize("key", SWEEP_KEYS)
+def test_a_wrong_value_is_told_with_what_was_expected_and_what_came(key: str) -> None:
+    for value in (True, 1.5, -1):
+        if (key, value) in {("pin_cpus", True), ("retry_delay", 1.5)}:
+            continue
+        with pytest.raises(ConfigError) as caught:
+            sweep_settings({key: value})
+        line = str(caught.value)
+        assert line.startswith(f"hydra.launcher.{key}: expected ")
+        assert f", got {show(value)}" in line
+
+
 def test_all_that_is_wrong_is_told_together_in_the_order_of_the_settings() -> None:
     node = {"resume": 3, "foo": 1, "retries": {"oom": "x"}, "gpus": [{}], "max_parallel": "x"}
     keys = [line.partition(": ")[0] for line in complaints(node)]
@@ -186,14 +220,14 @@ def test_all_that_is_wrong_is_told_together_in_the_order_of_the_settings() -> No
 
 
 def test_the_key_in_messages_is_the_callers() -> None:
-    with pytest.raises(ConfigError, match=r"^here\.gpus: true"):
+    with pytest.raises(ConfigError, match=r"^here\.gpus: expected a number of GPUs"):
         sweep_settings({"gpus": True}, "here")
 
 
 def test_a_value_from_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIMIT", "hunter2,")
     (line,) = complaints(OmegaConf.create({"gpus": "${oc.env:LIMIT}"}))
-    assert line.startswith("hydra.launcher.gpus: '${oc.env:LIMIT}' is not a number")
+    assert line.startswith("hydra.launcher.gpus: expected a number of GPUs")
     assert "hunter2" not in line
 
 

@@ -172,82 +172,107 @@ def test_what_came_from_the_environment_is_named_and_not_written(
 MISTAKES = [
     (
         True,
-        f": true is not a preset ({NAMES}) or a mapping of settings; write default",
+        f": expected a preset ({NAMES}) or a mapping of settings, got true; write default",
     ),
     (
         "yes",
-        f": 'yes' is not a preset ({NAMES}) or a mapping of settings; write default",
+        f": expected a preset ({NAMES}) or a mapping of settings, got 'yes'; write default",
     ),
     (
         "off",
-        f": 'off' is not a preset ({NAMES}) or a mapping of settings; write none",
+        f": expected a preset ({NAMES}) or a mapping of settings, got 'off'; write none",
     ),
     (
         "strickt",
-        (f": 'strickt' is not a preset ({NAMES}) or a mapping of settings; did you mean 'strict'?"),
+        (
+            f": expected a preset ({NAMES}) or a mapping of settings, got "
+            "'strickt'; did you mean 'strict'?"
+        ),
     ),
     (
         "30m",
         (
-            f": '30m' is not a preset ({NAMES}) or a mapping of settings; "
+            f": expected a preset ({NAMES}) or a mapping of settings, got '30m'; "
             "write {stall: 30m} or {timeout: 30m}"
         ),
     ),
     (
         ["default"],
-        f": ['default'] is not a preset ({NAMES}) or a mapping of settings",
+        f": expected a preset ({NAMES}) or a mapping of settings, got ['default']",
     ),
     (
         {"preset": "defualt"},
-        f".preset: 'defualt' is not a preset ({NAMES}); did you mean 'default'?",
+        f".preset: expected a preset ({NAMES}), got 'defualt'; did you mean 'default'?",
     ),
     (
         {"preset": True},
-        f".preset: true is not a preset ({NAMES}); write default",
+        f".preset: expected a preset ({NAMES}), got true; write default",
     ),
     ({"stal": 3}, ".stal: unknown setting; did you mean 'stall'?"),
     ({"Stall": 3}, ".Stall: unknown setting; did you mean 'stall'?"),
     ({1: 3}, ".1: unknown setting"),
-    ({"stall": 0}, ".stall: 0 must be more than 0; write null for no limit"),
-    ({"stall": "0.5"}, ".stall: '0.5' is less than 1s, which is no more than a pause"),
-    ({"stall": True}, ".stall: true is not a duration (90, 90s, 10m, 1h30m, 1d)"),
-    ({"heartbeat": "999ms"}, ".heartbeat: '999ms' is less than 1s, which is no more than a pause"),
-    ({"timeout": -1}, ".timeout: -1 must be more than 0; write null for no limit"),
+    ({"stall": 0}, ".stall: expected a duration of more than 0, got 0; write null for no limit"),
+    (
+        {"stall": "0.5"},
+        (
+            ".stall: expected a duration of at least 1s, got '0.5'; a "
+            "shorter time is no more than a pause"
+        ),
+    ),
+    ({"stall": True}, ".stall: expected a duration (90, 90s, 10m, 1h30m, 1d), got true"),
+    (
+        {"heartbeat": "999ms"},
+        (
+            ".heartbeat: expected a duration of at least 1s, got "
+            "'999ms'; a shorter time is no more than a pause"
+        ),
+    ),
+    (
+        {"timeout": -1},
+        ".timeout: expected a duration of more than 0, got -1; write null for no limit",
+    ),
     (
         {"timeout": "none"},
-        ".timeout: 'none' is not a duration (90, 90s, 10m, 1h30m, 1d); write null for no limit",
+        (
+            ".timeout: expected a duration (90, 90s, 10m, 1h30m, 1d), "
+            "got 'none'; write null for no limit"
+        ),
     ),
     (
         {"run_timeout": "1:30"},
         (
-            ".run_timeout: '1:30' is not a duration: colons could mean hours or minutes; "
+            ".run_timeout: expected a duration (90, 90s, 10m, 1h30m, 1d), got '1:30'; "
+            "colons could mean hours or minutes; "
             "write 1h30m or 1m30s"
         ),
     ),
-    ({"warmup": -1}, ".warmup: -1 is negative: a duration is 0 or more"),
-    ({"warmup": None}, ".warmup: null is not a duration (90, 90s, 10m, 1h30m, 1d)"),
+    ({"warmup": -1}, ".warmup: expected a duration of 0 or more, got -1"),
+    ({"warmup": None}, ".warmup: expected a duration (90, 90s, 10m, 1h30m, 1d), got null"),
     (
         {"memory": 16},
-        ".memory: 16 is less than 1MiB; a number without a unit is bytes: write 16GiB or 16MiB",
+        (
+            ".memory: expected a size of at least 1MiB, got 16; a number "
+            "without a unit is bytes: write 16GiB or 16MiB"
+        ),
     ),
-    ({"memory": "8kB"}, ".memory: '8kB' is less than 1MiB"),
-    ({"memory": 0}, ".memory: 0 is less than 1MiB; write null for no limit"),
+    ({"memory": "8kB"}, ".memory: expected a size of at least 1MiB, got '8kB'"),
+    ({"memory": 0}, ".memory: expected a size of at least 1MiB, got 0; write null for no limit"),
     (
         {"memory": "16G"},
         (
-            ".memory: '16G' is not a size (1048576, 512MiB, 16GB); "
+            ".memory: expected a size (1048576, 512MiB, 16GB), got '16G'; "
             "write 16GB (powers of 1000) or 16GiB"
         ),
     ),
     (
         {"memory": "off"},
-        ".memory: 'off' is not a size (1048576, 512MiB, 16GB); write null for no limit",
+        ".memory: expected a size (1048576, 512MiB, 16GB), got 'off'; write null for no limit",
     ),
     (
         {"stall_scope": "all"},
-        ".stall_scope: 'all' is not one of group, rank; did you mean 'group'?",
+        ".stall_scope: expected group or rank, got 'all'; did you mean 'group'?",
     ),
-    ({"timers": "true"}, ".timers: 'true' is neither true nor false; write it without quotes"),
+    ({"timers": "true"}, ".timers: expected true or false, got 'true'; write it without quotes"),
     (
         {"stall": "${worker:rank}"},
         (
@@ -292,7 +317,7 @@ def test_mistakes_are_told_together() -> None:
 def test_many_unknown_keys_are_counted() -> None:
     lines = complaints({f"k{number}": 1 for number in range(1000)})
     assert len(lines) == 21
-    assert lines[-1] == "launch.watchdog: has 980 more unknown settings"
+    assert lines[-1] == "launch.watchdog: 980 more unknown settings"
 
 
 def composed(watchdog: Any) -> WatchdogPolicy:

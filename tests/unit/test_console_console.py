@@ -75,11 +75,11 @@ def test_messages(speak, text):
 
 def test_error_shows_all_problems():
     problems = (
-        Problem("launch.tee", "'al'", "is not a mask", "did you mean 'all'?"),
+        Problem("launch.tee", "'al'", "", "did you mean 'all'?", expected="a mask"),
         Problem("launch.nproc", "0", "is not positive"),
     )
     assert said(lambda console: console.error(ConfigError(problems))) == (
-        "lllaunch: launch.tee: 'al' is not a mask; did you mean 'all'?\n"
+        "lllaunch: launch.tee: expected a mask, got 'al'; did you mean 'all'?\n"
         "  launch.nproc: 0 is not positive\n"
     )
     error = OutputError("/full/plan.yaml", "No space left on device")

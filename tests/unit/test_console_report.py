@@ -239,6 +239,7 @@ def test_program_that_is_not_executable():
             worker(0, started=None, start_failed=failed),
             worker(1, -15, sent=(sent(15, 1.0),)),
             worker(2, started=None),
+            worker(3, started=None),
         )
     )
     assert shown(found) == expected(
@@ -248,8 +249,8 @@ def test_program_that_is_not_executable():
           Root cause: rank 0 (attempt 0) could not be started: './run.sh': Permission denied
 
           The other workers:
-            rank 1  ended by the launcher (SIGTERM) after the root cause
-            rank 2  was not started
+            rank 1     ended by the launcher (SIGTERM) after the root cause
+            ranks 2-3  not started
 
           Logs: outputs/2024-05-01/12-00-00/attempt_0
         """

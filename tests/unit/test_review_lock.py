@@ -288,20 +288,28 @@ def test_another_layout_of_the_same_plan_is_no_edit() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lock: 2", "lock: 3", r"a.yaml:4: lock: 3 is not a format that this lllaunch reads \(2\)"),
-        ("lock: 2\n", "", "has no key 'lock'"),
-        ("command:\n- +exp=a\n", "command: 3\n", "a.yaml:5: command: 3 is no list of texts"),
-        ("plan_hash: ", "plan_hash: x", r"a.yaml:7: plan_hash: .* is no SHA-256"),
-        ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: is no key of a lock; did you mean"),
-        ("  launch:", "  lunch:", "a.yaml:8: plan: .* is no plan"),
+        (
+            "lock: 2",
+            "lock: 3",
+            r"a.yaml:4: lock: expected a format that this lllaunch reads \(2\), got 3",
+        ),
+        ("lock: 2\n", "", "got no key 'lock'"),
+        (
+            "command:\n- +exp=a\n",
+            "command: 3\n",
+            "a.yaml:5: command: expected a list of texts, got 3",
+        ),
+        ("plan_hash: ", "plan_hash: x", r"a.yaml:7: plan_hash: expected a SHA-256"),
+        ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: unknown key; did you mean"),
+        ("  launch:", "  lunch:", "a.yaml:8: plan: expected a plan"),
         ("lock: 2", "lock: 2\nlock: 2", "a.yaml:5: has the key 'lock' of line 4"),
         ("nproc: 2", "nproc: !!python/object:os.system {}", "has a tag"),
         ("nproc: 2", "nproc: !!int 2", "has a tag"),
         ("nproc: 2", "<<: {nproc: 2}", "merges mappings"),
-        ("nproc: 2", "? [nproc]\n    : 2", "has a key that is no plain value"),
+        ("nproc: 2", "? [nproc]\n    : 2", "has a key that is not a plain value"),
         ("nproc: 2", "<<<<<<< HEAD\n    nproc: 2", "is not valid YAML"),
         ("nproc: 2", "nproc: \x07", "is not valid YAML"),
-        ("nproc: 2", f"nproc: {'9' * 5000}", "is no number that can be read"),
+        ("nproc: 2", f"nproc: {'9' * 5000}", "has a number that cannot be read"),
         ("nproc: 2", "nproc: &a [*a]", r"holds itself: \*a stands within &a"),
         ("nproc: 2", "nproc: *a", "has no &a"),
         ("nproc: 2", f"nproc: {'[' * 5000}", "is nested more than 100 deep"),
@@ -318,7 +326,7 @@ def test_a_broken_lock_is_told_with_file_and_line(old: str, new: str, message: s
 
 @pytest.mark.parametrize("text", ["", "a", "[]", "3", "null", "{}"])
 def test_what_is_no_lock_at_all(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no lock"):
+    with pytest.raises(ConfigError, match="expected a lock"):
         parse_lock(text, "a.yaml")
 
 
@@ -342,8 +350,8 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"#" * (2 * 1024**2 + 1))
     expected = {
         "missing": "missing: is not there",
-        "fifo": "fifo: is no ordinary file",
-        "": "is no ordinary file|Is a directory|cannot be read",
+        "fifo": "fifo: is not an ordinary file",
+        "": "is not an ordinary file|Is a directory|cannot be read",
         "latin": "latin:2: is not UTF-8 text",
         "long": "long: is longer than 2 MiB",
         "a\0b": "cannot be read",

@@ -18,6 +18,7 @@ from lllaunch.sweep.machine import Machine, find_machine, pin
 from lllaunch.sweep.resources import Lease
 
 EIGHT_CORES = Cores(tuple(range(8)))
+CORES_OR_RANGES = "expected cores and ranges of them (0, 3, '0-3')"
 
 
 def uuid(index: int) -> str:
@@ -122,16 +123,22 @@ def test_gpus_within_limits(limit: object, visible: str, chosen: list[str]) -> N
 @pytest.mark.parametrize(
     ("limit", "problem"),
     [
-        (3, "3 is more than the 2 GPUs that are visible"),
-        (-1, "-1 is too few: 0 is the least number of GPUs"),
-        (True, "True is not a number of GPUs (0, 1, 2, ...) nor a list of them"),
-        (1.5, "1.5 is not a number of GPUs (0, 1, 2, ...) nor a list of them"),
-        ("some", "'some' is not a number of GPUs (0, 1, 2, ...) nor a list of them"),
-        ([0], "[0] names '0': none of the visible GPUs (3, 1)"),
-        ([None], "[None] has the entry None, which is not the name of a GPU"),
-        ([3, 1, 3], "[3, 1, 3] names GPU 3 twice"),
-        (["3", uuid(3)], f"['3', '{uuid(3)}'] names GPU 3 twice"),
-        (["GPU-"], "['GPU-'] names 'GPU-': several of the visible GPUs (3, 1)"),
+        (3, "expected at most 2, the number of GPUs that are visible, got 3"),
+        (-1, "expected a number of GPUs, 0 or more, got -1"),
+        (True, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got True"),
+        (1.5, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 1.5"),
+        ("some", "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 'some'"),
+        ([0], "expected names of visible GPUs (3, 1), got [0]; '0' is none of them"),
+        ([None], "expected names of GPUs, got [None]; None is not one"),
+        ([3, 1, 3], "expected each GPU at most once, got [3, 1, 3]; 3 is named twice"),
+        (
+            ["3", uuid(3)],
+            f"expected each GPU at most once, got ['3', '{uuid(3)}']; 3 is named twice",
+        ),
+        (
+            ["GPU-"],
+            "expected names of visible GPUs (3, 1), got ['GPU-']; 'GPU-' is several of them",
+        ),
     ],
 )
 def test_limits_of_gpus_that_are_wrong(limit: object, problem: str) -> None:
@@ -195,10 +202,11 @@ def test_pretended_gpus(pretended: str, visible: str | None, chosen: list[str]) 
 def test_pretended_gpus_that_cannot_be(pretended: str) -> None:
     (problem,) = problems(LLLAUNCH_PRETEND_GPUS=pretended)
     assert problem.startswith("LLLAUNCH_PRETEND_GPUS: ")
-    assert "is not a list of different names" in problem
+    assert "expected a list of different names" in problem
 
 
 CORES = Cores((0, 1, 2, 3, 8, 9), quota=2.5)
+CORES_OR_RANGES = "expected cores and ranges of them (0, 3, '0-3')"
 
 
 @pytest.mark.parametrize(
@@ -226,16 +234,22 @@ def test_slots_by_quota(quota: float | None, number: int) -> None:
 @pytest.mark.parametrize(
     ("limit", "problem"),
     [
-        (7, "7 is more than the 6 cores that may be used"),
-        (-1, "-1 is too few: 0 is the least number of CPU slots"),
-        (True, "True is not a number of CPU slots (0, 1, 2, ...) nor a list of cores"),
-        ({}, "{} is not a number of CPU slots (0, 1, 2, ...) nor a list of cores"),
-        ([4], "[4] names 4; the cores that may be used are 0-3, 8-9"),
-        ([-1], "[-1] names -1; the cores that may be used are 0-3, 8-9"),
-        (["0-999999999"], "['0-999999999'] names 0-999999999; the cores that may be used are"),
-        (["3-1"], "['3-1'] has the entry '3-1', which is not a core nor a range such as 0-3"),
-        ([1.0], "[1.0] has the entry 1.0, which is not a core nor a range such as 0-3"),
-        ([0, "0-1"], "[0, '0-1'] names core 0 twice"),
+        (7, "expected at most 6, the number of cores that may be used, got 7"),
+        (-1, "expected a number of CPU slots, 0 or more, got -1"),
+        (True, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got True"),
+        ({}, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got {}"),
+        ([4], "expected cores that may be used (0-3, 8-9), got [4]; 4 may not be used"),
+        ([-1], "expected cores that may be used (0-3, 8-9), got [-1]; -1 may not be used"),
+        (
+            ["0-999999999"],
+            (
+                "expected cores that may be used (0-3, 8-9), got "
+                "['0-999999999']; 0-999999999 may not be used"
+            ),
+        ),
+        (["3-1"], f"{CORES_OR_RANGES}, got ['3-1']; '3-1' is neither"),
+        ([1.0], f"{CORES_OR_RANGES}, got [1.0]; 1.0 is neither"),
+        ([0, "0-1"], "expected each core at most once, got [0, '0-1']; 0 is named twice"),
     ],
 )
 def test_limits_of_cores_that_are_wrong(limit: object, problem: str) -> None:

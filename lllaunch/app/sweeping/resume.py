@@ -120,6 +120,6 @@ def check(resume: str | None, sweep_dir: str, cwd: str) -> None:
         return
     theirs, ours = (os.path.realpath(os.path.join(cwd, path)) for path in (sweep_dir, resume))
     if theirs != ours:
-        expected = f"is not the sweep's directory ({sweep_dir})"
-        problem = Problem(KEY, repr(resume), expected, f"add {DIRECTORY}={resume}")
+        message = f"is not the sweep's directory ({sweep_dir})"
+        problem = Problem(KEY, repr(resume), message, f"add {DIRECTORY}={resume}")
         raise ConfigError((problem,))

@@ -75,8 +75,8 @@ def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) 
     try:
         return Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
     except OverflowError as error:
-        expected = f"ask for {error} jobs, expected {sys.maxsize} at most"
-        raise ConfigError((Problem("the overrides", "", expected),)) from None
+        message = f"ask for {error} jobs, expected {sys.maxsize} at most"
+        raise ConfigError((Problem("", "the overrides", message),)) from None
 
 
 def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:
@@ -112,14 +112,14 @@ def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
         else:
             assert override.value_type is not None
             kind = override.value_type.name.partition("_")[0].lower()
-            expected = f"is a sweep of a kind ({kind}) that gives no list of values"
+            message = f"is a sweep of a kind ({kind}) that gives no list of values"
             hint = "use choice(...) or range(...), or a sweeper that searches, such as Optuna's"
             text = override.get_value_string()
-            raise ConfigError((Problem(key, repr(text), expected, hint),))
+            raise ConfigError((Problem(key, repr(text), message, hint),))
     empty = [key for key, choices in found.items() if not choices]
     if empty:
-        expected = "gives no value to sweep over"
-        raise ConfigError(tuple(Problem(key, texts[key], expected) for key in empty))
+        message = "gives no value to sweep over"
+        raise ConfigError(tuple(Problem(key, texts[key], message) for key in empty))
     return list(found.values())
 
 

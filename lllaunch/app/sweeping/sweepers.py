@@ -39,18 +39,18 @@ def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
     """
     problems = []
     if settings.resume is not None and not launches_once(config):
-        expected = "cannot be resumed with a sweeper that chooses jobs by the results of others"
+        message = "cannot be resumed with a sweeper that chooses jobs by the results of others"
         if _target(config) == _BASIC:
-            expected = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
-        problem = Problem("hydra.launcher.resume", repr(settings.resume), expected, _CHOOSE_OURS)
+            message = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
+        problem = Problem("hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS)
         problems.append(problem)
     stated = OmegaConf.select(config, "hydra.launcher.on_failure")
     if stated == "continue" and _target(config) == _BASIC and _batch_size(config):
-        expected = (
+        message = (
             "is not what Hydra's basic sweeper does with hydra.sweeper.max_batch_size: it ends "
             "with the first batch in which a job fails"
         )
-        problem = Problem("hydra.launcher.on_failure", "'continue'", expected, _CHOOSE_OURS)
+        problem = Problem("hydra.launcher.on_failure", "'continue'", message, _CHOOSE_OURS)
         problems.append(problem)
     if problems:
         raise ConfigError(tuple(problems))
