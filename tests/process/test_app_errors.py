@@ -299,7 +299,7 @@ def test_github_shows_what_check_finds_at_its_line_below_the_checkout(project: P
 
 def test_a_mistake_in_a_sweeps_own_settings_is_told_with_its_line(project: Project) -> None:
     project.experiment("x", "{entrypoint: 'true'}", "hydra:\n  launcher:\n    max_parallel: many\n")
-    wrong = "hydra.launcher.max_parallel: 'many' is not"
+    wrong = "hydra.launcher.max_parallel: expected a whole number"
     ended = project.lllaunch("-m", "+exp=x", "+lr=1,2", env=quiet_environment())
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"lllaunch: conf/exp/x.yaml:5: {wrong}")

@@ -103,7 +103,7 @@ def test_all_problems_at_once_by_file_and_line(
     ended = checked()
     assert ended.code == 2
     assert "the-very-secret-value" not in ended.out
-    mask = "'al' is not a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
+    mask = "expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 'al'"
     nothing = "has no effect: nothing under launch refers to it"
     *lines, verdict = ended.out.splitlines()
     assert lines == [
