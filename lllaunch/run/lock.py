@@ -182,12 +182,12 @@ def _refusal(path: str, lock: str, key: str, kind: str, *, ended: bool) -> Probl
     holder = f" ({signed})" if signed else ""
     other = f"choose another directory with hydra.{kind}.dir=..."
     if not ended:
-        expected = f"is in use by another {kind}{holder}"
-        return Problem(key, repr(path), expected, f"wait for it, or {other}")
-    expected = f"is still in use by {_PARTS[kind]} of a {kind} whose launcher{holder} has ended"
+        message = f"is in use by another {kind}{holder}"
+        return Problem(key, repr(path), message, f"wait for it, or {other}")
+    message = f"is still in use by {_PARTS[kind]} of a {kind} whose launcher{holder} has ended"
     pids = ", ".join(map(str, _having_open(lock)))
     hint = f"wait for them, or end them (pids {pids})" if pids else f"wait for them, or {other}"
-    return Problem(key, repr(path), expected, hint)
+    return Problem(key, repr(path), message, hint)
 
 
 def _having_open(file: str) -> list[int]:

@@ -184,8 +184,8 @@ def test_a_job_that_can_never_fit_starts_nothing(project: SweepProject) -> None:
 def test_more_than_there_is_cannot_be_asked_for(project: SweepProject) -> None:
     ended = project.run("+exp=test", "hydra.launcher.gpus=5", "hydra.launcher.cpus=100000")
     assert ended.code == 2
-    assert "hydra.launcher.gpus: 5 is more than the 4 GPUs that are visible" in ended.err
-    assert "hydra.launcher.cpus: 100000 is more than the " in ended.err
+    assert "hydra.launcher.gpus: expected at most 4, the number of GPUs" in ended.err
+    assert "hydra.launcher.cpus: expected at most " in ended.err
     assert not project.journal.exists()
 
 
