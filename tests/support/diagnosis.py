@@ -197,7 +197,7 @@ CASES = (
     Case(
         *(12, "disk of the log directory full", "c12_disk.py"),
         r"\[Errno 28\] No space left on device: its logs are on small/attempt_0/\d",
-        r"All ranks failed alike, the first: rank \d\.",
+        r"All ranks failed alike, the first: rank \d\.|rank \d \(attempt 0\) exited",
         r"\(1\.0 MiB, 0 B free\)",
     ),
     Case(
