@@ -51,7 +51,7 @@ def test_second_run_in_same_directory_is_refused_by_name(tmp_path):
         (problem,) = caught.value.problems
         assert caught.value.exit_code == 2
         assert repr(path) in str(caught.value)
-        assert f"pid {os.getpid()} on " in problem.expected
+        assert f"pid {os.getpid()} on " in problem.message
         assert "hydra.run.dir" in problem.hint
     RunDirectory.claim(path).release()
 
