@@ -549,6 +549,23 @@ def test_ctrl_c_ends_a_sweep_that_was_stopped_before(
     assert project.document()["exit_code"] == 130
 
 
+def test_a_sweep_that_was_stopped_and_is_killed_leaves_nothing(
+    project: SweepProject, patient: Terminal
+) -> None:
+    file = project.root / "pids-0-0"
+
+    def running() -> bool:
+        assert patient.shown is not None
+        return text_of(file).endswith("\n")
+
+    until(running, "a worker")
+    stop(patient, [int(pid) for pid in file.read_text().split()])
+    os.kill(patient.launcher, signal.SIGKILL)
+    patient.type("fg\n")
+    assert patient.finish() == -signal.SIGKILL & 0xFF
+    project.all_gone()
+
+
 LOUD = """
 import os, sys, time
 
