@@ -9,10 +9,12 @@ leads it past Hydra), which says it and knows the exit code.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
@@ -24,7 +26,6 @@ from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_SIGINT = 2
 # What argparse exits with when a flag is wrong; ours says with it that the launch config is.
 _ARGPARSE_ERROR = 2
 
@@ -71,11 +72,29 @@ class Ledger:
 
     def __init__(self) -> None:
         self._first: JobEnded | None = None
+        self._interrupt = signal.getsignal(signal.SIGINT)
 
     def note(self, ended: JobEnded) -> JobEnded:
         """Note what a failed job is about to raise; the first one decides the exit code."""
         self._first = self._first or ended
         return ended
+
+    def over(self, code: int) -> None:
+        """Let Ctrl-C from now on end what is left of the app, and not change its exit code.
+
+        It stays so until `restore`.
+
+        Args:
+            code: what the app's only run ended with; it is in result.json.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and callable(self._interrupt):
+            signal.signal(signal.SIGINT, lambda *_: _leave(code))
+
+    def restore(self) -> None:
+        """Let Ctrl-C do what it did before."""
+        if threading.current_thread() is threading.main_thread() and callable(self._interrupt):
+            signal.signal(signal.SIGINT, self._interrupt)
 
     def run(self, app: Callable[[], object]) -> int | None:
         """Call a Hydra app and say why it ended, if that has not been said.
@@ -96,7 +115,7 @@ class Ledger:
             _say(message_of(error))
             return int(ExitCode.ERROR)
         except KeyboardInterrupt:
-            return for_signal(_SIGINT)
+            return for_signal(signal.SIGINT)
         except AppEnded as end:
             return int(end.code or 0)
         except SystemExit as end:
@@ -119,6 +138,10 @@ class Ledger:
 def wants_full_errors() -> bool:
     """Return whether the user asks Hydra for tracebacks."""
     return os.environ.get(_FULL_ERROR) == "1"
+
+
+def _leave(code: int) -> NoReturn:
+    raise AppEnded(code)
 
 
 def _after_exit(code: object) -> int:

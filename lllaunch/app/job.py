@@ -212,11 +212,13 @@ class Jobs:
             directory = None
         remember(spec.log_dir, spec.runtime_cwd, os.environ)
         query = BuildQuery.start(HydraConfig.get().runtime.cwd)
+        single = HydraConfig.get().mode == RunMode.RUN
         try:
             outcome = perform(
                 *(spec, cfg, self._user, Console(), self.spawner),
                 build=lambda: query.result(modules=modules_of(spec), own=[spec.log_dir]),
                 directory=directory,
+                ended=self.ledger.over if single else None,
             )
         finally:
             query.close()

@@ -92,8 +92,10 @@ class LaunchedMain(Generic[R]):
             with guarded(), self._jobs.claiming():
                 return self._jobs.ledger.run(self._app)
         finally:
-            self._jobs = None
             close(spawner)
+            if self._jobs is not None:
+                self._jobs.ledger.restore()
+            self._jobs = None
 
     def _launch(self, cfg: DictConfig) -> Any:
         """The task function that Hydra calls, once for each job."""

@@ -170,6 +170,7 @@ def perform(
     spawner: Spawner | None,
     build: Callable[[], Mapping[str, Any]] | None = None,
     directory: RunDirectory | None = None,
+    ended: Callable[[int], None] | None = None,
 ) -> RunOutcome:
     """Runs a job that `plan_job` planned; its result is on the disk when this returns.
 
@@ -181,6 +182,7 @@ def perform(
         spawner: to use, or None.
         build: as for `lllaunch.run.execute.execute`.
         directory: the same.
+        ended: the same.
 
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
@@ -201,6 +203,7 @@ def perform(
         targets=targets,
         build=build,
         directory=directory,
+        ended=ended,
     )
 
 

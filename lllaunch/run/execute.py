@@ -57,6 +57,7 @@ def execute(
     targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
     build: Callable[[], Mapping[str, Any]] | None = None,
     directory: RunDirectory | None = None,
+    ended: Callable[[int], None] | None = None,
 ) -> RunOutcome:
     """Runs one experiment to its end and says on the console what became of it.
 
@@ -75,6 +76,8 @@ def execute(
             the entrypoint.
         build: tells what the code is that ran (`lllaunch.run.build`); asked in the end.
         directory: the run's directory if it is claimed already; it stays so.
+        ended: called with the exit code when all is written and shown, while signals are still
+            kept from having another effect.
 
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
@@ -92,7 +95,7 @@ def execute(
             outcome = run.outcome().with_error(str(error), error.exit_code)
             console.finished(outcome)
             return outcome
-        return run.perform(directory, plan_text, spawner, targets)
+        return run.perform(directory, plan_text, spawner, targets, ended)
 
 
 class _Run:
@@ -121,6 +124,7 @@ class _Run:
         plan_text: str,
         spawner: Spawner | None,
         targets: Callable[[Mapping[str, str]], Target | Forked] | None,
+        ended: Callable[[int], None] | None,
     ) -> RunOutcome:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)
@@ -151,6 +155,8 @@ class _Run:
             with contextlib.suppress(SignalException), signals.raising():
                 self._console.finished(outcome)
             events.close()
+            if ended is not None:
+                ended(outcome.exit_code)
         return outcome
 
     def outcome(self, signum: int | None = None) -> RunOutcome:

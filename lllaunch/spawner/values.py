@@ -58,7 +58,7 @@ def save_return_value(value: object) -> None:
 
     Raises:
         NotPicklable: it cannot be pickled.
-        OutputError: the file cannot be written.
+        OutputError: the file cannot be written, and the value is not None.
     """
     path = return_file()
     if not path:
@@ -71,6 +71,9 @@ def save_return_value(value: object) -> None:
     try:
         _write_all(path, data, value)
     except OSError as error:
+        if value is None:
+            # Nothing is lost: the function has done its work, whatever the disk has room for.
+            return
         raise OutputError(path, f"{whose} cannot be written: {error.strerror}") from error
 
 

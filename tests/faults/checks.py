@@ -238,13 +238,13 @@ def _hit_after_its_end(seen: Observed, final: list[Worker]) -> bool:
 def _natural_of_sweep(seen: Observed, one: Launched) -> set[int]:
     if has(seen, "damage") and one.name == "resume":
         return {0, 1, 2, 6}
+    # another one has the directory
+    refused = {2} if has(seen, "second") and one.name in "ab" else set()
     if has(seen, "remove") or disturbed(seen):
-        return {0, 1, 6}
-    codes = {0, 6}
-    # another one has the directory; or what is left of a killed one is still ending
-    if (has(seen, "second") and one.name in "ab") or not any(
-        worker.started < one.ended for worker in workers(seen)
-    ):
+        return {0, 1, 6} | refused
+    codes = {0, 6} | refused
+    # or what is left of a killed one is still ending
+    if not any(worker.started < one.ended for worker in workers(seen)):
         codes.add(2)
     if one.name == "resume":
         journal = seen.run_dir / "sweep.json"
@@ -424,6 +424,8 @@ def lines(seen: Observed) -> Iterator[str]:
                 continue
             teed = _TEED.match(text)
             body = text[teed.end() :].rstrip(b"\n") if teed else text.rstrip(b"\n")
+            # Ctrl-C: what Python says of it goes on where the worker's last line was not ended
+            body = body.removesuffix(b"Traceback (most recent call last):")
             if not teed or body not in expected:
                 if number == len(texts) - 1 and (one.gone or one.status == -signal.SIGKILL):
                     continue

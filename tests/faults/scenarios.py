@@ -314,6 +314,10 @@ def _sweep(rng: Random, base: Scenario) -> Scenario:
     faults = [_signal(rng, targets, anchors)]
     if rng.random() < 0.3:
         faults.append(_signal(rng, targets, ["fault", "ended"]))
+    # no last fault ends a sweep, and what stands still for ever is waited for as long
+    for number, one in enumerate(faults):
+        if one.name == "SIGSTOP" and one.hold is None:
+            faults[number] = Fault(**{**vars(one), "hold": 0.8})
     if rng.random() < 0.15:
         faults[0] = Fault("remove", rng.choice(["started", "ended"]), _delay(rng), "journal")
     if rng.random() < 0.3:

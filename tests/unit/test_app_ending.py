@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import hydra._internal.utils
 import hydra.core.utils
@@ -45,6 +46,21 @@ def test_an_exit_with_a_text_shows_it(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_ctrl_c_is_130() -> None:
     assert ends(Ledger(), KeyboardInterrupt()) == 130
+
+
+def test_ctrl_c_after_the_run_does_not_change_what_it_ended_with() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ledger = Ledger()
+
+    def app() -> None:
+        ledger.over(3)
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        assert ledger.run(app) == 3
+    finally:
+        ledger.restore()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_other_exceptions_pass_through() -> None:
