@@ -18,7 +18,9 @@ def shortage(error: BaseException | None) -> str:
     Returns:
         A line for people; empty if nothing is short.
     """
-    while error is not None:
+    seen: set[int] = set()  # under a debugger, OmegaConf's exceptions lead back to themselves
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         number = error.errno if isinstance(error, OSError) else None
         if number == errno.EMFILE:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

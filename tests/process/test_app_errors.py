@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from support.project import Project, environment, quiet_environment, result
-
-from lllaunch.testing import live_descendants
 
 
 @pytest.fixture
@@ -279,11 +276,11 @@ def test_github_shows_a_mistake_at_its_line(more: tuple[str, ...], project: Proj
     # of a sweep that says what jobs they are of
     assert len(rest) == len(more[:1])
     first, *rest = annotations("+exp=wrong", "++launch.nproc=0")
-    assert first.startswith(f"{at}/wrong.yaml,line=4,title=lllaunch::launch.tee: 'al' is not a")
+    assert first.startswith(f"{at}/wrong.yaml,line=4,title=lllaunch::launch.tee: expected a mask")
     # what the command line says is in no file
     assert len(rest) == 1
     assert rest[0].startswith("::error title=lllaunch::")
-    assert "launch.nproc: 0 " in rest[0]
+    assert "launch.nproc: expected a number of workers" in rest[0]
     (alone,) = annotations("+exp=secret")
     assert alone.startswith(f"{at}/secret.yaml,line=3,title=lllaunch::token: expected a secret")
 
@@ -294,7 +291,7 @@ def test_github_shows_what_check_finds_at_its_line_below_the_checkout(project: P
     ended = project.lllaunch("check", "--format=github", env=quiet_environment() | ci)
     assert ended.returncode == 2
     at = f"::error file={project.root.name}/conf/exp/wrong.yaml,line=4,title=lllaunch check::"
-    assert ended.stdout.startswith(f"{at}launch.tee: 'al' is not a mask")
+    assert ended.stdout.startswith(f"{at}launch.tee: expected a mask")
 
 
 def test_a_mistake_in_a_sweeps_own_settings_is_told_with_its_line(project: Project) -> None:
@@ -412,7 +409,6 @@ def test_an_interrupt_while_hydra_composes_ends_with_130_and_leaves_nothing(
     assert ended.returncode == 130, ended.stderr
     assert "Traceback" not in ended.stderr
     assert project.run_dirs() == []
-    assert live_descendants(os.getpid()) == []
 
 
 def test_the_launcher_never_imports_torch(project: Project) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from lllaunch.errors import Problem
 from lllaunch.records import index
 from lllaunch.records.files import (
     finite,
@@ -345,7 +344,7 @@ def test_who_looks_whether_a_directory_is_held_keeps_nobody_out(
     # as in `is_held`, which was just stopped by the scheduler
     fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
     monkeypatch.setattr("lllaunch.run.lock.time.sleep", lambda _: os.close(looking))
-    fd = lock_directory(str(tmp_path), "lock", lambda who: Problem("k", "v", f"is in use{who}"))
+    fd = lock_directory(str(tmp_path), "lock", "hydra.run.dir", "run")
     assert fd is not None
     assert is_held(str(tmp_path / "lock")) is True
     os.close(fd)
