@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.project import keep_warm
 
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    keep_warm()
     fds = open_fds()
     before = {process.pid for process in live_descendants(os.getpid())}
     yield

@@ -11,19 +11,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from support.warm import Warm
-
-_warm: list[Warm] = []
-
 # far more than any of these runs takes: it bounds a hang
 _SECONDS = 90
-
-
-def keep_warm() -> None:
-    """Start an interpreter for the commands of this environment, if there is none yet."""
-    environ = environment()
-    if not any(warm.fits(environ) for warm in _warm):
-        _warm.append(Warm(environ))
 
 
 class Project:
@@ -47,11 +36,6 @@ class Project:
     def lllaunch(
         self, *args: str, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """``python -m lllaunch`` of an interpreter that is started already, if one fits."""
-        environ = environment() | dict(env or {})
-        for warm in _warm:
-            if warm.fits(environ):
-                return warm.run(args, self.root, environ, _SECONDS)
         return self.python("-m", "lllaunch", *args, env=env)
 
     def python(
