@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lllaunch.app.command_line import VERBS, WrongUsage, arranged, program
-from lllaunch.app.early import close, only_asks, prestarted
+from lllaunch.app.early import only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def _run(words: list[str]) -> int:
     finally:
         # a further Ctrl-C would only break off what ends the spawner
         former = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        close(spawner)
+        if spawner is not None:
+            spawner.close()
         signal.signal(signal.SIGINT, former)
 
 

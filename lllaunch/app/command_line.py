@@ -107,7 +107,7 @@ def program() -> str:
     script = sys.argv[0]
     if os.path.basename(script) == "__main__.py":
         return "python -m lllaunch"
-    return _joined("python", _shown(script)) if script.endswith(".py") else "lllaunch"
+    return shlex.join(["python", _shown(script)]) if script.endswith(".py") else "lllaunch"
 
 
 def arranged(words: Sequence[str], *, own_app: bool = False) -> list[str]:
@@ -226,7 +226,7 @@ def _of_own_app(wrong: str, parts: _Words) -> WrongUsage:
     if parts.unknown and wrong not in VERBS:
         return _of_flag(parts.unknown[0])
     if wrong in {"plan", "check"}:
-        hint = f"to see what {script} composes: {_joined('python', script, '--cfg', 'job')}"
+        hint = f"to see what {script} composes: {shlex.join(['python', script, '--cfg', 'job'])}"
     elif wrong in VERBS:
         hint = f"to look at its runs: lllaunch {wrong}"
     else:
@@ -265,7 +265,7 @@ def _other_than_a_script(path: str, words: Sequence[str]) -> WrongUsage | None:
     if not os.path.isfile(path):
         return _no_file(path)
     if is_own_app(path):
-        command = _joined("python", path, *words)
+        command = shlex.join(["python", path, *words])
         return WrongUsage(f"{path} is an lllaunch.main app; to run it: {command}")
     return None
 
@@ -393,11 +393,7 @@ def _no_file(path: str) -> WrongUsage:
 
 
 def _command(*words: str) -> str:
-    return f"{program()} {_joined(*words)}".rstrip()
-
-
-def _joined(*words: str) -> str:
-    return shlex.join(words)
+    return f"{program()} {shlex.join(words)}".rstrip()
 
 
 def _shown(path: str) -> str:

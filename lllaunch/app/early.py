@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from typing import TYPE_CHECKING
 
 from lllaunch.interrupts import remember_interrupts
@@ -51,19 +49,3 @@ def prestarted(argv: Sequence[str]) -> Spawner | None:
     with contextlib.suppress(OSError):
         return Spawner.prestart()
     return None
-
-
-def close(spawner: Spawner | None) -> None:
-    """Close a spawner; nothing runs any more, so Ctrl-C now ends this process at once."""
-    if spawner is None:
-        return
-    ours = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
-    if not ours or handler is not signal.default_int_handler:
-        spawner.close()
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        spawner.close()
-    finally:
-        signal.signal(signal.SIGINT, handler)

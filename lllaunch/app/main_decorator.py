@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import hydra
 
 from lllaunch.app.command_line import WrongUsage, arranged
-from lllaunch.app.early import close, prestarted
+from lllaunch.app.early import prestarted
 from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.returned import load
@@ -92,7 +92,8 @@ class LaunchedMain(Generic[R]):
             with guarded(), self._jobs.claiming():
                 return self._jobs.ledger.run(self._app)
         finally:
-            close(spawner)
+            if spawner is not None:
+                spawner.close()
             if self._jobs is not None:
                 self._jobs.ledger.restore()
             self._jobs = None

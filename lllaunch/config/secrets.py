@@ -66,6 +66,10 @@ def _defaults(raw: str) -> list[tuple[str, str]]:
 def _literal_parts(raw: str) -> Iterator[str]:
     """What a text with interpolations says itself: defaults, and what stands beside them."""
     yield from (default for _, default in _defaults(raw))
+    yield from _other_parts(raw)
+
+
+def _other_parts(raw: str) -> Iterator[str]:
     yield from (match[2] for match in _SELECT.finditer(raw))
     yield from _beside(raw)
 
@@ -125,8 +129,7 @@ def _literals_of(raw: Any, name: object) -> Iterator[tuple[str, str]]:
         return
     yield from ((f"${{oc.env:{variable}}}", text) for variable, text in _defaults(raw))
     if is_secret_name(name):
-        others = [*(match[2] for match in _SELECT.finditer(raw)), *_beside(raw)]
-        yield from ((source_for(str(name)), text) for text in others)
+        yield from ((source_for(str(name)), text) for text in _other_parts(raw))
 
 
 def safe_source(raw: str, name: object) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.lines import Line
 from lllaunch.console.places import call_text, frame_text, place_text, printable, shortened
-from lllaunch.console.wording import ranks, shown_path, wrapped
+from lllaunch.console.wording import capitalised, ranks, shown_path, wrapped
 from lllaunch.run.fates import Lost
 from lllaunch.units import duration
 from lllaunch.watchdog.findings import (
@@ -244,8 +244,7 @@ def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Line]:
     def subject(members: Sequence[int], one: str, several: str) -> str:
         if tuple(members) == hang.blamed and len(members) == 1:
             return f"It {one}"
-        name = ranks(members)
-        return f"{name[:1].upper()}{name[1:]} {one if len(members) == 1 else several}"
+        return f"{_capital(members)} {one if len(members) == 1 else several}"
 
     if hang.asleep:
         stacks = [hang.stacks[rank] for rank in hang.asleep if rank in hang.stacks]
@@ -318,11 +317,7 @@ def _cut(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
 
 
 def _capital(members: Sequence[int]) -> str:
-    return _capitalised(ranks(members))
-
-
-def _capitalised(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
+    return capitalised(ranks(members))
 
 
 def _was(members: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.fates import cause_text, fate_key, fate_text, first_line, victim_text
 from lllaunch.console.lines import Line
-from lllaunch.console.wording import counted, ranks, shown_path, wrapped
+from lllaunch.console.wording import capitalised, counted, ranks, shown_path, wrapped
 from lllaunch.run.causes import (
     CalledExit,
     DiskFull,
@@ -80,9 +80,8 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
     if outcome.look is not None:
         from lllaunch.console.hang import look_lines  # noqa: PLC0415 - only where there is one
 
-        title = str(outcome.look.finding)
         yield Line("")
-        yield Line(f"  {title[:1].upper()}{title[1:]}:")
+        yield Line(f"  {capitalised(str(outcome.look.finding))}:")
         yield from look_lines(outcome.look, cwd)
     root = outcome.root_cause
     if root is not None:
@@ -136,8 +135,8 @@ def _root(
     who, verb = _who(root), _verb(root, cwd, when=True)
     yield Line(f"  Root cause: {who} (attempt {root.attempt}) {verb}", "cause")
     if root.explanation is not None:
-        text = f"{root.explanation.text[:1].upper()}{root.explanation.text[1:]}"
-        yield from wrapped(f"Why ({root.explanation.sure}): {text}")
+        why = capitalised(root.explanation.text)
+        yield from wrapped(f"Why ({root.explanation.sure}): {why}")
     if root.traceback:
         yield from _raised_at(root, cwd)
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
@@ -146,7 +145,7 @@ def _root(
         from lllaunch.console.places import frame_text  # noqa: PLC0415 - only where there are some
 
         yield Line("")
-        yield Line(f"    {who[:1].upper()}{who[1:]} was here (innermost call first):")
+        yield Line(f"    {capitalised(who)} was here (innermost call first):")
         yield from (Line(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
         from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - only where there is one

@@ -26,6 +26,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def capitalised(text: str) -> str:
+    """Returns a text as it stands at the beginning of a sentence; names keep their capitals."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def shown_path(path: str, cwd: str) -> str:
     """Returns a path as the user would type it: relative where it lies below ``cwd``.
 

@@ -17,7 +17,7 @@ from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import LaunchError
 from lllaunch.records.files import finite, last_event, nanoseconds, read_json, read_overrides
 from lllaunch.records.find import DEPTH, PLAN, RESULT, Found, find, is_result
-from lllaunch.records.locks import is_held
+from lllaunch.records.locks import is_held, state_of
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
@@ -139,8 +139,7 @@ def _run(found: Found) -> tuple[Entry, Mapping[str, Any]]:
     attempts = sum(name.startswith("attempt_") for name in found.names)
     state = "unknown"
     if RESULT not in found.names or document is not None:
-        held = is_held(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else False
-        state = {True: "running", False: "died", None: "unknown"}[held]
+        state = state_of(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else "died"
     entry = Entry(
         "run",
         path,
@@ -266,11 +265,9 @@ def read_sweep(path: str) -> dict[str, Any] | None:
 
 
 def _state_of_sweep(path: str, code: object) -> str:
-    held = is_held(os.path.join(path, SWEEP_LOCK_NAME))
-    if held:
-        return "running"
-    if not isinstance(code, int):
-        return "unknown" if held is None else "died"
+    state = state_of(os.path.join(path, SWEEP_LOCK_NAME))
+    if state == "running" or not isinstance(code, int):
+        return state
     if code > 128:  # 128 + a signal's number
         return "signalled"
     return "succeeded" if code == 0 else "failed"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 
 from lllaunch.records.files import read_text
-from lllaunch.run.lock import launcher_is_dead
+from lllaunch.run.lock import SIGNED, launcher_is_dead
 
-_SIGNED = re.compile(r"(pid \d+ on .*)\n?")
 _HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
 
@@ -46,5 +44,10 @@ def is_held(lock: str) -> bool | None:
 
 def holder(lock: str) -> str:
     """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
-    signed = _SIGNED.fullmatch(read_text(lock) or "")
-    return signed[1] if signed else ""
+    text = read_text(lock) or ""
+    return text.rstrip("\n") if SIGNED.fullmatch(text) else ""
+
+
+def state_of(lock: str) -> str:
+    """Return what a run or a sweep that has not ended does, as ``ls`` and ``show`` have it."""
+    return {True: "running", False: "died", None: "unknown"}[is_held(lock)]

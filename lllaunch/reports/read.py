@@ -17,7 +17,7 @@ from typing import Literal
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.records.files import read_overrides
-from lllaunch.records.locks import is_held
+from lllaunch.records.locks import state_of
 from lllaunch.reports.cases import Case, Log, Report
 from lllaunch.reports.fields import number, objects, text, texts, tidy, whole
 from lllaunch.reports.find import Fields, Found, checked, find, read_document
@@ -62,7 +62,7 @@ def _load_run(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
     if document is not None and over:
         case = run_case(document, tree, _logs(found.directory, "", document, hide), name)
     else:
-        case = unfinished_case(name, _state(found.directory, LOCK_NAME))
+        case = unfinished_case(name, state_of(os.path.join(found.directory, LOCK_NAME)))
     case = replace(case, overrides=overrides)
     shown = tidy(found.directory)
     return Report("run", shown, (case,), over, case.exit_code, case.seconds, case.started)
@@ -80,7 +80,7 @@ def _load_sweep(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
             job["overrides"] = list(redacted_overrides(texts(job, "overrides")))
     runs = dict(_runs(found.directory, jobs, tree, hide))
     common = _common(jobs)
-    state = "" if over else _state(found.directory, SWEEP_LOCK_NAME)
+    state = "" if over else state_of(os.path.join(found.directory, SWEEP_LOCK_NAME))
     return Report(
         kind="sweep",
         directory=tidy(found.directory),
@@ -93,12 +93,6 @@ def _load_sweep(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
         version=text(document, "lllaunch"),
         common=common,
     )
-
-
-def _state(directory: str, lock: str) -> str:
-    """Return what a run or sweep that is not over does, as ``show`` has it."""
-    held = is_held(os.path.join(directory, lock))
-    return {True: "running", False: "died", None: "unknown"}[held]
 
 
 def _goes_on(path: str, ended: str, last_type: str = "") -> bool:

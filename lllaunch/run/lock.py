@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """How long to wait for what a killed launcher has left, seconds."""
+SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
+"""What a launcher writes into the lock that it holds: its process id and its host's name."""
 
 # A lock counts as held after so many seconds: somebody may just look whether it is
 # (`lllaunch.records.locks`), or, for who has patience, be a launcher that was killed this moment.
@@ -34,7 +36,6 @@ _SHORT, _MOMENT = 0.1, 0.5
 _PAUSE = 0.02
 # what may outlive a launcher
 _PARTS = {"run": "workers", "sweep": "jobs"}
-_SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -173,7 +174,7 @@ def launcher_is_dead(lock: str) -> bool:
 
 def _signer(lock: str) -> int:
     """Return the process id of the launcher that signed a lock, 0 if it is not of this machine."""
-    signed = _SIGNED.fullmatch(proc.read_text(lock))
+    signed = SIGNED.fullmatch(proc.read_text(lock))
     return int(signed[1]) if signed is not None and signed[2] == socket.gethostname() else 0
 
 

@@ -150,12 +150,13 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(project: P
 INTERRUPTED_AT_THE_END = """
 import os, signal, sys
 from lllaunch import cli
+from lllaunch.spawner.client import Spawner
 
-def interrupted(spawner, close=cli.close):
+def interrupted(spawner, close=Spawner.close):
     os.kill(os.getpid(), signal.SIGINT)
     close(spawner)
 
-cli.close = interrupted
+Spawner.close = interrupted
 sys.argv = ["lllaunch", "+exp=x"]
 sys.exit(cli.main())
 """
