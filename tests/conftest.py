@@ -9,10 +9,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.project import quiet_environment
+
+_UNIT = Path(__file__).parent / "unit"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # no test writes to the index of runs in the user's home
     os.environ["XDG_STATE_HOME"] = _state_home(config)
     config.addinivalue_line(
-        "markers", "unmeasured: coverage does not measure the interpreters that it starts"
+        "markers", "measured: coverage measures it, and the interpreters that it starts"
     )
     config.addinivalue_line("markers", "untraced: coverage does not measure this process meanwhile")
 
@@ -58,18 +61,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Keep coverage out of what a test starts, where it asks for that.
+    """Keep coverage to unit tests, and to those that ask for it.
 
-    For tests whose lines of lllaunch others run and measure as well: to measure an interpreter
-    takes more than half as long again as to start it, and each of its forks writes a file, too.
+    The tests of commands run the same lines over and over: to measure an interpreter takes more
+    than half as long again as to start it, and each of its forks writes a file, too.
     """
+    measured = item.get_closest_marker("measured") or _UNIT in item.path.parents
     with pytest.MonkeyPatch.context() as patch:
-        if item.get_closest_marker("unmeasured"):
+        if not measured:
             for name in quiet_environment():
                 patch.delenv(name)
             patch.setattr(_Forks, "measured", False)
         # of a property a hundred examples are tried; other tests run the same lines once
-        if not (item.get_closest_marker("untraced") or item.get_closest_marker("hypothesis")):
+        property_ = item.get_closest_marker("hypothesis")
+        if measured and not (property_ or item.get_closest_marker("untraced")):
             return (yield)
         trace = sys.gettrace()
         sys.settrace(None)

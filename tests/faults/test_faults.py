@@ -234,7 +234,6 @@ def test_the_table_counts_scenarios_and_violations_by_kind_of_fault() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.unmeasured
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", range(4))
 def test_no_promise_is_broken_by_faults(part: int) -> None:

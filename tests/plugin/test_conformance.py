@@ -14,7 +14,6 @@ from hydra.test_utils.launcher_common_tests import (
 from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 
 def test_hydra_finds_the_launcher() -> None:

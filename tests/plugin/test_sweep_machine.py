@@ -15,7 +15,6 @@ from support.sweeping import SweepProject
 from lllaunch.sweep.records import Ended, Started
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 # Each worker tells what it sees, and when it was there.
 WORK = """

@@ -19,7 +19,6 @@ from support.sweeping import Running, SweepProject
 from lllaunch.sweep.records import Ended, Resumed
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 KILLS = 50
 JOBS = 20

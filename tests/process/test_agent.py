@@ -30,6 +30,8 @@ from lllaunch.multiprocessing.tees import Tees
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.targets import Program
 
+pytestmark = pytest.mark.measured
+
 
 def value(x: int) -> tuple[str, int]:
     return os.environ["RANK"], x

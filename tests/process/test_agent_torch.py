@@ -15,7 +15,7 @@ from lllaunch.agent.ports import HeldPort
 from lllaunch.multiprocessing import DefaultLogsSpecs
 
 # the same lines are measured where others run them
-pytestmark = [pytest.mark.slow, pytest.mark.unmeasured]
+pytestmark = pytest.mark.slow
 
 # What a worker sees of its launcher.
 SHOW = """

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.project import Project, quiet_environment, result
 
+pytestmark = pytest.mark.measured
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:

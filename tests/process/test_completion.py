@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from support.project import Project, environment
 
-pytestmark = pytest.mark.unmeasured
-
 # What readline gives to the function: words are split at = as well
 HARNESS = """
 complete -o nospace -F _former python

@@ -14,7 +14,6 @@ import pytest
 from support.launching import Launcher, until
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 FAILED, WATCHDOG = 3, 4
 SLEEPER = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"

@@ -21,7 +21,6 @@ NEEDS_MEMORY_CGROUP = pytest.mark.skipif(
 NEEDS = {6: [NEEDS_MEMORY_CGROUP], 12: [NEEDS_MOUNT]}
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.name, marks=NEEDS.get(case.number, [])) for case in CASES],

@@ -22,8 +22,6 @@ import pytest
 import yaml
 from support.project import environment, quiet_environment
 
-pytestmark = pytest.mark.unmeasured
-
 ROOT = Path(__file__).parents[2]
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = sorted([*(ROOT / name for name in TOP_PAGES), *(ROOT / "docs").rglob("*.md")])

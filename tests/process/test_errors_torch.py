@@ -12,7 +12,6 @@ import pytest
 from lllaunch.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 SCRIPT = """
 import json, os, sys

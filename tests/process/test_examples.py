@@ -13,7 +13,6 @@ import pytest
 from support.project import environment, result
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 from support.project import Project, environment
 
-pytestmark = pytest.mark.unmeasured
-
 TRANSCRIPT = Path(__file__).with_name("first_commands.txt")
 # between the commands that stand alone and those of which each sees what the ones before have left
 _ORDERED = "# in this order\n"

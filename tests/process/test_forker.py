@@ -19,6 +19,8 @@ from lllaunch.spawner.facts import Exited, Fact, Started, StartFailed, Swept
 from lllaunch.spawner.forker import Forker
 from lllaunch.testing import open_fds
 
+pytestmark = pytest.mark.measured
+
 
 @pytest.fixture
 def forker() -> Iterator[Forker]:

@@ -18,7 +18,6 @@ from support.project import Project
 from lllaunch.verbs import plan, rerun
 
 # Hydra takes what measures a process for a debugger, and shows tracebacks to it
-pytestmark = pytest.mark.unmeasured
 
 ALLOWED = 'allow:\n  entrypoints: ["ok.py", "ok:*"]\n  programs: [echo]\n'
 EVERYTHING = (

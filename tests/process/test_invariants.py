@@ -19,7 +19,6 @@ from support.project import Project
 from lllaunch.linux import proc
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 # A worker that leaves a grandchild in a session of its own which ignores SIGTERM, then waits.
 HOLDER = """

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from support.project import Project, environment, quiet_environment, result
 
-pytestmark = pytest.mark.unmeasured
-
 LOCKED = {"LLLAUNCH_LOCKED": "1"}
 
 

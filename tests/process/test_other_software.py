@@ -101,14 +101,12 @@ def succeeds(project: Project, *command: str, env: dict[str, str] | None = None)
 
 
 @pytest.mark.slow
-@pytest.mark.unmeasured
 def test_a_script_in_a_fork_of_what_has_imported_multiprocessing(project: Project) -> None:
     project.write("script.py", SCRIPT)
     preload = f"launch.preload={PRELOAD}"
     succeeds(project, "-m", "lllaunch", "launch.entrypoint=script.py", preload, env=WITH_DASK)
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_script(project: Project, start_method: str) -> None:
     project.write("script.py", SCRIPT)
@@ -117,13 +115,11 @@ def test_a_script(project: Project, start_method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.unmeasured
 def test_an_app_in_a_fork_of_what_has_imported_multiprocessing(project: Project) -> None:
     project.write("own.py", APP.format("lllaunch.main(config_path=None)"))
     succeeds(project, "own.py", f"launch.preload={PRELOAD}")
 
 
-@pytest.mark.unmeasured
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_an_app_of_hydras(project: Project, start_method: str) -> None:
     project.write("app.py", APP.format('hydra.main(config_path=None, version_base="1.3")'))

@@ -14,8 +14,6 @@ import yaml
 from pre_commit.main import main as pre_commit
 from support.project import Project, environment, quiet_environment
 
-pytestmark = pytest.mark.unmeasured
-
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / ".pre-commit-hooks.yaml"
 CONFIG = ROOT / "examples" / "ci" / "pre-commit-config.yaml"

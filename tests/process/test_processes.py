@@ -30,6 +30,8 @@ from lllaunch.multiprocessing import (
 )
 from lllaunch.multiprocessing.subprocess_handler import get_subprocess_handler
 
+pytestmark = pytest.mark.measured
+
 METHODS = ["spawn", "forkserver", "fork"]
 
 
@@ -366,7 +368,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.unmeasured
 def test_tensors_are_shared_as_arguments_and_returned_by_value(tmp_path: Path) -> None:
     path = tmp_path / "main.py"
     path.write_text(TENSORS)

@@ -21,6 +21,8 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.targets import Program, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 
+pytestmark = pytest.mark.measured
+
 if TYPE_CHECKING:
     from pathlib import Path
 

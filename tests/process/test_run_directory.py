@@ -18,6 +18,8 @@ from lllaunch.run.directory import RunDirectory
 from lllaunch.spawner.client import Spawner
 from lllaunch.testing import live_descendants
 
+pytestmark = pytest.mark.measured
+
 _OWN_APP = """
 import hydra
 import lllaunch

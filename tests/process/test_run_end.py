@@ -12,6 +12,8 @@ from support.launching import Launcher, gone, text_of, until
 
 from lllaunch.linux import proc
 
+pytestmark = pytest.mark.measured
+
 
 def test_a_run_has_succeeded_though_the_spawner_dies_while_leftovers_are_ended(
     tmp_path: Path,

@@ -10,8 +10,6 @@ from urllib.parse import quote
 import pytest
 from support.project import Project
 
-pytestmark = pytest.mark.unmeasured
-
 NAMES = (
     *(
         "HF_TOKEN",

@@ -29,6 +29,8 @@ from lllaunch.spawner.starting import start
 from lllaunch.spawner.sweep import SETTLE_SECONDS
 from lllaunch.spawner.targets import Function, Module, Program, Script
 
+pytestmark = pytest.mark.measured
+
 WAIT = 30.0
 
 
@@ -623,7 +625,6 @@ def test_a_function_is_called_and_its_value_is_left_in_the_attempt(
     assert (tmp_path / "return.json").read_text() == '{"sum": 3}'
 
 
-@pytest.mark.unmeasured
 def test_two_hundred_workers(spawner: Spawner, tmp_path: Path) -> None:
     target = script(tmp_path / "s.py", "import os; print(os.environ['R'])")
     for rank in range(200):

@@ -18,6 +18,8 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.facts import Exited, Fact
 from lllaunch.spawner.targets import Script
 
+pytestmark = pytest.mark.measured
+
 WAIT = 30.0
 SLOW = "import os\nwith open('imports', 'a') as file: file.write(f'{os.getpid()}\\n')\n"
 WORK = (

@@ -7,7 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from lllaunch.watchdog.stacks import pyspy
+
+pytestmark = pytest.mark.measured
 
 START = """
 import os, signal, sys

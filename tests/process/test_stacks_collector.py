@@ -27,6 +27,8 @@ from lllaunch.watchdog.stacks.collector import StackCollector
 from lllaunch.watchdog.stacks.facts import RankStack
 from lllaunch.watchdog.stacks.kernel import bit, status
 
+pytestmark = pytest.mark.measured
+
 WAIT = 30.0
 
 

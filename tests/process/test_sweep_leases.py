@@ -17,6 +17,8 @@ from lllaunch.sweep.leases import Leases, Slot, Watch
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.resources import Lease
 
+pytestmark = pytest.mark.measured
+
 # generous: only a hang takes that long
 WAIT = 60.0
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]

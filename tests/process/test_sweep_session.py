@@ -30,6 +30,8 @@ from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import SweepSession
 from lllaunch.sweep.shell import Sweep
 
+pytestmark = pytest.mark.measured
+
 # generous: only a hang takes that long
 WAIT = 60.0
 JOBS = 12

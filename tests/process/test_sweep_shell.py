@@ -33,6 +33,8 @@ from lllaunch.sweep.prepared import Answer, Broken, JobAnswered, Prepared
 from lllaunch.sweep.records import Over
 from lllaunch.sweep.resources import Lease, Need
 
+pytestmark = pytest.mark.measured
+
 # generous: only a hang takes that long
 WAIT = 30.0
 

@@ -17,6 +17,8 @@ from lllaunch.sweep.journal import read_journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 
+pytestmark = pytest.mark.measured
+
 # generous: only a hang takes that long
 WAIT = 30.0
 NAMES = [f"{name}-{os.getpid()}" for name in "wxyz"]

@@ -31,6 +31,8 @@ from lllaunch.sweep.prepared import Answer, Prepared, WarmKey
 from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.warmth import Warmth
 
+pytestmark = pytest.mark.measured
+
 # generous: only a hang takes that long
 WAIT = 30.0
 

@@ -17,6 +17,8 @@ from lllaunch.timer import FileTimerClient, FileTimerRequest, expires
 from lllaunch.timer.fifo import Fifo
 from lllaunch.timer.reading import RequestReader
 
+pytestmark = pytest.mark.measured
+
 LATER = 4e9
 
 

@@ -11,7 +11,6 @@ import pytest
 from lllaunch.timer import FileTimerServer
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 PAIRS = 100_000
 WORKERS = 8

@@ -28,6 +28,8 @@ from lllaunch.timer import (
 )
 from lllaunch.timer.local_timer import MultiprocessingRequestQueue
 
+pytestmark = pytest.mark.measured
+
 # Far more than any of this takes; a server that waits for its interval takes longer still.
 _BOUND = 60
 _LONG = 3600

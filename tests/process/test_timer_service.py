@@ -20,6 +20,8 @@ from lllaunch.timer import FileTimerClient, FileTimerRequest
 from lllaunch.timer.processes import Process, Processes
 from lllaunch.timer.service import TimerService
 
+pytestmark = pytest.mark.measured
+
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 

@@ -13,7 +13,6 @@ import pytest
 from support.project import Project, quiet_environment, result
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 RANKS = (0, 1)
 FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)

@@ -20,7 +20,6 @@ from lllaunch.reports.read import load
 from lllaunch.verbs.report import main
 
 # the same lines are measured where others run them
-pytestmark = pytest.mark.unmeasured
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 VERB = "import sys; from lllaunch.verbs.report import main; sys.exit(main(sys.argv[1:]))"

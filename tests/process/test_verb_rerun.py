@@ -15,8 +15,6 @@ import yaml
 from support.launching import until
 from support.project import Project, environment, result
 
-pytestmark = pytest.mark.unmeasured
-
 SECRET, ANOTHER = "planted-cafe1234", "planted-beef5678"
 
 

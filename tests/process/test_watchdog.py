@@ -14,6 +14,8 @@ import pytest
 from support.diagnosis import limited_memory, memory_cgroup, write_experiment
 from support.launching import Finished, Launcher, launch, text_of, until
 
+pytestmark = pytest.mark.measured
+
 WATCHDOG, FAILED = 4, 3
 
 # Short enough for a test; a look is taken four times in this.
