@@ -15,6 +15,8 @@ from support.verbs import Ended, call, hydra_put_back, listing
 
 from lllaunch.verbs import check, plan
 
+pytestmark = pytest.mark.measured
+
 Check = Callable[..., Ended]
 GLOBAL = "# @package _global_\n"
 TRAIN = f"{GLOBAL}launch: {{entrypoint: train.py}}\n"

@@ -19,6 +19,8 @@ from support.project import Project, environment, quiet_environment
 
 from lllaunch.verbs import ls, report, show
 
+pytestmark = pytest.mark.measured
+
 WORK = """\
 import argparse
 import os

@@ -15,6 +15,8 @@ import yaml
 from support.launching import until
 from support.project import Project, environment, result
 
+pytestmark = pytest.mark.measured
+
 SECRET, ANOTHER = "planted-cafe1234", "planted-beef5678"
 
 
