@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posix
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Generator
@@ -13,22 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.foreground import heed_signals
 from support.project import quiet_environment
 
 _UNIT = Path(__file__).parent / "unit"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give every signal the disposition that a shell in the foreground gives it.
-
-    A job in the background of a script has SIGINT and SIGQUIT ignored, and one under nohup SIGHUP.
-    lllaunch keeps what is ignored, so the tests of signals would wait in vain.
-    """
-    for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
-        if signal.getsignal(signum) is signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let tests find signals as they are in the foreground, and a state directory of their own."""
+    heed_signals()
     # no test writes to the index of runs in the user's home
     os.environ["XDG_STATE_HOME"] = _state_home(config)
     config.addinivalue_line(

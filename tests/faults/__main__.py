@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from tests.faults.checks import CHECKS, violations
 from tests.faults.scenarios import ENDING, Scenario, scenario
 from tests.faults.world import Unable, perform
+from tests.support.foreground import heed_signals
 
 _LIMIT = 240.0
 """Seconds that a scenario may take; the waits in it are bounded, so none does."""
@@ -209,6 +210,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Perform scenarios; return 1 if anything was violated."""
     args = arguments(argv)
+    heed_signals()
     print(f"seed {args.seed}", flush=True)
     numbers: Any = iter(int, 1)
     if args.only is not None:
