@@ -160,14 +160,20 @@ def _code(seen: Observed, one: Launched) -> Iterator[str]:
     elif status > 128:
         if status - 128 not in numbers:
             yield f"launcher {one.name}: {status}, but it got {sorted(numbers)}"
-    elif status == 1 and signal.SIGINT in numbers and b"Fatal Python error: init" in _shown(one):
-        # Ctrl-C before Python runs any code: it says so itself
+    elif status == 1 and signal.SIGINT in numbers and _started_too_early(_shown(one)):
         return
     elif status not in _natural(seen, one):
         yield f"launcher {one.name}: {status}, expected {sorted(_natural(seen, one))}"
     elif numbers and not _came_late(seen, hits):
         names = [hit.fault.name for hit in hits]
         yield f"launcher {one.name}: {status}, though it got {names} while workers were running"
+
+
+def _started_too_early(shown: bytes) -> bool:
+    """Whether Ctrl-C came before Python ran any code of ours, and Python says so itself."""
+    words = (b"Fatal Python error: init", b"Could not import runpy module", b"<frozen runpy>")
+    ours = re.search(rb'File "[^"]*/lllaunch/', shown)
+    return not ours and any(word in shown for word in words)
 
 
 def _shown(one: Launched) -> bytes:
@@ -529,9 +535,8 @@ def message(seen: Observed) -> Iterator[str]:
                 for line in bytes(data).splitlines()
                 if not _TEED.match(line) and not re.match(rb"(\[\d+\] )?\s+(\||[A-Z ]*File )", line)
             ]
-            # an interpreter that Ctrl-C reaches before it runs any code says so itself
-            ours = (b"of its own accord", b"Fatal Python error")
-            quoted = any(word in line for line in own for word in ours)
+            quoted = any(b"of its own accord" in line for line in own)
+            quoted = quoted or _started_too_early(bytes(data))
             for line in own:
                 if _OURS.search(line) and not (quoted and b"Traceback" in line):
                     yield f"launcher {one.name} shows: {_short(line)}"
