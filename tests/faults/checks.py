@@ -618,7 +618,8 @@ def _pairs(seen: Observed) -> Iterator[str]:
         if one.status == 2 and any(worker.job == one.name for worker in ran):
             yield f"launcher {one.name} was refused and started workers"
     for directory in {path.parent for path in seen.root.glob("project/**/.hydra")}:
-        tags = set()
+        # a worker may have written no line
+        tags = {worker.job.encode() for worker in ran if directory in worker.log.parents}
         logs = sorted(directory.glob("attempt_*/*/stdout.log"))
         for log in logs:
             tags |= set(re.findall(rb"@([ab])\.", log.read_bytes()))
