@@ -8,7 +8,7 @@ import re
 from hydra.errors import MissingConfigException, OverrideParseException
 
 from lllaunch.config.suggest import did_you_mean
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 
 _EXPERIMENTS = "exp"

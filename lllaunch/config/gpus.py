@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lllaunch.config.findings import Unfit
-from lllaunch.linux import nvml as driver
-from lllaunch.linux.nvml import Nvml
-from lllaunch.linux.pretended import PRETEND, pretended_gpus
+from lllaunch.linux import gpus as driver
+from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
 
 __all__ = ["PRETEND", "Nvml", "count_gpus"]
 

@@ -1,14 +1,102 @@
-"""A cgroup (version 2) for the workers of one spawner, where the system lets us make one.
+"""Control groups: what limits this process, and a group for the workers of a spawner.
+
+Sources: ``/proc/self/cgroup`` (cgroups(7)) and ``/proc/self/mountinfo`` (proc(5)). Every part may
+be missing (containers hide some).
 
 Whatever a process does with its session, environment or parents, it stays in its cgroup, and
 ``cgroup.kill`` ends all of them at once. So this is the surest way of ending a tree; where cgroups
 are not delegated, everything works without it. Files: the kernel's cgroup-v2 documentation.
+
+Sources: sched_getaffinity(2), which covers cpusets; cgroup v2 ``cpu.max`` (kernel,
+admin-guide/cgroup-v2.rst); cgroup v1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` (kernel,
+scheduler/sched-bwc.rst).
+
+Sources: cgroup v2 ``memory.max`` and ``memory.events`` (kernel, admin-guide/cgroup-v2.rst), cgroup
+v1 ``memory.limit_in_bytes`` and ``memory.oom_control`` (admin-guide/cgroup-v1/memory.rst),
+``oom_kill`` in ``/proc/vmstat`` and ``MemTotal`` in ``/proc/meminfo``. Every part may be missing
+(containers hide some); what is missing is None.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
+import resource
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lllaunch.linux.proc import read_text
+
+
+class Hierarchy(NamedTuple):
+    """A cgroup of this process and all above it.
+
+    Attributes:
+        version: 1 or 2; their files have different names.
+        directories: its own first, then upwards to the mount point.
+    """
+
+    version: int
+    directories: list[str]
+
+
+def hierarchies(controller: str, proc: str = "/proc") -> list[Hierarchy]:
+    """Finds the cgroups that may limit this process; never raises.
+
+    Args:
+        controller: ``memory``, ``cpu``, ...
+        proc: where procfs is mounted.
+    """
+    mounts = _mounts(read_text(f"{proc}/self/mountinfo"), controller)
+    found = []
+    for line in read_text(f"{proc}/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        version = 1 if controllers else 2
+        if version in mounts:
+            found.append(Hierarchy(version, _upwards(*mounts[version], path)))
+    return found
+
+
+def _mounts(mountinfo: str, controller: str) -> dict[int, tuple[str, str]]:
+    """Returns by cgroup version the root and mount point of the controller's hierarchy."""
+    found: dict[int, tuple[str, str]] = {}
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or not kind:
+            continue
+        if kind[0] == "cgroup2":
+            found.setdefault(2, (_unescaped(fields[3]), _unescaped(fields[4])))
+        elif kind[0] == "cgroup" and controller in kind[-1].split(","):
+            found.setdefault(1, (_unescaped(fields[3]), _unescaped(fields[4])))
+    return found
+
+
+def _unescaped(path: str) -> str:
+    """Undoes the octal escapes that mountinfo writes for blanks and backslashes (proc(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+def _upwards(root: str, mount: str, path: str) -> list[str]:
+    """Returns the directory of cgroup ``path`` and all above it, within the mount.
+
+    A container sees its own cgroup as the root of the mount while /proc/self/cgroup may show the
+    path from the host's root: what lies outside the mount stands for the mount itself.
+    """
+    inside = os.path.relpath(path, root) if path.startswith(root) else "."
+    directory = os.path.normpath(os.path.join(mount, inside))
+    if not os.path.isdir(directory):
+        directory = mount
+    directories = [directory]
+    while directory != mount and directory.startswith(mount):
+        directory = os.path.dirname(directory)
+        directories.append(directory)
+    return directories
+
 
 _MOUNTS = "/proc/self/mounts"
 _OWN = "/proc/self/cgroup"
@@ -99,3 +187,175 @@ class Cgroup:
         """Remove it, if nothing is in it."""
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
+
+
+class Cores(NamedTuple):
+    """What there is to compute with.
+
+    Attributes:
+        numbers: the cores that this process may run on, ascending.
+        quota: how many cores' worth of time its cgroups get, None if they do not limit it.
+    """
+
+    numbers: tuple[int, ...]
+    quota: float | None = None
+
+
+def find_cores(proc: str = "/proc") -> Cores:
+    """Looks now; never raises.
+
+    Args:
+        proc: where procfs is mounted.
+    """
+    quotas = [
+        quota
+        for version, directories in hierarchies("cpu", proc)
+        for directory in directories
+        if (quota := _quota(version, directory)) is not None
+    ]
+    return Cores(tuple(sorted(os.sched_getaffinity(0))), min(quotas, default=None))
+
+
+def _quota(version: int, directory: str) -> float | None:
+    if version == 2:
+        words = read_text(f"{directory}/cpu.max").split()
+    else:
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = [read_text(f"{directory}/{name}").strip() for name in files]
+    # 'max' in version 2 and '-1' in version 1 are no limit.
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+# cgroup v1 has no word for 'no limit': it shows the largest multiple of the page size
+_V1_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of this machine and of this process's cgroup at one moment.
+
+    Attributes:
+        cgroup_kills: how often the OOM killer struck in this process's cgroup or below it.
+        machine_kills: how often it struck on this machine since boot.
+        limit: smallest memory limit of this process's cgroup and those above it, bytes.
+        total: memory of the machine, bytes.
+        shm_total: size of /dev/shm, bytes.
+        shm_free: what is free of it, bytes.
+    """
+
+    cgroup_kills: int | None = None
+    machine_kills: int | None = None
+    limit: int | None = None
+    total: int | None = None
+    shm_total: int | None = None
+    shm_free: int | None = None
+
+
+UNKNOWN = Memory()
+"""Nothing could be read."""
+
+
+def read_memory(proc: str = "/proc", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - the mount itself, nothing is written there
+    """Reads the counters now; never raises.
+
+    Args:
+        proc: where procfs is mounted.
+        shm: where the shared memory's file system is mounted.
+    """
+    kills, limit = _cgroup(proc)
+    shm_total, shm_free = _space(shm)
+    total = _field(read_text(f"{proc}/meminfo"), "MemTotal:")
+    return Memory(
+        cgroup_kills=kills,
+        machine_kills=_field(read_text(f"{proc}/vmstat"), "oom_kill"),
+        limit=limit,
+        total=None if total is None else total * 1024,  # meminfo counts in KiB
+        shm_total=shm_total,
+        shm_free=shm_free,
+    )
+
+
+def _cgroup(proc: str) -> tuple[int | None, int | None]:
+    """Returns OOM kills in, and the smallest limit of, this process's memory cgroup."""
+    kills: int | None = None
+    limits: list[int] = []
+    for version, directories in hierarchies("memory", proc):
+        counted = _kills(version, directories[0])
+        kills = counted if counted is not None else kills
+        limits += [limit for each in directories if (limit := _limit(version, each)) is not None]
+    return kills, min(limits, default=None)
+
+
+def _kills(version: int, directory: str) -> int | None:
+    name = "memory.events" if version == 2 else "memory.oom_control"
+    return _field(read_text(f"{directory}/{name}"), "oom_kill")
+
+
+def _limit(version: int, directory: str) -> int | None:
+    name = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    text = read_text(f"{directory}/{name}").strip()
+    if not text.isdigit():  # not there, or 'max'
+        return None
+    limit = int(text)
+    return None if limit >= _V1_UNLIMITED else limit
+
+
+def _space(path: str) -> tuple[int | None, int | None]:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None, None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _field(text: str, name: str) -> int | None:
+    """Returns the number after ``name`` in lines of 'name number'."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
+def shortage(error: BaseException | None) -> str:
+    """Return what an exception says is used up, and what limits it.
+
+    Args:
+        error: an exception; those that it came of are looked at, too.
+
+    Returns:
+        A line for people; empty if nothing is short.
+    """
+    seen: set[int] = set()  # under a debugger, OmegaConf's exceptions lead back to themselves
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.EMFILE:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"no file can be opened: this process may have {limit} open (ulimit -n)"
+        if number == errno.ENFILE:
+            limits = read_text("/proc/sys/fs/file-max").strip()
+            return f"no file can be opened: this system may have {limits} open (fs.file-max)"
+        if number == errno.EAGAIN or str(error) == "can't start new thread":
+            return f"no process or thread can be started; limits: {', '.join(_of_processes())}"
+        if number == errno.ENOMEM or isinstance(error, MemoryError):
+            return "no memory is left"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _of_processes() -> list[str]:
+    """Return the limits on processes and threads, with where they are set."""
+    found = []
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if limit != resource.RLIM_INFINITY:
+        found.append(f"{limit} of this user (ulimit -u)")
+    for _, directories in hierarchies("pids"):
+        for directory in directories:
+            text = read_text(f"{directory}/pids.max").strip()
+            if text.isdigit():
+                found.append(f"{text} in {directory} (pids.max)")
+    system = read_text("/proc/sys/kernel/threads-max").strip()
+    return [*found, f"{system} of this system (kernel.threads-max)"]

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.multiprocessing.followed import FollowedFile
 from lllaunch.multiprocessing.guards import gate_of
 from lllaunch.multiprocessing.output import Destination

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from lllaunch.errors import OutputError
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.multiprocessing.follow import Follower
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.agent.guard import ENABLE_FILE_TIMER
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.linux.limits import shortage
-from lllaunch.linux.oom import read_memory
+from lllaunch.linux.cgroup import read_memory, shortage
 from lllaunch.moments import now_ns
 from lllaunch.multiprocessing.signals import (
     DEFAULT_SIGNALS,

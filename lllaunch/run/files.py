@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import OutputError
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lllaunch.linux.oom import Memory
+    from lllaunch.linux.cgroup import Memory
 
 
 def host_facts(memory: Memory) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.excerpts import read_crash, read_error, read_exit_call
 from lllaunch.run.records import AttemptRecord, Disk, SentSignal, WorkerFiles, WorkerRecord
 

@@ -1,7 +1,7 @@
 """What can be said about a worker's death beyond its status, and how sure that is.
 
 Pure: `explain` looks at an `Evidence` and nothing else. The memory counters in it are read by
-`lllaunch.linux.oom` when the attempt starts and when the worker's end becomes known.
+`lllaunch.linux.cgroup` when the attempt starts and when the worker's end becomes known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.causes import signal_name
 from lllaunch.units import size
 

@@ -13,7 +13,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lllaunch.linux.oom import Memory, read_memory
+from lllaunch.linux.cgroup import Memory, read_memory
 from lllaunch.moments import now_ns
 from lllaunch.run.notes import NotedAttempt, NotedWorker
 from lllaunch.run.records import Disk, SentSignal, WorkerFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.linux.cgroup import UNKNOWN, Memory
 
 if TYPE_CHECKING:
     from lllaunch.spawner.facts import Died, Exited, Leftover, PreloadBroken, Started, StartFailed

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
     Alarm,
     Subreaper,

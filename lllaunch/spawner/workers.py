@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import open_pidfd, signal_group
 from lllaunch.moments import since_boot_ns
 from lllaunch.spawner.child import Surroundings

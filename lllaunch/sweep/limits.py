@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from lllaunch.linux.cpus import Cores
-from lllaunch.linux.nvml import Gpu
+from lllaunch.linux.cgroup import Cores
+from lllaunch.linux.gpus import Gpu
 
 _RANGE = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
 _MOST_SHOWN = 80

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lllaunch.errors import ConfigError, Problem
-from lllaunch.linux.cpus import Cores, find_cores
-from lllaunch.linux.nvml import Gpu, GpusUnknown, Nvml, list_gpus
-from lllaunch.linux.pretended import PRETEND, pretended_gpus
+from lllaunch.linux.cgroup import Cores, find_cores
+from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus, pretended_gpus
 from lllaunch.sweep.limits import Refused, choose_cpus, choose_gpus, gives_none, shown
 from lllaunch.sweep.resources import Lease
 

@@ -114,7 +114,7 @@ class LocalTimerServer(TimerServer):
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
-        from lllaunch.timer.processes import Processes  # noqa: PLC0415 - workers start no server
+        from lllaunch.timer.service import Processes  # noqa: PLC0415 - workers start no server
 
         self._queue = MultiprocessingRequestQueue(mp_queue)
         super().__init__(self._queue, max_interval, daemon)

@@ -42,7 +42,7 @@ class TimerServer(ABC):
     ) -> None:
         import threading  # noqa: PLC0415 - workers import this module and start no server
 
-        from lllaunch.timer.registry import TimerRegistry  # noqa: PLC0415 - the same
+        from lllaunch.timer.service import TimerRegistry  # noqa: PLC0415 - the same
         from lllaunch.timer.steady import SteadyTime  # noqa: PLC0415 - the same
 
         super().__init__()

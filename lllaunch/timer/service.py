@@ -1,5 +1,8 @@
 """`TimerService`: the server's side of the FIFO, for an event loop of one thread.
 
+The form is torch's (``torch.distributed.elastic.timer``, version 1): one JSON object a line, of at
+most PIPE_BUF bytes with its newline, so that requests of several writers are never mixed.
+
 Nothing here waits. The loop waits until `TimerService.fileno` is readable or `next_in` seconds have
 passed, then calls `dispatch` and `expired`.
 
@@ -10,18 +13,611 @@ request, and a process counts as ended when that says so.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import math
 import os
+import re
+import select
+import struct
+import termios
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from lllaunch.timer.backlog import Backlog
-from lllaunch.timer.fifo import Fifo
-from lllaunch.timer.processes import Processes
-from lllaunch.timer.reading import Rejected, RequestReader
-from lllaunch.timer.registry import Timer, TimerRegistry
-from lllaunch.timer.rejections import Rejections
+from lllaunch.linux.process import open_pidfd, process_ended, send_signal
+from lllaunch.timer.file_client import SERVED_BY_US
 from lllaunch.timer.request import FileTimerRequest
+
+_TEXT = 120
+_MAX_PID = 2**31 - 1
+_MAX_SIGNAL = 64
+
+# What both clients write, unless the scope has other characters than these: four times as fast as
+# a JSON parser. What does not match is parsed as JSON.
+_USUAL = re.compile(
+    rb'\{"version": 1, "pid": ([1-9][0-9]{0,8}), "scope_id": "([ !#-\[\]-~]*)", '
+    rb'"expiration_time": (-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?), '
+    rb'"signal": (0|[1-9]|[1-5][0-9]|6[0-4])\}'
+).fullmatch
+_START = b'{"version"'
+# No request has fewer bytes: spaces and the version may be left out, nothing else.
+_SHORTEST = len('{"pid":1,"scope_id":"","expiration_time":0,"signal":0}')
+
+
+class Rejected(NamedTuple):
+    """A request that was not understood or not allowed.
+
+    Attributes:
+        pid: the process that it says it comes from; None if it does not say.
+        reason: what is wrong with it, as a clause.
+        text: what was read, shortened and printable; empty if the reason says it all.
+    """
+
+    pid: int | None
+    reason: str
+    text: str
+
+
+class Fault(NamedTuple):
+    """What is wrong with a line; the attributes are those of `Rejected`."""
+
+    pid: int | None
+    reason: str
+
+
+_TOO_LONG = Fault(None, f"it is longer than {select.PIPE_BUF} bytes")
+_NO_OBJECT = Fault(None, "it is not a JSON object")
+
+
+class Read(NamedTuple):
+    """What was in a block of bytes.
+
+    Attributes:
+        requests: in order.
+        rejected: what was wrong with other lines.
+        others: how many more lines were wrong.
+    """
+
+    requests: list[FileTimerRequest]
+    rejected: list[Rejected]
+    others: int
+
+
+class RequestReader:
+    """Splits what is read into lines and understands them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._overlong = False
+
+    def feed(self, block: bytes, tell: int) -> Read:
+        """Takes the next bytes.
+
+        Lines that are no requests cost little, most of all when no more of them are to be told.
+
+        Args:
+            block: they; any length. The end of the last line may come with a later block.
+            tell: how many rejections are wanted, at most; others are counted.
+
+        Returns:
+            What was in the lines that are complete.
+        """
+        lines = (self._rest + block).split(b"\n")
+        self._rest = lines.pop()
+        requests: list[FileTimerRequest] = []
+        rejected: list[Rejected] = []
+        wrong = 0
+        if self._overlong and lines:
+            # It was reported when it grew too long. Its end may be another's request.
+            self._overlong = False
+            requests += _rescued(lines.pop(0))
+        for line in filter(None, lines):
+            if wrong >= tell and len(line) < _SHORTEST:
+                wrong += not line.isspace()
+                continue
+            found = parse(line)
+            if isinstance(found, FileTimerRequest):
+                requests.append(found)
+            elif found is not None:
+                wrong += 1
+                requests += _rescued(line)
+                if wrong <= tell:
+                    rejected.append(Rejected(*found, shortened(line)))
+        if len(self._rest) >= select.PIPE_BUF:
+            if not self._overlong:
+                wrong += 1
+                if wrong <= tell:
+                    rejected.append(Rejected(*_TOO_LONG, shortened(self._rest)))
+            self._overlong = True
+            self._rest = self._rest[-select.PIPE_BUF :]
+        return Read(requests, rejected, wrong - len(rejected))
+
+
+def _rescued(line: bytes) -> list[FileTimerRequest]:
+    """The request at the end of a bad line, if there is one.
+
+    Somebody wrote less than a line, or more than the kernel keeps together, and a good request of
+    another process came to stand right behind. ``{"version"`` cannot stand inside of a JSON string.
+    """
+    start = line.rfind(_START)
+    # The whole line has been tried, unless it is too long.
+    found = parse(line[start:]) if start > 0 else None
+    return [found] if isinstance(found, FileTimerRequest) else []
+
+
+def parse(line: bytes) -> FileTimerRequest | Fault | None:
+    """Understands a line.
+
+    Args:
+        line: without its newline.
+
+    Returns:
+        The request, or what is wrong with it; None for a blank line.
+    """
+    usual = _USUAL(line)
+    if usual is not None and len(line) < select.PIPE_BUF:
+        pid, scope, expiration, signum = usual.groups()
+        return FileTimerRequest(int(pid), scope.decode(), float(expiration), int(signum))
+    text = line.strip()
+    if not text:
+        return None
+    if len(line) >= select.PIPE_BUF:
+        return _TOO_LONG
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        # Told without a parser, which takes its time.
+        return _NO_OBJECT
+    return _parse_json(line)
+
+
+def _parse_json(line: bytes) -> FileTimerRequest | Fault:
+    try:
+        fields = json.loads(line.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        return Fault(None, f"it is not JSON ({reason})")
+    if not isinstance(fields, dict):
+        return _NO_OBJECT
+    reason = _wrong_with(fields)
+    if reason:
+        pid = fields.get("pid")
+        return Fault(pid if _is_pid(pid) else None, reason)
+    # A lone surrogate can neither be written nor shown.
+    scope = fields["scope_id"].encode(errors="backslashreplace").decode()
+    return FileTimerRequest(
+        fields["pid"], scope, float(fields["expiration_time"]), fields["signal"]
+    )
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pid(value: Any) -> bool:
+    return _is_whole(value) and 0 < value <= _MAX_PID
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return (_is_whole(value) or isinstance(value, float)) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("version", lambda value: _is_whole(value) and value == 1, "is not 1"),
+    ("pid", _is_pid, "is no process id"),
+    ("scope_id", lambda value: isinstance(value, str), "is no string"),
+    ("expiration_time", _is_time, "is no finite number"),
+    ("signal", lambda value: _is_whole(value) and value <= _MAX_SIGNAL, "is no signal"),
+)
+
+
+def _wrong_with(fields: dict[str, Any]) -> str:
+    """What is wrong with the fields of a request, or an empty string."""
+    # torch's server does not ask for the version, so something else than a client may leave it out.
+    fields = {"version": 1, **fields}
+    missing = [name for name, _, _ in _CHECKS if name not in fields]
+    if missing:
+        return f"it has no {', '.join(missing)}"
+    for name, fine, what in _CHECKS:
+        if not fine(fields[name]):
+            return f"its {name} {what}"
+    return ""
+
+
+def shortened(line: bytes) -> str:
+    """Returns the first part of a line in printable characters."""
+    text = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in line[:_TEXT].decode(errors="backslashreplace")
+    )
+    return text if len(line) <= _TEXT else f"{text}..."
+
+
+_TOLD = 20
+_PERIOD = 10.0
+
+
+class Rejections:
+    """Tells at most 20 rejections in 10 seconds one by one, and counts the others."""
+
+    def __init__(self) -> None:
+        self._told: list[Rejected] = []
+        self._left = _TOLD
+        self._others = 0
+        self._period_ends = 0.0
+        self._counted = False
+
+    @property
+    def left(self) -> int:
+        """How many would be told one by one now."""
+        return self._left
+
+    def add(self, rejected: Rejected) -> None:
+        """Takes note of one."""
+        if self._left:
+            self._left -= 1
+            self._told.append(rejected)
+        else:
+            self._others += 1
+
+    def count(self, number: int) -> None:
+        """Takes note of so many that need not be told one by one."""
+        self._others += number
+
+    def begin(self, now: float) -> None:
+        """Notes that time has passed; to be called before what is found at ``now`` is added.
+
+        Args:
+            now: seconds of a clock that never goes back.
+        """
+        if now >= self._period_ends:
+            self._period_ends = now + _PERIOD
+            self._left = _TOLD
+            self._counted = False
+
+    def take(self) -> list[Rejected]:
+        """Returns what is to be told now; the others, twice a period at most, as one."""
+        told, self._told = self._told, []
+        if self._others and not self._counted:
+            requests = "1 more request" if self._others == 1 else f"{self._others} more requests"
+            told.append(Rejected(None, f"{requests} for timers could not be accepted", ""))
+            self._others = 0
+            self._counted = True
+        return told
+
+
+class Backlog:
+    """Tells up to which moment everything that was written has been read.
+
+    A timer that is over may have been taken back in a part that is still to be read.
+    """
+
+    def __init__(self) -> None:
+        self._until = -math.inf
+        self._behind = False
+        # When what is to be read now had been written, and how much is left of it.
+        self._began = -math.inf
+        self._left = 0
+
+    @property
+    def until(self) -> float:
+        """The moment; at least until then all has been read."""
+        return self._until
+
+    @property
+    def behind(self) -> bool:
+        """Whether there was more at the last reading."""
+        return self._behind
+
+    def note(self, now: float, got: int, waiting: int) -> None:
+        """Takes note of a reading.
+
+        Args:
+            now: when it began, seconds of a clock that never goes back.
+            got: bytes that were read.
+            waiting: bytes that were there after it.
+        """
+        self._behind = waiting > 0
+        self._left -= got
+        if not waiting:
+            self._until = self._began = now
+            self._left = 0
+        elif self._left <= 0:
+            # All that was there when `_left` was set has been read; what is there now is next.
+            self._until = self._began
+            self._began, self._left = now, waiting
+
+
+R = TypeVar("R")
+
+# The heap is cleaned when it is this much longer than what runs.
+_SLACK = 64
+
+
+class Timer(NamedTuple):
+    """A timer that runs.
+
+    Attributes:
+        worker: who has set it.
+        scope: its name, one of each for a worker.
+        deadline: when it is over, seconds of a clock that never goes back.
+        since: when it was set, by that clock.
+        request: what set it.
+    """
+
+    worker: Any
+    scope: str
+    deadline: float
+    since: float
+    request: Any
+
+
+class TimerRegistry(Generic[R]):
+    """Timers by worker and name. Each operation takes logarithmic time, amortised."""
+
+    def __init__(self) -> None:
+        self._timers: dict[Hashable, dict[str, Timer]] = {}
+        self._count = 0
+        # (deadline, number, timer), with timers that run no more among them. The number decides
+        # between equal deadlines, as workers need have no order.
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: tuple[Hashable, str]) -> bool:
+        worker, scope = key
+        return scope in self._timers.get(worker, ())
+
+    def count(self, worker: Hashable) -> int:
+        """Returns how many timers a worker has."""
+        return len(self._timers.get(worker, ()))
+
+    def workers(self) -> set[Hashable]:
+        """Returns those that have timers."""
+        return set(self._timers)
+
+    def acquire(
+        self, worker: Hashable, scope: str, deadline: float, since: float, request: R
+    ) -> None:
+        """Sets a timer, in place of the one of that name if there is one."""
+        timer = Timer(worker, scope, deadline, since, request)
+        scopes = self._timers.setdefault(worker, {})
+        self._count += scope not in scopes
+        scopes[scope] = timer
+        self._number += 1
+        heappush(self._heap, (deadline, self._number, timer))
+        if len(self._heap) > 2 * self._count + _SLACK:
+            self._heap = [entry for entry in self._heap if self._runs(entry[2])]
+            heapify(self._heap)
+
+    def release(self, worker: Hashable, scope: str) -> None:
+        """Takes a timer back; one that does not run is no error."""
+        scopes = self._timers.get(worker)
+        if scopes is not None and scopes.pop(scope, None) is not None:
+            self._count -= 1
+            if not scopes:
+                del self._timers[worker]
+
+    def drop(self, worker: Hashable) -> None:
+        """Takes back all timers of a worker."""
+        self._count -= len(self._timers.pop(worker, ()))
+
+    def _runs(self, timer: Timer) -> bool:
+        return self._timers.get(timer.worker, {}).get(timer.scope) is timer
+
+    def next_deadline(self) -> float | None:
+        """Returns when the next timer is over, or None if none runs."""
+        while self._heap and not self._runs(self._heap[0][2]):
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def over(self, now: float) -> dict[Any, list[Timer]]:
+        """Returns the timers that are over at ``now``, by worker, the earliest first."""
+        next_deadline = self.next_deadline()
+        if next_deadline is None or next_deadline > now:
+            return {}
+        timers = (timer for scopes in self._timers.values() for timer in scopes.values())
+        found: dict[Any, list[Timer]] = {}
+        for timer in sorted(
+            (timer for timer in timers if timer.deadline <= now), key=lambda timer: timer.deadline
+        ):
+            found.setdefault(timer.worker, []).append(timer)
+        return found
+
+    def take_expired(self, now: float) -> dict[Any, list[Timer]]:
+        """As `over`; takes back all timers of the workers that it returns, also those not over."""
+        found = self.over(now)
+        for worker in found:
+            self.drop(worker)
+        return found
+
+
+# Each costs a descriptor.
+_LIMIT = 4096
+
+
+class Process(NamedTuple):
+    """A process that was alive when it was first seen.
+
+    Attributes:
+        pid: process id.
+        owner: whose it is.
+        pidfd: descriptor that is readable once it has ended.
+    """
+
+    pid: int
+    owner: int
+    pidfd: int
+
+
+class Processes:
+    """Processes by their ids.
+
+    Args:
+        owner_of: tells whose a process is; None if it is nobody's.
+        limit: how many are kept at most.
+
+    Raises:
+        OSError: there are no descriptors left.
+    """
+
+    def __init__(self, owner_of: Callable[[int], int | None], limit: int = _LIMIT) -> None:
+        self._owner_of = owner_of
+        self._limit = limit
+        self._known: dict[int, Process] = {}
+        self._pids: dict[int, int] = {}
+        self._epoll = select.epoll()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when `ended` returns something."""
+        return self._epoll.fileno()
+
+    def watch(self, fd: int) -> None:
+        """Make `fileno` readable also when this descriptor is."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """The opposite of `watch`; before the descriptor is closed."""
+        self._epoll.unregister(fd)
+
+    def get(self, pid: int) -> Process | None:
+        """A process that is known."""
+        return self._known.get(pid)
+
+    def admit(self, pid: int) -> Process | str | None:
+        """A process, known or new.
+
+        Returns:
+            It, or why it is refused, or None if it has ended.
+        """
+        known = self._known.get(pid)
+        if known is not None:
+            return known
+        if len(self._known) >= self._limit:
+            return f"{self._limit} processes have timers already"
+        try:
+            pidfd = open_pidfd(pid)
+        except (OSError, OverflowError, TypeError) as error:
+            return f"process {pid!r} cannot be watched ({error})"
+        if pidfd is None:
+            return None
+        owner = self._owner_of(pid)
+        # Asked in this order: as it lives now, nobody else had its number in between.
+        if owner is None or process_ended(pidfd):
+            os.close(pidfd)
+            return f"process {pid} is no worker's" if owner is None else None
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._pids[pidfd] = pid
+        process = self._known[pid] = Process(pid, owner, pidfd)
+        return process
+
+    def ended(self) -> list[int]:
+        """Ids of the processes that have ended since the last call; they are forgotten."""
+        found = []
+        for fd, _ in self._epoll.poll(0):
+            pid = self._pids.pop(fd, None)
+            if pid is not None:
+                found.append(pid)
+                self._epoll.unregister(fd)
+                os.close(self._known.pop(pid).pidfd)
+        return found
+
+    def signal(self, pid: int, signum: int) -> bool:
+        """Send a signal to a known process; False if it is not known or gone.
+
+        Raises:
+            OSError: it may not be signalled.
+        """
+        known = self._known.get(pid)
+        return known is not None and send_signal(known.pidfd, signum)
+
+    def close(self) -> None:
+        """Let go of all of them; idempotent."""
+        for known in self._known.values():
+            os.close(known.pidfd)
+        self._known.clear()
+        self._pids.clear()
+        self._epoll.close()
+
+
+# As much as a user may have without privileges, by default: 9000 requests.
+_PIPE_BYTES = 1 << 20
+# A few milliseconds of work, whatever is in it: who reads has other things to do as well.
+_READ_BYTES = 1 << 16
+
+
+class Fifo:
+    """A FIFO that only this user may use.
+
+    It is opened for writing too: there is never an end of file, nor a hang-up, when clients leave.
+
+    Args:
+        path: where; nothing may be there.
+
+    Raises:
+        OSError: it cannot be made; names the path.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            os.mkfifo(path, 0o600)
+        except OSError as error:
+            # It says what, but not where.
+            raise OSError(error.errno, error.strerror, path) from None
+        try:
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(path, flags)
+        except OSError:
+            os.unlink(path)
+            raise
+        # A filesystem that keeps no such bit costs clients an open for each request.
+        with contextlib.suppress(OSError):
+            os.fchmod(self._fd, 0o600 | SERVED_BY_US)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def read(self) -> bytes:
+        """Reads what is in it, 64 KiB at most; nothing if it is empty."""
+        try:
+            return os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return b""
+
+    def waiting(self) -> int:
+        """Returns how many bytes are in it."""
+        size: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]
+        return size
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Unlink and close it, unless something else has taken its place; idempotent."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                os.unlink(self.path)
+        self.close()
+
 
 __all__ = ["Expired", "Rejected", "TimerService"]
 

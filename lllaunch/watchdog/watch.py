@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.timer import FileTimerClient, FileTimerRequest, expires
-from lllaunch.timer.fifo import Fifo
-from lllaunch.timer.reading import RequestReader
+from lllaunch.timer.service import Fifo, RequestReader
 
 pytestmark = pytest.mark.measured
 

@@ -17,8 +17,7 @@ import pytest
 from lllaunch.linux.process import wait_readable
 from lllaunch.testing import FakeClock, open_fds
 from lllaunch.timer import FileTimerClient, FileTimerRequest
-from lllaunch.timer.processes import Process, Processes
-from lllaunch.timer.service import TimerService
+from lllaunch.timer.service import Process, Processes, TimerService
 
 pytestmark = pytest.mark.measured
 

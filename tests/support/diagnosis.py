@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lllaunch.linux import proc
-from lllaunch.linux.cgroup_paths import hierarchies
+from lllaunch.linux.cgroup import hierarchies
 from support.launching import text_of, until
 
 SCRIPTS = Path(__file__).parents[1] / "process" / "diagnosis"

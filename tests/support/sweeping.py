@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lllaunch.linux import proc
-from lllaunch.linux.pretended import PRETEND
+from lllaunch.linux.gpus import PRETEND
 from lllaunch.sweep.journal import read_journal
 from lllaunch.sweep.records import Composed, Ended, Record, Started
 from support.launching import until

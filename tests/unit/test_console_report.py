@@ -9,7 +9,7 @@ import pytest
 
 from lllaunch.console.report import report_lines
 from lllaunch.console.wording import ranks, shown_path
-from lllaunch.linux.oom import Memory
+from lllaunch.linux.cgroup import Memory
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import Excerpt, RunOutcome, summarize
 from lllaunch.run.records import (

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from lllaunch.errors import OutputError
-from lllaunch.linux.limits import shortage
+from lllaunch.linux.cgroup import shortage
 from lllaunch.multiprocessing.tees import Tees
 from lllaunch.run.files import naming
 

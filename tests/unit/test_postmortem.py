@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lllaunch.linux.oom import Memory, read_memory
+from lllaunch.linux.cgroup import Memory, read_memory
 from lllaunch.run.postmortem import Evidence, explain
 from lllaunch.units import size
 

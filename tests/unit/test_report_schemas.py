@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.linux.oom import Memory
+from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
 from lllaunch.run.build import build_facts
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim

@@ -19,7 +19,7 @@ from lllaunch.run.redact import Redactor
 from lllaunch.spawner.facts import Exited, Leftover, Swept
 from lllaunch.spawner.targets import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
-from lllaunch.timer.reading import Rejected
+from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lllaunch.agent.states import WorkerState
 from lllaunch.agent.vocabulary import Finish, SignalProcess, StacksTaken, WatchdogFired
-from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised, StartFailure
 from lllaunch.run.ending import outcome_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.linux.oom import Memory
+from lllaunch.linux.cgroup import Memory
 from lllaunch.run.causes import (
     CalledExit,
     ExitedNonZero,

@@ -26,7 +26,7 @@ from lllaunch.agent.vocabulary import (
 )
 from lllaunch.console.console import Console
 from lllaunch.errors import NotPicklable
-from lllaunch.linux.oom import UNKNOWN, Memory
+from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.moments import now_ns
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.run import notes

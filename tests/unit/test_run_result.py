@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.errors import OutputError
-from lllaunch.linux.oom import Memory
+from lllaunch.linux.cgroup import Memory
 from lllaunch.report_value import RESULT_FILE, report
 from lllaunch.run.causes import (
     ExitedNonZero,
@@ -286,7 +286,7 @@ def test_report_takes_nan(result_file):
         ({"a": [1, {2}]}, "value['a'][1] is a set,"),
         ({"a": {(1, 2): 3}}, "a key of value['a'] is a tuple,"),
         ([1, (2, 3j)], "value[1][1] is a complex,"),
-        (Memory(), "value is a lllaunch.linux.oom.Memory,"),
+        (Memory(), "value is a lllaunch.linux.cgroup.Memory,"),
     ],
 )
 def test_report_names_the_part_that_is_no_json(result_file, value, text):

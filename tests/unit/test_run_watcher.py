@@ -31,7 +31,7 @@ from lllaunch.run.logs import Attempt
 from lllaunch.run.watcher import Watcher
 from lllaunch.spawner.facts import Died, Exited, Started
 from lllaunch.spec import Entrypoint, LaunchSpec
-from lllaunch.timer.reading import Rejected
+from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.linux.nvml import Gpu
+from lllaunch.linux.gpus import Gpu
 from lllaunch.sweep import leases as module
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, Watch
 from lllaunch.sweep.machine import Machine

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.nvml import FakeNvml, FakeNvmlError
 
 from lllaunch.errors import ConfigError
-from lllaunch.linux.cpus import Cores, find_cores
-from lllaunch.linux.nvml import GpusUnknown, count_gpus, list_gpus
+from lllaunch.linux.cgroup import Cores, find_cores
+from lllaunch.linux.gpus import GpusUnknown, count_gpus, list_gpus
 from lllaunch.sweep.machine import Machine, find_machine, pin
 from lllaunch.sweep.resources import Lease
 

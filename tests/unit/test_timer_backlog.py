@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.timer.backlog import Backlog
+from lllaunch.timer.service import Backlog
 
 MOST = 10
 

@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.timer import FileTimerRequest
-from lllaunch.timer.reading import Fault, Read, Rejected, RequestReader, parse, shortened
-from lllaunch.timer.rejections import Rejections
+from lllaunch.timer.service import (
+    Fault,
+    Read,
+    Rejected,
+    Rejections,
+    RequestReader,
+    parse,
+    shortened,
+)
 
 GOOD: dict[str, Any] = {
     "version": 1,

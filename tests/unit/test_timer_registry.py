@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.timer.registry import TimerRegistry
+from lllaunch.timer.service import TimerRegistry
 
 WORKERS = st.sampled_from([1, 2, "three"])
 SCOPES = st.sampled_from(["a", "b", "c"])
