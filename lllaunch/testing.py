@@ -13,8 +13,7 @@ from typing import Any
 
 from lllaunch.linux import proc
 from lllaunch.moments import now_ns
-from lllaunch.spawner.facts import Died, Exited, Fact, Started, StartFailed, Swept
-from lllaunch.spawner.targets import Target
+from lllaunch.spawner.protocol import Died, Exited, Fact, Started, StartFailed, Swept, Target
 
 __all__ = ["FakeClock", "FakeSpawner", "leaked_fds", "live_descendants", "open_fds"]
 

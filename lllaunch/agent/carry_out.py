@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch.agent import vocabulary as v
 from lllaunch.linux import proc
-from lllaunch.spawner.facts import Exited, StartFailed
+from lllaunch.spawner.protocol import Exited, StartFailed
 
 if TYPE_CHECKING:
     from lllaunch.agent.clock import Deadlines

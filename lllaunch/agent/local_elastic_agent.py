@@ -30,8 +30,16 @@ from lllaunch.multiprocessing.api import LogsSpecs, PContext
 from lllaunch.multiprocessing.signals import SignalSource, forwards
 from lllaunch.policies import TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed, Swept
-from lllaunch.spawner.targets import Forked, Target
+from lllaunch.spawner.protocol import (
+    Died,
+    Exited,
+    Forked,
+    PreloadBroken,
+    Started,
+    StartFailed,
+    Swept,
+    Target,
+)
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",

@@ -19,7 +19,7 @@ from lllaunch.multiprocessing.api import (
     TargetContext,
 )
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.targets import Forked, Target
+from lllaunch.spawner.protocol import Forked, Target
 
 # On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
 LOOPBACK = "127.0.0.1"

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from lllaunch.app.config_state import unpack
 from lllaunch.app.user_script import Reach, Script, run_in_script
 from lllaunch.linux.process import show_command
-from lllaunch.spawner.targets import Function
+from lllaunch.spawner.protocol import Function
 from lllaunch.spec import Entrypoint
 
 if TYPE_CHECKING:

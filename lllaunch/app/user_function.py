@@ -25,7 +25,7 @@ from lllaunch.app.user_script import (
     reach_of,
     started_as,
 )
-from lllaunch.spawner.targets import Forked, Target
+from lllaunch.spawner.protocol import Forked, Target
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -17,8 +17,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from lllaunch.errors import ConfigError, Problem
-from lllaunch.spawner.finish import library_directories
-from lllaunch.spawner.worker import execute_module, execute_script
+from lllaunch.spawner.worker import execute_module, execute_script, library_directories
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lllaunch.linux.process import wait_readable
 from lllaunch.multiprocessing.processes import Processes, validate_full_rank
 from lllaunch.multiprocessing.results import RunProcsResult
 from lllaunch.multiprocessing.signals import SignalException
-from lllaunch.spawner.facts import Exited, StartFailed
+from lllaunch.spawner.protocol import Exited, StartFailed
 
 __all__ = ["PContext", "validate_full_rank"]
 

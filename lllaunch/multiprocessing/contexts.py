@@ -10,8 +10,7 @@ from lllaunch.multiprocessing.numa import wrap_command
 from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.environment import split
-from lllaunch.spawner.facts import StartFailed
-from lllaunch.spawner.targets import Program, Target
+from lllaunch.spawner.protocol import Program, StartFailed, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.multiprocessing.context import PContext
 from lllaunch.spawner.forker import Forker
-from lllaunch.spawner.openmp import loaded_runtimes, pause
+from lllaunch.spawner.preloading import loaded_runtimes, pause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lllaunch.multiprocessing.logs import LogsSpecs
-    from lllaunch.spawner.targets import Forked
+    from lllaunch.spawner.protocol import Forked
 
 
 class ForkedContext(PContext):

@@ -16,7 +16,7 @@ from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing.results import RunProcsResult, judge
 from lllaunch.multiprocessing.signals import SignalSource
 from lllaunch.multiprocessing.tees import Tees, open_filtered
-from lllaunch.spawner.facts import (
+from lllaunch.spawner.protocol import (
     Died,
     Exited,
     Fact,

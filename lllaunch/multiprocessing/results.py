@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.multiprocessing.errors import ProcessFailure
-from lllaunch.spawner.facts import Exited, StartFailed
+from lllaunch.spawner.protocol import Exited, StartFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

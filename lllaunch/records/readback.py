@@ -20,7 +20,7 @@ from lllaunch.run.hang import Hang
 from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
-from lllaunch.spawner.facts import Leftover
+from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog import findings
 from lllaunch.watchdog.findings import suspects
 from lllaunch.watchdog.stacks.facts import Frame, LockWait, RankStack

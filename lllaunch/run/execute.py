@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.speaker import Speaker
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spawner.targets import Forked, Target
+    from lllaunch.spawner.protocol import Forked, Target
     from lllaunch.spec import LaunchSpec
 
 PLAN = "plan.yaml"

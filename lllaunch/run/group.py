@@ -20,15 +20,14 @@ from lllaunch.run.logs import RunLogs
 from lllaunch.run.targets import env_of, target_of
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.environment import split
-from lllaunch.spawner.facts import PreloadBroken
-from lllaunch.spawner.targets import Function
+from lllaunch.spawner.protocol import Function, PreloadBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.watcher import Watcher
-    from lllaunch.spawner.targets import Forked, Target
+    from lllaunch.spawner.protocol import Forked, Target
     from lllaunch.spec import LaunchSpec
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]

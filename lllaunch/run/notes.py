@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lllaunch.run.records import ExitCall, WorkerError
-    from lllaunch.spawner.facts import Died, Exited, Leftover, PreloadBroken, Started, StartFailed
+    from lllaunch.spawner.protocol import (
+        Died,
+        Exited,
+        Leftover,
+        PreloadBroken,
+        Started,
+        StartFailed,
+    )
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.facts import Blame, RankStack
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lllaunch.run.fates import Fate
     from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
-    from lllaunch.spawner.facts import Leftover
+    from lllaunch.spawner.protocol import Leftover
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.facts import Frame
 

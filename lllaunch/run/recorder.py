@@ -18,7 +18,15 @@ from lllaunch.moments import now_ns
 from lllaunch.run.notes import NotedAttempt, NotedWorker
 from lllaunch.run.records import Disk, SentSignal, WorkerFiles
 from lllaunch.spawner.dump import CRASH
-from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Ready, Started, StartFailed, Swept
+from lllaunch.spawner.protocol import (
+    Died,
+    Exited,
+    PreloadBroken,
+    Ready,
+    Started,
+    StartFailed,
+    Swept,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

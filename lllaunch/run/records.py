@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.facts import Died, Exited, Leftover, PreloadBroken, Started, StartFailed
+    from lllaunch.spawner.protocol import (
+        Died,
+        Exited,
+        Leftover,
+        PreloadBroken,
+        Started,
+        StartFailed,
+    )
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.facts import Blame, RankStack
 

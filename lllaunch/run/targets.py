@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch.errors import NotPicklable
 from lllaunch.macros import substitute
-from lllaunch.spawner.targets import Function, Module, Program, Script, Target
+from lllaunch.spawner.protocol import Function, Module, Program, Script, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

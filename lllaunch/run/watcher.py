@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lllaunch.run.hang import Hang
     from lllaunch.run.logs import Attempt
     from lllaunch.run.speaker import Speaker
-    from lllaunch.spawner.facts import Exited, StartFailed
+    from lllaunch.spawner.protocol import Exited, StartFailed
     from lllaunch.spec import LaunchSpec
 
 _SIGKILL = 9

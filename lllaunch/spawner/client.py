@@ -1,4 +1,8 @@
-"""The launcher's side of the spawner: start it, order workers, receive facts, end everything."""
+"""The launcher's side of the spawner: start it, order workers, receive facts, end everything.
+
+A launcher that has a spawner makes a branch and hands it over to a fork of its own: that adopts it,
+and forgets the spawner that its parent has.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.linux.cgroup import Cgroup
@@ -25,19 +30,179 @@ from lllaunch.linux.process import (
     send_signal,
     wait_readable,
 )
-from lllaunch.spawner.adoption import MARK, Inherited, end_adopted, new_mark
-from lllaunch.spawner.branching import Branching
 from lllaunch.spawner.environment import Shared, exec_part
-from lllaunch.spawner.facts import Died, Fact, PreloadBroken, Ready, translate
 from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
-from lllaunch.spawner.order import Order
-from lllaunch.spawner.roster import Command, Commands, Roster
-from lllaunch.spawner.targets import Pickled, Target
-from lllaunch.spawner.tree import kill_below
-from lllaunch.spawner.wire import Channel, Message
+from lllaunch.spawner.orphans import MARK, Inherited, end_adopted, kill_below, new_mark
+from lllaunch.spawner.protocol import (
+    Channel,
+    Died,
+    Fact,
+    Message,
+    Order,
+    Pickled,
+    PreloadBroken,
+    Ready,
+    Started,
+    Target,
+    translate,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# How long the spawner may take to confirm a signal before the launcher sends it itself.
+ACKNOWLEDGE_SECONDS = 1.0
+
+
+@dataclass
+class _Worker:
+    rank: int
+    pidfd: int = -1
+
+
+class Roster:
+    """The workers that were ordered and are not known to have ended, each with its pidfd."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+        self._workers: dict[int, _Worker] = {}
+
+    def add(self, rank: int) -> int:
+        """Take note of an order; the worker's key."""
+        key = next(self._keys)
+        self._workers[key] = _Worker(rank)
+        return key
+
+    def note(self, message: Message) -> Fact | None:
+        """Take note of a message about a worker.
+
+        Returns:
+            The fact that it tells; None if nobody waits for that worker any more.
+        """
+        key = message.header["key"]
+        worker = self._workers.get(key)
+        if worker is None:
+            for fd in message.fds:
+                os.close(fd)
+            return None
+        fact = translate(message.header, worker.rank)
+        if isinstance(fact, Started):
+            worker.pidfd = message.fds[0] if message.fds else -1
+        else:
+            self._forget(key)
+        return fact
+
+    def _forget(self, key: int) -> None:
+        worker = self._workers.pop(key)
+        if worker.pidfd >= 0:
+            os.close(worker.pidfd)
+
+    def signal_directly(self, keys: Iterable[int], signum: int) -> None:
+        """Signal workers through their pidfds."""
+        for key in keys:
+            worker = self._workers.get(key)
+            if worker is not None and worker.pidfd >= 0:
+                send_signal(worker.pidfd, signum)
+
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Wait no longer for the ends of workers; nothing is told of them any more."""
+        for key in keys:
+            if key in self._workers:
+                self._forget(key)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.abandon(list(self._workers))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A signal or kill that the spawner was told to carry out.
+
+    Attributes:
+        operation: ``signal`` or ``kill``.
+        keys: which workers.
+        signum: the signal.
+    """
+
+    operation: str
+    keys: list[int]
+    signum: int
+
+
+class Commands:
+    """The commands that the spawner has not confirmed, and the alarm for when it does not.
+
+    Args:
+        clock: tells the time, seconds of the monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._alarm = Alarm()
+        self._ids = itertools.count(1)
+        # With the time by which it must be confirmed; the oldest first.
+        self._waiting: dict[int, tuple[float, Command]] = {}
+
+    def fileno(self) -> int:
+        """Readable when `overdue` may have something to tell."""
+        return self._alarm.fileno()
+
+    def add(self, command: Command) -> int:
+        """Begin to wait for a command's confirmation; return the number that confirms it."""
+        number = next(self._ids)
+        self._waiting[number] = self._clock() + ACKNOWLEDGE_SECONDS, command
+        self._set_alarm()
+        return number
+
+    def confirm(self, number: int) -> None:
+        """The spawner carried out a command."""
+        self._waiting.pop(number, None)
+        self._set_alarm()
+
+    def overdue(self) -> list[Command]:
+        """Return the commands that waited too long; they are waited for no longer."""
+        if not self._waiting or not self._alarm.clear():
+            return []
+        now = self._clock()
+        late = [number for number, (deadline, _) in self._waiting.items() if deadline <= now]
+        commands = [self._waiting.pop(number)[1] for number in late]
+        self._set_alarm()
+        return commands
+
+    def _set_alarm(self) -> None:
+        first = next(iter(self._waiting.values()), None)
+        self._alarm.set(None if first is None else max(0.0, first[0] - self._clock()))
+
+    def close(self) -> None:
+        """Wait for nothing any more; idempotent."""
+        self._waiting.clear()
+        self._alarm.close()
+
+
+class Branch(NamedTuple):
+    """A branch, as the process gets it that will adopt it.
+
+    Attributes:
+        sock: the connection's end for that process.
+        shared: what the workers of the spawner have in common.
+        mark: the mark in its environment.
+        other: the connection's end for the branch, if that process was forked while its parent had
+            it open; else None.
+    """
+
+    sock: socket.socket
+    shared: Shared
+    mark: str
+    other: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close what this process has of it."""
+        self.sock.close()
+        if self.other is not None:
+            self.other.close()
+
 
 # How long an ending spawner may take to end what is left, before it is killed; and how long that,
 # and the end of its cgroup, may take in turn.
@@ -46,7 +211,7 @@ _CLOSE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.01
 
 
-class Spawner(Branching):
+class Spawner:
     """A spawner process, seen from the launcher.
 
     It is started by `prestart`, or by `configure` when that has not been called; or it is a branch
@@ -344,6 +509,115 @@ class Spawner(Branching):
             if isinstance(fact, Ready):
                 self._ready, self.fork_safe = True, fact.fork_safe
             self._facts.append(fact)
+
+    # Branches: warm spawners for other launchers
+
+    def new_branch(self) -> Branch:
+        """Make a branch of this spawner, which is configured.
+
+        `adopt` is to be called with it in a process that is forked now, and `hand_over` here. A
+        process that was forked before is sent ``sock`` and ``mark``.
+        """
+        assert self._key is not None
+        ours, theirs = socket.socketpair()
+        return Branch(ours, self._key, self.mark, theirs)
+
+    def hand_over(self, other: socket.socket, launcher: int) -> None:
+        """Let a branch begin, when the preloads are done.
+
+        Both are closed here, as soon as they have been sent.
+
+        Args:
+            other: the branch's end of its connection.
+            launcher: pidfd of the process that adopts it; the branch ends when that ends.
+        """
+        if self.dead is None:
+            self._send({"op": "branch"}, fds=(other.detach(), launcher), close_fds=True)
+        else:
+            other.close()
+            os.close(launcher)
+
+    @classmethod
+    def adopt(
+        cls,
+        branch: Branch,
+        seconds: float | None = None,
+        *,
+        adopted: Callable[[int], object] = lambda pid: None,  # noqa: ARG005
+        later: bool = False,
+    ) -> Self:
+        """Take a branch over, in the process that it is meant for; waits for the preloads.
+
+        It is configured as the spawner that it comes from: `configure` with other values replaces
+        it by a spawner of this process's own.
+
+        Args:
+            branch: as `new_branch` made it.
+            seconds: how long it is waited for; None: as long as somebody may still let it begin.
+            adopted: told its process id before it starts workers.
+            later: wait for it in `configure` only, which starts a spawner of this process's own
+                if it has ended: for one that is being forked meanwhile.
+
+        Raises:
+            SpawnerDied: it ended, or did not begin.
+        """
+        hold_standard_fds()
+        if branch.other is not None:
+            branch.other.close()
+        spawner = cls()
+        spawner.mark, spawner._key = branch.mark, branch.shared
+        spawner._exec_env = exec_part(branch.shared.environ)
+        spawner._limits = raise_open_files_limit()
+        Subreaper.need()
+        spawner._adopts = True
+        spawner._connect(branch.sock)
+        until = None if seconds is None else time.monotonic() + seconds
+        spawner._arrival = lambda: spawner._arrive(until, adopted)
+        if not later:
+            spawner._complete()
+        return spawner
+
+    def _complete(self) -> None:
+        """Wait for a branch that is being adopted.
+
+        Raises:
+            SpawnerDied: it ended, or did not begin.
+        """
+        if self._arrival is not None:
+            arrival, self._arrival = self._arrival, None
+            arrival()
+
+    def _arrive(self, until: float | None, adopted: Callable[[int], object]) -> None:
+        self._await_branch(until)
+        self._ready = True
+        adopted(self.pid)
+        self._hand_locks()
+        cgroup = self._cgroup.procs if self._cgroup is not None else ""
+        # a worker whose stream goes to no file writes to where this process's goes
+        self._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
+
+    def _await_branch(self, until: float | None) -> None:
+        while not self.pid:
+            left = None if until is None else until - time.monotonic()
+            late = left is not None and left <= 0
+            if late or self._channel is None or self._channel.closed:
+                self.forget()
+                if self._cgroup is not None:
+                    self._cgroup.remove()
+                raise SpawnerDied(0, None, "it did not hand over a branch")
+            wait_readable(self._channel, left)
+            for message in self._channel.receive():
+                self._note(message)
+
+    def forget(self) -> None:
+        """Close what this process has of the spawner, and leave the spawner itself alone.
+
+        For a fork of its launcher, which still has it.
+        """
+        self._release()
+        self._channel = None
+        self._let_go()
+        self.pid = 0
 
     def check_function(
         self,

@@ -36,12 +36,10 @@ from lllaunch.linux.process import (
 )
 from lllaunch.moments import now_ns
 from lllaunch.spawner import signals
-from lllaunch.spawner.adoption import MARK, adopted, end_adopted, new_mark
-from lllaunch.spawner.facts import Exited, Fact, Leftover, Started, StartFailed, Swept
+from lllaunch.spawner.child import close_above_2, open_streams
 from lllaunch.spawner.forks import flush_streams, fork
-from lllaunch.spawner.starting import close_above_2, open_streams
-from lllaunch.spawner.sweep import Sweep
-from lllaunch.spawner.tree import kill_below
+from lllaunch.spawner.orphans import MARK, Sweep, adopted, end_adopted, kill_below, new_mark
+from lllaunch.spawner.protocol import Exited, Fact, Leftover, Started, StartFailed, Swept
 
 if TYPE_CHECKING:
     import resource

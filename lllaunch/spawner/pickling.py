@@ -18,7 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from lllaunch.errors import NotPicklable
-from lllaunch.spawner.targets import Pickled
+from lllaunch.spawner.protocol import Pickled
 
 # Descriptors that came with the payload, in the worker.
 _inherited: list[int] = []

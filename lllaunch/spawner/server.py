@@ -1,4 +1,8 @@
-"""The spawner's process: it preloads, forks, reaps, and ends what is left.
+"""The spawner: one thread that starts workers, watches them and tells the launcher.
+
+A branch is a spawner like any other: it has a launcher and a connection of its own, ends
+everything below it when that launcher ends, and adopts what its workers orphan. When it dies
+itself, the kernel gives the orphans to the spawner that it was forked from, which ends them.
 
 One thread, one loop, woken by four things: the launcher's socket, the launcher's end (a pidfd,
 since a forked child of the launcher may hold the other end of the socket open), SIGCHLD, and the
@@ -10,38 +14,443 @@ launcher's end all the same; a branch, whose parent is another spawner, gets it 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import math
 import os
+import resource
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from lllaunch.errors import PreloadFailed
 from lllaunch.linux import proc
+from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
     open_pidfd,
     process_ended,
     set_child_subreaper,
     set_lineage,
     set_parent_death_signal,
+    signal_group,
+    wait_pidfd,
 )
-from lllaunch.spawner import openmp, signals
-from lllaunch.spawner.adoption import MARK
-from lllaunch.spawner.branches import Branches, leave_behind
-from lllaunch.spawner.check import Checks
-from lllaunch.spawner.child import Surroundings
-from lllaunch.spawner.order import Order
+from lllaunch.moments import since_boot_ns
+from lllaunch.spawner import preloading, signals
+from lllaunch.spawner.child import Surroundings, start
+from lllaunch.spawner.orphans import MARK, Pauses, Sweep, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, preload
-from lllaunch.spawner.sweep import Pauses, Sweep
-from lllaunch.spawner.tree import kill_with_below
-from lllaunch.spawner.wakeups import Wakeups
-from lllaunch.spawner.wire import Channel, Message
-from lllaunch.spawner.workers import Workers
+from lllaunch.spawner.protocol import Channel, Message, Order
+
+
+class Wakeups:
+    """Waits for all of them at once.
+
+    Args:
+        channel: descriptor of the connection to the launcher.
+        launcher: pidfd of the launcher, since a forked child of it may hold the other end of the
+            connection open.
+
+    Attributes:
+        launcher: the same.
+        private: descriptors that are nobody else's, closed in every child.
+    """
+
+    def __init__(self, channel: int, launcher: int) -> None:
+        self.launcher = launcher
+        self._children, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.private = (channel, launcher, self._children, write)
+        self._quiet = frozenset({channel, self._children})
+        self._poll = select.poll()
+        for fd in (channel, launcher, self._children):
+            self._poll.register(fd, select.POLLIN)
+
+    def add(self, fd: int) -> None:
+        """Wake up when this is readable, too."""
+        self._poll.register(fd, select.POLLIN)
+
+    def remove(self, fd: int) -> None:
+        """Do not, any more; also if it was not added."""
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+
+    def wait_child(self, seconds: float) -> None:
+        """Wait until a child ends, no longer than ``seconds``."""
+        if wait_pidfd(self._children, seconds):
+            os.read(self._children, 4096)
+
+    def wait(self, milliseconds: int | None) -> Iterator[int]:
+        """Wait; which of the added descriptors are readable, and the launcher's if it has ended."""
+        for fd, _ in self._poll.poll(milliseconds):
+            if fd == self._children:
+                os.read(fd, 4096)
+            elif fd not in self._quiet:
+                yield fd
+
+
+class Send(Protocol):
+    """Tells the launcher something."""
+
+    def __call__(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a message."""
+
+
+@dataclass
+class _Worker:
+    """A started process.
+
+    Attributes:
+        order: what it was started for.
+        pid: its process id.
+        report: read end of its report pipe, -1 once that is closed.
+        failure: what it reported instead of starting.
+        early: signals that came before it ran. Until then it has neither its own process group nor
+            its own dispositions, and would not get them.
+    """
+
+    order: Order
+    pid: int
+    report: int
+    failure: dict[str, Any] | None = None
+    early: list[int] = field(default_factory=list)
+
+
+class Workers:
+    """Those that live.
+
+    Args:
+        send: tells the launcher something.
+        wakeups: what the spawner's loop waits for.
+    """
+
+    def __init__(self, send: Send, wakeups: Wakeups) -> None:
+        self._send = send
+        self._wakeups = wakeups
+        self._workers: dict[int, _Worker] = {}
+
+    @property
+    def pids(self) -> Iterable[int]:
+        """Their process ids."""
+        return self._workers.keys()
+
+    @property
+    def reports(self) -> list[int]:
+        """The report pipes of those that have not started yet."""
+        return [worker.report for worker in self._workers.values() if worker.report >= 0]
+
+    def start(self, order: Order, around: Surroundings, foreign: Iterable[int]) -> None:
+        """Start one; tells why if that cannot be.
+
+        Args:
+            order: what to start.
+            around: what all workers of this spawner have in common.
+            foreign: descriptors that are not this one's.
+        """
+        try:
+            pid, report = start(order, around, foreign)
+        except OSError as error:
+            self.refuse(order.key, error)
+            return
+        self._workers[pid] = _Worker(order, pid, report)
+        self._wakeups.add(report)
+
+    def refuse(self, key: int, error: OSError) -> None:
+        """Tell that a worker cannot be started, and why."""
+        failure = {
+            "path": str(error.filename or ""),
+            "reason": shortage(error) or error.strerror or str(error),
+            "errno": error.errno or 0,
+        }
+        self._send({"fact": "failed", "key": key, "time_ns": since_boot_ns()} | failure)
+
+    def read_report(self, fd: int) -> None:
+        """A report pipe is readable."""
+        for worker in self._workers.values():
+            if worker.report == fd:
+                self._settle_start(worker)
+                return
+
+    def _settle_start(self, worker: _Worker, *, reaped: bool = False) -> None:
+        """The report pipe closed (it runs, or ran until it was reaped) or holds a failure."""
+        with os.fdopen(worker.report, "rb") as pipe:
+            self._wakeups.remove(worker.report)
+            text = pipe.read()
+        worker.report = -1
+        if text:
+            worker.failure = json.loads(text)
+            return
+        pidfd = None
+        if not reaped:  # else its number may be another's
+            for signum in worker.early:
+                signal_group(worker.pid, signum)
+            with contextlib.suppress(OSError):  # no descriptor is left
+                pidfd = open_pidfd(worker.pid)
+        header = {"fact": "started", "key": worker.order.key, "pid": worker.pid}
+        self._send(header | {"time_ns": since_boot_ns()}, (pidfd,) if pidfd is not None else ())
+        if pidfd is not None:
+            os.close(pidfd)
+
+    def reaped(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
+        """Tell of a child that was waited for; False if it is no worker.
+
+        Args:
+            pid: its process id.
+            status: its wait status.
+            usage: what it has used.
+        """
+        now = since_boot_ns()
+        worker = self._workers.pop(pid, None)
+        if worker is None:
+            return False
+        if worker.report >= 0:
+            self._settle_start(worker, reaped=True)
+        header = {"key": worker.order.key, "time_ns": now}
+        if worker.failure is not None:
+            self._send({"fact": "failed"} | header | worker.failure)
+            return True
+        self._send(
+            {
+                "fact": "exited",
+                "pid": pid,
+                "exitcode": os.waitstatus_to_exitcode(status),
+                "core": os.WCOREDUMP(status),
+                "max_rss": usage.ru_maxrss * 1024,
+                "cpu": usage.ru_utime + usage.ru_stime,
+            }
+            | header
+        )
+        return True
+
+    def signal(self, keys: list[int], signum: int) -> None:
+        """Send a signal to the process groups of some."""
+        # Workers are only reaped by this thread, between two calls: the numbers are still theirs.
+        for worker in self._workers.values():
+            if worker.order.key in keys and worker.report >= 0:
+                worker.early.append(signum)
+            elif worker.order.key in keys:
+                signal_group(worker.pid, signum)
+
+    def kill(self, keys: list[int]) -> None:
+        """SIGKILL some, and all that descends from them."""
+        chosen = [worker.pid for worker in self._workers.values() if worker.order.key in keys]
+        kill_below(chosen)
+        for pid in chosen:
+            # Neither has been waited for, so the numbers are theirs. One that was forked a moment
+            # ago may not lead its group yet; one that changed its user may not be ours to kill.
+            signal_group(pid, signal.SIGKILL)
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Branches:
+    """The branches of one spawner.
+
+    Args:
+        wakeups: what the spawner's loop waits for.
+    """
+
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
+        # The pidfd of the launcher of each.
+        self._launchers: dict[int, int] = {}
+        # Ends what one that has ended may have left behind.
+        self._sweep: Sweep | None = None
+
+    @property
+    def pids(self) -> Iterable[int]:
+        """Process ids of those that live."""
+        return self._launchers.keys()
+
+    @property
+    def launchers(self) -> Iterable[int]:
+        """The pidfds of their launchers."""
+        return self._launchers.values()
+
+    def add(self, pid: int, launcher: int) -> None:
+        """Take note of a new one.
+
+        Args:
+            pid: its process id.
+            launcher: pidfd of its launcher; closed in the end.
+        """
+        self._launchers[pid] = launcher
+        self._wakeups.add(launcher)
+
+    def launcher_ended(self, fd: int) -> None:
+        """A pidfd is readable: let its branch, if it was stopped, see that as well."""
+        for pid, launcher in self._launchers.items():
+            if launcher == fd:
+                self._wakeups.remove(fd)
+                os.kill(pid, signal.SIGCONT)  # a child that has not been waited for
+                return
+
+    def ended(self, pid: int) -> None:
+        """Take note of a child that was reaped and is no worker."""
+        launcher = self._launchers.pop(pid, None)
+        if launcher is not None:
+            self._wakeups.remove(launcher)
+            os.close(launcher)
+            self._sweep = Sweep(settle=0.0)
+
+    def next_in(self) -> float | None:
+        """Return in how many seconds `end_strays` is to be called; None if it need not be."""
+        return None if self._sweep is None else self._sweep.next_in()
+
+    def end_strays(self, orphans: Callable[[], list[int]]) -> None:
+        """Kill what ended branches left behind; to be called again until nothing is left.
+
+        Args:
+            orphans: tells the children that nobody knows.
+        """
+        # What is below them comes here when they have died.
+        if self._sweep is not None and self._sweep.go_on(orphans()):
+            self._sweep = None
+
+
+def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:
+    """In a fork of a spawner that becomes one itself: drop what is the other's.
+
+    Args:
+        private: descriptors of its own.
+        foreign: descriptors of its workers', and of what was sent along for them.
+    """
+    os.setsid()
+    for fd in (*private, *foreign):
+        os.close(fd)
+
+
+# What a pipe takes without a reader.
+_MAX_TEXT = 4096
+
+
+class Checks:
+    """The checks that are under way in a spawner, each in a child: nothing of it stays here.
+
+    Args:
+        send: tells the launcher something.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        # By process id, the number of the check and the pipe with what is wrong.
+        self._running: dict[int, tuple[int, int]] = {}
+
+    @property
+    def pids(self) -> Iterable[int]:
+        """Process ids of the children."""
+        return self._running.keys()
+
+    @property
+    def pipes(self) -> list[int]:
+        """The pipes that they tell by."""
+        return [pipe for _, pipe in self._running.values()]
+
+    def start(self, message: Message, around: Surroundings, foreign: Iterable[int]) -> None:
+        """Import and bind in a child; what is wrong is told when it ends.
+
+        Args:
+            message: what to check.
+            around: what all children of this spawner have in common.
+            foreign: descriptors that are not the child's.
+        """
+        number = message.header["check"]
+        try:
+            read, write = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            self._tell(number, "")
+            return
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read)
+            self._tell(number, "")
+        else:
+            if pid == 0:
+                try:
+                    _child(message, around, write, (read, *foreign))
+                finally:
+                    os._exit(1)
+            self._running[pid] = number, read
+        finally:
+            os.close(write)
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Tell of a child that was waited for; False if it is none of these.
+
+        Args:
+            pid: its process id.
+            status: its wait status.
+        """
+        if pid not in self._running:
+            return False
+        number, pipe = self._running.pop(pid)
+        # Not to the end of the pipe: a process that the import started may hold it open.
+        text = os.read(pipe, _MAX_TEXT) if status == 0 and wait_pidfd(pipe, 0) else b""
+        os.close(pipe)
+        # A child that died without a word (a crash at import) is no verdict: its attempt will tell.
+        self._tell(number, text.decode(errors="replace"))
+        return True
+
+    def cancel(self, number: int) -> None:
+        """End a check, and what its import has started."""
+        kill_with_below([pid for pid, (each, _) in self._running.items() if each == number])
+
+    def _tell(self, number: int, problem: str) -> None:
+        self._send({"fact": "checked", "check": number, "problem": problem})
+
+
+def _child(message: Message, around: Surroundings, write: int, foreign: Iterable[int]) -> NoReturn:
+    try:
+        problem = b""
+        # A failing import is the attempt's to report.
+        with contextlib.suppress(BaseException):
+            for fd in (*foreign, *around.private_fds):
+                os.close(fd)
+            set_parent_death_signal(signal.SIGKILL)
+            signals.reset(around.ignored, python=True)
+            os.environ.update(message.header["env"])
+            os.chdir(message.header["cwd"])
+            sys.path[:] = [message.header["cwd"], *around.base_path]
+            null = os.open(os.devnull, os.O_RDWR)
+            # Its workers will show what the import prints.
+            for stream in (0, 1, 2):
+                os.dup2(null, stream)
+            problem = _problem(message).encode()[:_MAX_TEXT]
+        os.write(write, problem)
+    finally:
+        os._exit(0)
+
+
+def _problem(message: Message) -> str:
+    import inspect  # noqa: PLC0415 - in the child only: every spawner imports this module
+    import pickle  # noqa: PLC0415
+
+    from lllaunch.spawner.worker import resolve  # noqa: PLC0415
+
+    module, qualname = message.header["module"], message.header["qualname"]
+    try:
+        function = resolve(module, qualname)
+    except (ImportError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    args, kwargs = pickle.loads(message.payload)  # noqa: S301 - the launcher's own bytes
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return f"the arguments do not fit {module}:{qualname}{signature}: {error}"
+    return ""
+
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
 _GIVE_UP_SECONDS = 60.0
@@ -184,12 +593,12 @@ class Server:
 
     def _check(self, message: Message) -> None:
         assert self._around is not None
-        openmp.pause(self._preloaded.runtimes)
+        preloading.pause(self._preloaded.runtimes)
         self._checks.start(message, self._around, self._foreign_fds())
 
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
-        openmp.pause(self._preloaded.runtimes)
+        preloading.pause(self._preloaded.runtimes)
         order = Order.decode(message)
         if not self._preloaded.fork_safe:
             order = replace(order, fresh=True)
@@ -209,7 +618,7 @@ class Server:
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
         assert self._around is not None
-        openmp.pause(self._preloaded.runtimes)
+        preloading.pause(self._preloaded.runtimes)
         try:
             sock, launcher = message.fds
             pid = os.fork()

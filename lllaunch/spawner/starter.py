@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from lllaunch.spawner.facts import Fact
+from lllaunch.spawner.protocol import Fact
 
 
 class Starter(Protocol):

@@ -29,9 +29,9 @@ from lllaunch.linux.process import (
 )
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalException
 from lllaunch.spawner import signals
-from lllaunch.spawner.adoption import Inherited
 from lllaunch.spawner.forks import flush_streams
-from lllaunch.spawner.wire import Channel, Message
+from lllaunch.spawner.orphans import Inherited
+from lllaunch.spawner.protocol import Channel, Message
 from lllaunch.sweep.machine import Machine, pin
 from lllaunch.sweep.prepared import (
     Answer,

@@ -23,7 +23,7 @@ from lllaunch.linux.process import (
     wait_readable,
 )
 from lllaunch.spawner.forks import flush_streams, fork
-from lllaunch.spawner.wire import Channel
+from lllaunch.spawner.protocol import Channel
 from lllaunch.sweep.inside import Place, Work, become
 from lllaunch.sweep.output import JobPrinted, OutputPipe
 from lllaunch.sweep.prepared import Answer, Prepared, decode, encode_lease

@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import Subreaper, open_pidfd, process_ended
-from lllaunch.spawner.adoption import is_of
-from lllaunch.spawner.tree import kill_below, signal_process
+from lllaunch.spawner.orphans import is_of, kill_below, signal_process
 
 _PAUSE_SECONDS = 0.01
 _MAX_ROUNDS = 500

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lllaunch.linux.process import process_ended
-from lllaunch.spawner.branching import Branch
+from lllaunch.spawner.client import Branch
 from lllaunch.spawner.environment import Shared
-from lllaunch.spawner.facts import Died, Fact, PreloadBroken
+from lllaunch.spawner.protocol import Died, Fact, PreloadBroken
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spawner.wire import Channel, Message
+    from lllaunch.spawner.protocol import Channel, Message
     from lllaunch.sweep.prepared import WarmKey
 
 

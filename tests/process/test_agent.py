@@ -28,7 +28,7 @@ from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from lllaunch.multiprocessing.tees import Tees
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.targets import Program
+from lllaunch.spawner.protocol import Program
 
 pytestmark = pytest.mark.measured
 

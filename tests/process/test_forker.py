@@ -15,8 +15,8 @@ from support.launching import WAIT, gone, text_of, until
 
 import lllaunch.spawner.forker
 from lllaunch.linux.process import wait_readable
-from lllaunch.spawner.facts import Exited, Fact, Started, StartFailed, Swept
 from lllaunch.spawner.forker import Forker
+from lllaunch.spawner.protocol import Exited, Fact, Started, StartFailed, Swept
 from lllaunch.testing import open_fds
 
 pytestmark = pytest.mark.measured

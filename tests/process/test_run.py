@@ -18,7 +18,7 @@ from lllaunch.multiprocessing.std import Std
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.execute import execute
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.targets import Program, Script
+from lllaunch.spawner.protocol import Program, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 pytestmark = pytest.mark.measured

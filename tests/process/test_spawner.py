@@ -21,13 +21,23 @@ from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
 from lllaunch.run.excerpts import read_exit_call
 from lllaunch.run.records import ExitCall
-from lllaunch.spawner.child import Surroundings
+from lllaunch.spawner.child import Surroundings, start
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.facts import Died, Exited, Fact, PreloadBroken, Started, StartFailed, Swept
-from lllaunch.spawner.order import Order
-from lllaunch.spawner.starting import start
-from lllaunch.spawner.sweep import SETTLE_SECONDS
-from lllaunch.spawner.targets import Function, Module, Program, Script
+from lllaunch.spawner.orphans import SETTLE_SECONDS
+from lllaunch.spawner.protocol import (
+    Died,
+    Exited,
+    Fact,
+    Function,
+    Module,
+    Order,
+    PreloadBroken,
+    Program,
+    Script,
+    Started,
+    StartFailed,
+    Swept,
+)
 
 pytestmark = pytest.mark.measured
 
@@ -158,8 +168,8 @@ def test_a_script_runs_with_the_flags_of_the_launchers_interpreter(
         f"import os, sys\nsys.path.append({str(Path(lllaunch.__file__).parent.parent)!r})\n"
         "from lllaunch.linux.process import wait_readable\n"
         "from lllaunch.spawner.client import Spawner\n"
-        "from lllaunch.spawner.facts import Exited\n"
-        "from lllaunch.spawner.targets import Script\n"
+        "from lllaunch.spawner.protocol import Exited\n"
+        "from lllaunch.spawner.protocol import Script\n"
         "with Spawner.prestart() as spawner:\n"
         "    spawner.configure(os.environ, os.getcwd())\n"
         f"    spawner.spawn(0, Script({show.path!r}), cwd='/', env={{}}, stdout='{tmp_path}/log')\n"
@@ -846,8 +856,8 @@ OTHER_USER = r"""
 import os, sys, time
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.facts import Exited
-from lllaunch.spawner.targets import Program
+from lllaunch.spawner.protocol import Exited
+from lllaunch.spawner.protocol import Program
 os.chdir(sys.argv[1])
 LEAVE = (
     "import os, time\n"

@@ -15,8 +15,7 @@ from lllaunch.errors import SpawnerDied
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.facts import Exited, Fact
-from lllaunch.spawner.targets import Script
+from lllaunch.spawner.protocol import Exited, Fact, Script
 
 pytestmark = pytest.mark.measured
 

@@ -17,9 +17,8 @@ from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import SIGNUM, WATCHED
-from lllaunch.spawner.facts import Exited, Fact, Started
 from lllaunch.spawner.forker import Forker
-from lllaunch.spawner.targets import Function, Program, Script, Target
+from lllaunch.spawner.protocol import Exited, Fact, Function, Program, Script, Started, Target
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import pyspy
 from lllaunch.watchdog.stacks.blame import blame

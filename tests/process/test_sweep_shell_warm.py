@@ -22,8 +22,7 @@ from lllaunch.multiprocessing.logs import DefaultLogsSpecs
 from lllaunch.multiprocessing.std import Std
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.environment import split
-from lllaunch.spawner.facts import Died, PreloadBroken, Ready
-from lllaunch.spawner.targets import Script
+from lllaunch.spawner.protocol import Died, PreloadBroken, Ready, Script
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import Summary

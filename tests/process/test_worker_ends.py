@@ -263,7 +263,7 @@ def test_kill_reaches_workers_of_a_moment_ago() -> None:
     code = (
         "import os, time\nfrom lllaunch.linux.process import wait_readable\n"
         "from lllaunch.spawner.client import Spawner\n"
-        "from lllaunch.spawner.targets import Program\n"
+        "from lllaunch.spawner.protocol import Program\n"
         "for _ in range(10):\n"
         "    with Spawner.prestart() as s:\n"
         "        s.configure(os.environ, '/')\n"

@@ -18,7 +18,7 @@ from lllaunch.multiprocessing.context import PContext
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.multiprocessing.logs import LogsSpecs
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.spawner.facts import Exited, Fact
+from lllaunch.spawner.protocol import Exited, Fact
 from lllaunch.testing import FakeClock
 
 if TYPE_CHECKING:

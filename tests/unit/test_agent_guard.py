@@ -14,7 +14,7 @@ from lllaunch.agent.guard import STACKS_SECONDS, Guard
 from lllaunch.agent.kernel_sleep import KernelSleep
 from lllaunch.errors import OutputError
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.spawner.facts import Started, Swept
+from lllaunch.spawner.protocol import Started, Swept
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import collector

@@ -10,7 +10,7 @@ from support.played import Make, Order, Rendezvous, ended, playing, script
 from lllaunch.agent import WorkerState
 from lllaunch.agent import vocabulary as v
 from lllaunch.multiprocessing import SignalException
-from lllaunch.spawner.facts import Died, Started, Swept
+from lllaunch.spawner.protocol import Died, Started, Swept
 
 SIGINT, SIGTERM, SIGHUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 

@@ -13,7 +13,7 @@ from support.played import Make, Order, Played, Rendezvous, ended, playing
 from lllaunch.agent import vocabulary as v
 from lllaunch.errors import SpawnerDied
 from lllaunch.multiprocessing import SignalException
-from lllaunch.spawner.facts import Died, Fact, Swept
+from lllaunch.spawner.protocol import Died, Fact, Swept
 
 SIGINT, SIGTERM, SIGHUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 

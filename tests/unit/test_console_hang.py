@@ -22,7 +22,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.facts import Exited, Started
+from lllaunch.spawner.protocol import Exited, Started
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,

@@ -19,7 +19,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.facts import Died, Exited, Leftover, Started, StartFailed
+from lllaunch.spawner.protocol import Died, Exited, Leftover, Started, StartFailed
 from lllaunch.units import duration
 
 S = 1_000_000_000

@@ -16,9 +16,8 @@ from lllaunch.agent import vocabulary as v
 from lllaunch.agent.clock import Deadlines
 from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, Std, TargetContext
-from lllaunch.spawner.facts import Exited, PreloadBroken, Started
 from lllaunch.spawner.interpreter import interpreter_command
-from lllaunch.spawner.targets import Program
+from lllaunch.spawner.protocol import Exited, PreloadBroken, Program, Started
 from lllaunch.testing import FakeClock, FakeSpawner
 
 

@@ -10,7 +10,7 @@ from lllaunch import moments
 from lllaunch.agent.clock import Deadlines, RunClock
 from lllaunch.run.failures import was_asked
 from lllaunch.run.records import SentSignal, WorkerRecord
-from lllaunch.spawner.facts import Exited, translate
+from lllaunch.spawner.protocol import Exited, translate
 
 if TYPE_CHECKING:
     import pytest

@@ -27,7 +27,7 @@ from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutc
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.spawner.facts import Leftover
+from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.facts import Frame, RankStack
 

@@ -30,7 +30,7 @@ from lllaunch.run.outcome import (
 from lllaunch.run.postmortem import Explanation, Sure, Suspect
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.spawner.facts import Leftover
+from lllaunch.spawner.protocol import Leftover
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.records import (
     Composed,

@@ -16,8 +16,7 @@ from lllaunch.agent.vocabulary import SignalProcess, StacksTaken, WatchdogFired
 from lllaunch.multiprocessing.std import Std
 from lllaunch.run.events import EventLog, encode, isoformat
 from lllaunch.run.redact import Redactor
-from lllaunch.spawner.facts import Exited, Leftover, Swept
-from lllaunch.spawner.targets import Function, Script
+from lllaunch.spawner.protocol import Exited, Function, Leftover, Script, Swept
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import TimedOut, TimerExpired

@@ -29,7 +29,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed
+from lllaunch.spawner.protocol import Died, Exited, PreloadBroken, Started, StartFailed
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.watchdog.findings import (
     Finding,

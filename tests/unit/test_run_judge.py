@@ -25,7 +25,7 @@ from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victi
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import summarize
 from lllaunch.run.records import AttemptRecord, ExitCall, SentSignal, WorkerError, WorkerRecord
-from lllaunch.spawner.facts import Died, Exited, PreloadBroken, Started, StartFailed
+from lllaunch.spawner.protocol import Died, Exited, PreloadBroken, Started, StartFailed
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

@@ -39,17 +39,20 @@ from lllaunch.run.logs import Attempt
 from lllaunch.run.recorder import Recorder
 from lllaunch.run.targets import env_of, target_of
 from lllaunch.run.watcher import Watcher
-from lllaunch.spawner.facts import (
+from lllaunch.spawner.protocol import (
     Died,
     Exited,
+    Function,
     Leftover,
+    Module,
     PreloadBroken,
+    Program,
     Ready,
+    Script,
     Started,
     StartFailed,
     Swept,
 )
-from lllaunch.spawner.targets import Function, Module, Program, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 T0 = 1_700_000_000_000_000_000

@@ -32,7 +32,7 @@ from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
 from lllaunch.run.returns import INLINE_LIMIT, find_return_value
-from lllaunch.spawner.facts import Leftover
+from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.facts import Frame, RankStack
 

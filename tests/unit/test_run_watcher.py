@@ -29,7 +29,7 @@ from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.run.events import EventLog
 from lllaunch.run.logs import Attempt
 from lllaunch.run.watcher import Watcher
-from lllaunch.spawner.facts import Died, Exited, Started
+from lllaunch.spawner.protocol import Died, Exited, Started
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimedOut, TimerExpired

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-import lllaunch.spawner.workers
+import lllaunch.spawner.server
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import descends_from, wait_readable
-from lllaunch.spawner.order import Order
-from lllaunch.spawner.roster import ACKNOWLEDGE_SECONDS, Command, Commands
-from lllaunch.spawner.sweep import Pauses
-from lllaunch.spawner.targets import Program
-from lllaunch.spawner.wakeups import Wakeups
-from lllaunch.spawner.workers import Workers, _Worker
+from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Command, Commands
+from lllaunch.spawner.orphans import Pauses
+from lllaunch.spawner.protocol import Order, Program
+from lllaunch.spawner.server import Wakeups, Workers, _Worker
 from lllaunch.testing import FakeClock
 
 # More than any process id (PID_MAX_LIMIT).
@@ -89,7 +87,7 @@ def test_the_number_of_a_worker_that_was_reaped_is_not_signalled(
 ) -> None:
     signalled: list[int] = []
     monkeypatch.setattr(
-        lllaunch.spawner.workers, "signal_group", lambda pid, _: signalled.append(pid)
+        lllaunch.spawner.server, "signal_group", lambda pid, _: signalled.append(pid)
     )
     sent: list[dict[str, Any]] = []
     fds: list[int] = []

@@ -12,9 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.spawner.order import Order
-from lllaunch.spawner.targets import Function, Module, Pickled, Program, Script, Target
-from lllaunch.spawner.wire import MAX_FDS, Channel, Message
+from lllaunch.spawner.protocol import (
+    MAX_FDS,
+    Channel,
+    Function,
+    Message,
+    Module,
+    Order,
+    Pickled,
+    Program,
+    Script,
+    Target,
+)
 
 TEXT = st.text(max_size=20)
 ARGV = st.lists(TEXT, max_size=3).map(tuple)
