@@ -10,10 +10,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from lllaunch.agent import vocabulary as v
-from lllaunch.agent.ladder import Rung
-from lllaunch.agent.machine import TRANSITIONS, Machine
-from lllaunch.agent.states import WorkerState
+from lllaunch.agent import machine as v
+from lllaunch.agent.machine import TRANSITIONS, Machine, Rung, WorkerState
 from lllaunch.watchdog.findings import Asked, TimedOut
 from lllaunch.watchdog.stacks.facts import Blame
 

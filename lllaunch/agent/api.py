@@ -1,4 +1,8 @@
-"""Agents: what takes a worker group through its attempts. Names and hooks are torch's.
+"""What becomes a worker group: its specification, its ranks, and torch's classes of agents.
+
+Every agent tells its role and size; the agent of group rank 0 lays out all workers, node by node,
+and tells every agent where its own begin. Keys and values are torch's, so that agents of both kinds
+could meet in one store.
 
 `SimpleElasticAgent` is the base for agents of one's own: it drives `lllaunch.agent.machine` and
 asks its subclass to start, watch and stop workers. Subclasses written for torch's class of the same
@@ -8,22 +12,404 @@ name work unchanged.
 from __future__ import annotations
 
 import abc
+import json
 import logging
+import os
 import signal
+import socket
 import time
+import traceback
+import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from lllaunch.agent import vocabulary as v
-from lllaunch.agent.events import EventSource
-from lllaunch.agent.machine import Machine
+from lllaunch.agent import machine as v
+from lllaunch.agent.events import Event, EventMetadataValue, EventSource, record
+from lllaunch.agent.machine import Machine, WorkerState
 from lllaunch.agent.metrics import prof, put_metric
-from lllaunch.agent.ranks import agree, barrier, workers_of
-from lllaunch.agent.reporting import Reporting
-from lllaunch.agent.states import WorkerState
-from lllaunch.agent.worker_group import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec
+from lllaunch.multiprocessing.errors import ProcessFailure
 from lllaunch.multiprocessing.signals import SignalException
+
+DEFAULT_ROLE = "default"
+
+
+@dataclass
+class WorkerSpec:
+    """What the workers of one role run; the same on every node.
+
+    Attributes:
+        role: name of the role.
+        local_world_size: workers on this node, at least 1.
+        rdzv_handler: a handler of ``torch.distributed.elastic.rendezvous``, by which the agents of
+            several nodes find each other; None on one node.
+        fn: older name of ``entrypoint``.
+        entrypoint: a function, or a program.
+        args: its arguments; ``${local_rank}`` in text is replaced per worker.
+        max_restarts: how often a failed group is started again.
+        monitor_interval: seconds between looks at what cannot wake the agent: nodes that wait to
+            join, and the workers of agents that only know polling.
+        master_port: port of rank 0's store; a free one if not given.
+        master_addr: its host; this one, or group rank 0's, if not given.
+        local_addr: address of this node, where a rendezvous needs it.
+        event_log_handler: destination of events, see `lllaunch.agent.events`.
+        numa_options: torch's NUMA binding options.
+        duplicate_stdout_filters: lines of teed stdout with one of these go to a file more.
+        duplicate_stderr_filters: the same for stderr.
+        virtual_local_rank: workers see their own GPU as device 0, and LOCAL_RANK=0.
+
+    Raises:
+        ValueError: a number is not positive, or there is no entrypoint.
+    """
+
+    role: str
+    local_world_size: int
+    rdzv_handler: Any = None
+    fn: Callable[..., Any] | None = None
+    entrypoint: Callable[..., Any] | str | None = None
+    args: tuple[Any, ...] = ()
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_world_size <= 0:
+            raise ValueError(f"local_world_size: {self.local_world_size} is not positive")
+        if self.monitor_interval <= 0:
+            raise ValueError(f"monitor_interval: {self.monitor_interval} is not positive")
+        if self.fn is not None:
+            warnings.warn(
+                "WorkerSpec.fn is deprecated, use WorkerSpec.entrypoint instead",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            self.entrypoint = self.fn
+        if not self.entrypoint:
+            raise ValueError("entrypoint: a function or a program is needed")
+
+    def get_entrypoint_name(self) -> str:
+        """Qualified name of a function, base name of a program."""
+        if isinstance(self.entrypoint, str):
+            return os.path.basename(self.entrypoint)
+        return getattr(self.entrypoint, "__qualname__", repr(self.entrypoint))
+
+
+class Worker:
+    """One worker, as its agent knows it.
+
+    Attributes:
+        id: what the agent knows it by; a process id, for a local agent.
+        local_rank: rank among the workers of this node.
+        global_rank: rank among all.
+        role_rank: rank among those of the role.
+        world_size: number of all workers.
+        role_world_size: number of those of the role.
+    """
+
+    __slots__ = (
+        "global_rank",
+        "id",
+        "local_rank",
+        "role_rank",
+        "role_world_size",
+        "world_size",
+    )
+
+    def __init__(
+        self,
+        local_rank: int,
+        global_rank: int = -1,
+        role_rank: int = -1,
+        world_size: int = -1,
+        role_world_size: int = -1,
+    ) -> None:
+        self.id: Any = None
+        self.local_rank = local_rank
+        self.global_rank = global_rank
+        self.role_rank = role_rank
+        self.world_size = world_size
+        self.role_world_size = role_world_size
+
+    def __repr__(self) -> str:
+        names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
+        return ",".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class WorkerGroup:
+    """The workers of one spec on one node.
+
+    Attributes:
+        spec: what they run.
+        workers: the workers, by local rank.
+        store: the store of the rendezvous, or None.
+        group_rank: rank of this node.
+        group_world_size: number of nodes.
+        master_addr: host of rank 0's store.
+        master_port: its port.
+        state: state of the group.
+    """
+
+    __slots__ = (
+        "group_rank",
+        "group_world_size",
+        "master_addr",
+        "master_port",
+        "spec",
+        "state",
+        "store",
+        "workers",
+    )
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.workers = [Worker(local_rank) for local_rank in range(spec.local_world_size)]
+        self.store: Any = None
+        self.group_rank: int | None = None
+        self.group_world_size: int | None = None
+        self.master_addr: str | None = None
+        self.master_port: int | None = None
+        self.state = WorkerState.INIT
+
+
+@dataclass
+class RunResult:
+    """What became of a worker group: all workers succeeded, or it failed as one.
+
+    Attributes:
+        state: its last state.
+        return_values: what functions returned, by global rank, of this node's workers.
+        failures: the workers that failed, by global rank, the root cause first. Workers that were
+            ended because of it stand in neither.
+    """
+
+    state: WorkerState
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether the group failed."""
+        return self.state == WorkerState.FAILED
+
+
+_ROLE_INFO = "torchelastic/role_info/"
+_ASSIGNED = "torchelastic/assigned_ranks/"
+
+
+class Share(NamedTuple):
+    """Where the workers of one node begin.
+
+    Attributes:
+        base_rank: global rank of its first worker.
+        world_size: number of all workers.
+        base_role_rank: rank of its first worker within the role.
+        role_world_size: number of workers of the role.
+    """
+
+    base_rank: int
+    world_size: int
+    base_role_rank: int
+    role_world_size: int
+
+
+def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
+    """Lay out the workers of all nodes, one node after the other. Pure.
+
+    Args:
+        nodes: role and number of workers of every node, by group rank.
+    """
+    world = sum(size for _, size in nodes)
+    of_role = {role: sum(size for other, size in nodes if other == role) for role, _ in nodes}
+    found = []
+    base = 0
+    role_base = dict.fromkeys(of_role, 0)
+    for role, size in nodes:
+        found.append(Share(base, world, role_base[role], of_role[role]))
+        base += size
+        role_base[role] += size
+    return found
+
+
+def agree(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> Share:
+    """Find out where this node's workers begin.
+
+    Args:
+        store: the store of the rendezvous (torch's ``Store``).
+        group_rank: rank of this node.
+        group_world_size: number of nodes.
+        spec: what the workers run.
+    """
+    if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
+        # All nodes are said to be alike: nothing needs to be exchanged.
+        return shares([(spec.role, spec.local_world_size)] * group_world_size)[group_rank]
+    mine = {"role": spec.role, "rank": group_rank, "local_world_size": spec.local_world_size}
+    store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine).encode())
+    if group_rank == 0:
+        texts = store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
+        nodes = [(node["role"], node["local_world_size"]) for node in map(json.loads, texts)]
+        laid_out = shares(nodes)
+        keys = [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)]
+        store.multi_set(keys, [json.dumps(share).encode() for share in laid_out])
+    return Share(*json.loads(store.get(f"{_ASSIGNED}{group_rank}")))
+
+
+def workers_of(share: Share, local_world_size: int) -> list[Worker]:
+    """The workers of a node."""
+    return [
+        Worker(
+            local_rank=local_rank,
+            global_rank=share.base_rank + local_rank,
+            role_rank=share.base_role_rank + local_rank,
+            world_size=share.world_size,
+            role_world_size=share.role_world_size,
+        )
+        for local_rank in range(local_world_size)
+    ]
+
+
+def barrier(store: Any, world_size: int, key_prefix: str, timeout: float) -> None:
+    """Wait until the agents of all nodes are here.
+
+    Args:
+        store: the store of the rendezvous.
+        world_size: number of nodes.
+        key_prefix: prefix of the barrier's keys.
+        timeout: seconds.
+
+    Raises:
+        Exception: what the store raises when its wait times out.
+    """
+    import datetime as dt  # noqa: PLC0415 - only groups of several nodes have a barrier
+
+    if world_size <= 1:
+        return
+    here = store.add(f"{key_prefix}/num_members", 1)
+    if here == world_size:
+        store.set(f"{key_prefix}/last_member", b"1")
+    store.wait([f"{key_prefix}/last_member"], dt.timedelta(seconds=timeout))
+
+
+class Reporting:
+    """Tells of an agent's group through `lllaunch.agent.events` and `lllaunch.agent.metrics`."""
+
+    _worker_group: WorkerGroup
+    _remaining_restarts: int
+    _total_execution_time: int
+
+    def get_event_failed(self) -> Event:
+        """The event of an agent that failed; for use where its exception is handled."""
+        return self._construct_event(
+            state="FAILED", source=EventSource.AGENT, raw_error=traceback.format_exc()
+        )
+
+    def get_event_succeeded(self) -> Event:
+        """The event of an agent that succeeded."""
+        return self._construct_event(state="SUCCEEDED", source=EventSource.AGENT)
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """Record an event with the duration of what runs inside, milliseconds."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            duration = (time.perf_counter() - started) * 1000
+            self._record(
+                self._construct_event(state=state, source=EventSource.AGENT, duration_ms=duration)
+            )
+
+    def _record(self, event: Event) -> None:
+        record(event, self._worker_group.spec.event_log_handler)
+
+    def _construct_event(
+        self,
+        state: str,
+        source: EventSource,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
+    ) -> Event:
+        group, spec = self._worker_group, self._worker_group.spec
+        details: dict[str, Any] = {
+            "group_world_size": group.group_world_size,
+            "entry_point": spec.get_entrypoint_name(),
+        }
+        if worker is not None:
+            details |= {
+                "local_rank": [worker.local_rank],
+                "role_rank": [worker.role_rank],
+                "role_world_size": [worker.role_world_size],
+                "exit_code": [exit_code],
+                "worker_pid": [worker_pid],
+            }
+        handler = spec.rdzv_handler
+        metadata: dict[str, EventMetadataValue] = {
+            "run_id": handler.get_run_id() if handler is not None else "",
+            "global_rank": worker.global_rank if worker is not None else None,
+            "group_rank": group.group_rank,
+            "worker_id": str(worker.id) if worker is not None else None,
+            "role": spec.role,
+            "hostname": socket.gethostname(),
+            "state": state,
+            "total_run_time": self._total_execution_time,
+            "rdzv_backend": handler.get_backend() if handler is not None else "",
+            "raw_error": raw_error,
+            "metadata": json.dumps(details),
+            "agent_restarts": spec.max_restarts - self._remaining_restarts,
+            "duration_ms": duration_ms,
+        }
+        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        for worker in self._worker_group.workers:
+            failure = result.failures.get(worker.global_rank)
+            self._record(
+                self._construct_event(
+                    state=self._get_worker_state(worker, result),
+                    source=EventSource.WORKER,
+                    worker=worker,
+                    raw_error=json.dumps(failure.error_file_data) if failure else None,
+                    exit_code=failure.exitcode if failure else None,
+                    worker_pid=failure.pid if failure else None,
+                )
+            )
+
+    def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
+        failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
+        if failed and worker.global_rank not in result.failures:
+            # It was ended because others failed.
+            return "TERMINATED"
+        return result.state.value
+
+    def _record_metrics(self, result: RunResult) -> None:
+        spec = self._worker_group.spec
+        failed = result.is_failed()
+        retried = self._remaining_restarts != spec.max_restarts
+        outcomes = {
+            "run_success_with_retries": not failed and retried,
+            "run_success_no_retries": not failed and not retried,
+            "run_failed_with_retries": failed and retried,
+            "run_failed_no_retries": failed and not retried,
+        }
+        # How much of its allowance a run needed, in percent.
+        flakiness = 100.0
+        if not failed:
+            flakiness -= 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
+        put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
+        put_metric(f"workers.{spec.role}.run_total", 1)
+        for name, happened in outcomes.items():
+            put_metric(f"workers.{spec.role}.{name}", int(happened))
+
 
 __all__ = [
     "DEFAULT_ROLE",

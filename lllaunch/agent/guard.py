@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.agent import vocabulary as v
+from lllaunch.agent import machine as v
 from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
 
 if TYPE_CHECKING:
-    from lllaunch.agent.kernel_sleep import KernelSleep
+    from lllaunch.agent.local_elastic_agent import KernelSleep
     from lllaunch.multiprocessing.api import PContext
     from lllaunch.watchdog.findings import Asked, Finding
     from lllaunch.watchdog.stacks.collector import StackCollector

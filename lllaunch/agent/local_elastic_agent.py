@@ -6,27 +6,40 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Template
 from typing import Any
 
-from lllaunch.agent import vocabulary as v
-from lllaunch.agent.api import SimpleElasticAgent
-from lllaunch.agent.carry_out import carry_out, plain_fault
+from lllaunch.agent import machine as v
+from lllaunch.agent.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    Share,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    workers_of,
+)
 from lllaunch.agent.clock import Deadlines, RunClock
+from lllaunch.agent.environ import Place, contract, substitute_local_rank, virtual_rank
 from lllaunch.agent.events import EventSource
 from lllaunch.agent.guard import ENABLE_FILE_TIMER, Guard
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
-from lllaunch.agent.kernel_sleep import TIMEOUT_VARIABLE, KernelSleep
-from lllaunch.agent.machine import Machine
+from lllaunch.agent.machine import Machine, WorkerState
 from lllaunch.agent.metrics import prof
 from lllaunch.agent.ports import HeldPort
-from lllaunch.agent.ranks import Share, workers_of
-from lllaunch.agent.recipe import LOOPBACK, Recipe, places_of
-from lllaunch.agent.states import WorkerState
-from lllaunch.agent.worker_group import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec
+from lllaunch.linux import proc
 from lllaunch.linux.process import wait_any_readable
-from lllaunch.multiprocessing.api import LogsSpecs, PContext
+from lllaunch.multiprocessing.api import (
+    LogsSpecs,
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+    TargetContext,
+)
 from lllaunch.multiprocessing.signals import SignalSource, forwards
 from lllaunch.policies import TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.client import Spawner
@@ -41,6 +54,212 @@ from lllaunch.spawner.protocol import (
     Target,
 )
 
+logger = logging.getLogger(__name__)
+
+TIMEOUT_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+_MAX_INTERVAL = 5.0
+
+
+def _state(pid: int) -> str:
+    facts = proc.facts(pid)
+    return facts.state if facts is not None else ""
+
+
+class KernelSleep:
+    """Remembers since when processes are in uninterruptible sleep.
+
+    Args:
+        timeout: seconds after which one counts as stuck.
+        clock: tells the time in seconds.
+        state: tells the state letter of a process.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        state: Callable[[int], str] = _state,
+    ) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._state = state
+        self._since: dict[int, float] = {}
+
+    @classmethod
+    def configured(cls, timeout: float | None) -> KernelSleep | None:
+        """One with the given timeout, or the environment's; None if it is 0 or no number."""
+        if timeout is None:
+            text = os.environ.get(TIMEOUT_VARIABLE, "0")
+            try:
+                timeout = float(text)
+            except ValueError:
+                logger.warning("%s: %r is not a number of seconds", TIMEOUT_VARIABLE, text)
+                return None
+        return cls(timeout) if timeout > 0 else None
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+        return min(_MAX_INTERVAL, self._timeout / 4)
+
+    def stuck(self, pids: Mapping[int, int]) -> dict[int, float]:
+        """Look at processes; those that sleep for too long, with the seconds.
+
+        Args:
+            pids: process ids, by local rank.
+        """
+        now = self._clock()
+        asleep = {pid for pid in pids.values() if self._state(pid) == "D"}
+        self._since = {pid: self._since.get(pid, now) for pid in asleep}
+        return {
+            pid: now - since for pid, since in self._since.items() if now - since >= self._timeout
+        }
+
+
+# How long SIGKILL may take to end processes, at least: freeing gigabytes, or what a GPU driver
+# holds, takes longer than a short grace period.
+_UNKILLABLE_SECONDS = 10.0
+
+
+def _is_stopped(pid: int) -> bool:
+    facts = proc.facts(pid)
+    return facts is not None and facts.state == "T"
+
+
+def plain_fault(fact: Exited | StartFailed) -> v.Fault:
+    """In what way a worker failed, as far as its exit status alone tells."""
+    return "died" if isinstance(fact, Exited) and fact.exitcode < 0 else "failure"
+
+
+# On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
+LOOPBACK = "127.0.0.1"
+
+
+def places_of(
+    group: WorkerGroup, attempt: int, restart_count: int, run_id: str
+) -> dict[int, Place]:
+    """Where every worker of a group stands, by local rank.
+
+    Args:
+        group: the group, after its rendezvous.
+        attempt: number of the attempt.
+        restart_count: restarts that counted.
+        run_id: id of the run, where there is no rendezvous that has one.
+    """
+    spec, handler = group.spec, group.spec.rdzv_handler
+    hostname = socket.gethostname()
+    return {
+        worker.local_rank: Place(
+            local_rank=worker.local_rank,
+            rank=worker.global_rank,
+            group_rank=group.group_rank or 0,
+            role_rank=worker.role_rank,
+            role_name=spec.role,
+            local_world_size=spec.local_world_size,
+            world_size=worker.world_size,
+            group_world_size=group.group_world_size or 1,
+            role_world_size=worker.role_world_size,
+            master_addr=group.master_addr or LOOPBACK,
+            master_port=group.master_port or 0,
+            restart_count=restart_count,
+            max_restarts=spec.max_restarts,
+            run_id=handler.get_run_id() if handler is not None else run_id,
+            attempt=attempt,
+            hostname=hostname,
+            use_agent_store=handler is not None and bool(handler.use_agent_store),
+        )
+        for worker in group.workers
+    }
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the workers of an agent are started; attributes as for `LocalElasticAgent`."""
+
+    logs_specs: LogsSpecs
+    start_method: str
+    log_line_prefix_template: str | None
+    spawner: Spawner | None
+    targets: Callable[[Mapping[str, str]], Target | Forked] | None
+    env: Callable[[Mapping[str, str]], Mapping[str, str]] | None
+    preload: Sequence[str]
+    cwd: str | None
+    spawner_cwd: str | None = None
+
+    def context(
+        self,
+        spec: WorkerSpec,
+        places: Mapping[int, Place],
+        more: Callable[[int], Mapping[str, str]] = lambda _: {},
+    ) -> PContext:
+        """The processes of one attempt, not started yet.
+
+        Args:
+            spec: what they run.
+            places: where they stand, by local rank.
+            more: further variables, from a local rank.
+        """
+        envs = {
+            rank: {**self.environment(spec, place), **more(rank)} for rank, place in places.items()
+        }
+        common: dict[str, Any] = {
+            "name": spec.role,
+            "envs": envs,
+            "logs_specs": self.logs_specs,
+            "log_line_prefixes": self._prefixes(places),
+            "duplicate_stdout_filters": spec.duplicate_stdout_filters,
+            "duplicate_stderr_filters": spec.duplicate_stderr_filters,
+            "handle_signals": False,
+        }
+        if self.targets is not None:
+            made = {rank: self.targets(place.facts()) for rank, place in places.items()}
+            forked = {rank: target for rank, target in made.items() if isinstance(target, Forked)}
+            if forked:
+                return _forked_context(forked, spec.get_entrypoint_name(), common)
+            return TargetContext(
+                targets={r: target for r, target in made.items() if not isinstance(target, Forked)},
+                spawner=self.spawner,
+                start_method=self.start_method,
+                preload=self.preload,
+                cwd=self.cwd,
+                spawner_cwd=self.spawner_cwd,
+                entrypoint=spec.get_entrypoint_name(),
+                **common,
+            )
+        common["args"] = {rank: substitute_local_rank(spec.args, rank) for rank in places}
+        common["numa_options"] = spec.numa_options
+        if isinstance(spec.entrypoint, str):
+            return SubprocessContext(entrypoint=spec.entrypoint, **common)
+        assert spec.entrypoint is not None
+        method = self.start_method
+        return MultiprocessContext(entrypoint=spec.entrypoint, start_method=method, **common)
+
+    def environment(self, spec: WorkerSpec, place: Place) -> dict[str, str]:
+        """The variables of one worker, on top of the launcher's."""
+        env = contract(place, os.environ)
+        if self.env is not None:
+            env |= self.env(place.facts())
+        if spec.virtual_local_rank:
+            env |= virtual_rank(place.local_rank, {**os.environ, **env})
+        return env
+
+    def _prefixes(self, places: Mapping[int, Place]) -> dict[int, str] | None:
+        if not self.log_line_prefix_template:
+            return None
+        template = Template(self.log_line_prefix_template)
+        return {rank: template.safe_substitute(place.facts()) for rank, place in places.items()}
+
+
+def _forked_context(
+    targets: Mapping[int, Forked], entrypoint: str, common: Mapping[str, Any]
+) -> PContext:
+    from lllaunch.multiprocessing.forked_context import (  # noqa: PLC0415 - the rarest start method
+        ForkedContext,
+    )
+
+    return ForkedContext(targets=targets, entrypoint=entrypoint, **common)
+
+
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
     "TORCHELASTIC_HEALTH_CHECK_PORT",
@@ -49,7 +268,6 @@ __all__ = [
     "LocalElasticAgent",
 ]
 
-logger = logging.getLogger(__name__)
 
 TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
@@ -289,8 +507,39 @@ class LocalElasticAgent(SimpleElasticAgent):
         if isinstance(decision, v.WaitForOthers):
             with self._signals.raising():
                 return super()._perform(decision)
-        carry_out(decision, self._pcontext, self._deadlines, self._guard, self._shutdown_timeout)
+        self._carry_out(decision)
         return []
+
+    def _carry_out(self, decision: v.Decision) -> None:
+        """Carry out a decision that starts nothing and ends no run; waits for nothing."""
+        if isinstance(decision, v.Pause):
+            self._deadlines.clear()
+            self._deadlines.restart("pause", decision.seconds)
+            return
+        context = self._pcontext
+        assert context is not None
+        if isinstance(decision, v.SignalWorkers):
+            context.signal(decision.signum)
+            if any(_is_stopped(pid) for pid in context.known_pids().values()):
+                # One that is stopped would take notice of nothing but SIGKILL.
+                context.signal(signal.SIGCONT)
+        elif isinstance(decision, v.StartGrace):
+            self._deadlines.start("grace", self._shutdown_timeout)
+        elif isinstance(decision, v.KillWorkers):
+            context.kill()
+            # The bound on the wait for what cannot be killed; `StartGrace` follows and leaves it.
+            self._deadlines.restart("grace", max(self._shutdown_timeout, _UNKILLABLE_SECONDS))
+        elif isinstance(decision, v.TakeStacks):
+            self._guard.take_stacks(decision.ranks, decision.finding)
+        elif isinstance(decision, v.SignalProcess):
+            self._guard.signal(decision)
+        elif isinstance(decision, v.AbandonWorkers):
+            pids = [context.known_pids().get(rank) for rank in sorted(decision.ranks)]
+            logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
+        elif isinstance(decision, v.SweepLeftovers):
+            context.sweep()
+            # They get SIGKILL at once, so this is for what hangs in the kernel.
+            self._deadlines.restart("sweep", max(self._shutdown_timeout, _UNKILLABLE_SECONDS))
 
     def _conclude(self, end: v.Finish) -> RunResult:
         if self._pcontext is not None:

@@ -9,9 +9,9 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from lllaunch.agent.api import WorkerSpec
 from lllaunch.agent.environ import Place, contract
 from lllaunch.agent.local_elastic_agent import LocalElasticAgent
-from lllaunch.agent.worker_group import WorkerSpec
 from lllaunch.errors import ConfigError, PreloadFailed, Problem, SpawnerDied
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.multiprocessing.signals import SignalException, SignalSource

@@ -16,7 +16,7 @@ from lllaunch.run.records import NOWHERE, WorkerFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lllaunch.agent.vocabulary import Reason
+    from lllaunch.agent.machine import Reason
     from lllaunch.run.causes import Cause
     from lllaunch.run.fates import Fate
     from lllaunch.run.hang import Hang

@@ -31,7 +31,7 @@ from lllaunch.spawner.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from lllaunch.agent.vocabulary import (
+    from lllaunch.agent.machine import (
         Fault,
         Finish,
         Reason,

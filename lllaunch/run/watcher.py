@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.agent.vocabulary import (
+from lllaunch.agent.machine import (
     AbandonWorkers,
     Finish,
     GroupStarted,
@@ -24,7 +24,7 @@ from lllaunch.run.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lllaunch.agent.vocabulary import Fault
+    from lllaunch.agent.machine import Fault
     from lllaunch.run.events import EventLog
     from lllaunch.run.hang import Hang
     from lllaunch.run.logs import Attempt

@@ -22,7 +22,7 @@ from lllaunch.agent import (
     WorkerSpec,
     WorkerState,
 )
-from lllaunch.agent import vocabulary as v
+from lllaunch.agent import machine as v
 from lllaunch.agent.ports import HeldPort
 from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std

@@ -9,9 +9,9 @@ import pytest
 from support.played import Make, Order, PlayedStarter, ended, playing, script
 
 from lllaunch.agent import WorkerState
-from lllaunch.agent import vocabulary as v
+from lllaunch.agent import machine as v
 from lllaunch.agent.guard import STACKS_SECONDS, Guard
-from lllaunch.agent.kernel_sleep import KernelSleep
+from lllaunch.agent.local_elastic_agent import KernelSleep
 from lllaunch.errors import OutputError
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.protocol import Started, Swept

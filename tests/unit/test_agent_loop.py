@@ -8,7 +8,7 @@ import pytest
 from support.played import Make, Order, Rendezvous, ended, playing, script
 
 from lllaunch.agent import WorkerState
-from lllaunch.agent import vocabulary as v
+from lllaunch.agent import machine as v
 from lllaunch.multiprocessing import SignalException
 from lllaunch.spawner.protocol import Died, Started, Swept
 
@@ -191,7 +191,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> Non
 
 def test_metrics_are_the_roles(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    for place in ("lllaunch.agent.api.put_metric", "lllaunch.agent.reporting.put_metric"):
+    for place in ("lllaunch.agent.api.put_metric", "lllaunch.agent.api.put_metric"):
         monkeypatch.setattr(place, lambda name, value: found.append(name))
     agent = play(1)
     script(agent, lambda: agent.now.tell(ended(0)), lambda: agent.now.tell(Swept()))

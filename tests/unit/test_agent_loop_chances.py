@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.played import Make, Order, Played, Rendezvous, ended, playing
 
-from lllaunch.agent import vocabulary as v
+from lllaunch.agent import machine as v
 from lllaunch.errors import SpawnerDied
 from lllaunch.multiprocessing import SignalException
 from lllaunch.spawner.protocol import Died, Fact, Swept

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.agent import WorkerSpec
+from lllaunch.agent.api import Share, Worker, WorkerGroup, agree, barrier, shares, workers_of
 from lllaunch.agent.clock import Deadlines
 from lllaunch.agent.environ import (
     CONTRACT_NAMES,
@@ -19,10 +20,8 @@ from lllaunch.agent.environ import (
     substitute_local_rank,
     virtual_rank,
 )
-from lllaunch.agent.kernel_sleep import TIMEOUT_VARIABLE, KernelSleep
+from lllaunch.agent.local_elastic_agent import TIMEOUT_VARIABLE, KernelSleep
 from lllaunch.agent.ports import candidates
-from lllaunch.agent.ranks import Share, agree, barrier, shares, workers_of
-from lllaunch.agent.worker_group import Worker, WorkerGroup
 from lllaunch.macros import WORKER_NAMES
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
-from lllaunch.agent import vocabulary as v
+from lllaunch.agent import machine as v
 from lllaunch.agent.clock import Deadlines
 from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, Std, TargetContext

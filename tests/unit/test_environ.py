@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lllaunch.agent.environ import Place, substitute_local_rank
-from lllaunch.agent.recipe import Recipe
+from lllaunch.agent.local_elastic_agent import Recipe
 from lllaunch.multiprocessing import DefaultLogsSpecs
 
 PLACE = Place(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.agent import ladder
-from lllaunch.agent import vocabulary as v
-from lllaunch.agent.ladder import LADDER, Push, Rung, Step
-from lllaunch.agent.machine import Machine
-from lllaunch.agent.states import WorkerState
+from lllaunch.agent import machine as v
+from lllaunch.agent.machine import LADDER, Machine, Push, Rung, Step, WorkerState
 
 SIGNALS = [int(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)]
 SIGTERM = int(signal.SIGTERM)
@@ -31,12 +26,6 @@ def running(n: int = 2, max_restarts: int = 0) -> Machine:
 
 def test_every_cell_of_the_ladder_is_filled() -> None:
     assert set(LADDER) == set(itertools.product(Rung, Push))
-
-
-def test_the_ladder_is_pure() -> None:
-    tree = ast.parse(Path(ladder.__file__).read_text())
-    imported = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {getattr(node, "module", None) for node in imported} == {"__future__", "enum"}
 
 
 def test_no_push_leads_down_and_nothing_is_killed_twice_by_the_clock() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lllaunch.agent.vocabulary import SignalProcess, StacksTaken, WatchdogFired
+from lllaunch.agent.machine import SignalProcess, StacksTaken, WatchdogFired
 from lllaunch.multiprocessing.std import Std
 from lllaunch.run.events import EventLog, encode, isoformat
 from lllaunch.run.redact import Redactor

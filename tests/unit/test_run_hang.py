@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.agent.states import WorkerState
-from lllaunch.agent.vocabulary import Finish, SignalProcess, StacksTaken, WatchdogFired
+from lllaunch.agent.machine import Finish, SignalProcess, StacksTaken, WatchdogFired, WorkerState
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.multiprocessing.layout import LogsDest
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised, StartFailure

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.agent.states import WorkerState
-from lllaunch.agent.vocabulary import (
+from lllaunch.agent.machine import (
     AbandonWorkers,
     Finish,
     GroupStarted,
@@ -23,6 +22,7 @@ from lllaunch.agent.vocabulary import (
     StartGrace,
     StartWorkers,
     WorkersStuck,
+    WorkerState,
 )
 from lllaunch.console.console import Console
 from lllaunch.errors import NotPicklable

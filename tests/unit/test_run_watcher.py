@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.agent.states import WorkerState
-from lllaunch.agent.vocabulary import (
+from lllaunch.agent.machine import (
     Finish,
     GroupStarted,
     KillWorkers,
@@ -23,6 +22,7 @@ from lllaunch.agent.vocabulary import (
     TakeStacks,
     WatchdogFired,
     WorkersStuck,
+    WorkerState,
 )
 from lllaunch.console.console import Console
 from lllaunch.multiprocessing.layout import LogsDest
