@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
-    from lllaunch.multiprocessing.guards import EventLike, LockLike
+    from lllaunch.multiprocessing.follow import EventLike, LockLike
 
 __all__ = ["TailLog", "tail_logfile"]
 

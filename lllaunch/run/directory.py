@@ -17,7 +17,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import ConfigError
-from lllaunch.multiprocessing.layout import make_attempt_dir
+from lllaunch.multiprocessing.logs import make_attempt_dir
 from lllaunch.run.files import link_atomic, naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lllaunch.multiprocessing.layout import announce, destinations
-from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs
+from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs, announce, destinations
 from lllaunch.multiprocessing.std import Std, to_map
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
 

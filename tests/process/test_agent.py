@@ -26,7 +26,7 @@ from lllaunch.agent import machine as v
 from lllaunch.agent.ports import HeldPort
 from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from lllaunch.multiprocessing.tees import Tees
+from lllaunch.multiprocessing.follow import Tees
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Program
 

@@ -15,8 +15,7 @@ from lllaunch.agent.guard import Guard
 from lllaunch.linux.process import HasFileno, wait_any_readable
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.multiprocessing.context import PContext
-from lllaunch.multiprocessing.layout import LogsDest
-from lllaunch.multiprocessing.logs import LogsSpecs
+from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spawner.protocol import Exited, Fact
 from lllaunch.testing import FakeClock

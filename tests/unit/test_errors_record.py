@@ -21,7 +21,7 @@ from lllaunch.multiprocessing.errors import (
     get_error_handler,
     record,
 )
-from lllaunch.multiprocessing.errors.files import write_error_file
+from lllaunch.multiprocessing.errors.error_handler import write_error_file
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
-from lllaunch.multiprocessing.tees import Tees
+from lllaunch.multiprocessing.follow import Tees
 from lllaunch.run.files import naming
 
 

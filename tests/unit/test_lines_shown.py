@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.multiprocessing.guards import BarGate, gate_of, guarded
+from lllaunch.multiprocessing.follow import BarGate, gate_of, guarded
 from lllaunch.multiprocessing.output import Destination, fit
 
 

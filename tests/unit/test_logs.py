@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from lllaunch.errors import OutputError
-from lllaunch.multiprocessing.layout import destinations, make_attempt_dir
-from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from lllaunch.multiprocessing.logs import (
+    DefaultLogsSpecs,
+    LogsDest,
+    LogsSpecs,
+    destinations,
+    make_attempt_dir,
+)
 from lllaunch.multiprocessing.std import Std, to_map
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lllaunch.agent.machine import Finish, SignalProcess, StacksTaken, WatchdogFired, WorkerState
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.multiprocessing.layout import LogsDest
+from lllaunch.multiprocessing.logs import LogsDest
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised, StartFailure
 from lllaunch.run.ending import outcome_of
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim

@@ -28,7 +28,7 @@ from lllaunch.console.console import Console
 from lllaunch.errors import NotPicklable
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.moments import now_ns
-from lllaunch.multiprocessing.layout import LogsDest
+from lllaunch.multiprocessing.logs import LogsDest
 from lllaunch.run import notes
 from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog

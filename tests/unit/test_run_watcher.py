@@ -25,7 +25,7 @@ from lllaunch.agent.machine import (
     WorkerState,
 )
 from lllaunch.console.console import Console
-from lllaunch.multiprocessing.layout import LogsDest
+from lllaunch.multiprocessing.logs import LogsDest
 from lllaunch.run.events import EventLog
 from lllaunch.run.logs import Attempt
 from lllaunch.run.watcher import Watcher

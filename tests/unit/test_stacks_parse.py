@@ -86,7 +86,7 @@ def test_escapes_and_unknown_lines() -> None:
 
 
 def test_frames_of_ours_that_every_worker_begins_with_are_left_out() -> None:
-    own = ["lllaunch/multiprocessing/errors/recording.py", "lllaunch/spawner/worker.py", "x.py"]
+    own = ["lllaunch/multiprocessing/errors/failure.py", "lllaunch/spawner/worker.py", "x.py"]
     lines = [f'  File "/lib/{path}", line 1 in f\n' for path in own]
     text = OLDER + "".join(lines)
     assert [frame.line for frame in faulthandler_frames(text)] == [5, 6]

@@ -10,11 +10,9 @@ Public names, signatures and the file's format are those of
 Imports nothing outside the standard library.
 """
 
-from lllaunch.multiprocessing.errors.child_failed import ChildFailedError
 from lllaunch.multiprocessing.errors.error_handler import ErrorHandler
-from lllaunch.multiprocessing.errors.failure import ProcessFailure
+from lllaunch.multiprocessing.errors.failure import ChildFailedError, ProcessFailure, record
 from lllaunch.multiprocessing.errors.handlers import get_error_handler
-from lllaunch.multiprocessing.errors.recording import record
 
 __all__ = [
     "ChildFailedError",

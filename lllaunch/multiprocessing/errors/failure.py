@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import os
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from lllaunch.multiprocessing.errors.files import read_error_file
+from lllaunch.multiprocessing.errors.error_handler import read_error_file
+from lllaunch.multiprocessing.errors.handlers import get_error_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lllaunch.multiprocessing.errors.error_handler import ErrorHandler
+
 
 NOT_AVAILABLE = "<N/A>"
 _NS = 1_000_000_000
@@ -113,3 +123,133 @@ class ProcessFailure:
         callstack = extra.get("py_callstack") if isinstance(extra, dict) else None
         text = callstack if callstack is not None else self.message.get("message", NOT_AVAILABLE)
         return text if isinstance(text, str) else repr(text)
+
+
+GlobalRank = int
+_WIDEST_RULE = 60
+
+
+class ChildFailedError(Exception):
+    """Workers failed. Raised under `record`, it hands the root cause on to whoever watches us.
+
+    `record` copies the error file of the first failure to the error file of the raising process,
+    so that the traceback shown at the top is the worker's and not its supervisor's.
+
+    Attributes:
+        name: name of the worker group.
+        failures: the failures by global rank, at least one.
+    """
+
+    def __init__(self, name: str, failures: Mapping[GlobalRank, ProcessFailure]) -> None:
+        if not failures:
+            raise AssertionError("a ChildFailedError needs at least one failure")
+        self.name = name
+        self.failures = dict(failures)
+        super().__init__(self.format_msg())
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return type(self), (self.name, self.failures)
+
+    def get_first_failure(self) -> tuple[GlobalRank, ProcessFailure]:
+        """The root cause: the failure that happened first, by nanoseconds, and its global rank."""
+        rank = min(self.failures, key=lambda each: self.failures[each].timestamp_ns)
+        return rank, self.failures[rank]
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """The failures as text, the root cause last.
+
+        Args:
+            boarder_delim: the character of the first and last rule.
+            section_delim: the character of the rules between sections.
+
+        Returns:
+            Several lines, with an empty one before, so that it stands free in a log.
+        """
+        title = f"{self.name} FAILED"
+        root, _ = self.get_first_failure()
+        shown = {
+            rank: _describe(index, rank, failure)
+            for index, (rank, failure) in enumerate(self.failures.items())
+        }
+        lines = [title, *(line for text in shown.values() for line in text.split("\n"))]
+        width = min(_WIDEST_RULE, max(len(line) for line in lines))
+        border, section = boarder_delim * width, section_delim * width
+        others = [text for rank, text in shown.items() if rank != root]
+        parts = ["", border, title, section, "Failures:"]
+        parts += others or ["  <NO_OTHER_FAILURES>"]
+        parts += [section, "Root Cause (first observed failure):", shown[root], border]
+        return "\n".join(parts)
+
+
+def _describe(index: int, rank: GlobalRank, failure: ProcessFailure) -> str:
+    signal_name = failure.signal_name()
+    how = "" if signal_name == NOT_AVAILABLE else f" ({signal_name})"
+    fields = {
+        "time": failure.timestamp_isoformat(),
+        # The name the kernel has; asking a name server here could take longer than the run.
+        "host": os.uname().nodename,
+        "rank": f"{rank} (local_rank: {failure.local_rank})",
+        "exitcode": f"{failure.exitcode} (pid: {failure.pid}){how}",
+        "error_file": failure.error_file,
+        "traceback": failure.traceback().replace("\n", "\n  "),
+    }
+    return "\n".join([f"[{index}]:", *(f"  {key:<10}: {value}" for key, value in fields.items())])
+
+
+logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def record(
+    fn: Callable[_P, _R], error_handler: ErrorHandler | None = None
+) -> Callable[_P, _R | None]:
+    """Records what ends a function: the decorator of a worker's ``main``, used once per process.
+
+    - An `Exception` is written to the error file and raised on.
+    - A `ChildFailedError` hands on the error file of the first failed child and is raised on.
+    - ``SystemExit(0)`` becomes a return of None, so that a caller that collects a return value
+      gets one; any other `SystemExit` (also the one without a code), and `KeyboardInterrupt`,
+      pass unrecorded.
+
+    Nothing that goes wrong while recording replaces the exception itself.
+
+    Args:
+        fn: the function.
+        error_handler: what records; by default `get_error_handler`'s.
+
+    Returns:
+        The function, recorded; same arguments, same return value.
+    """
+    handler = error_handler or get_error_handler()
+
+    @functools.wraps(fn)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        handler.initialize()
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as exit_:
+            if exit_.code == 0:
+                return None
+            raise
+        except Exception as error:
+            _record(handler, error)
+            raise
+
+    return wrapper
+
+
+def _record(handler: ErrorHandler, error: Exception) -> None:
+    try:
+        if not isinstance(error, ChildFailedError):
+            handler.record_exception(error)
+            return
+        rank, failure = error.get_first_failure()
+        if failure.error_file == NOT_AVAILABLE:
+            logger.info("worker %s failed without an error file; there is none to hand on", rank)
+        else:
+            handler.dump_error_file(failure.error_file, failure.exitcode)
+    except Exception:
+        with contextlib.suppress(Exception):  # a user's logging may fail, too
+            logger.exception("recording an error failed; the error itself follows")

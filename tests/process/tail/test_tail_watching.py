@@ -23,7 +23,7 @@ Append = Callable[[Path, bytes], None]
 @pytest.fixture
 def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "lllaunch.multiprocessing.watching.open_inotify", lambda: inotify.Unavailable("none here")
+        "lllaunch.multiprocessing.follow.open_inotify", lambda: inotify.Unavailable("none here")
     )
 
 
