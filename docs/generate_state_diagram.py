@@ -13,7 +13,7 @@ from typing import Any
 from lllaunch.agent import machine as v
 from lllaunch.agent.machine import TRANSITIONS, Machine, Rung, WorkerState
 from lllaunch.watchdog.findings import Asked, TimedOut
-from lllaunch.watchdog.stacks.facts import Blame
+from lllaunch.watchdog.stacks.frames import Blame
 
 PAGE = Path(__file__).parent / "design" / "agent.md"
 BEGIN, END = "<!-- generated: states -->", "<!-- end -->"

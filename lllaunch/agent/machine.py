@@ -24,7 +24,7 @@ from lllaunch.policies import RestartCause, RestartPolicy
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.findings import Asked, Finding
-    from lllaunch.watchdog.stacks.facts import Blame, RankStack
+    from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 
 class WorkerState(str, Enum):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from lllaunch.app.user_function import UserFunction
     from lllaunch.config.origin import Origins
     from lllaunch.run.directory import RunDirectory
+    from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
-    from lllaunch.run.speaker import Speaker
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 

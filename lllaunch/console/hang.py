@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, WorkerOutcome
-    from lllaunch.watchdog.stacks.facts import RankStack
+    from lllaunch.watchdog.stacks.frames import RankStack
 
 _SCOPE = 60
 _GROUPS = 8

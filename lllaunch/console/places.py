@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import shown_path
-from lllaunch.watchdog.stacks.facts import LIBRARY, WRAPPERS
+from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
-    from lllaunch.watchdog.stacks.facts import Frame, RankStack
+    from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 _NAME = 80
 _PATH = 100

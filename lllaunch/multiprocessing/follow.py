@@ -1,6 +1,7 @@
 """Output files as they grow: followed, cut into lines and shown.
 
-Each wait for them is bounded: a tail goes on without them rather than not at all.
+Locks and progress bars that others own may stand before a destination. Each wait for them is
+bounded: a tail goes on without them rather than not at all.
 
 The thread sleeps until the kernel says that a file has changed (inotify) or that it is to stop
 (an eventfd). Only files that inotify cannot watch are looked at once a second.

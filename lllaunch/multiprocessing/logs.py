@@ -1,4 +1,4 @@
-"""Directories and files of one attempt: `LogsDest`, and what is decided about it."""
+"""Where workers' output goes: `LogsSpecs` asks for it, `LogsDest` has the files of an attempt."""
 
 from __future__ import annotations
 

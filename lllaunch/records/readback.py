@@ -23,7 +23,7 @@ from lllaunch.run.records import WorkerFiles
 from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog import findings
 from lllaunch.watchdog.findings import suspects
-from lllaunch.watchdog.stacks.facts import Frame, LockWait, RankStack
+from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack
 
 if TYPE_CHECKING:
     from lllaunch.run.causes import Cause

@@ -3,21 +3,251 @@
 It becomes the ``build`` of result.json. Git is asked by its program, which may take its time on a
 large tree or a slow disk; so a run starts the question when it begins and takes the answer when it
 ends. Nothing here makes a run fail: what cannot be found out is null, and ``git_problem`` says why.
+
+Versions are read from the files that `importlib.metadata` reads: importing that takes 40 ms, and
+asking it which package a module belongs to longer still. No package is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.run.git import Git
+from lllaunch.linux.process import open_pidfd, wait_pidfd
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
+
+
+_KILLED_WITHIN = 1.0  # seconds
+_MOST = 16 * 1024 * 1024  # bytes of an answer
+# Nothing of the repository's is to be run, and nothing to be written in it.
+_QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+# They speak of another tree than that of the directory, as in a hook; or write traces.
+_DROPPED = {
+    f"GIT_{name}"
+    for name in (
+        "DIR",
+        "WORK_TREE",
+        "INDEX_FILE",
+        "PREFIX",
+        "COMMON_DIR",
+        "NAMESPACE",
+        "OBJECT_DIRECTORY",
+        "ALTERNATE_OBJECT_DIRECTORIES",
+        "IMPLICIT_WORK_TREE",
+        "GRAFT_FILE",
+        "SHALLOW_FILE",
+    )
+}
+_SET = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "LC_ALL": "C.UTF-8",
+}
+
+
+class Git:
+    """A git that runs, in a session of its own so that no signal of the terminal reaches it.
+
+    Args:
+        cwd: where.
+        arguments: what it is asked.
+        environ: of the user; what would lead it elsewhere is left out.
+
+    Raises:
+        OSError: it cannot be started; FileNotFoundError: it is not installed.
+    """
+
+    def __init__(self, cwd: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        program = _which("git", environ)
+        if program is None:
+            raise FileNotFoundError("git")
+        command = [program, "-C", cwd, *_QUIET, *arguments]
+        # a launcher that is killed takes it along
+        setpriv = _which("setpriv", environ)
+        if setpriv is not None:
+            command = [setpriv, "--pdeathsig", "KILL", "--", *command]
+        # files rather than pipes: it need not wait for anybody who reads
+        self._files = [os.memfd_create("git", os.MFD_CLOEXEC) for _ in range(2)]
+        self._pidfd: int | None = None
+        try:
+            # not subprocess: its import takes longer than all of this
+            self._pid = os.posix_spawn(
+                command[0],
+                command,
+                _environment(environ),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, self._files[0], 1),
+                    (os.POSIX_SPAWN_DUP2, self._files[1], 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT),
+            )
+        except BaseException:
+            self._close()
+            raise
+        with contextlib.suppress(OSError):
+            self._pidfd = open_pidfd(self._pid)
+
+    def end(self, timeout: float) -> tuple[str, str] | None:
+        """Waits for it, then kills it and what it started; to be called once.
+
+        Returns:
+            what it wrote to standard output and standard error, None if it did not end in time.
+        """
+        ended = self._wait(timeout)
+        if not ended:
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, signal.SIGKILL)
+            self._wait(_KILLED_WITHIN)  # if it hangs in the kernel, it is left to that
+        with contextlib.suppress(ChildProcessError):  # of a process that this one was forked from
+            os.waitpid(self._pid, os.WNOHANG)
+        told = [os.pread(fd, _MOST, 0).decode(errors="surrogateescape") for fd in self._files]
+        self._close()
+        return (told[0], told[1]) if ended else None
+
+    def _wait(self, seconds: float) -> bool:
+        if self._pidfd is None:
+            return False
+        return wait_pidfd(self._pidfd, seconds)
+
+    def _close(self) -> None:
+        for fd in (*self._files, self._pidfd):
+            if fd is not None:
+                os.close(fd)
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _DROPPED and not name.startswith("GIT_TRACE")
+    }
+    return {**kept, **_SET}
+
+
+def _which(program: str, environ: Mapping[str, str]) -> str | None:
+    for directory in os.get_exec_path(environ):
+        path = os.path.join(directory, program)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return os.path.abspath(path)
+    return None
+
+
+_INFO = (".dist-info", ".egg-info")
+_HEAD = 64 * 1024  # bytes; the version is among the first lines
+
+
+def versions_of(
+    packages: Iterable[str], modules: Iterable[str] = (), path: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Returns the versions of packages by name, those that are not installed left out.
+
+    Args:
+        packages: names of distributions.
+        modules: dotted names of modules; the distributions that hold them come too. Modules of
+            Python itself, and those that no installer has put there, belong to none.
+        path: where to look; ``sys.path`` if None.
+    """
+    installed = _Installed(sys.path if path is None else path)
+    wanted = {_normalized(name): name for name in packages}
+    for top in sorted({module.partition(".")[0] for module in modules}):
+        if top and top not in sys.stdlib_module_names:
+            found = installed.owner(top)
+            if found is not None:
+                wanted.setdefault(_normalized(found), found)
+    versions = {name: installed.version(key) for key, name in wanted.items()}
+    return {name: version for name, version in versions.items() if version}
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class _Installed:
+    """The distributions on a path, the first of each name."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        self._entries: dict[str, list[str]] = {}
+        self._places: dict[str, str] = {}
+        for entry in dict.fromkeys(each or os.getcwd() for each in path):
+            names: list[str] = []
+            with contextlib.suppress(OSError):  # not there, or an archive
+                names = os.listdir(entry)
+            self._entries[entry] = names
+            for name in sorted(names):
+                if name.endswith(_INFO):
+                    key = _normalized(name.rpartition(".")[0].partition("-")[0])
+                    self._places.setdefault(key, os.path.join(entry, name))
+
+    def version(self, key: str) -> str:
+        """The version of a distribution, empty if it is not known."""
+        place = self._places.get(key)
+        return _field(place, "Version") if place else ""
+
+    def owner(self, top: str) -> str | None:
+        """The name of the distribution that a top-level module belongs to, None if to none."""
+        entry = next((each for each, names in self._entries.items() if _holds(names, top)), None)
+        if entry is not None:
+            for place in self._beside(entry, top):
+                if _claims(place, top):
+                    return _field(place, "Name") or None
+        # one that is installed as editable lies elsewhere, as in a user's checkout
+        place = self._places.get(_normalized(top), "")
+        if place and b'"editable"' in _read(os.path.join(place, "direct_url.json")):
+            return _field(place, "Name") or None
+        return None
+
+    def _beside(self, entry: str, top: str) -> Iterator[str]:
+        """Those in a directory, the most likely ones first."""
+        places = [each for each in self._places.values() if os.path.dirname(each) == entry]
+        likely = self._places.get(_normalized(top))
+        yield from sorted(places, key=lambda place: place != likely)
+
+
+def _holds(names: Iterable[str], top: str) -> bool:
+    return any(name == top or name.startswith(f"{top}.") for name in names)
+
+
+def _claims(place: str, top: str) -> bool:
+    """Whether a distribution says that a module is its own."""
+    listed = _read(os.path.join(place, "top_level.txt")).decode(errors="replace").split()
+    if listed:
+        return top in listed
+    record = b"\n" + _read(os.path.join(place, "RECORD"), None)
+    return any(f"\n{top}{mark}".encode() in record for mark in ("/__init__.", "/", ".py,", "."))
+
+
+def _field(place: str, name: str) -> str:
+    """A field of a distribution's metadata, empty if it is not there."""
+    for file in ("METADATA", "PKG-INFO", ""):
+        head = _read(os.path.join(place, file) if file else place).decode(errors="replace")
+        for line in head.split("\n"):
+            key, colon, value = line.partition(":")
+            if colon and key.lower() == name.lower():
+                return value.strip()
+            if not line.strip():
+                break  # the description follows
+    return ""
+
+
+def _read(path: str, limit: int | None = _HEAD) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(-1 if limit is None else limit)
+    except OSError:
+        return b""
+
 
 PATIENCE = 5.0
 """How long git may take, seconds."""
@@ -110,7 +340,6 @@ class BuildQuery:
         """
         if self._tree is None:
             self._tree = self._answer(timeout, own)
-        from lllaunch.run.versions import versions_of  # noqa: PLC0415 - a run starts without it
 
         return {
             **self._tree,

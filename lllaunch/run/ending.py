@@ -1,28 +1,97 @@
 """The end of a run: what was seen is judged, completed from files, and rendered.
 
+A function's worker leaves ``return.pkl`` (the value), ``return.meta.json`` (its type and size) and,
+where the value is JSON and small, ``return.json``. A script or program that calls `lllaunch.report`
+leaves ``return.json`` alone.
+
 All that only the end needs is imported by this module, and this module while the workers start.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.moments import now_ns
 from lllaunch.run.causes import KilledBySignal
 from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import RunOutcome, summarize
+from lllaunch.run.outcome import ReturnValue, RunOutcome, summarize
 from lllaunch.run.postmortem import of_aborted
 from lllaunch.run.result import render_result
-from lllaunch.run.returns import find_return_value
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import AttemptOutcome, Excerpt, ReturnValue, RootCause
-    from lllaunch.run.recorder import Recorder
+    from lllaunch.run.observer import Recorder
+    from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause
     from lllaunch.spec import LaunchSpec
-    from lllaunch.watchdog.stacks.facts import Frame
+    from lllaunch.watchdog.stacks.frames import Frame
+
+
+RETURN_JSON = "return.json"
+RETURN_PICKLE = "return.pkl"
+RETURN_META = "return.meta.json"
+
+INLINE_LIMIT = 64 * 1024
+"""Largest value that result.json holds itself, bytes of JSON."""
+
+
+def find_return_value(directory: str) -> ReturnValue | None:
+    """Returns what the worker of a directory returned or reported, None if it did neither.
+
+    Args:
+        directory: attempt_N/R, absolute.
+    """
+    pickled = _size(os.path.join(directory, RETURN_PICKLE))
+    plain = _size(os.path.join(directory, RETURN_JSON))
+    text = _inline(os.path.join(directory, RETURN_JSON), plain)
+    if pickled is not None:
+        path = os.path.join(directory, RETURN_PICKLE)
+        type_name = _type_name(os.path.join(directory, RETURN_META))
+        return ReturnValue(path, pickled, type_name, text)
+    if plain is not None:
+        return ReturnValue(os.path.join(directory, RETURN_JSON), plain, "json", text)
+    return None
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _inline(path: str, size: int | None) -> str | None:
+    """Returns the file's text if it is short and strictly JSON, None otherwise.
+
+    ``NaN`` and ``Infinity``, which Python writes, are no JSON: other readers of result.json would
+    stumble over them.
+    """
+    if size is None or size > INLINE_LIMIT:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(INLINE_LIMIT + 1)
+        json.loads(text, parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return text
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _type_name(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)["type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
+    return found if isinstance(found, str) else "unknown"
+
 
 __all__ = ["complete", "judge_attempt", "outcome_of", "render_result"]
 

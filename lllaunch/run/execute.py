@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +26,38 @@ from lllaunch.run.directory import RunDirectory
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import run_group
-from lllaunch.run.host import host_facts
 from lllaunch.run.lock import PATIENCE
+from lllaunch.run.observer import Watcher
 from lllaunch.run.redact import Redactor
-from lllaunch.run.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from lllaunch.linux.cgroup import Memory
+    from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
-    from lllaunch.run.speaker import Speaker
     from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.protocol import Forked, Target
     from lllaunch.spec import LaunchSpec
+
+
+def host_facts(memory: Memory) -> dict[str, Any]:
+    """Returns name, kernel, CPUs, memory and the Python version.
+
+    Args:
+        memory: of this machine, as read when the run began.
+    """
+    system = os.uname()
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": f"{system.sysname} {system.release} {system.machine}",
+        # the CPUs this process may use, not those of the machine
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory": memory.total,
+        "memory_limit": memory.limit,
+        "python": sys.version.split()[0],
+    }
+
 
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"

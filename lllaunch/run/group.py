@@ -4,33 +4,166 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import signal
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lllaunch.agent.api import WorkerSpec
 from lllaunch.agent.environ import Place, contract
 from lllaunch.agent.local_elastic_agent import LocalElasticAgent
-from lllaunch.errors import ConfigError, PreloadFailed, Problem, SpawnerDied
-from lllaunch.macros import WORKER_NAMES
+from lllaunch.errors import ConfigError, NotPicklable, PreloadFailed, Problem, SpawnerDied
+from lllaunch.macros import WORKER_NAMES, substitute
+from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs, announce, destinations
 from lllaunch.multiprocessing.signals import SignalException, SignalSource
+from lllaunch.multiprocessing.std import Std, to_map
 from lllaunch.policies import WatchdogPolicy
-from lllaunch.run.logs import RunLogs
-from lllaunch.run.targets import env_of, target_of
 from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.dump import CRASH, CRASH_FILE
 from lllaunch.spawner.environment import split
-from lllaunch.spawner.protocol import Function, PreloadBroken
+from lllaunch.spawner.protocol import Function, Module, PreloadBroken, Program, Script, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lllaunch.run.directory import RunDirectory
-    from lllaunch.run.watcher import Watcher
-    from lllaunch.spawner.protocol import Forked, Target
+    from lllaunch.run.observer import Watcher
+    from lllaunch.spawner.protocol import Forked
     from lllaunch.spec import LaunchSpec
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]
+
+
+def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
+    """Returns what one worker runs.
+
+    Args:
+        spec: the run.
+        facts: what is known of the worker (`lllaunch.macros.WORKER_NAMES`); stands for the
+            ``${worker:...}`` in its arguments.
+
+    Raises:
+        NotPicklable: an argument of a function cannot be sent to the worker.
+    """
+    entrypoint = spec.entrypoint
+    args = substitute(spec.args, facts, bare=False)
+    if entrypoint.form == "function":
+        call = _pickled(args, dict(substitute(spec.kwargs, facts, bare=False)), facts)
+        return Function(entrypoint.name, entrypoint.qualname, call)
+    argv = tuple(str(arg) for arg in args)
+    if entrypoint.form == "script":
+        # As it was written, where that means the same file: it is the script's sys.argv[0].
+        same = os.path.join(spec.cwd, entrypoint.text) == entrypoint.name
+        return Script(entrypoint.text if same else entrypoint.name, argv)
+    if entrypoint.form == "module":
+        return Module(entrypoint.name, argv)
+    return Program(entrypoint.name, argv)
+
+
+def _pickled(
+    args: tuple[object, ...], kwargs: Mapping[str, object], facts: Mapping[str, str]
+) -> bytes:
+    try:
+        return pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # pickle raises whatever the object's own methods raise
+        what = f"an argument of worker {facts.get('rank', '?')}"
+        raise NotPicklable(what, f"{type(error).__name__}: {error}") from error
+
+
+def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
+    """Returns the user's variables of one worker: ``env``, then those of its rank over them.
+
+    Args:
+        spec: the run.
+        facts: what is known of the worker; ``local_rank`` chooses among ``env_per_rank``.
+    """
+    own = spec.env_per_rank.get(int(facts["local_rank"]), {})
+    return dict(substitute({**spec.env, **own}, facts, bare=False))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A new attempt's place, made before its workers start.
+
+    Attributes:
+        number: index of its directory.
+        path: its directory, absolute.
+        dest: the workers' files, by local rank.
+        envs: the workers' variables, by local rank.
+    """
+
+    number: int
+    path: str
+    dest: LogsDest
+    envs: Mapping[int, Mapping[str, str]]
+
+
+class RunLogs(LogsSpecs):
+    """Files in ``<run directory>/attempt_<N>/<local rank>/``; each `reify` makes the next attempt.
+
+    Args:
+        directory: the run's directory, claimed.
+        redirects: streams that go to files, for all ranks or by local rank.
+        tee: streams that go to files and are shown, for all ranks or by local rank.
+        local_ranks_filter: ranks whose output is shown; None or an empty set for all.
+        on_attempt: told of every attempt that was made.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+        on_attempt: Callable[[Attempt], None] | None = None,
+    ) -> None:
+        super().__init__(directory.path, redirects, tee, local_ranks_filter)
+        self._directory = directory
+        self._on_attempt = on_attempt
+
+    @property
+    def root_log_dir(self) -> str:
+        """The run's directory."""
+        return self._directory.path
+
+    @property
+    def next_attempt(self) -> int:
+        """Number of the attempt that the next `reify` makes.
+
+        Raises:
+            OutputError: the run's directory cannot be read.
+        """
+        return self._directory.next_attempt()
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Makes the next attempt's directories; ``latest`` points to it.
+
+        Args:
+            envs: environment of each worker, for local ranks 0 to n-1.
+                TORCHELASTIC_ERROR_FILE and LLLAUNCH_RESULT_FILE are set in each.
+
+        Returns:
+            The paths.
+
+        Raises:
+            OutputError: a directory cannot be made; names it, and the rank that it is for.
+        """
+        number, path = self._directory.make_attempt(len(envs))
+        announce(envs, path)
+        for rank, env in envs.items():
+            env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
+        dest = destinations(
+            path,
+            to_map(self._redirects, len(envs)),
+            to_map(self._tee, len(envs)),
+            self._local_ranks_filter,
+        )
+        if self._on_attempt is not None:
+            self._on_attempt(Attempt(number, path, dest, envs))
+        return dest
+
 
 # Of a watched run, seconds.
 _LONGEST_CHECK = 60.0

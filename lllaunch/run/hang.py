@@ -21,7 +21,7 @@ from lllaunch.watchdog.stacks.blame import Waits, waits
 
 if TYPE_CHECKING:
     from lllaunch.run.records import AttemptRecord, WorkerRecord
-    from lllaunch.watchdog.stacks.facts import RankStack
+    from lllaunch.watchdog.stacks.frames import RankStack
 
 _STOPPED = "Tt"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lllaunch.run.postmortem import Explanation
     from lllaunch.spawner.protocol import Leftover
     from lllaunch.watchdog.findings import Finding
-    from lllaunch.watchdog.stacks.facts import Frame
+    from lllaunch.watchdog.stacks.frames import Frame
 
 RunState = Literal["succeeded", "failed", "signalled", "error"]
 AttemptState = Literal["succeeded", "failed", "stopped"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         StartFailed,
     )
     from lllaunch.watchdog.findings import Finding
-    from lllaunch.watchdog.stacks.facts import Blame, RankStack
+    from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 
 # A file system with less free than this is full, bytes: one traceback may take that.

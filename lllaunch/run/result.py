@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkerOutcome,
     )
     from lllaunch.run.postmortem import Explanation
-    from lllaunch.watchdog.stacks.facts import RankStack
+    from lllaunch.watchdog.stacks.frames import RankStack
 
 VERSION = 1
 """Version of result.json's schema; grows when a field changes its meaning."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.watchdog.stacks.facts import LIBRARY, WRAPPERS
+from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,7 +23,7 @@ from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import pyspy
 from lllaunch.watchdog.stacks.blame import blame
 from lllaunch.watchdog.stacks.collector import StackCollector
-from lllaunch.watchdog.stacks.facts import RankStack
+from lllaunch.watchdog.stacks.frames import RankStack
 from lllaunch.watchdog.stacks.kernel import bit, status
 
 pytestmark = pytest.mark.measured

@@ -18,7 +18,7 @@ from lllaunch.spawner.protocol import Started, Swept
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import collector
-from lllaunch.watchdog.stacks.facts import RankStack
+from lllaunch.watchdog.stacks.frames import RankStack
 
 SIGTERM = 15
 

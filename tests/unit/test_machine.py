@@ -22,7 +22,7 @@ from lllaunch.agent.machine import (
 )
 from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
 from lllaunch.watchdog.findings import Asked, Finding, Stalled, TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.facts import Blame
+from lllaunch.watchdog.stacks.frames import Blame
 
 FACTS: list[type] = list(v.Fact.__args__)  # type: ignore[attr-defined]
 TERMINAL = {WorkerState.FAILED, WorkerState.UNKNOWN}

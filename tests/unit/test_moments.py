@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch import moments
 from lllaunch.agent.clock import Deadlines, RunClock
-from lllaunch.run.failures import was_asked
+from lllaunch.run.judge import was_asked
 from lllaunch.run.records import SentSignal, WorkerRecord
 from lllaunch.spawner.protocol import Exited, translate
 

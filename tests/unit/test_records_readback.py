@@ -29,7 +29,7 @@ from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
 from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 S = 1_000_000_000

@@ -42,7 +42,7 @@ from lllaunch.sweep.records import (
 from lllaunch.sweep.summary import summary_of, write_summary
 from lllaunch.verbs.report import main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 SECOND = 10**9

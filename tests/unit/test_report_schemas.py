@@ -15,9 +15,9 @@ from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
 from lllaunch.run.build import build_facts
+from lllaunch.run.execute import host_facts
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
-from lllaunch.run.host import host_facts
 from lllaunch.run.outcome import (
     AttemptOutcome,
     AttemptState,
@@ -47,7 +47,7 @@ from lllaunch.sweep.records import (
 )
 from lllaunch.sweep.summary import render_summary, summary_of
 from lllaunch.watchdog import findings
-from lllaunch.watchdog.stacks.facts import Frame, LockWait, RankStack, Source
+from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack, Source
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 T0 = 1_700_000_000_000_000_000

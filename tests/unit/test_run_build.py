@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.linux import proc
-from lllaunch.run.build import BuildQuery, build_facts, parse_status
-from lllaunch.run.git import Git
-from lllaunch.run.versions import versions_of
+from lllaunch.run.build import BuildQuery, Git, build_facts, parse_status, versions_of
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

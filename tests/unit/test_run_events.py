@@ -20,7 +20,7 @@ from lllaunch.spawner.protocol import Exited, Function, Leftover, Script, Swept
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 
 if TYPE_CHECKING:
     from lllaunch.errors import OutputError

@@ -16,11 +16,11 @@ from lllaunch.multiprocessing.logs import LogsDest
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised, StartFailure
 from lllaunch.run.ending import outcome_of
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
+from lllaunch.run.group import Attempt
 from lllaunch.run.hang import Hang, hang_of
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.logs import Attempt
+from lllaunch.run.observer import Recorder
 from lllaunch.run.outcome import RunOutcome, summarize
-from lllaunch.run.recorder import Recorder
 from lllaunch.run.records import (
     AttemptRecord,
     SentSignal,
@@ -38,7 +38,7 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.stacks.facts import Blame, RankStack
+from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

@@ -29,16 +29,13 @@ from lllaunch.errors import NotPicklable
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.moments import now_ns
 from lllaunch.multiprocessing.logs import LogsDest
-from lllaunch.run import notes
+from lllaunch.run import observer
 from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
 from lllaunch.run.fates import Lost
-from lllaunch.run.group import _template
+from lllaunch.run.group import Attempt, _template, env_of, target_of
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.logs import Attempt
-from lllaunch.run.recorder import Recorder
-from lllaunch.run.targets import env_of, target_of
-from lllaunch.run.watcher import Watcher
+from lllaunch.run.observer import Recorder, Watcher
 from lllaunch.spawner.protocol import (
     Died,
     Exited,
@@ -164,7 +161,7 @@ def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_pat
 
 def test_the_error_files_of_many_workers_are_read_once_each(tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr(notes, "read_error", lambda path, hide: reads.append(path))
+    monkeypatch.setattr(observer, "read_error", lambda path, hide: reads.append(path))
     recorder = Recorder(str, lambda: UNKNOWN)
     recorder.begin(attempt(str(tmp_path), nproc=8))
     for rank in range(8):

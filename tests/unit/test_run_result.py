@@ -23,18 +23,18 @@ from lllaunch.run.causes import (
     StartFailure,
     signal_name,
 )
+from lllaunch.run.ending import INLINE_LIMIT, find_return_value
 from lllaunch.run.excerpts import clean, clean_lines, read_error, tail
+from lllaunch.run.execute import host_facts
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
-from lllaunch.run.host import host_facts
 from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.run.returns import INLINE_LIMIT, find_return_value
 from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 

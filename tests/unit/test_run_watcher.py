@@ -27,13 +27,13 @@ from lllaunch.agent.machine import (
 from lllaunch.console.console import Console
 from lllaunch.multiprocessing.logs import LogsDest
 from lllaunch.run.events import EventLog
-from lllaunch.run.logs import Attempt
-from lllaunch.run.watcher import Watcher
+from lllaunch.run.group import Attempt
+from lllaunch.run.observer import Watcher
 from lllaunch.spawner.protocol import Died, Exited, Started
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 

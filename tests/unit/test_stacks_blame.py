@@ -13,7 +13,7 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
 )
 from lllaunch.watchdog.stacks.blame import Waits, blame, waits
-from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 
 LIB = "/env/lib/python3.11/site-packages"
 C10D = f"{LIB}/torch/distributed/distributed_c10d.py"

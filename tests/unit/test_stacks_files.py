@@ -11,14 +11,18 @@ import pytest
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.dump import SIGNUM
-from lllaunch.watchdog.stacks.cases import MAX_PROCESSES, RankCase
-from lllaunch.watchdog.stacks.collector import survey
+from lllaunch.watchdog.stacks.collector import (
+    MAX_PROCESSES,
+    RankCase,
+    Writer,
+    heading,
+    section,
+    survey,
+)
 from lllaunch.watchdog.stacks.dumps import objection
-from lllaunch.watchdog.stacks.facts import Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
 from lllaunch.watchdog.stacks.kernel import Look, Status, bit
 from lllaunch.watchdog.stacks.source import Sources, started_at, with_code
-from lllaunch.watchdog.stacks.text import heading, section
-from lllaunch.watchdog.stacks.writing import Writer
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.watchdog.stacks.facts import Frame
-from lllaunch.watchdog.stacks.kernel import bit, parse_status, parse_task
-from lllaunch.watchdog.stacks.parse import (
+from lllaunch.watchdog.stacks.frames import (
     MAX_FRAMES,
+    Frame,
     faulthandler_frames,
     pyspy_frames,
     users_part,
 )
+from lllaunch.watchdog.stacks.kernel import bit, parse_status, parse_task
 from lllaunch.watchdog.stacks.pyspy import complaint
 
 # Python 3.10 to 3.12.

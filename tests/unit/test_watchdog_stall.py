@@ -24,7 +24,7 @@ from lllaunch.watchdog.stall import (
 SECOND = 1_000_000_000
 
 
-@pytest.mark.parametrize("name", ["stall", "findings", "stacks/facts"])
+@pytest.mark.parametrize("name", ["stall", "findings", "stacks/frames"])
 def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
     path = Path(stall.__file__).parent / f"{name}.py"
     imported = {

@@ -50,7 +50,7 @@ _FOR_JOBS = (
     "lllaunch.config.resolve",
     "lllaunch.run.ending",
     "lllaunch.run.execute",
-    "lllaunch.run.returns",
+    "lllaunch.run.ending",
 )
 
 

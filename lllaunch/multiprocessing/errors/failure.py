@@ -1,4 +1,4 @@
-"""What is known about one failed worker."""
+"""What is known about failed workers, and `record`, which makes a worker's exception known."""
 
 from __future__ import annotations
 

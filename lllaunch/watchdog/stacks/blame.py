@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 from lllaunch.watchdog.findings import Finding, OverMemory, TimerExpired, suspects
-from lllaunch.watchdog.stacks.facts import Blame, Frame, RankStack
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 
 # Libraries whose calls wait for other ranks: what stands in the path of their files.
 _COLLECTIVE = (

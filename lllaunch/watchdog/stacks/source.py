@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lllaunch.watchdog.stacks.facts import LIBRARY, Frame, LockWait, RankStack
+from lllaunch.watchdog.stacks.frames import LIBRARY, Frame, LockWait, RankStack
 
 _MAX_BYTES = 4 << 20
 _MAX_WIDTH = 200

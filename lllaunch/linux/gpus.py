@@ -1,0 +1,237 @@
+"""GPUs: those that NVML finds, or made-up ones in their place.
+
+The rules of ``CUDA_VISIBLE_DEVICES`` are those of the CUDA programming guide, "Environment
+Variables": the list ends at the first entry that names no device, and a device that is named twice
+leaves none at all.
+
+An empty value means that there are none. ``CUDA_VISIBLE_DEVICES`` chooses among their names, as it
+does among those of real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Nvml(Protocol):
+    """The part of the module ``pynvml`` that is used here."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name, as are the next ones
+        """Loads the driver's library."""
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """Lets it go."""
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """Number of GPUs."""
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
+        """Handle of a GPU."""
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:  # noqa: N802
+        """``GPU-…`` or ``MIG-…``."""
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:  # noqa: N802
+        """How many slices the GPU can have."""
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:  # noqa: N802
+        """Handle of a slice."""
+
+
+class GpusUnknown(Exception):
+    """The driver cannot be asked; the text is the predicate of a sentence and says why."""
+
+
+class Gpu(NamedTuple):
+    """A GPU, or a slice of one (MIG).
+
+    Attributes:
+        name: what CUDA_VISIBLE_DEVICES calls it: as it was listed there, else its index.
+        uuid: what it is called whoever looks: ``GPU-…`` or ``MIG-…``.
+    """
+
+    name: str
+    uuid: str
+
+
+# A device as it was found: its index, or the identifier of a slice.
+_Device = int | str
+
+
+def count_gpus(visible: str | None, nvml: Nvml | None = None) -> int:
+    """Counts the GPUs that a process with this environment sees.
+
+    Args:
+        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+        nvml: stands in for the module ``pynvml``.
+
+    Returns:
+        Number of GPUs, or of MIG slices where the list names slices.
+
+    Raises:
+        GpusUnknown: there is no driver, or it fails.
+    """
+    if visible is not None and not visible.strip():
+        return 0
+    with _asking(nvml) as driver:
+        return len(_visible(visible, driver))
+
+
+def list_gpus(visible: str | None, nvml: Nvml | None = None) -> tuple[Gpu, ...]:
+    """Lists the GPUs that a process with this environment sees, in its order.
+
+    Args:
+        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+        nvml: stands in for the module ``pynvml``.
+
+    Raises:
+        GpusUnknown: there is no driver, or it fails.
+    """
+    if visible is not None and not visible.strip():
+        return ()
+    with _asking(nvml) as driver:
+        return tuple(
+            Gpu(name, _identity(device, driver)) for name, device in _visible(visible, driver)
+        )
+
+
+def listed(entries: Sequence[str], known: Sequence[str], prefix: str = "") -> list[tuple[str, int]]:
+    """Reads a list of identifiers as CUDA does.
+
+    Args:
+        entries: what was listed, stripped.
+        known: identifiers of all devices.
+        prefix: what an entry must begin with; then the beginning of an identifier will do, as long
+            as only one device has it. Without it, an entry is a whole identifier.
+
+    Returns:
+        What was listed and its place in ``known``, up to the first entry that names no device;
+        nothing if one is named twice.
+    """
+    found: dict[int, str] = {}
+    for entry in entries:
+        named = [
+            place
+            for place, identifier in enumerate(known)
+            if (identifier.startswith(entry) if prefix else identifier == entry)
+        ]
+        if not entry.startswith(prefix) or len(named) != 1:
+            break
+        if named[0] in found:
+            return []
+        found[named[0]] = entry
+    return [(entry, place) for place, entry in found.items()]
+
+
+@contextlib.contextmanager
+def _asking(nvml: Nvml | None) -> Iterator[Nvml]:
+    if nvml is None:
+        # Only those who ask for GPUs pay for it.
+        import pynvml  # noqa: PLC0415
+
+        nvml = pynvml
+    assert nvml is not None
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError) as error:
+        raise GpusUnknown(f"found no NVIDIA driver ({error})") from error
+    try:
+        yield nvml
+    except nvml.NVMLError as error:
+        raise GpusUnknown(f"could not count GPUs: NVML says {error}") from error
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _visible(visible: str | None, nvml: Nvml) -> list[tuple[str, _Device]]:
+    total = nvml.nvmlDeviceGetCount()
+    if visible is None:
+        return [(str(index), index) for index in range(total)]
+    entries = [entry.strip() for entry in visible.split(",")]
+    if entries[0].startswith("MIG-"):
+        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(total)]
+        slices = [uuid for gpu in gpus for uuid in _slices(gpu, nvml)]
+        return [(entry, slices[place]) for entry, place in listed(entries, slices, "MIG-")]
+    if entries[0].startswith("GPU-"):
+        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(total)]
+        uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+        return [(entry, place) for entry, place in listed(entries, uuids, "GPU-")]
+    return [(entry, index) for entry, index in _numbered(entries, total)]
+
+
+def _numbered(entries: Sequence[str], total: int) -> list[tuple[str, int]]:
+    found: dict[int, str] = {}
+    for entry in entries:
+        if not (entry.isascii() and entry.isdecimal()) or int(entry) >= total:
+            break
+        if int(entry) in found:
+            return []
+        found[int(entry)] = entry
+    return [(entry, index) for index, entry in found.items()]
+
+
+def _identity(device: _Device, nvml: Nvml) -> str:
+    if isinstance(device, str):
+        return device
+    try:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(device)
+        # Who names a sliced GPU gets its first slice (MIG user guide, "CUDA device enumeration").
+        slices = _slices(gpu, nvml)
+        return slices[0] if slices else _text(nvml.nvmlDeviceGetUUID(gpu))
+    except nvml.NVMLError:
+        # A GPU that was lost. It was counted, as CUDA counts it, so it needs some name.
+        return f"GPU-{device}"
+
+
+def _slices(gpu: Any, nvml: Nvml) -> list[str]:
+    try:
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    except nvml.NVMLError:
+        return []  # a GPU that cannot be sliced
+    uuids = []
+    for index in range(most):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+        except nvml.NVMLError:
+            continue  # slices may have gaps in their numbers
+        uuids.append(_text(nvml.nvmlDeviceGetUUID(part)))
+    return uuids
+
+
+def _text(uuid: str | bytes) -> str:
+    # Releases of nvidia-ml-py before 12 return bytes.
+    return uuid.decode() if isinstance(uuid, bytes) else uuid
+
+
+PRETEND = "LLLAUNCH_PRETEND_GPUS"
+
+MISNAMED = "a list of different names (letters, digits, '_', '.', '-')"
+"""What is expected in place of a value that `pretended_gpus` refuses."""
+
+# They become parts of addresses, which the kernel keeps short, and of lists.
+_NAME = r"[A-Za-z0-9_.-]{1,40}"
+
+
+def pretended_gpus(names: str, visible: str | None) -> tuple[Gpu, ...]:
+    """Lists the made-up GPUs that a process sees, in its order.
+
+    Args:
+        names: value of ``LLLAUNCH_PRETEND_GPUS``.
+        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+
+    Raises:
+        ValueError: the names are not different names; the text is `MISNAMED`.
+    """
+    known = [name.strip() for name in names.split(",")] if names.strip() else []
+    if len(set(known)) < len(known) or not all(re.fullmatch(_NAME, name) for name in known):
+        raise ValueError(MISNAMED)
+    places: Sequence[int] = range(len(known))
+    if visible is not None:
+        entries = [entry.strip() for entry in visible.split(",")]
+        places = [place for _, place in listed(entries, known)]
+    return tuple(Gpu(known[place], f"pretended-{known[place]}") for place in places)

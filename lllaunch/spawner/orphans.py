@@ -1,0 +1,223 @@
+"""What is left of a worker's descendants: found, ended and waited for.
+
+A process is only signalled through a pidfd, and only after the process behind the pidfd has been
+seen to descend from us: numbers are reused, pidfds are not.
+
+The launcher is a child subreaper, so what the spawner's death orphans becomes its child. It ends
+those that descend from the spawner, and no others: the launcher may be somebody's own program with
+children of its own. They are known by the mark of their lineage, or, where a process cannot have
+that, by the mark in their environment. Numbers tell nothing: those of workers that have ended are
+given to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import ClassVar
+
+from lllaunch.linux import proc
+from lllaunch.linux.process import descends_from, open_pidfd, send_signal
+
+
+def signal_process(known: proc.ProcessFacts, signum: int) -> bool:
+    """Signal a process that was seen in /proc, if it is still that one; False if that cannot be."""
+    try:
+        pidfd = open_pidfd(known.pid)
+    except OSError:  # no descriptor is left
+        return False
+    if pidfd is None:
+        return False
+    try:
+        # From here on the number cannot come to mean another process for this pidfd.
+        return proc.same_process(known) and send_signal(pidfd, signum)
+    except PermissionError:
+        return False
+    finally:
+        os.close(pidfd)
+
+
+def kill_below(roots: Collection[int]) -> list[proc.ProcessFacts]:
+    """Send SIGKILL to all live descendants of ``roots`` (not to the roots); what was there."""
+    return _kill(roots, itself=False)
+
+
+def kill_with_below(roots: Collection[int]) -> list[proc.ProcessFacts]:
+    """Send SIGKILL to live ``roots`` and all their live descendants; what was there.
+
+    Args:
+        roots: children of this process. What another user owns is left as it is.
+    """
+    return _kill(roots, itself=True)
+
+
+def _kill(roots: Collection[int], *, itself: bool) -> list[proc.ProcessFacts]:
+    if not roots:
+        return []
+    everything = proc.processes()
+    found = {
+        process.pid: process for root in roots for process in proc.descendants(root, everything)
+    }
+    if itself:
+        found |= {process.pid: process for process in everything if process.pid in roots}
+    for process in found.values():
+        signal_process(process, signal.SIGKILL)
+    return list(found.values())
+
+
+# Some processes that a worker leaves behind (multiprocessing's resource tracker, torch's shared
+# memory manager) end by themselves when they see that it is gone, and clean up. They get this long.
+SETTLE_SECONDS = 0.5
+# Between two rounds of killing: the first when new processes keep appearing; up to the last while
+# those that are there do not end (uninterruptible sleep, another user's).
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+
+
+class Pauses:
+    """How long to wait between rounds of killing: ever longer while nothing new appears.
+
+    Args:
+        clock: tells the time, seconds of the monotonic clock.
+
+    Attributes:
+        seconds: how long to wait now.
+        changed: when a process was last seen that had not been seen before.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: set[int] = set()
+        self.seconds = _SHORTEST_PAUSE
+        self.changed = clock()
+
+    def note(self, alive: Collection[int]) -> None:
+        """Take note of the processes that a round has killed, or tried to."""
+        if self._seen.issuperset(alive):
+            self.seconds = min(self.seconds * 2, _LONGEST_PAUSE)
+            return
+        self._seen.update(alive)
+        self.seconds, self.changed = _SHORTEST_PAUSE, self._clock()
+
+
+class Sweep:
+    """One sweep: waits a moment for leftovers to end, then kills them until none is left.
+
+    Args:
+        number: identifies it.
+        settle: seconds that leftovers get to end by themselves.
+    """
+
+    def __init__(self, number: int = 0, settle: float = SETTLE_SECONDS) -> None:
+        self.number = number
+        self._deadline = time.monotonic() + settle
+        self._pauses = Pauses()
+        self._seen: dict[int, str] = {}
+        self._killed: set[int] = set()
+
+    def next_in(self) -> float:
+        """Return in how many seconds the next step is due, if no child ends before."""
+        return max(self._deadline - time.monotonic(), self._pauses.seconds)
+
+    def stuck_for(self) -> float:
+        """Return for how many seconds nothing new has appeared."""
+        return time.monotonic() - self._pauses.changed
+
+    def go_on(self, orphans: Collection[int]) -> bool:
+        """Take one step; True when nothing is left.
+
+        Args:
+            orphans: children of this process that are no workers, also those that have ended
+                since the last step.
+        """
+        alive = self._alive(orphans)
+        if not alive:
+            # What was below one that has just ended is an orphan only now.
+            return not orphans
+        for process in alive:
+            self._seen.setdefault(process.pid, proc.command(process.pid))
+        if time.monotonic() >= self._deadline:
+            kill_with_below(orphans)
+            self._killed.update(process.pid for process in alive)
+            self._pauses.note([process.pid for process in alive])
+        return False
+
+    @staticmethod
+    def _alive(orphans: Collection[int]) -> list[proc.ProcessFacts]:
+        if not orphans:
+            return []
+        everything = proc.processes()
+        own = [found for found in everything if found.pid in orphans and found.state not in "ZX"]
+        return own + [below for pid in orphans for below in proc.descendants(pid, everything)]
+
+    def leftovers(self) -> list[tuple[int, str, bool]]:
+        """What was found: process id, command line, whether it was killed."""
+        return [(pid, text, pid in self._killed) for pid, text in self._seen.items()]
+
+
+# Set in the spawner's own environment, and so in all that descends from it.
+MARK = "LLLAUNCH_RUN"
+# Orphans appear while their parents die; this many rounds without one mean that none is left.
+_QUIET_ROUNDS = 2
+_QUIET_PAUSE = 0.01
+# What does not end although it was killed (uninterruptible sleep, another user's) is left then.
+GIVE_UP_SECONDS = 10.0
+
+
+class Inherited:
+    """What each spawner gets that this process starts or adopts; set in the job of a sweep.
+
+    Attributes:
+        lineage: 16 hexadecimal digits that the marks of all of them end in, so that their lineage
+            is one; empty for one of its own.
+        held: descriptors that a spawner keeps open until all that it started has ended: locks of
+            what its workers use.
+    """
+
+    lineage: ClassVar[str] = ""
+    held: ClassVar[tuple[int, ...]] = ()
+
+
+def new_mark() -> str:
+    """Return a mark for a spawner."""
+    return os.urandom(8).hex() + (Inherited.lineage or os.urandom(8).hex())
+
+
+def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
+    """Return the children of this process that somebody with ``mark`` started, and reap the dead.
+
+    Args:
+        mark: what distinguishes them.
+        besides: process ids of children that are left alone.
+    """
+    found = [pid for pid in proc.children(os.getpid()) if pid not in besides and is_of(pid, mark)]
+    for pid in found:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return found
+
+
+def is_of(pid: int, mark: str) -> bool:
+    """Whether somebody with a mark started a process, or what that descends from."""
+    return descends_from(pid, mark) or proc.environment_holds(pid, f"{MARK}={mark}".encode())
+
+
+def end_adopted(mark: str) -> Iterator[float]:
+    """Kill and reap the adopted processes of one spawner, repeatedly until none is left.
+
+    Args:
+        mark: what distinguishes them.
+
+    Yields:
+        How long to wait before the next step, seconds.
+    """
+    sweep, quiet = Sweep(settle=0.0), 0
+    while quiet < _QUIET_ROUNDS and sweep.stuck_for() < GIVE_UP_SECONDS:
+        if sweep.go_on(adopted(mark)):
+            quiet += 1
+            yield _QUIET_PAUSE
+        else:
+            quiet = 0
+            yield sweep.next_in()

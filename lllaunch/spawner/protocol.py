@@ -1,0 +1,503 @@
+"""What launcher and spawner say to each other: messages, orders, and what is told of workers.
+
+A message is a JSON object (the header), opaque bytes (the payload), and descriptors. On the wire:
+two 32-bit and one 64-bit big-endian lengths and counts, the header, the payload; the descriptors
+ride on the first byte (SCM_RIGHTS). The kernel never merges bytes of two such sends, so descriptors
+arrive in the order of their messages. A receive that brings descriptors ends within the message
+that they belong to, which is how they are told apart when the kernel drops some: it does that
+where the receiver has no room for them.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lllaunch.moments import from_boot
+
+
+@dataclass(frozen=True)
+class Program:
+    """An executable, looked up on the worker's PATH when it holds no slash, and its arguments."""
+
+    path: str
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Python file, run as ``python -u path argv...`` would."""
+
+    path: str
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Python module, run as ``python -u -m name argv...`` would."""
+
+    name: str
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """An importable function; ``call`` is the pickled ``(args, kwargs)``."""
+
+    module: str
+    qualname: str
+    call: bytes
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """A callable of the calling process; ``payload`` is made by `lllaunch.spawner.pickling.dump`.
+
+    Attributes:
+        payload: the pickled ``(preparation, function, args)``.
+        fds: descriptors that the payload refers to by index; they are duplicated on sending.
+    """
+
+    payload: bytes
+    fds: tuple[int, ...] = ()
+
+
+Target = Program | Script | Module | Function | Pickled
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A callable of the calling process, which forks its workers itself: start method ``fork``.
+
+    It may be a closure; nothing of it is pickled.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The preloads are done; workers start without delay.
+
+    Attributes:
+        seconds: how long the preloads took.
+        fork_safe: False if a forked canary could not compute; forks are then replaced by
+            fresh interpreters.
+    """
+
+    seconds: float
+    fork_safe: bool = True
+
+
+@dataclass(frozen=True)
+class PreloadBroken:
+    """A preload failed; nothing can be started by this spawner."""
+
+    module: str
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker runs."""
+
+    rank: int
+    pid: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A worker could not be started: its program is missing, its log file cannot be opened, ...
+
+    Attributes:
+        rank: local rank.
+        path: the program or file concerned, or an empty string.
+        reason: what the system said.
+        errno: the system's error number, 0 where there is none.
+        time_ns: when, nanoseconds since the epoch.
+    """
+
+    rank: int
+    path: str
+    reason: str
+    errno: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker ended.
+
+    Attributes:
+        rank: local rank.
+        pid: its process id.
+        exitcode: exit status, or the negative number of the signal that ended it.
+        time_ns: when the spawner reaped it, nanoseconds since the epoch.
+        max_rss: its peak resident memory, bytes (of itself, not of its children).
+        cpu_seconds: user and system time of it and the children it waited for.
+        core_dumped: whether the kernel wrote a core file.
+    """
+
+    rank: int
+    pid: int
+    exitcode: int
+    time_ns: int
+    max_rss: int = 0
+    cpu_seconds: float = 0.0
+    core_dumped: bool = False
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A process that a worker left behind when it ended; it is ended too.
+
+    Attributes:
+        pid: its process id.
+        command: its command line, shortened.
+        killed: False if it ended by itself within the settling time.
+    """
+
+    pid: int
+    command: str
+    killed: bool
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Nothing that descends from the workers is left."""
+
+    leftovers: tuple[Leftover, ...] = ()
+
+
+@dataclass(frozen=True)
+class Died:
+    """The spawner itself is gone, and with it all of its workers.
+
+    Attributes:
+        pid: its process id.
+        status: its exit status, negative for a signal; None where it is not known.
+        detail: what it wrote last, or an empty string.
+        sent: the signals that the launcher had sent it, in order.
+    """
+
+    pid: int
+    status: int | None
+    detail: str = ""
+    sent: tuple[int, ...] = ()
+
+    @property
+    def killed(self) -> bool:
+        """Whether it ended by a signal of the launcher's: nobody waits for imports in the end."""
+        return bool(self.sent) if self.status is None else -self.status in self.sent
+
+
+Fact = Ready | PreloadBroken | Started | StartFailed | Exited | Swept | Died
+
+
+def translate(header: dict[str, Any], rank: int = -1) -> Fact:
+    """The fact that a message from the spawner tells.
+
+    Args:
+        header: the message's header.
+        rank: local rank of the worker that it is about.
+    """
+    kind = header["fact"]
+    at = from_boot(header.get("time_ns", 0))
+    if kind == "ready":
+        return Ready(header["seconds"], header["fork_safe"])
+    if kind == "broken":
+        return PreloadBroken(header["module"], header["reason"], header["traceback"])
+    if kind == "swept":
+        return Swept(tuple(Leftover(*leftover) for leftover in header["leftovers"]))
+    if kind == "started":
+        return Started(rank, header["pid"], at)
+    if kind == "failed":
+        return StartFailed(rank, header["path"], header["reason"], header["errno"], at)
+    return Exited(
+        rank=rank,
+        pid=header["pid"],
+        exitcode=header["exitcode"],
+        time_ns=at,
+        max_rss=header["max_rss"],
+        cpu_seconds=header["cpu"],
+        core_dumped=header["core"],
+    )
+
+
+_PREFIX = struct.Struct("!IIQ")
+_CHUNK = 1 << 20
+# The kernel's limit of descriptors in one send (SCM_MAX_FD); more go in several.
+MAX_FDS = 253
+
+
+class Message(NamedTuple):
+    """One received message.
+
+    Attributes:
+        header: the JSON object.
+        payload: the bytes that came with it.
+        fds: descriptors that came with it; the receiver owns them.
+        lost: how many more were sent with it, for which this process had no room.
+    """
+
+    header: dict[str, Any]
+    payload: bytes
+    fds: list[int]
+    lost: int = 0
+
+
+class Channel:
+    """One end of the connection: sends without blocking, receives what is there.
+
+    Attributes:
+        closed: whether the other end is gone and all that it sent has been received.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._to_close: set[int] = set()
+        self._buffer = bytearray()
+        # Each with the position in the stream of a byte of the message that it belongs to.
+        self._fds: deque[tuple[int, int]] = deque()
+        self._taken = 0
+        self._sends = True
+        self.closed = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
+
+    @property
+    def unclaimed(self) -> list[int]:
+        """Descriptors that arrived ahead of the rest of their message."""
+        return [fd for _, fd in self._fds]
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._out)
+
+    def queue(
+        self,
+        header: dict[str, Any],
+        payload: bytes = b"",
+        fds: tuple[int, ...] = (),
+        close_fds: bool = False,
+    ) -> None:
+        """Put a message in the queue and send what the socket takes.
+
+        Args:
+            header: a JSON object.
+            payload: opaque bytes.
+            fds: descriptors to send along; they stay open until they have left.
+            close_fds: close them then.
+
+        Raises:
+            ValueError: more descriptors than a message can carry.
+        """
+        text = json.dumps(header).encode()
+        start = memoryview(_PREFIX.pack(len(text), len(fds), len(payload)) + text)
+        if len(fds) > MAX_FDS * _PREFIX.size:
+            raise ValueError(f"{len(fds)} descriptors in one message are too many")
+        if close_fds:
+            self._to_close.update(fds)
+        # One byte for each full load of descriptors, and the rest of the bytes with the last.
+        while len(fds) > MAX_FDS:
+            self._out.append((start[:1], fds[:MAX_FDS]))
+            start, fds = start[1:], fds[MAX_FDS:]
+        self._out.append((start, fds))
+        if payload:
+            self._out.append((memoryview(payload), ()))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of the queue as the socket takes now."""
+        if not self._sends:
+            self._stop_sending()
+        while self._out:
+            data, fds = self._out[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            try:
+                sent = self._sock.sendmsg([data[:_CHUNK]], rights)
+            except BlockingIOError:
+                return
+            except OSError:
+                # The other end is gone. What it sent before is still to be received.
+                self._stop_sending()
+                return
+            self._close_sent(fds)
+            if sent < len(data):
+                self._out[0] = (data[sent:], ())
+            else:
+                self._out.popleft()
+
+    def _stop_sending(self) -> None:
+        self._sends = False
+        self._out.clear()
+        self._close_sent(tuple(self._to_close))
+        # Should the other end be there all the same, it shall not wait for more.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def _close_sent(self, fds: Iterable[int]) -> None:
+        for fd in self._to_close.intersection(fds):
+            self._to_close.remove(fd)
+            os.close(fd)
+
+    def drain(self, other_fd: int) -> bool:
+        """Send all of the queue, waiting; False if the peer is gone or ``other_fd`` readable."""
+        while self._out:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            poll.register(other_fd, select.POLLIN)
+            if any(fd == other_fd for fd, _ in poll.poll()):
+                return False
+            self.flush()
+        return self._sends
+
+    def receive(self) -> list[Message]:
+        """All messages that are complete; sets `closed` when the other end is gone."""
+        while not self.closed:
+            try:
+                data, ancillary, _, _ = self._sock.recvmsg(
+                    _CHUNK, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                break
+            except OSError:
+                data, ancillary = b"", []
+            for _, _, raw in ancillary:
+                whole = len(raw) - len(raw) % 4
+                last = self._taken + len(self._buffer) + len(data) - 1
+                self._fds.extend((last, fd) for fd in array.array("i", raw[:whole]))
+            if not data:
+                self.closed, self._sends = True, False
+            self._buffer += data
+        return self._take()
+
+    def _take(self) -> list[Message]:
+        messages = []
+        position = 0
+        while len(self._buffer) - position >= _PREFIX.size:
+            header, fds, payload = _PREFIX.unpack_from(self._buffer, position)
+            end = position + _PREFIX.size + header + payload
+            if len(self._buffer) < end:
+                break
+            middle = position + _PREFIX.size + header
+            arrived = self._fds_before(self._taken + end)
+            messages.append(
+                Message(
+                    json.loads(self._buffer[position + _PREFIX.size : middle]),
+                    bytes(self._buffer[middle:end]),
+                    arrived,
+                    fds - len(arrived),
+                )
+            )
+            position = end
+        del self._buffer[:position]
+        self._taken += position
+        return messages
+
+    def _fds_before(self, position: int) -> list[int]:
+        fds = []
+        while self._fds and self._fds[0][0] < position:
+            fds.append(self._fds.popleft()[1])
+        return fds
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        self.closed, self._sends = True, False
+        self._close_sent(tuple(self._to_close))
+        while self._fds:
+            os.close(self._fds.popleft()[1])
+        self._sock.close()
+
+
+_BY_KIND: dict[str, type[Program | Script | Module]] = {
+    "program": Program,
+    "script": Script,
+    "module": Module,
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to start and how.
+
+    Attributes:
+        key: number by which the client knows the worker; unique per spawner.
+        rank: local rank, for messages.
+        target: what it runs.
+        env: variables that differ from the spawner's own.
+        cwd: working directory.
+        stdout: file for standard output, appended to; empty: the launcher's.
+        stderr: file for standard error, likewise.
+        fresh: run in a fresh interpreter instead of a fork of the spawner.
+    """
+
+    key: int
+    rank: int
+    target: Target
+    cwd: str
+    env: dict[str, str] = field(default_factory=dict)
+    stdout: str = ""
+    stderr: str = ""
+    fresh: bool = False
+
+    def encode(self) -> tuple[dict[str, Any], bytes, tuple[int, ...]]:
+        """The message: header, payload, descriptors."""
+        header: dict[str, Any] = {
+            "op": "spawn",
+            "key": self.key,
+            "rank": self.rank,
+            "cwd": self.cwd,
+            "env": self.env,
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "fresh": self.fresh,
+        }
+        target = self.target
+        if isinstance(target, Pickled):
+            return header | {"kind": "pickled"}, target.payload, target.fds
+        if isinstance(target, Function):
+            named = {"kind": "function", "module": target.module, "qualname": target.qualname}
+            return header | named, target.call, ()
+        kind = type(target).__name__.lower()
+        name = target.name if isinstance(target, Module) else target.path
+        return header | {"kind": kind, "name": name, "argv": list(target.argv)}, b"", ()
+
+    @classmethod
+    def decode(cls, message: Message) -> Order:
+        """The order that a message holds."""
+        header = message.header
+        target: Target
+        if header["kind"] == "pickled":
+            target = Pickled(message.payload, tuple(message.fds))
+        elif header["kind"] == "function":
+            target = Function(header["module"], header["qualname"], message.payload)
+        else:
+            target = _BY_KIND[header["kind"]](header["name"], tuple(header["argv"]))
+        return cls(
+            header["key"],
+            header["rank"],
+            target,
+            header["cwd"],
+            header["env"],
+            header["stdout"],
+            header["stderr"],
+            header["fresh"],
+        )
