@@ -164,7 +164,7 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         ConfigError: it cannot be read.
     """
     from lllaunch.errors import Problem  # noqa: PLC0415 - as above
-    from lllaunch.review.names import lock_path  # noqa: PLC0415
+    from lllaunch.review.lock import lock_path  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     name = spec.locked if isinstance(spec.locked, str) else experiment_name(config)

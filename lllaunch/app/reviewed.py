@@ -22,8 +22,7 @@ from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, LaunchError, Problem
-from lllaunch.review.annotated import Told
-from lllaunch.review.streams import streams_of
+from lllaunch.review.annotated import Told, streams_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

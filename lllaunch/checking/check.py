@@ -8,19 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lllaunch.checking.examine import Examined, Surroundings, examine
-from lllaunch.checking.experiments import (
+from lllaunch.checking.findings import Checked, Found, Outcome, merged
+from lllaunch.checking.lint import lint, misplaced, superseded, told_unused
+from lllaunch.checking.locks import Locks, not_locked
+from lllaunch.checking.tree import (
+    ConfigFile,
+    ConfigTree,
     Experiment,
+    Graph,
     broken_by,
     find_experiments,
+    found_in,
+    read_tree,
     too_much,
 )
-from lllaunch.checking.files import ConfigFile, ConfigTree, found_in, read_tree
-from lllaunch.checking.findings import Found, merged
-from lllaunch.checking.includes import Graph
-from lllaunch.checking.lint import lint, misplaced, superseded
-from lllaunch.checking.locks import Locks, not_locked
-from lllaunch.checking.outcome import Checked, Outcome
-from lllaunch.checking.unused import told_unused
 from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
 from lllaunch.errors import ConfigError

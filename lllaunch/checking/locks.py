@@ -11,17 +11,14 @@ from lllaunch.app.composed import Command, Composed, ComposeFailed, composing
 from lllaunch.app.naming import as_written, job_name
 from lllaunch.app.reviewed import name_of
 from lllaunch.app.sweeping.sweeper import grid_of
-from lllaunch.checking.examine import Examined
-from lllaunch.checking.files import found_in
-from lllaunch.checking.findings import REFUSED, WRONG, Found
-from lllaunch.checking.outcome import counted
-from lllaunch.checking.places import in_short
+from lllaunch.checking.examine import Examined, in_short
+from lllaunch.checking.findings import REFUSED, WRONG, Found, counted
+from lllaunch.checking.tree import found_in
 from lllaunch.config.plan import portable_plan
 from lllaunch.config.tree import shorten, shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError
-from lllaunch.review.lock import Lock, read_lock, renew_command, sweep_plan
-from lllaunch.review.names import lock_path
+from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, sweep_plan
 from lllaunch.review.refused import PlanRefused
 
 if TYPE_CHECKING:

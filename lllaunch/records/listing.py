@@ -6,24 +6,114 @@ sweep.json or its journal, but nothing of its jobs' own.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.errors import LaunchError
-from lllaunch.records.files import finite, last_event, nanoseconds, read_json, read_overrides
-from lllaunch.records.find import DEPTH, PLAN, RESULT, Found, find, is_result
-from lllaunch.records.locks import is_held, state_of
+from lllaunch.records.find import (
+    DEFAULT_ROOTS,
+    DEPTH,
+    PLAN,
+    RESULT,
+    Found,
+    find,
+    finite,
+    is_result,
+    last_event,
+    look,
+    nanoseconds,
+    read_json,
+    read_overrides,
+    read_text,
+    used_from,
+)
 from lllaunch.run.directory import LOCK_NAME
+from lllaunch.run.events import isoformat
+from lllaunch.run.files import relative_path
+from lllaunch.run.lock import SIGNED, launcher_is_dead
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_HELD = {errno.EWOULDBLOCK, errno.EACCES}
+
+
+def is_held(lock: str) -> bool | None:
+    """Whether somebody holds a lock as `lllaunch.run.lock.lock_directory` takes it.
+
+    Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
+    tried is nearly always held, which changes nothing; else it is given back at once.
+
+    Args:
+        lock: the lock's file.
+
+    Returns:
+        None if that cannot be found out: it is another user's, or the file system has no locks.
+    """
+    if launcher_is_dead(lock):
+        return False
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno in _HELD else None
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def holder(lock: str) -> str:
+    """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
+    text = read_text(lock) or ""
+    return text.rstrip("\n") if SIGNED.fullmatch(text) else ""
+
+
+def state_of(lock: str) -> str:
+    """Return what a run or a sweep that has not ended does, as ``ls`` and ``show`` have it."""
+    return {True: "running", False: "died", None: "unknown"}[is_held(lock)]
+
+
+def plain(entry: Entry, path: str) -> dict[str, Any]:
+    """Returns what is known of a run, a sweep or a job, as data for JSON.
+
+    Args:
+        entry: what is known.
+        path: its directory, as it is to be told.
+    """
+    found = {
+        "kind": entry.kind,
+        "path": path,
+        "state": entry.state,
+        "exit_code": entry.exit_code,
+        "started": None if entry.started_ns is None else isoformat(entry.started_ns),
+        "seconds": entry.seconds,
+        "overrides": list(entry.overrides),
+    }
+    if entry.kind == "sweep":
+        return {**found, "counts": dict(sorted(entry.counts.items()))}
+    if entry.kind == "job":
+        found["job"] = entry.job
+    return {
+        **found,
+        "attempts": entry.attempts,
+        "root_cause": entry.root_cause,
+        "return_value": entry.value,
+    }
+
 
 # Hydra's, of the sweep itself.
 _MULTIRUN = "multirun.yaml"
@@ -315,3 +405,114 @@ def _state_of_job(job: Mapping[str, Any], sweep: str) -> str:
     if state == "started":
         return "running" if sweep == "running" else "died"
     return state if state in STATES else "unknown"
+
+
+LATEST = "latest"
+"""What stands for the run or sweep that was started last."""
+
+_NEAR = 8
+_MOST_NAMED = 5
+# what lies in the directory of a run
+_WITHIN = re.compile(r"(?:(.+)/)?(?:(?:attempt_\d+|latest)(?:/\d+)?|\.hydra)(?:/[^/]+\.\w+)?")
+
+
+@dataclass(eq=False)
+class NoSuchRun(LaunchError):
+    """There is no run or sweep where somebody looked for one.
+
+    Attributes:
+        path: what was given; empty if that was nothing in particular.
+        reason: what is there, as the predicate of a sentence.
+        hint: what to do, or an empty string.
+    """
+
+    path: str
+    reason: str
+    hint: str = ""
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        path = f"{self.path!r} " if self.path else ""
+        return f"{path}{self.reason}{hint}"
+
+
+def locate(name: str, cwd: str | None = None) -> Found:
+    """Finds a run or a sweep.
+
+    Args:
+        name: its directory, or something in it: its result.json, the directory of an attempt or a
+            worker; the end of its path; or ``latest``, for the newest of this directory.
+        cwd: what relative paths count from; the working directory if None.
+
+    Returns:
+        its directory, absolute only if ``name`` or ``cwd`` is.
+
+    Raises:
+        NoSuchRun: it is not there.
+    """
+    path = name if cwd is None else os.path.join(cwd, name)
+    if name == LATEST and not os.path.exists(path):
+        return _latest(cwd)
+    if not os.path.exists(path):
+        return _named(name, cwd)
+    directory = os.path.normpath(path)
+    inside = _WITHIN.fullmatch(directory)
+    if inside is not None:
+        directory = inside[1] or "."
+    elif os.path.isfile(directory):
+        directory = os.path.dirname(directory) or "."
+    found = look(directory)
+    if found is None:
+        where = name if os.path.isdir(path) else ""
+        raise NoSuchRun(name, "is not the directory of a run or a sweep", _hint(where))
+    return found
+
+
+def roots_of(cwd: str | None = None) -> list[str]:
+    """Return where the runs are that were started in a directory.
+
+    Args:
+        cwd: the directory; None for the working directory.
+    """
+    roots = [root if cwd is None else os.path.join(cwd, root) for root in DEFAULT_ROOTS]
+    here = os.path.realpath(cwd or os.getcwd())
+    used = used_from(here, os.environ)
+    # as the user would type them
+    return roots + [path if cwd else relative_path(path, here) for path in used]
+
+
+def _latest(cwd: str | None) -> Found:
+    # the times of files tell nearly who began last
+    entries = itertools.islice(newest(roots_of(cwd)), _NEAR)
+    last = max(entries, key=lambda entry: entry.started_ns or 0, default=None)
+    found = look(last.path) if last else None
+    if found is None:
+        raise NoSuchRun("", f"no runs found in {' or '.join(f'{root}/' for root in DEFAULT_ROOTS)}")
+    return found
+
+
+def _named(name: str, cwd: str | None) -> Found:
+    """Find the run or sweep whose path ends with a name.
+
+    Raises:
+        NoSuchRun: there is none, or there are several.
+    """
+    found = {
+        os.path.realpath(each.path): each
+        for root in roots_of(cwd)
+        for each in find(root)
+        if each.path.endswith(f"/{name.rstrip('/')}")
+    }
+    if not found:
+        raise NoSuchRun(name, "does not exist", _hint(""))
+    first, *others = found.values()
+    if others:
+        paths = ", ".join(sorted(each.path for each in found.values())[:_MOST_NAMED])
+        raise NoSuchRun(name, f"names {len(found)} runs: {paths}", "say which one")
+    return first
+
+
+def _hint(directory: str) -> str:
+    where = f" {directory}" if directory else ""
+    return f"'python -m lllaunch ls{where}' lists what is there"

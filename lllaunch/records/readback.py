@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.records.files import nanoseconds
+from lllaunch.records.find import nanoseconds
 from lllaunch.run import causes
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang

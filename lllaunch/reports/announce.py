@@ -4,15 +4,63 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from lllaunch.run.execute import PLAN
 from lllaunch.run.files import write_all
+from lllaunch.run.redact import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lllaunch.reports.cases import Report
+
+
+# What a plan says instead of a value.
+_SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
+
+
+def redactor_of(path: str, environ: Mapping[str, str]) -> Redactor:
+    """Returns what takes out the values of variables that the plans of a run or sweep name.
+
+    Args:
+        path: the directory of the run or sweep, or a file in it.
+        environ: where the values may be.
+    """
+    directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    names = {name for text in _plans(directory) for name in names_in(text)}
+    return redactor(names, environ)
+
+
+def redactor(names: set[str], environ: Mapping[str, str]) -> Redactor:
+    """Returns what takes out the values of variables."""
+    return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
+
+
+def names_in(plan: str) -> set[str]:
+    """Names of the variables that a plan's text says its values come from."""
+    return set(_SOURCE.findall(plan))
+
+
+def _plans(directory: str) -> Iterator[str]:
+    yield from _text(os.path.join(directory, PLAN))
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        yield from _text(os.path.join(directory, name, PLAN))
+
+
+def _text(path: str) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield file.read()
+    except OSError:
+        return
 
 
 def announce(path: str, environ: Mapping[str, str]) -> None:
@@ -30,7 +78,6 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     try:
         # only in CI
         from lllaunch.reports.read import load  # noqa: PLC0415
-        from lllaunch.reports.secrets import redactor_of  # noqa: PLC0415
 
         report = load(path, source_roots(environ), redactor_of(path, environ))
         tell_github(report, environ)
@@ -52,7 +99,7 @@ def announce_error(
     """
     if not in_github_actions(environ):
         return
-    from lllaunch.reports.fields import tidy  # noqa: PLC0415 - only in CI
+    from lllaunch.reports.cases import tidy  # noqa: PLC0415 - only in CI
     from lllaunch.reports.github import ANNOTATIONS, annotation  # noqa: PLC0415
 
     def annotated(text: str, file: str = "", line: int = 0) -> str:

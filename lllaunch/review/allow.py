@@ -3,27 +3,295 @@
 Judged is what things resolve to: the file behind a link, the module that defines a function, the
 program on PATH. What cannot be told without importing it, or is an interpolation, is allowed only
 by a pattern that is the very same text.
+
+Python's `logging.config` calls factories, makes classes, and imports whatever a text of the form
+``ext://`` names, anywhere in what it is given. That is Hydra's node with all its references
+followed, so here they are followed too: a node elsewhere in the config is looked at as if it stood
+in their place.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import holds_env
 from lllaunch.config.tree import shorten, show, value_at
 from lllaunch.errors import Problem
 from lllaunch.review.objects import Objects
-from lllaunch.review.patterns import Forms, fits, fits_any, is_within
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
-from lllaunch.review.policy import Policy
-from lllaunch.review.targets import Asked, asked_for, made_by_hydra
+from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.spec import Entrypoint, LaunchSpec
+
+Path = tuple[Any, ...]
+
+NODES = (("hydra", "job_logging"), ("hydra", "hydra_logging"))
+"""Where Hydra keeps them."""
+
+# the last two of handlers that are looked at only where a policy has allowed them
+_MAKING = frozenset({"()", "class", "queue", "listener"})
+_SCHEMES = ("ext://", "cfg://")
+_STANDARD = re.compile(r"ext://sys\.std(out|err)")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
+# of the environment: what the config says cannot make it a name to import
+_HARMLESS = re.compile(r"\$\{\s*oc\.env\s*:\s*\w+\s*(?:,[^{}:]*)?\}")
+# a moment that begins with a digit, whatever follows
+_MOMENT = re.compile(r"\$\{\s*now\s*:\s*%[YymdHMSj]")
+# absolute paths, whatever the config says
+_PATHS = frozenset({"hydra.runtime.output_dir", "hydra.runtime.cwd"})
+_MOST_HOPS = 10
+_MOST_VALUES = 20_000
+
+
+def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool]]:
+    """Returns what logging is asked to import.
+
+    Args:
+        config: whole, plain data, unresolved.
+
+    Yields:
+        Where it stands, its text (or what stands there instead of one), and whether that is what it
+        says, rather than an interpolation that may come to anything.
+    """
+    left = _MOST_VALUES
+    waiting: list[tuple[Path, Any, int]] = [(path, value_at(config, path), 0) for path in NODES]
+    while waiting:
+        path, value, hops = waiting.pop()
+        left -= 1
+        target = _referred(config, value)
+        if isinstance(target, (Mapping, list)):
+            if hops >= _MOST_HOPS or left < 0:
+                yield path, value, False
+                continue
+            value, hops = target, hops + (target is not value)
+        if isinstance(value, (Mapping, list)):
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            waiting.extend(reversed([((*path, key), item, hops) for key, item in items]))
+        elif path[-1] in _MAKING:
+            clear = not (isinstance(target, str) and "${" in target)
+            if not (clear and _is_of_logging(path[-1], target)):
+                yield path, target, clear
+        elif isinstance(value, str):
+            yield from _imported(config, path, value)
+
+
+def _is_of_logging(key: str, value: Any) -> bool:
+    if key != "class" or value is None:
+        return value is None
+    return isinstance(value, str) and bool(re.fullmatch(r"logging\.\w+", value))
+
+
+def _imported(config: Mapping[Any, Any], path: Path, text: str) -> Iterator[tuple[Path, Any, bool]]:
+    known = _beginning(config, text)
+    if known is None:
+        yield path, text, False
+    elif "${" not in known:
+        if known.startswith(_SCHEMES) and not _STANDARD.fullmatch(known):
+            yield path, known, True
+    else:
+        start = known.partition("${")[0]
+        if any(start.startswith(scheme) or scheme.startswith(start) for scheme in _SCHEMES):
+            yield path, text, False
+
+
+def _beginning(config: Mapping[Any, Any], text: str) -> str | None:
+    """A text whose first characters are plain, for as far as they matter; None if none can tell."""
+    for _ in range(_MOST_HOPS):
+        if _HARMLESS.fullmatch(text) or _MOMENT.match(text):
+            return ""
+        if not text.startswith("${"):
+            return text
+        found = _REFERENCE.match(text)
+        if found is None:
+            return None
+        if found[1] in _PATHS:
+            return "/"
+        value = value_at(config, found[1].split("."))
+        if value is None or isinstance(value, (Mapping, list)):
+            return None
+        text = f"{value}{text[found.end() :]}"
+    return None
+
+
+def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
+    """A value, what it refers to if it is a reference and nothing else, and so on.
+
+    Args:
+        config: whole, plain data, unresolved.
+        value: in it.
+    """
+    yield value
+    for _ in range(_MOST_HOPS):
+        found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        value = None if found is None else value_at(config, found[1].split("."))
+        if value is None:
+            return
+        yield value
+
+
+def _referred(config: Mapping[Any, Any], value: Any) -> Any:
+    """What a value comes to in the end."""
+    *_, last = followed(config, value)
+    return last
+
+
+_TARGET = "_target_"
+_CALLBACKS = ("hydra", "callbacks")
+_SEARCHPATH = ("hydra", "searchpath")
+# these make nodes, and may make one that no walk over the config sees; of a variable they may
+_MAKERS = re.compile(r"\boc\.(create|decode)\s*:\s*(?!\s*\$\{\s*oc\.env\s*:[^{}]*\}\s*\})")
+# what was typed, for the record
+_TYPED = (("hydra", "overrides", "hydra"), ("hydra", "overrides", "task"))
+_DIRNAME = ("hydra", "job", "override_dirname")
+_INNERMOST = re.compile(r"\$\{[^${}]*\}")
+_LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
+
+
+class Asked(NamedTuple):
+    """Something that a config asks for by its name.
+
+    Attributes:
+        path: keys and places that lead to it.
+        value: what is asked for; where it was a plain reference to text elsewhere, that text.
+        lists: names of the lists of a policy that may allow it.
+        clear: whether the value is what it says, and no interpolation.
+    """
+
+    path: tuple[Any, ...]
+    value: Any
+    lists: tuple[str, ...]
+    clear: bool
+
+    @property
+    def key(self) -> str:
+        """The path, dotted, for a message."""
+        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        return shorten(text.removeprefix("."))
+
+
+def asked_for(config: Mapping[Any, Any]) -> Iterator[Asked]:
+    """Returns everything that a config asks for by name.
+
+    That is each ``_target_``, wherever it is; callbacks and search path of Hydra; the factories and
+    classes of its logging; and texts that make nodes with a ``_target_`` in them.
+
+    Args:
+        config: whole, plain data, unresolved.
+    """
+    for path, value in _walk(config):
+        lists = _lists_of(path, value)
+        if not lists:
+            continue
+        told = _text_referred(config, value) if path[-1] == _TARGET else value
+        yield Asked(path, told, lists, not (isinstance(told, str) and "${" in told))
+    for path, value, clear in made_by_logging(config):
+        yield Asked(path, value, ("targets",), clear)
+
+
+def made_by_hydra(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Returns the directories that Hydra makes before a run begins, with the keys that say so.
+
+    Args:
+        config: whole, plain data, unresolved. For an interpolation stands a name without a slash:
+            what it comes to is not known here.
+    """
+    node = config.get("hydra")
+    node = node if isinstance(node, Mapping) else {}
+    for name in ("run", "sweep"):
+        own = node.get(name)
+        own = own if isinstance(own, Mapping) else {}
+        directory = _plain_path(own.get("dir"))
+        if directory:
+            yield f"hydra.{name}.dir", directory
+            within = {
+                f"{name}.subdir": own.get("subdir"),
+                "output_subdir": node.get("output_subdir"),
+            }
+            for key, below in within.items():
+                path = _plain_path(below)
+                if path:
+                    yield f"hydra.{key}", f"{directory}/{path}" if path[0] != "/" else path
+
+
+def _plain_path(text: Any) -> str:
+    path = text if isinstance(text, str) and text != "???" else ""
+    while (shorter := _INNERMOST.sub("_", path)) != path:
+        path = shorter
+    return path
+
+
+def _lists_of(path: tuple[Any, ...], value: Any) -> tuple[str, ...]:
+    if not path or value in (None, "???") or _is_record(path, value):
+        return ()
+    if path[-1] == _TARGET:
+        return _target_lists(path)
+    if path[:2] == _CALLBACKS and len(path) in {2, 3} and isinstance(value, str):
+        return ("callbacks",)  # the whole node comes from somewhere else
+    if path[:2] == _SEARCHPATH and not isinstance(value, list):
+        return ("searchpath",)
+    return ("targets",) if _makes_nodes(value) else ()
+
+
+def _is_record(path: tuple[Any, ...], value: Any) -> bool:
+    return isinstance(value, str) and (path == _DIRNAME or (len(path) == 4 and path[:3] in _TYPED))
+
+
+def _makes_nodes(value: Any) -> bool:
+    if not isinstance(value, str) or "${" not in value:
+        return False
+    return bool(_MAKERS.search(value)) or any(
+        _is_unnamed(value, found.end()) for found in re.finditer(r"\$\{", value)
+    )
+
+
+def _is_unnamed(text: str, start: int) -> bool:
+    """Whether the name of the resolver of an interpolation is an interpolation, too."""
+    depth, made_up = 0, False
+    for place in range(start, min(len(text), start + _LONGEST_NAME)):
+        char = text[place]
+        if char == "{":
+            depth, made_up = depth + 1, True
+        elif char == "}":
+            depth -= 1
+        if depth < 0 or (depth == 0 and char == ":"):
+            return made_up and depth == 0
+    return made_up
+
+
+def _target_lists(path: tuple[Any, ...]) -> tuple[str, ...]:
+    if path[:2] != _CALLBACKS:
+        return ("targets",)
+    # hydra.callbacks.NAME._target_ is the callback; below it is what it is given
+    return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
+
+
+def _walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every value with its path; a container that stands in several places, once."""
+    seen: set[int] = set()
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), config)]
+    while waiting:
+        path, value = waiting.pop()
+        yield path, value
+        if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        waiting.extend(reversed([((*path, key), item) for key, item in items]))
+
+
+def _text_referred(config: Mapping[Any, Any], value: Any) -> Any:
+    """The text that a value such as ``${model.cls}`` refers to; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    *_, last = (each for each in followed(config, value) if isinstance(each, str))
+    return last
+
 
 # These make nothing load or run anything: how much, on what, and what is said of it.
 HARMLESS_VARIABLES = (

@@ -12,7 +12,7 @@ from lllaunch.verbs.printing import Parser, perform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.checking.outcome import Outcome
+    from lllaunch.checking.findings import Outcome
 
 _CONF = "conf"
 _DESCRIPTION = """\
@@ -76,6 +76,6 @@ def _directory(given: argparse.Namespace) -> str:
 
 
 def _tell(outcome: Outcome, given: argparse.Namespace) -> None:
-    from lllaunch.checking.telling import tell  # noqa: PLC0415 - as above
+    from lllaunch.checking.render import tell  # noqa: PLC0415 - as above
 
     tell(outcome, given.format, given.output, os.environ, strict=given.strict)

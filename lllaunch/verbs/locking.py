@@ -13,8 +13,15 @@ from lllaunch.config.overrides import redacted_overrides
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.difference import differences, text_lines
 from lllaunch.errors import ConfigError, LaunchError, Problem
-from lllaunch.review.lock import Lock, lock_text, read_lock, renew_command, sweep_plan, write_lock
-from lllaunch.review.names import lock_path
+from lllaunch.review.lock import (
+    Lock,
+    lock_path,
+    lock_text,
+    read_lock,
+    renew_command,
+    sweep_plan,
+    write_lock,
+)
 from lllaunch.review.refused import PlanRefused
 from lllaunch.verbs.printing import print_json, print_lines
 

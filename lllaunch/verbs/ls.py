@@ -15,9 +15,16 @@ from lllaunch.console.sweep.objective import objective_text
 from lllaunch.console.sweep.table import Row, Span
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.records.find import DEFAULT_ROOTS
-from lllaunch.records.listing import STATES, Entry, jobs_of, list_entries, newest
-from lllaunch.records.locate import NoSuchRun, roots_of
-from lllaunch.records.plain import plain
+from lllaunch.records.listing import (
+    STATES,
+    Entry,
+    NoSuchRun,
+    jobs_of,
+    list_entries,
+    newest,
+    plain,
+    roots_of,
+)
 from lllaunch.units import duration
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
 

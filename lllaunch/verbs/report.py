@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.records.locate import LATEST, locate
+from lllaunch.records.listing import LATEST, locate
 from lllaunch.reports.announce import emit, encoded, source_roots, tell_github
 from lllaunch.verbs.printing import Parser, perform
 
@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(given: argparse.Namespace) -> None:
     # --help does without
+    from lllaunch.reports.announce import redactor_of  # noqa: PLC0415
     from lllaunch.reports.read import load  # noqa: PLC0415
-    from lllaunch.reports.secrets import redactor_of  # noqa: PLC0415
 
     path = given.path if os.path.lexists(given.path) else locate(given.path).path
     hide = redactor_of(path, os.environ)

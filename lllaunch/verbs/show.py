@@ -17,12 +17,8 @@ from lllaunch.console.sweep.cells import cells, padded
 from lllaunch.console.sweep.summary import Setting, summary_rows
 from lllaunch.console.sweep.table import Row, Span
 from lllaunch.console.wording import counted, shown_path
-from lllaunch.records.files import last_event, nanoseconds, read_text
-from lllaunch.records.find import PLAN
-from lllaunch.records.listing import Entry, read
-from lllaunch.records.locate import LATEST, locate
-from lllaunch.records.locks import holder
-from lllaunch.records.plain import plain
+from lllaunch.records.find import PLAN, last_event, nanoseconds, read_text
+from lllaunch.records.listing import LATEST, Entry, holder, locate, plain, read
 from lllaunch.records.readback import read_back
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
@@ -98,7 +94,7 @@ def _outcome(entry: Entry, document: Mapping[str, Any], text: str | None) -> Run
     if outcome is None or root is None or root.traceback or not _is_own(root.files.stderr, entry):
         return outcome
     # not every run has failed
-    from lllaunch.reports.secrets import names_in, redactor  # noqa: PLC0415
+    from lllaunch.reports.announce import names_in, redactor  # noqa: PLC0415
     from lllaunch.run.excerpts import tail  # noqa: PLC0415
 
     hide = redactor(names_in(text or ""), os.environ)

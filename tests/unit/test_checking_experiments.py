@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.checking import experiments as module
-from lllaunch.checking.experiments import Experiment, broken_by, find_experiments, too_much
-from lllaunch.checking.files import ConfigFile
+from lllaunch.checking import tree as module
 from lllaunch.checking.findings import Found
-from lllaunch.checking.includes import MOST_INCLUDES, Graph, includes_of
-from lllaunch.checking.yaml_facts import read_facts
+from lllaunch.checking.tree import (
+    MOST_INCLUDES,
+    ConfigFile,
+    Experiment,
+    Graph,
+    broken_by,
+    find_experiments,
+    includes_of,
+    read_facts,
+    too_much,
+)
 
 if TYPE_CHECKING:
     import pytest

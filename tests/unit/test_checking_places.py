@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lllaunch.checking.files import ConfigFile, found_in
+from lllaunch.checking.examine import Places, compose_problem, in_short
 from lllaunch.checking.findings import Found, exit_code, merged, without
 from lllaunch.checking.lint import lint, superseded
-from lllaunch.checking.places import Places, compose_problem, in_short
-from lllaunch.checking.yaml_facts import read_facts
+from lllaunch.checking.tree import ConfigFile, found_in, read_facts
 from lllaunch.config.origin import Origin
 from lllaunch.config.origin_lines import lines_of
 from lllaunch.config.origin_tree import Layer, OriginTree

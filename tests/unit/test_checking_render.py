@@ -12,11 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.checking.findings import Found
-from lllaunch.checking.outcome import Checked, Outcome
-from lllaunch.checking.render import render_json, render_text
-from lllaunch.checking.render_ci import commands, render_checks, summary
-from lllaunch.checking.telling import tell
+from lllaunch.checking.findings import Checked, Found, Outcome
+from lllaunch.checking.render import (
+    commands,
+    render_checks,
+    render_json,
+    render_text,
+    summary,
+    tell,
+)
 
 A = Checked("a", "conf/exp/a.yaml", ("+exp=a",), "ab" * 32, locked=True)
 B = Checked("vision/b", "conf/exp/vision/b.yaml", ("+exp=vision/b",))

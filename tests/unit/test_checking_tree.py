@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.checking import files
-from lllaunch.checking.files import ConfigFile, read_tree
-from lllaunch.checking.yaml_facts import Facts, Sexagesimal, read_facts
+from lllaunch.checking import tree
+from lllaunch.checking.tree import ConfigFile, Facts, Sexagesimal, read_facts, read_tree
 from lllaunch.errors import ConfigError
 
 
@@ -215,8 +214,8 @@ def test_a_directory_that_nobody_may_read(conf: Path) -> None:
 
 
 def test_trees_without_end(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_FILES", 10)
-    monkeypatch.setattr(files, "DEEPEST", 3)
+    monkeypatch.setattr(tree, "MOST_FILES", 10)
+    monkeypatch.setattr(tree, "DEEPEST", 3)
     (conf / "exp" / "vision" / "c" / "d" / "e").mkdir(parents=True)
     (conf / "exp" / "vision" / "c" / "d" / "e" / "x.yaml").write_text("a: 1\n")
     (only,) = read_tree("conf").found

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.checking.files import ConfigFile
 from lllaunch.checking.findings import MOST_ALIKE
-from lllaunch.checking.references import Reached, references_of
-from lllaunch.checking.unused import (
+from lllaunch.checking.lint import (
+    Reached,
     Usage,
     may_be_shadowed,
+    references_of,
     shadowed,
     told_unused,
     usage_of,
     uses_of,
 )
-from lllaunch.checking.yaml_facts import read_facts
+from lllaunch.checking.tree import ConfigFile, read_facts
 from lllaunch.config.origin import Origin, dotted
 from lllaunch.config.origin_lines import lines_of
 from lllaunch.config.origin_tree import Layer, OriginTree

@@ -15,28 +15,32 @@ from typing import Any
 
 import pytest
 
-from lllaunch.records import index
-from lllaunch.records.files import (
+import lllaunch.records.find as index
+from lllaunch.records.find import (
+    find,
     finite,
     last_event,
+    look,
     nanoseconds,
     read_json,
     read_overrides,
     read_text,
+    remember,
+    used_from,
 )
-from lllaunch.records.find import find, look
-from lllaunch.records.index import remember, used_from
 from lllaunch.records.listing import (
     STATES,
+    NoSuchRun,
     entry_of,
+    is_held,
     jobs_of,
     list_entries,
+    locate,
     newest,
+    plain,
     read_sweep,
+    roots_of,
 )
-from lllaunch.records.locate import NoSuchRun, locate, roots_of
-from lllaunch.records.locks import is_held
-from lllaunch.records.plain import plain
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.events import isoformat
 from lllaunch.run.lock import lock_directory

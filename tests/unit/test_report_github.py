@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.reports.cases import Case, Log, Report, details
+from lllaunch.reports.cases import Case, Log, Place, Report, Tree, details, frames_of, without_ours
 from lllaunch.reports.github import SUMMARY_BYTES, annotation, commands, summary
-from lllaunch.reports.places import Place, Tree, frames_of, without_ours
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.reports.cases import Case, Log, Report
+from lllaunch.reports.cases import Case, Log, Place, Report
 from lllaunch.reports.junit import _names, render_junit
-from lllaunch.reports.places import Place
 
 # The rules of the schemas that CI systems go by, as far as they agree: junit-10.xsd of Jenkins'
 # xUnit plugin and JUnit.xsd of Apache Ant (windyroad/JUnit-Schema). What only one of them allows is

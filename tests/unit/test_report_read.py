@@ -15,8 +15,7 @@ import pytest
 from lllaunch.errors import ConfigError
 from lllaunch.reports.announce import announce, announce_error
 from lllaunch.reports.cases import Report
-from lllaunch.reports.find import find
-from lllaunch.reports.read import LOG_LINES, load
+from lllaunch.reports.read import LOG_LINES, find, load
 from lllaunch.reports.text import render_json, render_text
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
 from lllaunch.run.fates import Ended, Failed, Succeeded
@@ -356,10 +355,10 @@ def test_no_document_of_another_make_is_an_error_of_ours(place: Place) -> None:
     root = RootCause(0, None, None, finding, T0, why, "Trace", hang=hang)
     run = place.ends("failed", 4, root, limit=TimedOut(3.0, "run"))
     document = json.loads((run / "result.json").read_text())
+    from lllaunch.reports.cases import Tree
     from lllaunch.reports.github import commands, summary
     from lllaunch.reports.junit import render_junit
-    from lllaunch.reports.places import Tree
-    from lllaunch.reports.told import blamed, run_case
+    from lllaunch.reports.read import blamed, run_case
 
     for junk in JUNK:
         for _ in changed(document, junk):

@@ -22,12 +22,13 @@ from lllaunch.config.watchdog import written_policy
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.review.lock import (
     compare,
+    lock_path,
     lock_text,
+    name_problem,
     parse_lock,
     read_lock,
     write_lock,
 )
-from lllaunch.review.names import lock_path, name_problem
 from lllaunch.review.refused import PlanRefused
 from lllaunch.spec import LaunchSpec
 

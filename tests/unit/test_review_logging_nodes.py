@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.review.logging_nodes import made_by_logging
+from lllaunch.review.allow import made_by_logging
 
 
 def asked(node: Any, **rest: Any) -> list[tuple[Any, bool]]:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
 from lllaunch.multiprocessing.std import Std
-from lllaunch.review.streams import streams_of
+from lllaunch.review.annotated import streams_of
 
 
 def launch(**given: Any) -> dict[str, Any]:

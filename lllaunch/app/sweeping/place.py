@@ -13,7 +13,7 @@ from lllaunch import __version__
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.config.whole import redacted_overrides
 from lllaunch.errors import ConfigError
-from lllaunch.records.index import remember
+from lllaunch.records.find import remember
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.session import SweepSession
 

@@ -1,7 +1,8 @@
 """Where workers stand: their frames, and how they are read from dumps. Pure.
 
 What faulthandler and py-spy write is read as far as it can be understood: it is for people, and
-changes from version to version. What is not understood is passed over, so the worst is that no frames are found.
+changes from version to version. What is not understood is passed over, so the worst is that no
+frames are found.
 """
 
 from __future__ import annotations

@@ -1,0 +1,674 @@
+"""A tree of configs, as text: its files, what includes what, and its experiments.
+
+Hydra would follow every alias, and would stop at the first file that is no YAML. So each file is
+read here first, by the parser of `lllaunch.review.document`, which takes no more than it can bear;
+of what that refuses, only what Hydra takes is let through: merge keys (``<<``) and YAML's own tags.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+from lllaunch.checking.findings import WRONG, Found
+from lllaunch.config.tree import shorten, shown_path
+from lllaunch.errors import ConfigError
+
+# The same parser, with what Hydra accepts beyond the plain kind.
+from lllaunch.review.document import SURROGATE, Builder, read_text, telling
+
+_STANDARD = "tag:yaml.org,2002:"
+# the one family of tags that OmegaConf adds
+_PATHS = f"{_STANDARD}python/object/apply:pathlib."
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# the slow one takes a second for so many characters
+_LONGEST_AGAIN = 200_000
+_HEADER = re.compile(r"\s*#\s*@")
+_PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
+
+
+class Sexagesimal(NamedTuple):
+    """A scalar that YAML 1.1 reads as a number of base 60.
+
+    Attributes:
+        path: keys and places that lead to it.
+        line: in the file, from 1.
+        text: what is written.
+        number: what is read.
+    """
+
+    path: tuple[Any, ...]
+    line: int
+    text: str
+    number: float
+
+
+class Facts(NamedTuple):
+    """What a config file says.
+
+    Attributes:
+        data: plain data; None for an empty file.
+        lines: the line of each value, from 1, by its path.
+        sexagesimals: scalars of base 60, those that are keys among them.
+        size: of how many values it is made, those that aliases stand for counted each time.
+        package: what its header says, None without one.
+        late: line of a ``# @package`` that stands where Hydra does not look for it any more, or 0.
+    """
+
+    data: Any
+    lines: Mapping[tuple[Any, ...], int]
+    sexagesimals: tuple[Sexagesimal, ...] = ()
+    size: int = 0
+    package: str | None = None
+    late: int = 0
+
+
+def read_facts(text: str, file: str) -> Facts:
+    """Reads the text of a config file.
+
+    Args:
+        text: of the file.
+        file: its name, for messages.
+
+    Raises:
+        ConfigError: Hydra could not read it, or it is more than anybody should; the problem names
+            its line.
+    """
+    with telling(text, file):
+        builder = None if SURROGATE.search(text) else _fast(text, file)
+        if builder is None:
+            builder = _Lenient(file)
+            builder.data = builder.build(yaml.parse(text, Loader=yaml.SafeLoader))
+    found = tuple(builder.sexagesimals)
+    return Facts(builder.data, builder.lines, found, builder.size, *_package(text))
+
+
+def _fast(text: str, file: str) -> _Lenient | None:
+    """Reads with libyaml, which is fast; None if it cannot, since Hydra reads with another one."""
+    builder = _Lenient(file)
+    try:
+        builder.data = builder.build(yaml.parse(text, Loader=_Loader))
+    except yaml.YAMLError:
+        if len(text) > _LONGEST_AGAIN:
+            raise
+        return None
+    return builder
+
+
+def _package(text: str) -> tuple[str | None, int]:
+    """The package that a file begins with, and the line of one that comes too late."""
+    header = True
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        found = _PACKAGE.fullmatch(line)
+        if found:
+            return (found[1], 0) if header else (None, number)
+        # an ordinary comment ends it, too
+        header = header and (not line.strip() or bool(_HEADER.match(line)))
+    return None, 0
+
+
+class _Lenient(Builder):
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.data: Any = None
+        self.sexagesimals: list[Sexagesimal] = []
+
+    @property
+    def size(self) -> int:
+        return self._count
+
+    def _value(self, event: Any, path: tuple[Any, ...]) -> Any:
+        tag = getattr(event, "tag", None)
+        if isinstance(event, yaml.CollectionStartEvent) and _is_allowed(tag):
+            event.tag = None
+        value = super()._value(event, path)
+        if isinstance(event, yaml.ScalarEvent):
+            self._note(event, path, value)
+        return value
+
+    def _mapping(self, path: tuple[Any, ...]) -> dict[Any, Any]:
+        items: dict[Any, Any] = {}
+        merged: list[Any] = []
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._wrong(event, "has a key that is not a plain value")
+            self._add(event, 1)
+            if event.value == "<<" and event.implicit[0]:
+                merged.append(self._merged(event, (*path, "<<")))
+                continue
+            key = self._scalar(event)
+            below = (*path, key)
+            if key in items:
+                shown, first = shorten(repr(key), 80), self.lines[below]
+                raise self._wrong(event, f"has the key {shown} of line {first} a second time")
+            self.lines[below] = event.start_mark.line + 1
+            self._note(event, below, key)
+            items[key] = self._value(next(self._events), below)
+        for each in merged:
+            items = {**each, **items}
+        return items
+
+    def _merged(self, event: Any, path: tuple[Any, ...]) -> dict[Any, Any]:
+        value = self._value(next(self._events), path)
+        items: dict[Any, Any] = {}
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, dict):
+                raise self._wrong(event, "merges (<<) what is not a mapping")
+            items = {**each, **items}
+        return items
+
+    def _scalar(self, event: Any) -> Any:
+        if event.tag is not None and _is_allowed(event.tag):
+            return event.value
+        return super()._scalar(event)
+
+    def _note(self, event: Any, path: tuple[Any, ...], value: Any) -> None:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and ":" in event.value:
+            line = event.start_mark.line + 1
+            self.sexagesimals.append(Sexagesimal(path, line, event.value, value))
+
+
+def _is_allowed(tag: str | None) -> bool:
+    if tag is None or not tag.startswith(_STANDARD):
+        return False
+    return tag.startswith(_PATHS) or not tag.startswith(f"{_STANDARD}python/")
+
+
+MOST_FILES = 20_000
+"""Entries of all directories of a tree."""
+
+DEEPEST = 30
+"""Directories within each other."""
+
+_EMPTY = Facts({}, {})
+_OURS = "lllaunch.yaml"
+_LOCKS = "locks"
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """One config file.
+
+    Attributes:
+        name: as Hydra calls it, such as ``exp/vision/resnet``.
+        path: as the user would type it.
+        facts: what it says; nothing if it cannot be read.
+        problem: why it cannot be read, or None.
+    """
+
+    name: str
+    path: str
+    facts: Facts = field(default=_EMPTY, repr=False)
+    problem: Found | None = None
+
+    @property
+    def group(self) -> str:
+        """The group that it is in; empty at the root."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def data(self) -> dict[Any, Any]:
+        """What it says; empty if that is no mapping."""
+        return self.facts.data if isinstance(self.facts.data, dict) else {}
+
+    @property
+    def package(self) -> str:
+        """The dotted key that its content is put under, unless a defaults list names another."""
+        group = self.group.replace("/", ".")
+        package = self.facts.package
+        if package is None:
+            return group
+        if package == "_global_":
+            return ""
+        return package.replace("_group_", group).replace("_global_.", "")
+
+    def line_of(self, *path: object) -> int:
+        """The line of a value; that of what it is in, or 1, where there is none."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.facts.lines:
+                return self.facts.lines[path[:end]]
+        return 1
+
+
+@dataclass(frozen=True)
+class ConfigTree:
+    """The files of a tree.
+
+    Attributes:
+        directory: as the user would type it.
+        files: by name.
+        locks: paths of the locks, by the names of their experiments.
+        policies: paths of the policies in it.
+        found: what is wrong with files as such.
+    """
+
+    directory: str
+    files: dict[str, ConfigFile]
+    locks: dict[str, str]
+    policies: tuple[str, ...] = ()
+    found: tuple[Found, ...] = ()
+
+
+def read_tree(directory: str) -> ConfigTree:
+    """Reads all files of a tree of configs.
+
+    Args:
+        directory: its top.
+    """
+    found: list[Found] = []
+    files: dict[str, ConfigFile] = {}
+    locks: dict[str, str] = {}
+    policies = []
+    for name in _names(directory, found):
+        path = shown_path(os.path.join(directory, name))
+        stem, extension = os.path.splitext(name)
+        if extension == ".yml":
+            message = "is never read: for Hydra the names of configs end in .yaml"
+            found.append(Found(0, path, 0, "", message))
+        if extension != ".yaml":
+            continue
+        if name == _OURS:
+            policies.append(path)
+        elif stem.startswith(f"{_LOCKS}/"):
+            locks[stem.partition("/")[2]] = path
+        else:
+            files[stem] = read_file(stem, path)
+    found += [each.problem for each in files.values() if each.problem]
+    return ConfigTree(shown_path(directory), files, locks, tuple(policies), tuple(found))
+
+
+def read_file(name: str, path: str) -> ConfigFile:
+    """Reads a config file; what is wrong with it stands in the result.
+
+    Args:
+        name: as Hydra calls it.
+        path: of the file.
+    """
+    try:
+        return ConfigFile(name, path, read_facts(read_text(path), path))
+    except ConfigError as error:
+        return ConfigFile(name, path, problem=found_in(error)[0])
+
+
+def found_in(error: ConfigError, file: str = "") -> list[Found]:
+    """Returns the problems of a file, which know their place.
+
+    Args:
+        error: holds them.
+        file: that the others are about; by default that of the one before.
+    """
+    found = []
+    for each in error.problems:
+        line = 0
+        if each.file:
+            file, line = shown_path(each.file), each.line
+        found.append(Found(WRONG, file, line, each.key, each.text))
+    return found
+
+
+def _names(directory: str, found: list[Found]) -> Iterator[str]:
+    """Paths of all files, relative to the directory, in order; hidden ones are left out."""
+    waiting = [""]
+    # links may lead back to where they are
+    seen: set[tuple[int, int]] = set()
+    count = 0
+    while waiting:
+        below = waiting.pop()
+        path = os.path.join(directory, below)
+        try:
+            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+            status = os.stat(path)
+        except OSError as error:
+            found.append(Found(WRONG, shown_path(path), 0, "", f"cannot be read: {error.strerror}"))
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        directories = []
+        for entry in entries:
+            count += 1
+            if count > MOST_FILES:
+                message = f"holds more than {MOST_FILES} files: the others are not checked"
+                found.append(Found(WRONG, shown_path(directory), 0, "", message))
+                return
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            name = os.path.join(below, entry.name)
+            if not _is_directory(entry):
+                yield name
+            elif name.count("/") < DEEPEST:
+                directories.append(name)
+            else:
+                message = f"is more than {DEEPEST} directories deep: it is not checked"
+                found.append(
+                    Found(WRONG, shown_path(os.path.join(directory, name)), 0, "", message)
+                )
+        waiting += reversed(directories)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+MOST_INCLUDES = 1_000
+"""Configs that one config may include, those included twice counted twice."""
+
+MOST_VALUES = 50_000
+"""Values in all of them."""
+
+_MADE_UP = re.compile(r"\$\{.*\}")
+
+
+class Include(NamedTuple):
+    """One entry of a defaults list.
+
+    Attributes:
+        name: of the config that it asks for; a pattern with ``${`` where it is made up.
+        line: in the file.
+        package: what it is put under, None if it does not say.
+        overrides: whether it only says what another entry shall choose.
+    """
+
+    name: str
+    line: int
+    package: str | None = None
+    overrides: bool = False
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether one has to compose to know what it asks for."""
+        return "${" in self.name
+
+
+def includes_of(file: ConfigFile) -> tuple[Include, ...]:
+    """Returns what a config's own defaults list asks for."""
+    entries = file.data.get("defaults")
+    found: list[Include] = []
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        line = file.line_of("defaults", index)
+        found += _includes(file.group, entry, line)
+    return tuple(found)
+
+
+def _includes(group: str, entry: Any, line: int) -> Iterator[Include]:
+    if isinstance(entry, str):
+        if entry.partition("@")[0] != "_self_":
+            yield _include(group, entry, "", line)
+    elif isinstance(entry, dict):
+        for key, value in entry.items():
+            options = value if isinstance(value, list) else [value]
+            for option in options:
+                if isinstance(option, str) and option != "???":
+                    yield _include(group, str(key), option, line)
+
+
+def _include(group: str, key: str, option: str, line: int) -> Include:
+    *keywords, name = key.split() or [""]
+    name, at, package = name.partition("@")
+    path = f"{name}/{option}" if option else name
+    overrides = "override" in keywords
+    path = path if path.startswith("/") else posixpath.join("/", group, path)
+    path = posixpath.normpath(path).lstrip("/").removesuffix(".yaml")
+    return Include(path, line, package if at else None, overrides)
+
+
+class Graph:
+    """Who includes whom.
+
+    Args:
+        files: of the tree, by name.
+    """
+
+    def __init__(self, files: Mapping[str, ConfigFile]) -> None:
+        self._files = files
+        self._own = {name: includes_of(file) for name, file in files.items()}
+        self._matching: dict[str, list[str]] = {}
+        self._cost: dict[str, tuple[int, int]] = {}
+
+    def own(self, name: str) -> tuple[Include, ...]:
+        """What a config itself asks for."""
+        return self._own.get(name, ())
+
+    def reached(self, names: Iterable[str]) -> set[str]:
+        """All configs that some configs are made of, or may be, they themselves among them."""
+        found: set[str] = set()
+        waiting = [name for name in names if name in self._files]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [each for include in self.own(name) for each in self._asked(include)]
+        return found
+
+    def _asked(self, include: Include) -> list[str]:
+        """Files that an entry may ask for."""
+        if not include.is_made_up:
+            return [include.name] if include.name in self._files else []
+        if include.name not in self._matching:
+            # what is in the braces may be anything
+            pattern = re.compile(".*".join(map(re.escape, _MADE_UP.split(include.name))))
+            self._matching[include.name] = [each for each in self._files if pattern.fullmatch(each)]
+        return self._matching[include.name]
+
+    def circle(self, name: str) -> tuple[str, ...]:
+        """Configs that include each other and so themselves, from one of them to itself again.
+
+        Args:
+            name: of the config that is begun with.
+
+        Returns:
+            Names, the first one the last one as well, and before all others by the alphabet; none
+            if all ends.
+        """
+        trail: list[str] = [name]
+        inside, done = {name}, set()
+        pending = [self._nested(name)]
+        while pending:
+            following = next(pending[-1], None)
+            if following is None:
+                pending.pop()
+                leaving = trail.pop()
+                inside.discard(leaving)
+                done.add(leaving)
+            elif following in inside:
+                around = trail[trail.index(following) :]
+                start = around.index(min(around))
+                return (*around[start:], *around[: start + 1])
+            elif following not in done:
+                trail.append(following)
+                inside.add(following)
+                pending.append(self._nested(following))
+        return ()
+
+    def cost(self, name: str) -> tuple[int, int]:
+        """How many configs one is made of, and of how many values; it must not be in a circle."""
+        order = [name]
+        while order:
+            current = order[-1]
+            waiting = [each for each in self._nested(current) if each not in self._cost]
+            if waiting and current not in self._cost:
+                order += waiting
+                continue
+            order.pop()
+            parts = [self._cost[each] for each in self._nested(current)]
+            configs = 1 + sum(count for count, _ in parts)
+            values = self._files[current].facts.size + sum(size for _, size in parts)
+            self._cost[current] = configs, values
+        return self._cost[name]
+
+    def _nested(self, name: str) -> Iterator[str]:
+        own = (each for each in self.own(name) if not each.overrides)
+        return (each.name for each in own if each.name in self._files)
+
+
+EXPERIMENTS = "exp"
+"""The group whose configs are experiments, whatever they say."""
+
+MOST_EXPERIMENTS = 1_000
+"""How many are composed."""
+
+MOST_IN_ALL = 500_000
+"""Values in all of them, with what they include."""
+
+_LAUNCH = "launch"
+_PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w/.+-]*", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One config that can be run.
+
+    Attributes:
+        name: of its config: without the group for those in ``exp``.
+        file: its config.
+        overrides: that choose it.
+        config_name: of the primary config, None for lllaunch's own.
+        included: whether other configs include it.
+    """
+
+    name: str
+    file: ConfigFile
+    overrides: tuple[str, ...] = ()
+    config_name: str | None = None
+    included: bool = False
+
+    @property
+    def is_preset(self) -> bool:
+        """Whether it is only a choice beside the experiments, and need not be whole."""
+        return self.config_name is None and not self.file.name.startswith(f"{EXPERIMENTS}/")
+
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether it is no problem if something that others have to give is not there."""
+        return self.is_preset or self.included
+
+
+def find_experiments(files: Mapping[str, ConfigFile], graph: Graph) -> list[Experiment]:
+    """Returns the experiments of a tree, by name.
+
+    Args:
+        files: of the tree.
+        graph: of the same files.
+    """
+    included = {each.name for name in files for each in graph.own(name)}
+    found = []
+    for name, file in files.items():
+        group, _, option = name.rpartition("/")
+        if name.startswith(f"{EXPERIMENTS}/"):
+            rest = name.partition("/")[2]
+            # another config may have the same name
+            told = name if rest in files else rest
+            own = Experiment(told, file, (f"+{EXPERIMENTS}={_quoted(rest)}",))
+        elif group and _is_global_launch(file):
+            own = Experiment(name, file, (f"+{group}={_quoted(option)}",))
+        elif not group and _says_launch(name, files, graph):
+            own = Experiment(name, file, (), name)
+        else:
+            continue
+        if name in included:
+            own = Experiment(own.name, file, own.overrides, own.config_name, included=True)
+        found.append(own)
+    return found
+
+
+def _quoted(option: str) -> str:
+    """An option as an override takes it."""
+    if _PLAIN.fullmatch(option):
+        return option
+    return "'" + option.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _is_global_launch(file: ConfigFile) -> bool:
+    return file.facts.package == "_global_" and isinstance(file.data.get(_LAUNCH), dict)
+
+
+def _says_launch(name: str, files: Mapping[str, ConfigFile], graph: Graph) -> bool:
+    """Whether a config, or one that it includes, says something about the node ``launch``."""
+    for each in graph.reached([name]):
+        file = files[each]
+        root = "" if each == name else file.package
+        if root.partition(".")[0] == _LAUNCH or (not root and _LAUNCH in file.data):
+            return True
+        if any((entry.package or "").startswith(_LAUNCH) for entry in graph.own(each)):
+            return True
+    return False
+
+
+def too_much(
+    experiments: Iterable[Experiment],
+    directory: str,
+    files: Mapping[str, ConfigFile],
+    graph: Graph,
+) -> tuple[list[Experiment], list[Found]]:
+    """Leaves out what nobody could compose, or only in a very long time.
+
+    Args:
+        experiments: of a tree.
+        directory: its top, for messages.
+        files: of the tree.
+        graph: of its files.
+
+    Returns:
+        The others, and why each of those was left out.
+    """
+    kept: list[Experiment] = []
+    found: list[Found] = []
+    values, left_out = 0, 0
+    for each in experiments:
+        problem = _endless(each, files, graph)
+        if problem is not None:
+            found.append(problem)
+            continue
+        values += graph.cost(each.file.name)[1]
+        if len(kept) >= MOST_EXPERIMENTS or values > MOST_IN_ALL:
+            left_out += 1
+        else:
+            kept.append(each)
+    if left_out:
+        message = f"is too much for one check: {left_out} experiments are not checked"
+        found.append(Found(WRONG, directory, 0, "", message))
+    return kept, found
+
+
+def _endless(experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph) -> Found | None:
+    name, path = experiment.file.name, experiment.file.path
+    circle = graph.circle(name)
+    if circle:
+        first = files[circle[0]]
+        message = f"these configs include each other: {_trail(circle)}"
+        line = next(each.line for each in graph.own(circle[0]) if each.name == circle[1])
+        return Found(WRONG, first.path, line, "defaults", message, (experiment.name,))
+    configs, values = graph.cost(name)
+    if configs > MOST_INCLUDES:
+        message = f"includes more than {MOST_INCLUDES} configs"
+    elif values > MOST_VALUES:
+        message = f"is made of more than {MOST_VALUES} values"
+    else:
+        return None
+    line = experiment.file.line_of("defaults") if configs > 1 else 0
+    return Found(WRONG, path, line, "", message, (experiment.name,))
+
+
+def _trail(names: tuple[str, ...]) -> str:
+    shown = names if len(names) <= 8 else (*names[:4], "...", *names[-2:])
+    return " -> ".join(shown)
+
+
+def broken_by(
+    experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
+) -> tuple[Found, ...]:
+    """Returns what is wrong with the files of an experiment, so that it cannot be composed."""
+    problems = (files[name].problem for name in sorted(graph.reached([experiment.file.name])))
+    return tuple(each for each in problems if each is not None)
