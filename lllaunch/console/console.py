@@ -6,9 +6,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.console.lines import Line
 from lllaunch.console.outlet import Outlet
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.wording import Line, counted, shown_path
 from lllaunch.run.files import working_directory
 from lllaunch.units import duration, visible
 

@@ -10,9 +10,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lllaunch.console.lines import Line
 from lllaunch.console.places import call_text, frame_text, place_text, printable, shortened
-from lllaunch.console.wording import capitalised, ranks, shown_path, wrapped
+from lllaunch.console.wording import Line, capitalised, ranks, shown_path, wrapped
 from lllaunch.run.fates import Lost
 from lllaunch.units import duration
 from lllaunch.watchdog.findings import (

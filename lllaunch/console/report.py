@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lllaunch.console.fates import cause_text, fate_key, fate_text, first_line, victim_text
-from lllaunch.console.lines import Line
-from lllaunch.console.wording import capitalised, counted, ranks, shown_path, wrapped
+from lllaunch.console.wording import Line, capitalised, counted, ranks, shown_path, wrapped
 from lllaunch.run.causes import (
     CalledExit,
     DiskFull,

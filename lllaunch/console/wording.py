@@ -1,16 +1,31 @@
-"""How ranks, times and paths read in a sentence. Pure."""
+"""Lines of text for people: how ranks, times and paths read in a sentence. Pure."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from lllaunch.console.lines import Line
 from lllaunch.run.files import relative_path
 from lllaunch.units import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+Style = Literal["", "title", "good", "cause", "quote", "faint"]
+
+
+class Line(NamedTuple):
+    """One line.
+
+    Attributes:
+        text: what it says, without a newline.
+        style: how it looks on a terminal.
+    """
+
+    text: str
+    style: Style = ""
+
 
 _WIDTH = 76
 

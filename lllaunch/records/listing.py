@@ -343,9 +343,9 @@ def read_sweep(path: str) -> dict[str, Any] | None:
     document = read_json(summary) if written is not None else None
     if document is not None and (grown is None or (written or 0) >= grown):
         return document
-    from lllaunch.sweep.history import SweepHistory  # noqa: PLC0415 - not every list has one
-    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415 - the same
-    from lllaunch.sweep.summary import summary_of  # noqa: PLC0415 - the same
+    # not every list has one
+    from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415
+    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
 
     try:
         history = SweepHistory(read_journal(journal))

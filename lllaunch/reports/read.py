@@ -522,9 +522,9 @@ def _last_record(path: str) -> Fields | None:
 
 def _from_journal(path: str) -> Fields:
     """Returns what sweep.json would hold if a sweep that goes on were over."""
-    from lllaunch.sweep.history import SweepHistory  # noqa: PLC0415 - only for these
+    # only for these
+    from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415
     from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
-    from lllaunch.sweep.summary import summary_of  # noqa: PLC0415
 
     history = SweepHistory(read_journal(path))
     return {**summary_of(history, history.started_ns), "seconds": None, "exit_code": None}

@@ -6,17 +6,17 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.sweep.journal import Composed, Ended, Over, Record, Result, Skipped, Started
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.prepared import Answer, Broken, Prepared, record_of
-from lllaunch.sweep.records import Composed, Ended, Over, Record, Result, Skipped, Started
 from lllaunch.sweep.results import forget_result, read_document, result_of
 
 if TYPE_CHECKING:
-    from lllaunch.sweep.jobs import JobProcess
     from lllaunch.sweep.journal import Journal
+    from lllaunch.sweep.processes import JobProcess
 
 _NEVER_STARTED = frozenset({v.JobState.NOT_RUN, v.JobState.CANCELLED})
 

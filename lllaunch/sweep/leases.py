@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 from lllaunch.errors import LaunchError
 from lllaunch.linux.process import Alarm
 from lllaunch.sweep.machine import Machine
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 
 # How many launchers may wait for one slot; the system allows 4096 usually (net.core.somaxconn).
 _BACKLOG = 4096

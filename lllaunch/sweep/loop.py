@@ -11,19 +11,18 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.agent.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
 from lllaunch.multiprocessing.signals import SignalSource, forwards
 from lllaunch.sweep.bookkeeping import Books
-from lllaunch.sweep.jobs import JobProcess
 from lllaunch.sweep.leases import Leases, Slot, Watch
 from lllaunch.sweep.output import Stopping, Tick
 from lllaunch.sweep.policy import by_signal
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
-from lllaunch.sweep.remains import Remains
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.processes import JobProcess, Remains
 
 if TYPE_CHECKING:
     from lllaunch.sweep.warmth import Warmth

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.errors import Problem
+from lllaunch.sweep.journal import Composed
 from lllaunch.sweep.machine import VISIBLE
-from lllaunch.sweep.records import Composed
-from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.pool import Lease, Need
 
 
 class WarmKey(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import OutputError
-from lllaunch.sweep.records import Result
+from lllaunch.sweep.journal import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

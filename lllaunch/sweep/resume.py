@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lllaunch.sweep.history import JobHistory
-    from lllaunch.sweep.records import Result
+    from lllaunch.sweep.journal import Result
 
 _RESUME = "hydra.launcher.resume"
 _MOST_LINES = 8  # of a difference, which is one of several

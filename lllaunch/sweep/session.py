@@ -18,12 +18,10 @@ from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
-from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.journal import Journal
-from lllaunch.sweep.records import Ended, Header, Resumed
+from lllaunch.sweep.history import SweepHistory, summary_of, with_others, write_summary
+from lllaunch.sweep.journal import Ended, Header, Journal, Resumed
 from lllaunch.sweep.results import read_results
 from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
-from lllaunch.sweep.summary import summary_of, with_others, write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from lllaunch.sweep.records import Entry
+    from lllaunch.sweep.journal import Entry
     from lllaunch.sweep.resume import NewJob, ResumePlan
 
 _RESUME = "hydra.launcher.resume"

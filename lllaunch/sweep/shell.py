@@ -15,19 +15,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
 from lllaunch.spawner.signals import ignored_at_start
 from lllaunch.sweep.bookkeeping import Books
-from lllaunch.sweep.inside import Work
-from lllaunch.sweep.jobs import ForkFailed, JobProcess
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot
 from lllaunch.sweep.loop import KILL_SECONDS, Loop
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.policy import SweepPolicy
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.prepared import Answer, Broken, Prepared
-from lllaunch.sweep.remains import Remains
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
 from lllaunch.sweep.schedule import Scheduler
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.sweep.cells import cells, cut, padded
-from lllaunch.console.sweep.cells import plain as shown
-from lllaunch.console.sweep.naming import counts_text, short_overrides
-from lllaunch.console.sweep.objective import objective_text
-from lllaunch.console.sweep.table import Row, Span
+from lllaunch.console.sweep.summary import objective_text
+from lllaunch.console.sweep.table import Row, Span, cells, counts_text, cut, padded, short_overrides
+from lllaunch.console.sweep.table import plain as shown
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.records.find import DEFAULT_ROOTS
 from lllaunch.records.listing import (

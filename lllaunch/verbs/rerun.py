@@ -17,8 +17,7 @@ from lllaunch.records.listing import LATEST, locate
 from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
-from lllaunch.verbs.build_text import commit_text
-from lllaunch.verbs.printing import Parser, complain
+from lllaunch.verbs.printing import Parser, commit_text, complain
 
 _DESCRIPTION = """\
 Runs the plan of a run again, in a new directory.

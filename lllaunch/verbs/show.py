@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.fates import fate_text
 from lllaunch.console.report import failure_text, report_lines
-from lllaunch.console.sweep.cells import cells, padded
 from lllaunch.console.sweep.summary import Setting, summary_rows
-from lllaunch.console.sweep.table import Row, Span
+from lllaunch.console.sweep.table import Row, Span, cells, padded
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.records.find import PLAN, last_event, nanoseconds, read_text
 from lllaunch.records.listing import LATEST, Entry, holder, locate, plain, read
@@ -23,12 +22,19 @@ from lllaunch.records.readback import read_back
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.units import duration, size
-from lllaunch.verbs.build_text import commit_text, versions_text
 from lllaunch.verbs.ls import counts_of
-from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
+from lllaunch.verbs.printing import (
+    Parser,
+    columns,
+    commit_text,
+    perform,
+    print_json,
+    print_rows,
+    versions_text,
+)
 
 if TYPE_CHECKING:
-    from lllaunch.console.lines import Line
+    from lllaunch.console.wording import Line
     from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
 
 _DESCRIPTION = """\

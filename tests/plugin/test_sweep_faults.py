@@ -20,9 +20,9 @@ from support.sweeping import SweepProject
 from lllaunch.errors import ConfigError
 from lllaunch.linux import proc
 from lllaunch.sweep.directory import SweepDirectory
+from lllaunch.sweep.journal import Ended, Over, Started
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
-from lllaunch.sweep.records import Ended, Over, Started
 
 # What a worker needs to be killed, to hang, to fail: once, or whenever it runs.
 WORK = """

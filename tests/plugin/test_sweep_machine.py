@@ -12,7 +12,7 @@ import pytest
 from support.launching import until
 from support.sweeping import SweepProject
 
-from lllaunch.sweep.records import Ended, Started
+from lllaunch.sweep.journal import Ended, Started
 
 # the same lines are measured where others run them
 

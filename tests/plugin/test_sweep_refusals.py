@@ -11,8 +11,7 @@ from support.launching import until
 from support.project import quiet_environment
 from support.sweeping import SweepProject
 
-from lllaunch.sweep.journal import read_journal
-from lllaunch.sweep.records import Header
+from lllaunch.sweep.journal import Header, read_journal
 
 # no part of any path or of anything that is written otherwise
 PLANTED = "planted-cafe1234"

@@ -16,7 +16,7 @@ from support.launching import text_of, until
 from support.project import quiet_environment
 from support.sweeping import Running, SweepProject
 
-from lllaunch.sweep.records import Ended, Resumed
+from lllaunch.sweep.journal import Ended, Resumed
 
 # the same lines are measured where others run them
 

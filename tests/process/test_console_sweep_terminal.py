@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.sweep.output import JobPrinted, Stopping, Tick
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import JobAnswered, Prepared
-from lllaunch.sweep.resources import Lease, Need
 from lllaunch.testing import FakeClock
 
 NEVER = 60.0  # seconds; not waited for where a test succeeds

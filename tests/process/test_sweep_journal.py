@@ -16,8 +16,7 @@ import pytest
 
 from lllaunch.errors import ConfigError
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
-from lllaunch.sweep.journal import Journal, read_journal
-from lllaunch.sweep.records import Composed, Entry, Header
+from lllaunch.sweep.journal import Composed, Entry, Header, Journal, read_journal
 
 HEADER = Header("kills", "0")
 _KILLS = 30

@@ -15,7 +15,7 @@ import pytest
 
 from lllaunch.sweep.leases import Leases, Slot, Watch
 from lllaunch.sweep.machine import find_machine
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 
 pytestmark = pytest.mark.measured
 
@@ -29,7 +29,7 @@ PREAMBLE = """
 import os, signal, sys
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 leases = Leases(find_machine(os.environ))
 names = os.environ["LLLAUNCH_PRETEND_GPUS"].split(",")
 def say(*words):

@@ -19,13 +19,12 @@ from lllaunch.errors import ConfigError
 from lllaunch.linux.process import set_parent_death_signal, wait_pidfd
 from lllaunch.sweep.directory import JOURNAL, LOCK_NAME, SUMMARY
 from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.journal import read_journal
+from lllaunch.sweep.journal import Composed, Ended, Over, Result, Started, read_journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Prepared
-from lllaunch.sweep.records import Composed, Ended, Over, Result, Started
-from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import SweepSession
 from lllaunch.sweep.shell import Sweep

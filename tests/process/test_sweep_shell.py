@@ -18,20 +18,18 @@ import pytest
 from support.launching import gone, text_of, until
 from support.sweeps import NAMES, ONE, Played, each, machine
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.signals import STOP_AND_CONTINUE
-from lllaunch.sweep.inside import Work
-from lllaunch.sweep.jobs import JobProcess
-from lllaunch.sweep.journal import read_journal
+from lllaunch.sweep.journal import Over, read_journal
 from lllaunch.sweep.leases import LeaseFailed
 from lllaunch.sweep.loop import ComposingFailed
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Broken, JobAnswered, Prepared
-from lllaunch.sweep.records import Over
-from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.processes import JobProcess, Work
 
 pytestmark = pytest.mark.measured
 
@@ -675,7 +673,7 @@ def test_what_composing_yields_is_told_before_the_fact(played: Played) -> None:
 
 def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     # who waits for the end of a job that waits for its lease waits in vain
-    monkeypatch.setattr("lllaunch.sweep.jobs._REAP_SECONDS", 2 * WAIT)
+    monkeypatch.setattr("lllaunch.sweep.processes._REAP_SECONDS", 2 * WAIT)
     seen: list[tuple[int, Prepared]] = []
 
     def review(number: int, job: Prepared) -> Prepared | Broken:

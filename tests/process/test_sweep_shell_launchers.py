@@ -31,8 +31,8 @@ from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.prepared import Prepared
-from lllaunch.sweep.records import Header
-from lllaunch.sweep.resources import Need
+from lllaunch.sweep.journal import Header
+from lllaunch.sweep.pool import Need
 from lllaunch.sweep.shell import Sweep
 place, held, jobs, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 def prepare(number):

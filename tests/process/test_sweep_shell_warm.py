@@ -15,7 +15,7 @@ import pytest
 from support.launching import gone, text_of
 from support.sweeps import NAMES, Execute, Played, machine
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.errors import PreloadFailed
 from lllaunch.multiprocessing.contexts import TargetContext
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs
@@ -26,8 +26,8 @@ from lllaunch.spawner.protocol import Died, PreloadBroken, Ready, Script
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import Summary
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Prepared, WarmKey
-from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.warmth import Warmth
 
 pytestmark = pytest.mark.measured

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.linux import proc
 from lllaunch.linux.gpus import PRETEND
-from lllaunch.sweep.journal import read_journal
-from lllaunch.sweep.records import Composed, Ended, Record, Started
+from lllaunch.sweep.journal import Composed, Ended, Record, Started, read_journal
 from support.launching import until
 from support.project import Project, environment
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.journal import Journal, read_journal
+from lllaunch.sweep.journal import Header, Journal, read_journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import Machine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Prepared
-from lllaunch.sweep.records import Header
-from lllaunch.sweep.resources import Lease, Need
 from lllaunch.sweep.shell import Sweep
 
 # of this process only: tests may run side by side

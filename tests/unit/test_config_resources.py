@@ -16,7 +16,7 @@ from lllaunch.config.resources import RESOURCE_KEYS, SYNONYMS
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Resources
-from lllaunch.sweep.resources import Need, need_of
+from lllaunch.sweep.pool import Need, need_of
 
 
 def spec_of(launch: dict[str, Any], **more: Any) -> LaunchSpec:

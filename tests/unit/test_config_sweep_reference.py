@@ -13,7 +13,7 @@ from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
 from lllaunch.config.resolve import resolve
 from lllaunch.config.sweep import SWEEP_KEYS, SweepSettings, sweep_settings
 from lllaunch.spec import Resources
-from lllaunch.sweep.resources import need_of
+from lllaunch.sweep.pool import need_of
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "sweep-config.md").read_text(encoding="utf-8")

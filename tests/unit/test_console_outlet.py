@@ -218,7 +218,7 @@ def test_without_proc_a_full_stream_is_not_written_to(
     def refuse(path: str, *_: object) -> int:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr("lllaunch.console.channel.os.open", refuse)
+    monkeypatch.setattr("lllaunch.console.outlet.os.open", refuse)
     outlet = Outlet(line.stream)
     outlet.write("first\n", MOMENT)
     assert line.shows("first\n")

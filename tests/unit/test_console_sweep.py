@@ -11,15 +11,15 @@ from typing import Any, TextIO
 
 import pytest
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.console.job import Reported
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.sweep.cells import cells, cut, decoded, harmless, padded, plain
-from lllaunch.console.sweep.flow import KEPT, Flow
+from lllaunch.console.sweep.screen import KEPT, Flow
+from lllaunch.console.sweep.table import cells, cut, decoded, harmless, padded, plain
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import JobAnswered, Prepared
-from lllaunch.sweep.resources import Lease, Need
 from lllaunch.testing import FakeClock
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep.board import Board
-from lllaunch.console.sweep.cells import cells
 from lllaunch.console.sweep.lines import change_lines
-from lllaunch.console.sweep.naming import lease_text, short_overrides
-from lllaunch.console.sweep.table import table_rows
+from lllaunch.console.sweep.table import cells, lease_text, short_overrides, table_rows
 from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
-from lllaunch.sweep.resources import Lease, Need
 
 J = v.JobState
 SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from lllaunch.console.sweep.objective import extremes, objective_text
 from lllaunch.console.sweep.paint import painted
-from lllaunch.console.sweep.summary import Setting, resume_override, summary_rows
-from lllaunch.sweep.history import SweepHistory
+from lllaunch.console.sweep.summary import (
+    Setting,
+    extremes,
+    objective_text,
+    resume_override,
+    summary_rows,
+)
+from lllaunch.sweep.history import SweepHistory, summary_of
+from lllaunch.sweep.journal import Composed, Ended, Header, Over, Result, Skipped, Started
 from lllaunch.sweep.policy import Summary
-from lllaunch.sweep.records import Composed, Ended, Header, Over, Result, Skipped, Started
-from lllaunch.sweep.summary import summary_of
 
 S = 1_000_000_000
 SETTING = Setting("/home/ada/multirun/1", "/home/ada", total=3, common={"+exp=a"})

@@ -45,7 +45,7 @@ from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.events import isoformat
 from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
-from lllaunch.sweep.records import Composed, Ended, Header, Over, Result, Skipped, Started, encode
+from lllaunch.sweep.journal import Composed, Ended, Header, Over, Result, Skipped, Started, encode
 
 T0 = 1_700_000_000_000_000_000
 S = 1_000_000_000

@@ -24,21 +24,21 @@ from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOu
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.journal import Journal, read_journal
-from lllaunch.sweep.records import (
+from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
+from lllaunch.sweep.journal import (
     Composed,
     Header,
+    Journal,
     Over,
     Result,
     Resumed,
     Skipped,
     Started,
+    read_journal,
 )
-from lllaunch.sweep.records import (
+from lllaunch.sweep.journal import (
     Ended as JobEnded,
 )
-from lllaunch.sweep.summary import summary_of, write_summary
 from lllaunch.verbs.report import main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack

@@ -31,8 +31,8 @@ from lllaunch.run.postmortem import Explanation, Sure, Suspect
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
 from lllaunch.spawner.protocol import Leftover
-from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.records import (
+from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
+from lllaunch.sweep.journal import (
     Composed,
     Entry,
     Header,
@@ -42,10 +42,9 @@ from lllaunch.sweep.records import (
     Skipped,
     Started,
 )
-from lllaunch.sweep.records import (
+from lllaunch.sweep.journal import (
     Ended as JobEnded,
 )
-from lllaunch.sweep.summary import render_summary, summary_of
 from lllaunch.watchdog import findings
 from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack, Source
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep import journal as journal_module
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
-from lllaunch.sweep.journal import Journal, read_journal
-from lllaunch.sweep.journal_lines import Damaged, parse
-from lllaunch.sweep.records import (
+from lllaunch.sweep.journal import (
     VERSION,
     Composed,
+    Damaged,
     Ended,
     Entry,
     Header,
+    Journal,
     Over,
     Record,
     Result,
@@ -32,8 +32,10 @@ from lllaunch.sweep.records import (
     Started,
     decode,
     encode,
+    parse,
+    read_journal,
 )
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 
 HEADER = Header("day-time", "0.1.0", ("+exp=resnet", "params.lr=0.1,0.01"))
 COMPOSED = Composed(0, ("+exp=resnet", "params.lr=0.1"), "0", "f" * 64, {"params": {"lr": 0.1}})

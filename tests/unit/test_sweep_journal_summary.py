@@ -10,8 +10,15 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.run.events import isoformat
-from lllaunch.sweep.history import JobHistory, SweepHistory
-from lllaunch.sweep.records import (
+from lllaunch.sweep.history import (
+    JobHistory,
+    SweepHistory,
+    render_summary,
+    summary_of,
+    with_others,
+    write_summary,
+)
+from lllaunch.sweep.journal import (
     Composed,
     Ended,
     Entry,
@@ -23,9 +30,8 @@ from lllaunch.sweep.records import (
     Skipped,
     Started,
 )
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results
-from lllaunch.sweep.summary import render_summary, summary_of, with_others, write_summary
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND

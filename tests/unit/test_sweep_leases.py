@@ -16,7 +16,7 @@ from lllaunch.linux.gpus import Gpu
 from lllaunch.sweep import leases as module
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, Watch
 from lllaunch.sweep.machine import Machine
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 from lllaunch.testing import leaked_fds, open_fds
 
 # names that no other process has

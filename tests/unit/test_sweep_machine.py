@@ -15,7 +15,7 @@ from lllaunch.errors import ConfigError
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import GpusUnknown, count_gpus, list_gpus
 from lllaunch.sweep.machine import Machine, find_machine, pin
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.pool import Lease
 
 EIGHT_CORES = Cores(tuple(range(8)))
 CORES_OR_RANGES = "expected cores and ranges of them (0, 3, '0-3')"

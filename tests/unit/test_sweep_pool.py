@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.sweep.pool import Pool, fits, never_fits, without
-from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
 
 
 def pool(gpus: int = 0, cpus: int = 0) -> Pool:

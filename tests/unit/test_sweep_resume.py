@@ -13,7 +13,7 @@ from lllaunch.difference import differences
 from lllaunch.errors import ConfigError
 from lllaunch.sweep.fingerprint import job_config, job_key, overrides_key
 from lllaunch.sweep.history import JobHistory
-from lllaunch.sweep.records import Result
+from lllaunch.sweep.journal import Result
 from lllaunch.sweep.resume import (
     NewJob,
     OldJob,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from lllaunch.exit_codes import ExitCode
 from lllaunch.policies import RESTART_CAUSES, RestartCause
-from lllaunch.sweep import vocabulary as v
+from lllaunch.sweep import schedule as v
 from lllaunch.sweep.policy import Retries, SweepPolicy
-from lllaunch.sweep.pool import fits, never_fits, without
-from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.pool import Lease, Need, fits, never_fits, without
 from lllaunch.sweep.schedule import Scheduler
 
 J = v.JobState

@@ -18,8 +18,7 @@ import lllaunch.sweep.session as session_module
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
-from lllaunch.sweep.journal import read_journal
-from lllaunch.sweep.records import (
+from lllaunch.sweep.journal import (
     Composed,
     Ended,
     Header,
@@ -28,6 +27,7 @@ from lllaunch.sweep.records import (
     Result,
     Resumed,
     Started,
+    read_journal,
 )
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import Batch, SweepSession

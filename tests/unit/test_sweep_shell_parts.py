@@ -12,18 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lllaunch.sweep.vocabulary as v
+import lllaunch.sweep.schedule as v
 from lllaunch.sweep import prepared
 from lllaunch.sweep.bookkeeping import Books, _believed, kind_of
-from lllaunch.sweep.jobs import ForkFailed, JobProcess
-from lllaunch.sweep.journal import Journal, read_journal
+from lllaunch.sweep.journal import (
+    Composed,
+    Ended,
+    Header,
+    Journal,
+    Record,
+    Result,
+    Skipped,
+    Started,
+    read_journal,
+)
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
 from lllaunch.sweep.policy import SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Broken, Prepared, WarmKey
-from lllaunch.sweep.records import Composed, Ended, Header, Record, Result, Skipped, Started
-from lllaunch.sweep.resources import Lease, Need
+from lllaunch.sweep.processes import ForkFailed, JobProcess
 from lllaunch.sweep.shell import Sweep
 
 

@@ -22,8 +22,8 @@ from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.schedule import Finish, JobState, Settle
 from lllaunch.sweep.shell import Sweep
-from lllaunch.sweep.vocabulary import Finish, JobState, Settle
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn

@@ -30,8 +30,8 @@ from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE
+from lllaunch.sweep.pool import Need, need_of
 from lllaunch.sweep.prepared import Broken, Prepared, WarmKey
-from lllaunch.sweep.resources import Need, need_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
     from lllaunch.sweep.machine import Machine
-    from lllaunch.sweep.resources import Lease
+    from lllaunch.sweep.pool import Lease
 
 
 THREADS = "OMP_NUM_THREADS"

@@ -25,9 +25,8 @@ from lllaunch.app.sweeping.labels import Labels
 from lllaunch.config.plan import plan_hash
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.sweep.pool import never_fits
+from lllaunch.sweep.pool import Need, never_fits
 from lllaunch.sweep.prepared import Broken
-from lllaunch.sweep.resources import Need
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader

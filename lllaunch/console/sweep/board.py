@@ -8,17 +8,181 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import lllaunch.sweep.vocabulary as v
-from lllaunch.console.sweep import changes as c
-from lllaunch.console.sweep.cells import decoded, plain
-from lllaunch.console.sweep.naming import short_overrides
-from lllaunch.console.sweep.view import JobView
+import lllaunch.sweep.schedule as v
+from lllaunch.console.sweep.table import decoded, plain, short_overrides
 from lllaunch.sweep.output import JobPrinted
 from lllaunch.sweep.policy import Summary, SweepPolicy
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.prepared import JobAnswered
-from lllaunch.sweep.resources import Lease
+from lllaunch.sweep.schedule import JobState
+
+if TYPE_CHECKING:
+    from lllaunch.policies import RestartCause
+
+
+class JobView:
+    """What is known of a job.
+
+    Attributes:
+        number: of the job.
+        overrides: those that differ from other jobs'.
+        directory: where its files are, as the job told.
+        state: of the job.
+        attempt: number of the one that runs or ran, from 0.
+        tries: how often it was started.
+        lease: what it holds or held.
+        since: when its attempt began, seconds.
+        seconds: how long its last attempt took.
+        line: what it printed last.
+        why: the first failure of its last attempt in one line, or why it cannot run.
+        exit_code: of its last attempt, None if there is none.
+        held: whether it was said that other launchers hold its slots.
+        retried: how often it was, by cause.
+    """
+
+    __slots__ = (
+        "attempt",
+        "directory",
+        "exit_code",
+        "held",
+        "lease",
+        "line",
+        "number",
+        "overrides",
+        "retried",
+        "seconds",
+        "since",
+        "state",
+        "tries",
+        "why",
+    )
+
+    def __init__(self, number: int, overrides: str) -> None:
+        self.number = number
+        self.overrides = overrides
+        self.directory = ""
+        self.state = JobState.WAITING
+        self.attempt = self.tries = 0
+        self.lease = Lease()
+        self.since = self.seconds = 0.0
+        self.line = self.why = ""
+        self.exit_code: int | None = None
+        self.held = False
+        self.retried: Counter[str] = Counter()
+
+
+class Began(NamedTuple):
+    """A job runs."""
+
+    number: int
+    overrides: str
+    attempt: int
+    lease: Lease
+
+
+class Over(NamedTuple):
+    """What became of a job is known.
+
+    Attributes:
+        number: of the job.
+        state: a final one.
+        attempts: how many there were in this sweep; 0 if it was not started.
+        seconds: how long the last one took.
+        exit_code: of it, or what the job broke with.
+        why: the first failure in one line, or why the job cannot run, perhaps in several.
+        directory: where its files are, as `lllaunch.sweep.prepared.Prepared` has it.
+        overrides: those that differ from other jobs'.
+    """
+
+    number: int
+    state: JobState
+    attempts: int
+    seconds: float
+    exit_code: int | None
+    why: str
+    directory: str
+    overrides: str
+
+
+class Again(NamedTuple):
+    """A failed attempt of a job is followed by another.
+
+    Attributes:
+        number: of the job.
+        attempt: number of the one that failed.
+        cause: of what.
+        seconds: how long it took.
+        exit_code: of it.
+        why: the first failure in one line, or empty.
+        retry: which retry for this cause follows, from 1.
+        of: how many there may be, None if that is not known.
+        wait: seconds until it may start.
+    """
+
+    number: int
+    attempt: int
+    cause: RestartCause
+    seconds: float
+    exit_code: int | None
+    why: str
+    retry: int
+    of: int | None
+    wait: float
+
+
+class Held(NamedTuple):
+    """A job waits for slots that other launchers hold."""
+
+    number: int
+    slots: Lease
+
+
+class Signalled(NamedTuple):
+    """A signal came.
+
+    Attributes:
+        signum: its number.
+        running: how many jobs run.
+        forward: False if they get it from elsewhere.
+        again: whether it is the second, which kills them.
+    """
+
+    signum: int
+    running: int
+    forward: bool
+    again: bool
+
+
+class Draining(NamedTuple):
+    """As many jobs have failed as may: no more are started.
+
+    Attributes:
+        failed: how many.
+        running: how many run on.
+    """
+
+    failed: int
+    running: int
+
+
+class Blocked(NamedTuple):
+    """No job can be started for now.
+
+    Attributes:
+        why: what failed.
+    """
+
+    why: str
+
+
+class Unblocked(NamedTuple):
+    """Jobs can be started again."""
+
+
+Change = Began | Over | Again | Held | Signalled | Draining | Blocked | Unblocked
+
 
 # More than fit a terminal.
 _RECENT = 100
@@ -88,14 +252,14 @@ class Board:
         """How many jobs neither run nor are over."""
         return max(0, self.total - self.counts.total() - self.running)
 
-    def take(self, event: object, now: float) -> list[c.Change]:
+    def take(self, event: object, now: float) -> list[Change]:
         """Takes note of what happened; what of it is worth a line.
 
         Args:
             event: a fact or decision of the scheduler, or what a job printed; others are ignored.
             now: the time, seconds.
         """
-        found: list[c.Change] = []
+        found: list[Change] = []
         if self._starting and not isinstance(event, _TOO_EARLY):
             found += [_began(job) for job in self._starting.values()]
             self._starting.clear()
@@ -137,37 +301,37 @@ class Board:
             job = self.jobs[number] = JobView(number, text)
         return job
 
-    def _answered(self, event: JobAnswered, _: float) -> Iterable[c.Change]:
+    def _answered(self, event: JobAnswered, _: float) -> Iterable[Change]:
         self._job(event.number, event.answer.overrides).directory = event.answer.directory
         return ()
 
-    def _broken(self, event: v.JobBroken, _: float) -> Iterable[c.Change]:
+    def _broken(self, event: v.JobBroken, _: float) -> Iterable[Change]:
         self._job(event.number).why = event.why
         return ()
 
-    def _start(self, event: v.StartJob, now: float) -> Iterable[c.Change]:
+    def _start(self, event: v.StartJob, now: float) -> Iterable[Change]:
         job = self._starting[event.number] = self._job(event.number)
         job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
         job.tries = event.attempt + 1
         job.line = job.why = ""
         return ()
 
-    def _refused(self, event: v.LeaseRefused, _: float) -> Iterable[c.Change]:
+    def _refused(self, event: v.LeaseRefused, _: float) -> Iterable[Change]:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
         if job.held:
             return ()
         job.held = True
-        return (c.Held(event.number, Lease(event.gpus, event.cpus)),)
+        return (Held(event.number, Lease(event.gpus, event.cpus)),)
 
-    def _not_started(self, event: v.NotStarted, _: float) -> Iterable[c.Change]:
+    def _not_started(self, event: v.NotStarted, _: float) -> Iterable[Change]:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
         return ()
 
-    def _printed(self, event: JobPrinted, _: float) -> Iterable[c.Change]:
+    def _printed(self, event: JobPrinted, _: float) -> Iterable[Change]:
         job = self.jobs.get(event.number)
         # Of a longer line nothing more is ever shown.
         text = plain(decoded(event.line)[:_LONGEST_LINE]).strip()
@@ -175,20 +339,20 @@ class Board:
             job.line = text
         return ()
 
-    def _end(self, event: v.JobEnded, now: float) -> Iterable[c.Change]:
+    def _end(self, event: v.JobEnded, now: float) -> Iterable[Change]:
         job = self._job(event.number)
         job.seconds, job.exit_code, job.why = now - job.since, event.exit_code, event.why
         self._ended += 1
         self._seconds += job.seconds
         return ()
 
-    def _retry(self, event: v.Retry, now: float) -> Iterable[c.Change]:
+    def _retry(self, event: v.Retry, now: float) -> Iterable[Change]:
         job = self._job(event.number)
         retries = self._policy.retries if self._policy else None
         job.retried[event.cause] += 1
         job.state = J.WAITING if event.at is None else J.PAUSED
         job.lease = Lease()
-        again = c.Again(
+        again = Again(
             number=job.number,
             attempt=job.attempt,
             cause=event.cause,
@@ -202,13 +366,13 @@ class Board:
         job.attempt = event.attempt
         return (again,)
 
-    def _due(self, event: v.RetryDue, _: float) -> Iterable[c.Change]:
+    def _due(self, event: v.RetryDue, _: float) -> Iterable[Change]:
         job = self.jobs.get(event.number)
         if job is not None:
             job.state = J.WAITING
         return ()
 
-    def _settle(self, end: v.Settle, _: float) -> Iterable[c.Change]:
+    def _settle(self, end: v.Settle, _: float) -> Iterable[Change]:
         job = self.jobs.pop(end.number, None)
         self.counts[end.state] += 1
         if end.state is J.NOT_RUN:
@@ -225,35 +389,35 @@ class Board:
         recent.append(job)
         return (_over(job, end.attempts), *self._drains(end))
 
-    def _drains(self, end: v.Settle) -> Iterable[c.Change]:
+    def _drains(self, end: v.Settle) -> Iterable[Change]:
         limit = None if self._policy is None else self._policy.max_failures
         failed = self.counts[J.FAILED]
         if self.ending or end.state is not J.FAILED or limit is None or failed < limit:
             return ()
         self.ending = True
         left = self.total > self.counts.total()
-        return (c.Draining(failed, self.running),) if left else ()
+        return (Draining(failed, self.running),) if left else ()
 
-    def _blocked(self, event: v.Blocked, _: float) -> Iterable[c.Change]:
-        return (c.Blocked(event.why),)
+    def _blocked(self, event: v.Blocked, _: float) -> Iterable[Change]:
+        return (Blocked(event.why),)
 
-    def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[c.Change]:
-        return (c.Unblocked(),)
+    def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[Change]:
+        return (Unblocked(),)
 
-    def _signalled(self, event: v.SignalReceived, _: float) -> Iterable[c.Change]:
+    def _signalled(self, event: v.SignalReceived, _: float) -> Iterable[Change]:
         self.ending = True
         self._signals += 1
         if self._signals > 2:
             return ()
-        return (c.Signalled(event.signum, self.running, event.forward, self._signals == 2),)
+        return (Signalled(event.signum, self.running, event.forward, self._signals == 2),)
 
 
-def _began(job: JobView) -> c.Began:
-    return c.Began(job.number, job.overrides, job.attempt, job.lease)
+def _began(job: JobView) -> Began:
+    return Began(job.number, job.overrides, job.attempt, job.lease)
 
 
-def _over(job: JobView, attempts: int) -> c.Over:
-    return c.Over(
+def _over(job: JobView, attempts: int) -> Over:
+    return Over(
         number=job.number,
         state=job.state,
         attempts=attempts,
@@ -279,7 +443,7 @@ _TOO_EARLY = (
     v.NoMoreJobs,
 )
 
-_ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[c.Change]]] = {
+_ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
     JobAnswered: Board._answered,
     v.JobBroken: Board._broken,
     v.StartJob: Board._start,

@@ -8,18 +8,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lllaunch.console.sweep.board import Board
-from lllaunch.console.sweep.cells import decoded, harmless
-from lllaunch.console.sweep.changes import Began, Change, Over
-from lllaunch.console.sweep.flow import Flow, same_file
+from lllaunch.console.sweep.board import Began, Board, Change, Over
 from lllaunch.console.sweep.lines import change_lines
 from lllaunch.console.sweep.paint import is_terminal, painted
-from lllaunch.console.sweep.screen import Screen, Size, size_of
-from lllaunch.console.sweep.table import Row, Span, table_rows
+from lllaunch.console.sweep.screen import Flow, Screen, Size, same_file, size_of
+from lllaunch.console.sweep.table import Row, Span, decoded, harmless, table_rows
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.run.files import working_directory
 from lllaunch.sweep.output import JobPrinted, Stopping, Tick
-from lllaunch.sweep.vocabulary import JobState
+from lllaunch.sweep.schedule import JobState
 
 if TYPE_CHECKING:
     from lllaunch.sweep.policy import SweepPolicy
@@ -159,7 +156,7 @@ class SweepConsole:
         """Shows the summary of a sweep that is over.
 
         Args:
-            document: what sweep.json holds, see `lllaunch.sweep.summary`.
+            document: what sweep.json holds, see `lllaunch.sweep.history`.
             numbers: of the jobs that are meant: a sweep that is resumed may have had others. None
                 for all, also those of batches before.
             resume: how the app was called, where that and the directory are all that a resume

@@ -6,13 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from lllaunch.console.fates import first_line
-from lllaunch.console.lines import Line
 from lllaunch.console.places import printable
-from lllaunch.console.sweep import changes as c
-from lllaunch.console.sweep.naming import lease_text, running_jobs
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.sweep import board as c
+from lllaunch.console.sweep.table import lease_text, running_jobs
+from lllaunch.console.wording import Line, counted, shown_path
 from lllaunch.run.causes import signal_name
-from lllaunch.sweep.vocabulary import JobState as J
+from lllaunch.sweep.schedule import JobState as J
 from lllaunch.units import duration
 
 if TYPE_CHECKING:

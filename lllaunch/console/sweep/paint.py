@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from lllaunch.console.sweep.table import Row
 
-# What rich calls the styles of `lllaunch.console.lines` and of the table.
+# What rich calls the styles of `lllaunch.console.wording` and of the table.
 _STYLES = {
     "": "",
     "title": "bold",

@@ -2,23 +2,80 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.console.sweep.cells import cells, padded, plain
 from lllaunch.console.sweep.lines import ending
-from lllaunch.console.sweep.naming import counts_text, named_jobs, short_overrides
-from lllaunch.console.sweep.objective import extremes, has_objective, objective_text
-from lllaunch.console.sweep.table import Row, Span
+from lllaunch.console.sweep.table import (
+    Row,
+    Span,
+    cells,
+    counts_text,
+    named_jobs,
+    padded,
+    plain,
+    short_overrides,
+)
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.sweep.policy import Summary
 from lllaunch.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+
+_LONGEST = 24
+
+
+def objective_text(job: Mapping[str, Any]) -> str:
+    """Returns what a job returned; an empty string if that is nothing, or long.
+
+    Args:
+        job: of sweep.json.
+    """
+    value = job.get("return_value")
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = plain(text)
+    return text if cells(text) <= _LONGEST else ""
+
+
+def has_objective(jobs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some job returned something short."""
+    return any(map(objective_text, jobs))
+
+
+def extremes(
+    jobs: Sequence[Mapping[str, Any]],
+) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Returns the jobs with the smallest and the largest number; None if there is one at most."""
+    found = [job for job in jobs if job["state"] == "succeeded" and _is_number(job)]
+    if not found:
+        return None
+    least = min(found, key=_value)
+    most = max(found, key=_value)
+    return None if least["return_value"] == most["return_value"] else (least, most)
+
+
+def _is_number(job: Mapping[str, Any]) -> bool:
+    value = job.get("return_value")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def _value(job: Mapping[str, Any]) -> float:
+    value: float = job["return_value"]
+    return value
+
 
 _MOST_ROWS = 50
 _MOST_FAILURES = 12
@@ -73,7 +130,7 @@ def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
     """Returns what is shown of a sweep that is over.
 
     Args:
-        document: sweep.json, see `lllaunch.sweep.summary`.
+        document: sweep.json, see `lllaunch.sweep.history`.
         setting: what else is to be known.
     """
     jobs: list[Job] = list(document["jobs"])

@@ -1,20 +1,174 @@
-"""The live table: as many rows of a sweep as fit a terminal. Pure."""
+"""A table of the terminal: rows, their cells, and what is called how in them."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.fates import first_line
-from lllaunch.console.sweep.cells import cells, cut, padded, plain
-from lllaunch.console.sweep.naming import counts_text, lease_text
-from lllaunch.sweep.vocabulary import JobState as J
-from lllaunch.units import duration
+from lllaunch.console.places import printable
+from lllaunch.console.wording import counted
+from lllaunch.sweep.schedule import JobState as J
+from lllaunch.units import duration, spans
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from lllaunch.console.sweep.board import Board
-    from lllaunch.console.sweep.view import JobView
+    from lllaunch.console.sweep.board import Board, JobView
+    from lllaunch.sweep.pool import Lease
+
+
+_LONGEST = 200  # characters of a job's overrides
+_LONGEST_NUMBER = 12
+_LONGEST_SLOT = 19  # columns of a GPU's name
+
+
+def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> str:
+    """Returns ``lr=0.1 nproc=2`` of ``params.lr=0.1 launch.nproc=2 +exp=resnet``.
+
+    Args:
+        overrides: of the job.
+        common: those that say nothing, since all jobs have them.
+    """
+    own = [each for each in overrides if each not in common]
+    last = [_last(each) for each in own]
+    often = Counter(key for key, _ in last)
+    # Two keys with one name are told apart by all of it.
+    texts = [
+        f"{key}={_short(value)}" if value is not None and often[key] == 1 else each
+        for each, (key, value) in zip(own, last, strict=True)
+    ]
+    return printable(" ".join(texts), _LONGEST)
+
+
+def _short(value: str) -> str:
+    """Returns a value; of a number with more digits than anybody compares, the first ones."""
+    if len(value) <= _LONGEST_NUMBER:
+        return value
+    try:
+        return f"{float(value):.6g}"
+    except ValueError:
+        return value
+
+
+def _last(override: str) -> tuple[str, str | None]:
+    """Returns the last part of an override's key, and its value if it has one."""
+    key, equals, value = override.partition("=")
+    return re.split(r"[./]", key.lstrip("+"))[-1], value if equals else None
+
+
+def lease_text(lease: Lease) -> str:
+    """Returns ``GPU 0,1, cores 0-3``; an empty string if nothing is leased."""
+    return ", ".join(filter(None, (_gpus(lease.gpus), _cores(lease.cpus))))
+
+
+def _gpus(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"GPU {','.join(cut(plain(name), _LONGEST_SLOT) for name in names)}"
+
+
+def _cores(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    return f"{'core' if len(numbers) == 1 else 'cores'} {spans(numbers).replace(' ', '')}"
+
+
+def named_jobs(numbers: Iterable[int]) -> str:
+    """Returns ``job 3`` or ``jobs 0-2, 5``."""
+    known = set(numbers)
+    return f"{'job' if len(known) == 1 else 'jobs'} {spans(known)}"
+
+
+def counts_text(counts: Iterable[tuple[int, str]]) -> str:
+    """Returns ``3 failed, 2 running``; nothing of what is 0."""
+    return ", ".join(f"{number} {what}" for number, what in counts if number)
+
+
+def running_jobs(number: int) -> str:
+    """Returns ``1 running job`` or ``2 running jobs``."""
+    return counted(number, "running job")
+
+
+# Colours and the like; they move nothing.
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+# Other sequences that a terminal obeys: they are dropped as a whole.
+_SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_MORE = "..."
+
+
+def cells(text: str) -> int:
+    """How many columns a text takes that has no control characters."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(letter: str) -> int:
+    if unicodedata.category(letter) in {"Mn", "Me", "Cf"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in {"W", "F"} else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Returns a text of at most so many columns; one that was longer ends in ``...``."""
+    if cells(text) <= width:
+        return text
+    more = _MORE if width > 2 * len(_MORE) else ""
+    room = width - len(more)
+    kept = []
+    for letter in text:
+        room -= _cells(letter)
+        if room < 0:
+            break
+        kept.append(letter)
+    return "".join(kept) + more
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Returns a text that takes exactly so many columns.
+
+    Args:
+        text: the text.
+        width: how many.
+        right: whether it stands at the right end.
+    """
+    text = cut(text, width)
+    blanks = " " * (width - cells(text))
+    return blanks + text if right else text + blanks
+
+
+def decoded(line: bytes) -> str:
+    """Returns a line that a job printed; of a progress bar what it showed last."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
+
+
+def harmless(text: str) -> str:
+    """Returns a text that may have colours and cannot move the cursor."""
+    if text.isprintable():
+        return text
+    found, end = [], 0
+    for match in _COLOURS.finditer(text):
+        found += [_plain(text[end : match.start()], tab="\t"), match[0]]
+        end = match.end()
+    return "".join([*found, _plain(text[end:], tab="\t"), "\x1b[0m" if end else ""])
+
+
+def plain(text: str) -> str:
+    """Returns a text without anything that is not shown, for a cell of a table."""
+    return text if text.isprintable() else _plain(_COLOURS.sub("", text), tab=" ")
+
+
+def _plain(text: str, tab: str) -> str:
+    text = _SEQUENCES.sub("", text)
+    return "".join(
+        each if each.isprintable() else tab if each == "\t" else _named(each) for each in text
+    )
+
+
+def _named(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
+
 
 _GAP = "  "
 # Columns of the terminal that are needed for a column of the table to be shown.

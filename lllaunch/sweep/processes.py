@@ -1,0 +1,628 @@
+"""The processes of jobs: forked, spoken to, ended, and what is left of them.
+
+Nothing here returns into the code of the launcher that it was forked from.
+
+A spawner that a job had for itself becomes the launcher's child when the job is killed. It ends its
+workers and then itself; until then the job's lease is not given back. The launcher adopts other
+orphans, too: of what it had started before, or what its program was started beside. Those it leaves
+alone.
+
+A job is forked when it is to be composed, and composes itself: what that sets globally, imports and
+allocates is gone with the process. It says what it needs, waits for its lease, and runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from lllaunch.errors import LaunchError, SpawnerDied
+from lllaunch.exit_codes import for_signal
+from lllaunch.linux import proc
+from lllaunch.linux.process import (
+    Subreaper,
+    flush_c_streams,
+    open_pidfd,
+    process_ended,
+    send_signal,
+    set_lineage,
+    set_parent_death_signal,
+    wait_pidfd,
+    wait_readable,
+)
+from lllaunch.multiprocessing.signals import STACKS_ON, SignalException
+from lllaunch.spawner import signals
+from lllaunch.spawner.forks import flush_streams, fork
+from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
+from lllaunch.spawner.protocol import Channel, Message
+from lllaunch.sweep.machine import Machine, pin
+from lllaunch.sweep.output import JobPrinted, OutputPipe
+from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.prepared import (
+    Answer,
+    Broken,
+    Prepared,
+    decode,
+    decode_lease,
+    encode,
+    encode_lease,
+    is_lease,
+)
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.client import Spawner
+    from lllaunch.sweep.leases import Leases
+    from lllaunch.sweep.warmth import Warmth
+
+
+# The launcher ended before the job could ask to end with it.
+_ALONE = 127
+
+
+class Work(NamedTuple):
+    """What the processes of jobs do.
+
+    Attributes:
+        prepare: composes the job of a number.
+        execute: runs it with a lease, and with a warm spawner if there is one; its exit code.
+        machine: whose slots are leased.
+        pins: whether a job is bound to the cores of its lease.
+        warm: the warm spawners, or None; forgotten in the job, but for what they are made of.
+        marks: by which the launcher knows what jobs leave: of what they start themselves, and of
+            what their spawners do.
+        locks: descriptors that a job's spawner keeps open until all that it started has ended, as
+            it does the locks of the lease.
+    """
+
+    prepare: Callable[[int], Answer]
+    execute: Callable[[Prepared, Lease, Spawner | None], int]
+    machine: Machine
+    pins: bool = False
+    warm: Warmth | None = None
+    marks: tuple[str, str] = ("", "")
+    locks: tuple[int, ...] = ()
+
+
+class Place(NamedTuple):
+    """What a job gets from the launcher at the fork.
+
+    Attributes:
+        number: of the job.
+        sock: its end of the connection with the launcher.
+        parent: process id of the launcher.
+        streams: descriptors for standard output and error; empty to keep the launcher's.
+        ignored: signals that the launcher was started with as ignored.
+    """
+
+    number: int
+    sock: socket.socket
+    parent: int
+    streams: tuple[int, ...]
+    ignored: frozenset[signal.Signals]
+
+
+def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
+    """In the forked process, all signals blocked: be the job, then end.
+
+    Args:
+        work: what there is to do.
+        place: what the launcher made for this job.
+        leave: closes what is the launcher's own.
+    """
+    code = 1
+    try:
+        try:
+            signals.leave_terminal(place.parent)
+            set_parent_death_signal(signal.SIGKILL)
+            if os.getppid() != place.parent:
+                os._exit(_ALONE)
+            _disown()
+            leave()
+            _mark(*work.marks)
+            _set_streams(place.streams)
+            # lifts the mask, too; a run takes SIGTSTP when it has something to stop
+            signals.reset(place.ignored, python=True, blocked=signals.STOP_AND_CONTINUE)
+            if STACKS_ON not in place.ignored:
+                # before there are workers, and after, it has nothing to show
+                signal.signal(STACKS_ON, lambda *_: None)
+            code = _work(work, place)
+        except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
+            code = _code_of(error)
+        _flush()
+    finally:
+        os._exit(code)
+
+
+def _mark(own: str, spawners: str) -> None:
+    if own:
+        set_lineage(own)
+        Inherited.lineage = spawners
+
+
+def _work(work: Work, place: Place) -> int:
+    channel = Channel(place.sock)
+    _send(channel, {"apart": True})
+    answer = _prepare(work, place.number)
+    _send(channel, encode(answer))
+    if not isinstance(answer, Prepared):
+        return answer.exit_code
+    begin = _await_begin(channel)
+    if begin is None:
+        return 0
+    lease = decode_lease(begin[-1].header)
+    Inherited.held = (*work.locks, *begin[-1].fds)
+    os.environ.update(work.machine.environment(lease))
+    if work.pins:
+        pin(lease)
+    cores = lease.cpus if work.pins else ()
+    spawner = _adopt(work, answer, begin[0], channel, cores)
+    try:
+        code = int(work.execute(answer, lease, spawner))
+    except Exception as error:
+        # There may be no result.json that says so.
+        _send(channel, {"why": str(error) or type(error).__name__})
+        raise
+    finally:
+        if spawner is not None:
+            spawner.close()
+    # The system would take it modulo 256.
+    return code if 0 <= code <= 255 else 1
+
+
+def _prepare(work: Work, number: int) -> Answer:
+    try:
+        return work.prepare(number)
+    except LaunchError as error:
+        return Broken(error.exit_code, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever the caller's code raises
+        traceback.print_exc()
+        return Broken(1, traceback.format_exception_only(error)[-1].strip())
+
+
+def _await_begin(channel: Channel) -> list[Message] | None:
+    """Waits for the word to begin; None if it will not come.
+
+    Returns:
+        What the launcher said. The last is the lease, with the descriptors of its locks: they stay
+        open until the end of this process. There may be a branch before it.
+    """
+    received: list[Message] = []
+    while not received or not is_lease(received[-1].header):
+        if channel.closed:
+            return None
+        wait_readable(channel)
+        received += channel.receive()
+    return received
+
+
+def _send(channel: Channel, message: dict[str, object]) -> None:
+    channel.queue(message)
+    while channel.pending and not channel.closed:
+        poll = select.poll()
+        poll.register(channel, select.POLLOUT)
+        poll.poll()
+        channel.flush()
+
+
+def _adopt(
+    work: Work, answer: Prepared, message: Message, channel: Channel, cores: tuple[int, ...]
+) -> Spawner | None:
+    """Takes the branch over that a message gives, if it does; None if there is none any more.
+
+    Args:
+        work: what there is to do.
+        answer: what composing yielded.
+        message: the launcher's.
+        channel: to the launcher.
+        cores: that the branch is bound to; empty for none.
+    """
+    if work.warm is None or answer.warm is None or is_lease(message.header):
+        return None
+    from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where one is warm
+
+    def adopted(pid: int) -> None:
+        # So that the launcher keeps the lease until that has ended, too.
+        _send(channel, {"spawner": pid})
+        if cores:
+            # It was forked from one that is not bound, and its workers are forked from it.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(pid, cores)
+
+    branch = work.warm.branch_of(answer.warm, message)
+    # While it is being forked, the run can be prepared. Preloads may take long, and a signal is
+    # to end a job that waits for them.
+    soon = message.header["soon"]
+    try:
+        return Spawner.adopt(branch, answer.patience, adopted=adopted, later=soon)
+    except SpawnerDied:
+        return None
+
+
+def _disown() -> None:
+    """Forgets what is the launcher's to do at its end; its objects are never finalized here."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    gc.freeze()
+
+
+def _set_streams(streams: tuple[int, ...]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if null > 0:
+        os.close(null)
+    for number, fd in enumerate(streams, 1):
+        os.dup2(fd, number)
+        os.close(fd)
+        # The launcher's stream object may be about something else (a notebook, a test).
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        name, errors = ("stdout", "strict") if number == 1 else ("stderr", "backslashreplace")
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, line_buffering=True))
+
+
+def _code_of(error: BaseException) -> int:
+    """Returns the exit code of a job whose code raised, and prints why."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        return for_signal(signal.SIGINT)
+    if isinstance(error, SignalException):
+        return for_signal(error.sigval)
+    if isinstance(error, LaunchError):
+        print(error, file=sys.stderr)
+        return error.exit_code
+    traceback.print_exception(error)
+    return 1
+
+
+def _flush() -> None:
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    flush_streams()  # nobody may read it any more
+    flush_c_streams()
+
+
+_PAUSE_SECONDS = 0.01
+_MAX_ROUNDS = 500
+
+
+class Remains:
+    """The processes that this one has adopted from jobs; a subreaper until `close`.
+
+    Args:
+        marks: gives the marks of jobs and of their spawners.
+
+    Attributes:
+        pidfds: of those that live, by process id.
+    """
+
+    def __init__(self, marks: Callable[[], Iterable[str]]) -> None:
+        Subreaper.need()
+        self._before = frozenset(proc.children(os.getpid()))
+        self._marks = marks
+        self.pidfds: dict[int, int] = {}
+
+    def look(self, jobs: Collection[int]) -> bool:
+        """Reap what has ended; whether something lives.
+
+        Args:
+            jobs: process ids of children that are not adopted.
+        """
+        for pid in proc.children(os.getpid()):
+            if pid in self._before or pid in jobs:
+                continue
+            if pid not in self.pidfds and not self._is_of_a_job(pid, jobs):
+                continue
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    self._watch(pid)
+                    continue
+            self._forget(pid)
+        for pid in [pid for pid, pidfd in self.pidfds.items() if process_ended(pidfd)]:
+            self._forget(pid)
+        return bool(self.pidfds)
+
+    def _is_of_a_job(self, pid: int, jobs: Collection[int]) -> bool:
+        facts = proc.facts(pid)
+        # each job has a session of its own
+        if facts is not None and facts.session in jobs:
+            return True
+        return any(is_of(pid, mark) for mark in self._marks())
+
+    def kill(self, jobs: Collection[int]) -> None:
+        """End them all, and what they leave behind in turn; what cannot be ended is left."""
+        for _ in range(_MAX_ROUNDS):
+            if not self.look(jobs):
+                return
+            kill_below(self.pidfds)
+            for pid in self.pidfds:
+                facts = proc.facts(pid)
+                if facts is not None:
+                    signal_process(facts, signal.SIGKILL)
+            time.sleep(_PAUSE_SECONDS)
+
+    def leave_alone(self, pid: int) -> None:
+        """A child does not end although it was killed: it is not waited for any more."""
+        self._before |= {pid}
+
+    def close(self) -> None:
+        """Adopt no more."""
+        for pid in list(self.pidfds):
+            self._forget(pid)
+        Subreaper.release()
+
+    def leave(self) -> None:
+        """In a forked job: these are the launcher's."""
+        for pidfd in self.pidfds.values():
+            os.close(pidfd)
+        self.pidfds.clear()
+        Subreaper.release()
+
+    def _watch(self, pid: int) -> None:
+        if pid not in self.pidfds:
+            pidfd = open_pidfd(pid)
+            if pidfd is not None:
+                self.pidfds[pid] = pidfd
+
+    def _forget(self, pid: int) -> None:
+        pidfd = self.pidfds.pop(pid, -1)
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+# How long a process that was killed may take to be gone.
+_REAP_SECONDS = 5.0
+
+
+@dataclass(eq=False)
+class ForkFailed(LaunchError):
+    """The process of a job could not be made.
+
+    Attributes:
+        number: of the job.
+        reason: what the system said.
+    """
+
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.number} could not be started: {self.reason}"
+
+
+class JobProcess:
+    """The process of a job.
+
+    Attributes:
+        number: of the job.
+        pid: process id.
+        pidfd: readable when it has ended.
+        branch_pidfd: of the branch that it has adopted; -1 if there is none.
+        answer: what composing yielded, as the launcher takes it; None if `answered` is not set.
+        answered: whether the job has said that.
+        told: whether that has been dealt with.
+        apart: whether the job has said that it has closed what is the launcher's.
+        lease: what it holds; None until it is to start.
+        begun: whether it was let begin.
+        attempt: number of the job's attempt.
+        exit_code: how it ended, 128+N if signal N ended it; None if it lives.
+        deadline: when it is given up, on the monotonic clock; None if it is not being ended.
+        lingers: whether it has ended, and something that it started has not.
+        why: why it could not run, for people; empty if it could, or was killed.
+    """
+
+    def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
+        self.number = number
+        self.pid, self.pidfd = 0, -1
+        self.branch_pidfd = -1
+        self.pipes = tuple(pipes)
+        self.channel: Channel | None = None
+        self.answer: Answer | None = None
+        self.answered = self.told = self.apart = False
+        self.lease: Lease | None = None
+        self.begun = False
+        self.attempt = 0
+        self.exit_code: int | None = None
+        self.deadline: float | None = None
+        self.lingers = False
+        self.why = ""
+
+    @classmethod
+    def fork(
+        cls,
+        number: int,
+        work: Work,
+        leave: Callable[[], None],
+        *,
+        captures: bool = False,
+        ignored: frozenset[signal.Signals] = frozenset(),
+    ) -> JobProcess:
+        """Fork the process of a job, from the main thread; it composes itself at once.
+
+        Args:
+            number: of the job.
+            work: what it does.
+            leave: closes what is the launcher's own; called in the job.
+            captures: whether its output goes to pipes, else to where the launcher's goes.
+            ignored: signals that the launcher was started with as ignored.
+
+        Raises:
+            ForkFailed: the system has no process or no descriptor left.
+        """
+        with contextlib.ExitStack() as undo:
+            try:
+                job = cls._make(number, captures, undo)
+                ours, theirs = socket.socketpair()
+                undo.callback(ours.close)
+                undo.callback(theirs.close)
+                job._fork(work, leave, ours, theirs, ignored)
+            except OSError as error:
+                raise ForkFailed(number, error.strerror or str(error)) from error
+            undo.pop_all()
+        theirs.close()
+        for pipe in job.pipes:
+            pipe.close_write_end()
+        return job
+
+    @classmethod
+    def _make(cls, number: int, captures: bool, undo: contextlib.ExitStack) -> JobProcess:
+        pipes = []
+        for stream in (1, 2) if captures else ():
+            pipes.append(OutputPipe(number, stream))
+            undo.callback(pipes[-1].close)
+        return cls(number, pipes)
+
+    def _fork(
+        self,
+        work: Work,
+        leave: Callable[[], None],
+        ours: socket.socket,
+        theirs: socket.socket,
+        ignored: frozenset[signal.Signals],
+    ) -> None:
+        ends = tuple(pipe.write_end for pipe in self.pipes)
+        place = Place(self.number, theirs, os.getpid(), ends, ignored)
+        flush_streams()
+        self.pid = fork()
+        if self.pid == 0:
+            become(work, place, lambda: self._leave(ours, leave))
+        try:
+            pidfd = open_pidfd(self.pid)
+        except OSError:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise
+        assert pidfd is not None  # our own child, not waited for
+        self.pidfd = pidfd
+        self.channel = Channel(ours)
+
+    def _leave(self, ours: socket.socket, leave: Callable[[], None]) -> None:
+        ours.close()
+        for pipe in self.pipes:
+            os.close(pipe.fileno())
+        leave()
+
+    def receive(self) -> None:
+        """Take note of what the job says; `answered` and `branch_pidfd` tell."""
+        if self.channel is None:
+            return
+        for message in self.channel.receive():
+            if "answer" in message.header:
+                self.answer, self.answered = decode(message.header), True
+            elif "apart" in message.header:
+                self.apart = True
+            elif "why" in message.header:
+                self.why = message.header["why"]
+            elif self.branch_pidfd < 0:
+                self.branch_pidfd = open_pidfd(message.header["spawner"]) or -1
+        if self.channel.closed:
+            self._close_channel()
+
+    def await_apart(self) -> None:
+        """Wait until the job has closed what it was forked with, or has ended: moments."""
+        while not self.apart and self.channel is not None:
+            wait_readable(self.channel)
+            self.receive()
+
+    def begin(self, leases: Leases, warm: Warmth | None) -> None:
+        """Let the job run, with its lease and the locks of that, and with a warm spawner."""
+        assert self.lease is not None
+        self.begun = True
+        if self.channel is None:
+            return
+        if warm is not None and isinstance(self.answer, Prepared) and self.answer.warm is not None:
+            warm.give(self.answer.warm, self.channel, self.pidfd)
+        # It was forked before they were taken.
+        locks = leases.descriptors(self.lease)
+        self.channel.queue(encode_lease(self.lease), fds=locks)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the job's process, if it lives."""
+        if self.exit_code is None and self.pidfd >= 0:
+            send_signal(self.pidfd, signum)
+
+    def awaited(self, prints: bool = True) -> list[int]:
+        """The descriptors that are readable when there is something to do for this job.
+
+        Args:
+            prints: whether what it prints is wanted now.
+        """
+        fds = [pipe.fileno() for pipe in self.pipes if prints]
+        if self.channel is not None:
+            fds.append(self.channel.fileno())
+        # That of an ended process stays readable.
+        fds.append(self.pidfd if self.exit_code is None else self.branch_pidfd)
+        return [fd for fd in fds if fd >= 0]
+
+    def branch_ended(self) -> bool:
+        """Whether the branch that the job had adopted has ended, if there was one."""
+        if self.branch_pidfd >= 0 and process_ended(self.branch_pidfd):
+            os.close(self.branch_pidfd)
+            self.branch_pidfd = -1
+        return self.branch_pidfd < 0
+
+    def kill_branch(self) -> None:
+        """SIGKILL the branch: its workers die with it."""
+        if self.branch_pidfd >= 0:
+            send_signal(self.branch_pidfd, signal.SIGKILL)
+
+    def reap(self) -> bool:
+        """Whether the process has ended; `exit_code` tells how."""
+        if self.exit_code is None and process_ended(self.pidfd):
+            self.receive()
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.exit_code = code if code >= 0 else 128 - code
+        return self.exit_code is not None
+
+    def end(
+        self, tell: Callable[[JobPrinted], None] | None = None, *, by_itself: bool = False
+    ) -> None:
+        """Kill and reap the process, and close everything.
+
+        Args:
+            tell: gets what it has printed; None to drop that.
+            by_itself: it ends by itself now, and may.
+        """
+        if self.pidfd >= 0:
+            if by_itself:
+                wait_pidfd(self.pidfd, _REAP_SECONDS)
+            self.signal(signal.SIGKILL)
+            wait_pidfd(self.pidfd, _REAP_SECONDS)
+            self.reap()
+        self.close(tell)
+
+    def close(self, tell: Callable[[JobPrinted], None] | None = None) -> None:
+        """Close all descriptors; idempotent.
+
+        Args:
+            tell: gets what is still in the pipes; None to drop it.
+        """
+        for pipe in self.pipes:
+            if tell is not None:
+                pipe.finish(tell)
+            pipe.close()
+        self._close_channel()
+        for fd in (self.pidfd, self.branch_pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self.branch_pidfd = -1
+
+    def _close_channel(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
