@@ -21,13 +21,13 @@ from lllaunch.sweep.directory import JOURNAL, LOCK_NAME, SUMMARY
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Composed, Ended, Over, Result, Started, read_journal
 from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Prepared
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import SweepSession
-from lllaunch.sweep.shell import Sweep
 
 pytestmark = pytest.mark.measured
 

@@ -274,7 +274,7 @@ def test_a_job_that_cannot_be_killed_is_given_up(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.machine = machine(1)
-    monkeypatch.setattr("lllaunch.sweep.shell.KILL_SECONDS", 0.05)
+    monkeypatch.setattr("lllaunch.sweep.loop.KILL_SECONDS", 0.05)
     send, spared = JobProcess.signal, []
 
     def spare(job: JobProcess, signum: int) -> None:

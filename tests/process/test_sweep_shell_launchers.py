@@ -33,7 +33,7 @@ from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.prepared import Prepared
 from lllaunch.sweep.journal import Header
 from lllaunch.sweep.pool import Need
-from lllaunch.sweep.shell import Sweep
+from lllaunch.sweep.loop import Sweep
 place, held, jobs, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 def prepare(number):
     open(f"{place}/pid.{os.getpid()}", "x").close()

@@ -12,11 +12,11 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
 from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import Machine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Prepared
-from lllaunch.sweep.shell import Sweep
 
 # of this process only: tests may run side by side
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]

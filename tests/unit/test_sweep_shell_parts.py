@@ -27,13 +27,13 @@ from lllaunch.sweep.journal import (
     read_journal,
 )
 from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import Machine
 from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Broken, Prepared, WarmKey
 from lllaunch.sweep.processes import ForkFailed, JobProcess
-from lllaunch.sweep.shell import Sweep
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from lllaunch.console.wording import counted
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
+from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import Finish, JobState, Settle
-from lllaunch.sweep.shell import Sweep
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn

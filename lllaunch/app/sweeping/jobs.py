@@ -188,7 +188,7 @@ class SweepJobs:
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None
     ) -> Prepared | Broken:
-        """Composes a job for `lllaunch.sweep.shell.Sweep`.
+        """Composes a job for `lllaunch.sweep.loop.Sweep`.
 
         Args:
             overrides: of the job.
