@@ -25,13 +25,12 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch.app import search_path
+from lllaunch.app.boundary import message_of, noting_variables, reason_of, without_variables
 from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.guarded_loader import GuardedLoader
 from lllaunch.app.planning import Whereabouts, plan_job
-from lllaunch.app.reasons import message_of, reason_of
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PRIMARY
-from lllaunch.app.variables import noting_variables, without_variables
 from lllaunch.errors import LaunchError
 
 if TYPE_CHECKING:

@@ -18,12 +18,16 @@ import hydra._internal.hydra as hydra_app
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.ending import wants_full_errors
+from lllaunch.app.boundary import (
+    BoundedRepository,
+    composing_readably,
+    refusing,
+    reporting_readably,
+    wants_full_errors,
+)
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.planning import locating
-from lllaunch.app.readable import BoundedRepository, composing_readably, reporting_readably
 from lllaunch.app.search_path import PACKAGED
-from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.config.overrides import literals_in
 from lllaunch.config.presets import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import literals, problems_with

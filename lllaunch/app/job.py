@@ -19,12 +19,11 @@ from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
-from lllaunch.app.ci import tell_ci
-from lllaunch.app.ending import JobEnded, Ledger
+from lllaunch.app.boundary import JobEnded, Ledger, tell_ci
 from lllaunch.app.gate import admit
 from lllaunch.app.naming import is_of_a_moment
+from lllaunch.app.own_worker import UserFunction
 from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
-from lllaunch.app.user_function import UserFunction
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.records.find import remember
 from lllaunch.run.directory import RunDirectory

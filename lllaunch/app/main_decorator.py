@@ -13,12 +13,12 @@ from lllaunch.app.command_line import WrongUsage, arranged
 from lllaunch.app.early import prestarted
 from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
+from lllaunch.app.own_worker import call_in_worker
 from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE
 from lllaunch.app.sweeping.resume import completed
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.user_script import call_in_worker
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
-    from lllaunch.app.user_function import UserFunction
+    from lllaunch.app.own_worker import UserFunction
     from lllaunch.config.origin import Origins
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import Speaker

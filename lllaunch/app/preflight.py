@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lllaunch.app.ending import AppEnded
+from lllaunch.app.boundary import AppEnded, refusing
 from lllaunch.app.gate import admit, has_rules
 from lllaunch.app.planning import locating
-from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.errors import LaunchError
 
 

@@ -18,9 +18,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lllaunch.app.boundary import reason_of
 from lllaunch.app.command import run
 from lllaunch.app.naming import EXPERIMENTS, unlocked
-from lllaunch.app.reasons import reason_of
 from lllaunch.app.search_path import AGAIN, PRIMARY
 from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.plan import SOURCES, complete, portable_plan

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.config_state import pack, settle, unpack
+from lllaunch.app.own_worker import pack, settle, unpack
 from lllaunch.errors import NotPicklable
 
 

@@ -9,8 +9,7 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException
 
-from lllaunch.app.ending import JobEnded, Ledger
-from lllaunch.app.readable import reporting_readably
+from lllaunch.app.boundary import JobEnded, Ledger, reporting_readably
 from lllaunch.errors import ConfigError, Problem
 
 WRONG = ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.app.hydra_worker import HydraCall, moved, run
-from lllaunch.app.user_script import Reach, Script
+from lllaunch.app.own_worker import HydraCall, Reach, Script, moved, run
 
 
 @pytest.mark.parametrize(

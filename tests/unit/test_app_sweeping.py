@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.ending import JobEnded
-from lllaunch.app.reasons import reason_of
+from lllaunch.app.boundary import JobEnded, reason_of, refusing
 from lllaunch.app.sweeping.aside import AsideFailed, aside_each
-from lllaunch.app.sweeping.grid import Grid
+from lllaunch.app.sweeping.batch import SweptJob, returned
+from lllaunch.app.sweeping.launching import check_sweeper, launches_once
 from lllaunch.app.sweeping.probes import (
     Fault,
     SweepRefused,
@@ -26,12 +26,9 @@ from lllaunch.app.sweeping.probes import (
     probe,
     references,
 )
-from lllaunch.app.sweeping.refusing import refusing
 from lllaunch.app.sweeping.resume import check, completed
-from lllaunch.app.sweeping.returns import SweptJob, returned
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.sweeping.sweeper import _dimensions, grid_of
-from lllaunch.app.sweeping.sweepers import check_sweeper, launches_once
+from lllaunch.app.sweeping.sweeper import Grid, _dimensions, grid_of
 from lllaunch.config.sweep import sweep_settings
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.sweep.machine import Machine

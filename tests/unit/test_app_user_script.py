@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lllaunch.app import user_script
-from lllaunch.app.user_script import (
+from lllaunch.app import own_worker
+from lllaunch.app.own_worker import (
     Reach,
     Script,
     call_in_worker,
@@ -28,9 +28,9 @@ from lllaunch.errors import ConfigError
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts back what running a script changes."""
-    monkeypatch.setattr(user_script._State, "worker", False)
-    monkeypatch.setattr(user_script._State, "task", None)
-    monkeypatch.setattr(user_script, "_take_the_place_of_hydra", lambda: None)
+    monkeypatch.setattr(own_worker._State, "worker", False)
+    monkeypatch.setattr(own_worker._State, "task", None)
+    monkeypatch.setattr(own_worker, "_take_the_place_of_hydra", lambda: None)
     monkeypatch.setattr(sys, "argv", ["launcher"])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
@@ -86,7 +86,7 @@ def test_a_command_line_or_a_console_is_no_script() -> None:
 
 APP = """
 import sys
-from lllaunch.app.user_script import call_in_worker
+from lllaunch.app.own_worker import call_in_worker
 
 seen = []
 

@@ -424,7 +424,7 @@ def test_the_function_of_an_app_is_known_by_its_script(tree: Path) -> None:
     entrypoint = dataclasses.replace(
         spec.entrypoint, name="__main__", qualname="main", text="train.py:main"
     )
-    spec = dataclasses.replace(spec, entrypoint=entrypoint, preload=("lllaunch.app.hydra_worker",))
+    spec = dataclasses.replace(spec, entrypoint=entrypoint, preload=("lllaunch.app.own_worker",))
     assert check(spec, {}, Policy("p", entrypoints=("train.py:*",)), str(tree)) == []
     (problem,) = check(spec, {}, Policy("p", entrypoints=("pkg.*",)), str(tree))
     assert "add 'train.py:main'" in str(problem)

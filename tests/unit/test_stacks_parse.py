@@ -188,9 +188,9 @@ def test_what_pyspy_complains_of_fits_a_line() -> None:
 def test_the_frames_that_call_a_users_function_are_left_out() -> None:
     mine = [Frame("/home/me/app.py", 7, "step"), Frame("/home/me/app.py", 9, "main")]
     ours = [
-        Frame("/x/lllaunch/app/hydra_worker.py", 84, "run_in_worker"),
+        Frame("/x/lllaunch/app/own_worker.py", 84, "run_in_worker"),
         # the script that has called its app, in whose place the function runs
-        Frame("/x/lllaunch/app/user_script.py", 80, "call_in_worker"),
+        Frame("/x/lllaunch/app/own_worker.py", 80, "call_in_worker"),
         Frame("/home/me/app.py", 20, "<module>"),
         Frame("/x/lllaunch/multiprocessing/errors/api.py", 5, "wrapper"),
         Frame("/x/lllaunch/spawner/worker.py", 103, "_call"),

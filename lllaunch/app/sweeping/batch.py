@@ -1,40 +1,184 @@
-"""One batch of jobs, from the words of the sweeper to what Hydra is told of each."""
+"""One batch of jobs, from the words of the sweeper to what Hydra is told of each.
+
+What Hydra is told of a job is looked up when it is asked for, so that it costs nothing: a sweep of
+ten thousand jobs keeps neither configs nor return values. The first are composed again, the second
+read from result.json.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hydra.core.utils import filter_overrides
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime, JobStatus, filter_overrides
 from omegaconf import OmegaConf
 
-from lllaunch.app.ci import tell_ci
-from lllaunch.app.ending import JobEnded
-from lllaunch.app.sweeping.comparing import Comparing
-from lllaunch.app.sweeping.labels import Labels
-from lllaunch.app.sweeping.returns import SweptJob
+from lllaunch.app.boundary import JobEnded, QuietReturn, reason_of, tell_ci, without_variables
+from lllaunch.app.returned import load
+from lllaunch.app.sweeping.aside import aside_each
+from lllaunch.app.sweeping.jobs import Labels
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
-from lllaunch.errors import LaunchError, OutputError
+from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
+from lllaunch.run.outcome import ReturnValue
+from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.results import RESULT
+from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.schedule import Finish, JobState, Settle
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.config.sweep import SweepSettings
     from lllaunch.sweep.leases import Leases
     from lllaunch.sweep.machine import Machine
-    from lllaunch.sweep.session import SweepSession
+    from lllaunch.sweep.session import Asked, SweepSession
     from lllaunch.sweep.warmth import Warmth
+
+
+class Comparing:
+    """Composes as many jobs at once as there are cores; `close` it.
+
+    Args:
+        jobs: composes them.
+        overrides: of all jobs.
+        sweep_dir: the sweep's directory, absolute.
+    """
+
+    def __init__(self, jobs: SweepJobs, overrides: Sequence[Sequence[str]], sweep_dir: str) -> None:
+        self._jobs = jobs
+        self._overrides = overrides
+        self._sweep_dir = sweep_dir
+        self._composed: Generator[NewJob, None, None] | None = None
+
+    def expect(self, asked: Sequence[Asked]) -> None:
+        """Takes note of what `compose` will be called with, in order."""
+        processes = max(1, len(os.sched_getaffinity(0)))
+        self._composed = aside_each(self._compose, asked, processes)
+
+    def compose(self, index: int, number: int, directory: str) -> NewJob:  # noqa: ARG002 - expected
+        """Returns what the next of the expected jobs is now.
+
+        Raises:
+            LaunchError: it cannot be composed.
+        """
+        assert self._composed is not None
+        return next(self._composed)
+
+    def close(self) -> None:
+        """Composes no more; idempotent."""
+        if self._composed is not None:
+            self._composed.close()
+
+    def _compose(self, asked: Asked) -> NewJob:
+        index, number, directory = asked
+        label = Labels(self._overrides, marks=self._jobs.composer.users_own)[index]
+        try:
+            planned = self._jobs.plan(
+                self._overrides[index], number, os.path.join(self._sweep_dir, directory)
+            )
+        except LaunchError:
+            raise
+        except Exception as error:
+            name = f"job {number} ({' '.join(label)})"
+            reason = without_variables(reason_of(error))
+            problem = Problem(name, "", f"cannot be composed any more: {reason}")
+            raise ConfigError((problem,)) from error
+        former = job_key(planned.former())
+        return NewJob(label, job_key(planned.identity), planned.identity, former)
+
+
+class SweptJob(QuietReturn):
+    """What became of a job of a sweep.
+
+    Args:
+        overrides: of the job, as Hydra lists them.
+        directory: where its result.json is; empty if it never ran.
+        failure: why there is no return value; None if the job succeeded.
+        compose: composes the job again.
+    """
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        directory: str,
+        failure: JobEnded | None,
+        compose: Callable[[], JobConfig],
+    ) -> None:
+        self.overrides = list(overrides)
+        self.status = JobStatus.COMPLETED if failure is None else JobStatus.FAILED
+        self.task_name = JobRuntime.instance().get("name")
+        self._directory = directory
+        self._failure = failure
+        self._compose = compose
+
+    @property
+    def cfg(self) -> DictConfig:  # type: ignore[override]
+        """The job's config, composed again."""
+        return self._again().own()
+
+    @property
+    def hydra_cfg(self) -> DictConfig:  # type: ignore[override]
+        """Hydra's config of the job, composed again."""
+        found: DictConfig = OmegaConf.masked_copy(self._again().whole, "hydra")
+        return found
+
+    @property
+    def working_dir(self) -> str:  # type: ignore[override]
+        """Where the job worked: its output directory with ``hydra.job.chdir``."""
+        return self._again().where.cwd
+
+    @property
+    def _return_value(self) -> Any:
+        """What rank 0 returned, or the exception that says why there is nothing."""
+        return self._failure if self._failure is not None else load(returned(self._directory))
+
+    def _again(self) -> JobConfig:
+        before = HydraConfig.instance().cfg
+        try:
+            return self._compose()
+        finally:
+            HydraConfig.instance().cfg = before
+
+    def __repr__(self) -> str:
+        return f"SweptJob(overrides={self.overrides}, status={self.status.name})"
+
+
+def returned(directory: str) -> ReturnValue | None:
+    """What rank 0 of a run returned, as its result.json has it; None if that is nothing.
+
+    Raises:
+        OutputError: result.json cannot be read.
+    """
+    path = os.path.join(directory, RESULT)
+    try:
+        with open(path, "rb") as file:
+            values = json.loads(file.read())["return_values"]
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    except (ValueError, KeyError) as error:
+        raise OutputError(path, "is not the result of a run") from error
+    first = values.get("0")
+    if first is None:
+        return None
+    text = json.dumps(first["value"]) if "value" in first else None
+    where = os.path.join(directory, first.get("path") or "")
+    return ReturnValue(where, first.get("size", 0), first.get("type", ""), text)
+
 
 # A live display shows times, and what a burst of changes has left undrawn.
 _TICK_SECONDS = 0.25

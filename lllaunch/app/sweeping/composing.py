@@ -19,7 +19,7 @@ from lllaunch.app.planning import Whereabouts, plan_job
 if TYPE_CHECKING:
     from hydra.types import HydraContext
 
-    from lllaunch.app.user_function import UserFunction
+    from lllaunch.app.own_worker import UserFunction
     from lllaunch.spec import LaunchSpec
 
 LAUNCHER = "hydra.launcher"

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from hydra.core.utils import env_override, run_job
+from hydra.core.utils import env_override, filter_overrides, run_job
 from omegaconf import OmegaConf
 
+from lllaunch.app.boundary import JobEnded, message_of, noting_variables, without_variables
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.naming import job_name
-from lllaunch.app.planning import locating
-from lllaunch.app.reasons import message_of
+from lllaunch.app.planning import locating, perform
+from lllaunch.app.returned import load, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
-from lllaunch.app.sweeping.labels import mark
-from lllaunch.app.sweeping.task import JobTask
-from lllaunch.app.variables import noting_variables, without_variables
 from lllaunch.config.nproc import WORDS
 from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.secrets import literals
-from lllaunch.config.whole import public_config, with_sources
-from lllaunch.console.job import Reported
+from lllaunch.config.whole import public_config, redacted_overrides, with_sources
+from lllaunch.console.job import JobConsole, Reported
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
@@ -37,10 +36,102 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import Composer, JobConfig
+    from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
     from lllaunch.sweep.machine import Machine
     from lllaunch.sweep.pool import Lease
+
+
+class Labels(Sequence[Sequence[str]]):
+    """The overrides of jobs as Hydra lists them for a job, without secrets; made when asked for.
+
+    Args:
+        overrides: of each job.
+        marks: whether hidden values that differ are told apart, by a part of their hash: of an app
+            where literals stand under names that only sound secret (``sort_key``).
+    """
+
+    def __init__(self, overrides: Sequence[Sequence[str]], *, marks: bool = False) -> None:
+        self._overrides = overrides
+        self._marks = marks
+
+    def __len__(self) -> int:
+        return len(self._overrides)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, ...]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        written = filter_overrides(self._overrides[index])
+        shown = redacted_overrides(written)
+        return tuple(map(_marked, written, shown)) if self._marks else shown
+
+    def name(self, index: int, number: int | None = None) -> str:
+        """What a message calls a job: by its number, if it is known, and its overrides."""
+        overrides = " ".join(self[index])
+        if number is None:
+            return overrides or "the job"
+        return f"job {number} ({overrides})" if overrides else f"job {number}"
+
+
+def mark(text: str) -> str:
+    """Returns a name for a hidden value: a part of its hash, which tells it from others."""
+    return f"<hidden {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+
+
+def _marked(written: str, shown: str) -> str:
+    if written == shown or "${" in written:
+        return shown
+    return f"{written.partition('=')[0]}={mark(written)}"
+
+
+class JobTask:
+    """The task function that Hydra calls for a job: launches its workers and waits for them.
+
+    Args:
+        spec: the run.
+        composer: knows what the workers run.
+        spawner: a warm one, or None.
+        build: what the code is that they run, or None.
+        reported: the failures that other jobs have reported.
+
+    Attributes:
+        outcome: what became of the run; None if it could not be started.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        composer: Composer,
+        spawner: Spawner | None,
+        build: Mapping[str, Any] | None,
+        reported: Reported,
+    ) -> None:
+        self._reported = reported
+        self._spec = spec
+        self._build = build
+        self._composer = composer
+        self._spawner = spawner
+        self.outcome: RunOutcome | None = None
+
+    def __call__(self, cfg: DictConfig) -> Any:
+        """Runs the job, and returns what rank 0 returned.
+
+        Raises:
+            JobEnded: it did not succeed.
+        """
+        user = self._composer.user
+        build = None if self._build is None else lambda: self._build or {}
+        outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
+        self.outcome = outcome
+        if outcome.exit_code:
+            raise JobEnded(outcome.exit_code, f"the run in {outcome.directory} failed")
+        value = outcome.return_values.get(0)
+        return plain(value) if user is None else load(value)
 
 
 THREADS = "OMP_NUM_THREADS"

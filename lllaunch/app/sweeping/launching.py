@@ -4,40 +4,198 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.utils import setup_globals
+from omegaconf import OmegaConf, open_dict, read_write
 
-from lllaunch.app.ending import AppEnded
+from lllaunch import __version__
+from lllaunch.app.boundary import AppEnded, refusing
+from lllaunch.app.naming import is_of_a_moment
+from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import locating
 from lllaunch.app.sweeping.batch import BatchRun, Resources
-from lllaunch.app.sweeping.composing import Composer
+from lllaunch.app.sweeping.composing import LAUNCHER, Composer
 from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
-from lllaunch.app.sweeping.place import begin_session
 from lllaunch.app.sweeping.probes import probe
-from lllaunch.app.sweeping.refusing import refusing
-from lllaunch.app.sweeping.resume import command
-from lllaunch.app.sweeping.settings import read_settings
+from lllaunch.app.sweeping.resume import check, command
 from lllaunch.app.sweeping.source import TaskSource
-from lllaunch.app.sweeping.sweepers import launches_once
-from lllaunch.app.user_function import UserFunction
-from lllaunch.app.user_script import end_script_at_launch
 from lllaunch.config.read import register_resolvers
-from lllaunch.errors import LaunchError
+from lllaunch.config.sweep import SweepSettings, sweep_settings
+from lllaunch.config.whole import redacted_overrides
+from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
 from lllaunch.interrupts import remember_interrupts
+from lllaunch.records.find import remember
 from lllaunch.run.build import BuildQuery
+from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.machine import Machine, find_machine
+from lllaunch.sweep.session import SweepSession
 from lllaunch.sweep.warmth import Warmth
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from hydra.types import HydraContext, TaskFunction
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, ListConfig
+
+
+# So many sweeps may begin in one directory in the same second.
+_MOST = 100
+
+
+def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSession:
+    """Takes the sweep's directory.
+
+    Hydra names directories after the second. Of sweeps that begin in the same one, the first gets
+    that name and the others get it with a number, if they may.
+
+    Args:
+        config: what the sweep was composed to; it says afterwards where the sweep is.
+        resume: whether the sweep that is there is gone on with.
+        moves: whether the sweeper lets the launcher choose another name.
+
+    Raises:
+        ConfigError, OutputError: as `SweepSession.begin` has it.
+    """
+    stated = os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
+    if resume or not moves or not is_of_a_moment(config.hydra.sweep):
+        return _begin(config, stated, resume)
+    for number in itertools.count():
+        place = f"{stated}-{number}" if number else stated
+        if os.path.lexists(os.path.join(place, JOURNAL)) and number < _MOST:
+            continue
+        try:
+            session = _begin(config, place, resume)
+        except ConfigError:
+            # another launcher was faster
+            if number >= _MOST:
+                raise
+            continue
+        if number:
+            node: Any = config.hydra.sweep
+            with read_write(node), open_dict(node):
+                node.dir = f"{node.dir}-{number}"
+        return session
+    raise AssertionError("unreachable")
+
+
+def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
+    session = SweepSession.begin(
+        place,
+        command=redacted_overrides(_raw(config.hydra.overrides.task)),
+        version=__version__,
+        resume=resume,
+        say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+    )
+    remember(session.path, config.hydra.runtime.cwd, os.environ)
+    return session
+
+
+def _raw(texts: ListConfig) -> list[str]:
+    """Returns overrides as they were written: their interpolations are not this config's."""
+    found: Any = OmegaConf.to_container(texts, resolve=False)
+    return list(map(str, found))
+
+
+_OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
+_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+_CHOOSE_OURS = "use hydra/sweeper=lllaunch, which runs all jobs as one batch"
+
+
+def launches_once(config: DictConfig) -> bool:
+    """Whether the sweeper asks for all of its jobs at once.
+
+    Args:
+        config: what the sweep was composed to.
+    """
+    return _target(config) == _OURS or (_target(config) == _BASIC and not _batch_size(config))
+
+
+def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
+    """Checks that the sweeper can do what the launcher is asked for.
+
+    Args:
+        config: what the sweep was composed to.
+        settings: of the launcher.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    problems = []
+    if settings.resume is not None and not launches_once(config):
+        message = "cannot be resumed with a sweeper that chooses jobs by the results of others"
+        if _target(config) == _BASIC:
+            message = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
+        problem = Problem("hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS)
+        problems.append(problem)
+    stated = OmegaConf.select(config, "hydra.launcher.on_failure")
+    if stated == "continue" and _target(config) == _BASIC and _batch_size(config):
+        message = (
+            "is not what Hydra's basic sweeper does with hydra.sweeper.max_batch_size: it ends "
+            "with the first batch in which a job fails"
+        )
+        problem = Problem("hydra.launcher.on_failure", "'continue'", message, _CHOOSE_OURS)
+        problems.append(problem)
+    if problems:
+        raise ConfigError(tuple(problems))
+
+
+def _target(config: DictConfig) -> str:
+    return str(OmegaConf.select(config, "hydra.sweeper._target_"))
+
+
+def _batch_size(config: DictConfig) -> object:
+    return OmegaConf.select(config, "hydra.sweeper.max_batch_size")
+
+
+T = TypeVar("T")
+
+
+def read_settings(config: DictConfig) -> tuple[SweepSettings, Machine]:
+    """Returns the launcher's settings, and what they let it lease.
+
+    Args:
+        config: what the sweep itself was composed to.
+
+    Raises:
+        ConfigError: something is wrong; it holds everything that is.
+    """
+    problems: dict[str, Problem] = {}
+
+    def attempt(step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem.key, problem)
+            return None
+
+    settings = attempt(lambda: sweep_settings(config.hydra.launcher, LAUNCHER))
+    # of settings that are wrong, what the machine has to do with can be looked at all the same
+    raw: Any = settings or OmegaConf.to_container(config.hydra.launcher)
+    gpus, cpus = (_of(raw, name) for name in ("gpus", "cpus"))
+    machine = attempt(lambda: find_machine(os.environ, gpus, cpus, key=LAUNCHER))
+    if settings is not None:
+        found = settings
+        sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
+        attempt(lambda: check(found.resume, sweep_dir, cwd))
+        attempt(lambda: check_sweeper(config, found))
+    if problems:
+        raise ConfigError(tuple(problems.values()))
+    assert settings is not None
+    assert machine is not None
+    return settings, machine
+
+
+def _of(settings: Any, name: str) -> Any:
+    return getattr(settings, name) if isinstance(settings, SweepSettings) else settings.get(name)
 
 
 class NotInMainThread(LaunchError):

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.naming import job_name
 from lllaunch.app.sweeping.aside import aside_each
-from lllaunch.app.sweeping.labels import Labels
+from lllaunch.app.sweeping.jobs import Labels
 from lllaunch.config.plan import plan_hash
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode

@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.ending import AppEnded
-from lllaunch.app.sweeping.grid import Grid
-from lllaunch.app.sweeping.refusing import refusing
+from lllaunch.app.boundary import AppEnded, refusing
 from lllaunch.app.sweeping.resume import MULTIRUN
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
     from hydra_plugins.lllaunch_launcher.sweeper import LllaunchSweeper
+
+
+class Grid(Sequence[Sequence[str]]):
+    """All combinations of one choice from each dimension; the last varies fastest, as in Hydra.
+
+    Args:
+        dimensions: the overrides to choose from, each such as ``params.lr=0.1``.
+
+    Raises:
+        OverflowError: there are more of them than Python counts.
+    """
+
+    def __init__(self, dimensions: Sequence[Sequence[str]]) -> None:
+        self.dimensions = [list(choices) for choices in dimensions]
+        self._len = math.prod(len(choices) for choices in self.dimensions)
+        if self._len > sys.maxsize:
+            raise OverflowError(self._len)
+
+    def __len__(self) -> int:
+        return self._len
+
+    @overload
+    def __getitem__(self, index: int) -> list[str]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[str]]: ...
+    def __getitem__(self, index: int | slice) -> list[str] | list[list[str]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self._len))]
+        place = index + self._len if index < 0 else index
+        if not 0 <= place < self._len:
+            raise IndexError(index)
+        chosen: list[str] = []
+        for choices in reversed(self.dimensions):
+            place, which = divmod(place, len(choices))
+            chosen.append(choices[which])
+        return chosen[::-1]
 
 
 def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:

@@ -107,7 +107,7 @@ _SPY_PROCESS = re.compile(r"Process (\d+)\b")
 
 # How every worker of ours begins, from the innermost of our own frames on; that of a Hydra app has
 # its user's script around it. Functions are recorded.
-_BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/hydra_worker.py")
+_BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/own_worker.py")
 # What stands between that and the user's function: the recorder.
 _BETWEEN = "/lllaunch/multiprocessing/errors/"
 

@@ -1,0 +1,481 @@
+"""How a Hydra app of ours ends: its exit code, and its message with nothing before or after it.
+
+Hydra prints a line of its own wherever somebody reads what a failed job returned, and again what
+the job raised, with advice on stack traces below it; then it exits with 1. So the jobs of our apps
+return a `QuietReturn`, and what ends an app comes to `Ledger.run` (`reporting_readably` leads it
+past Hydra), which says it and knows the exit code.
+
+Hydra reads config files as they are: aliases within aliases fill the memory, and errors of YAML,
+the file system and Python's logging end its app with a traceback. What Hydra, OmegaConf and Python
+say of a value that does not fit is made where nobody knows that it came from the environment, so
+the variables that a config has read are noted, and no message quotes their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import hydra._internal.utils as hydra_utils
+import hydra.core.utils as hydra_core
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.object_type import ObjectType
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import (
+    CompactHydraException,
+    ConfigCompositionException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import OmegaConfBaseException
+
+from lllaunch.config.read import watching
+from lllaunch.config.suggest import did_you_mean
+from lllaunch.errors import ConfigError, LaunchError
+from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.linux.cgroup import shortage
+from lllaunch.run.files import relative_path, working_directory
+from lllaunch.run.redact import Redactor
+from lllaunch.units import visible
+
+if TYPE_CHECKING:
+    from hydra.plugins.config_source import ConfigResult
+
+    from lllaunch.errors import Problem
+
+
+_open: list[list[str]] = []
+
+
+@contextlib.contextmanager
+def noting_variables() -> Iterator[None]:
+    """In the block `without_variables` knows what has been read in it."""
+    with watching("oc.env") as names:
+        _open.append(names)
+        try:
+            yield
+        finally:
+            _open[:] = [each for each in _open if each is not names]
+
+
+def without_variables(text: str) -> str:
+    """Returns a text with ``${oc.env:NAME}`` in place of the values of variables that were read."""
+    names = {name for each in _open for name in each if name in os.environ}
+    if not names:
+        return text
+    return Redactor({os.environ[name]: f"${{oc.env:{name}}}" for name in names})(text)
+
+
+_EXPERIMENTS = "exp"
+_MOST_OPTIONS = 20
+_DIRECTORY = re.compile(r"^\tprovider=.*, path=file://(.+)$", re.MULTILINE)
+_TO_ITSELF = re.compile(r"Recursive interpolation detected\s+full_key: (\S+)")
+_MERGED = re.compile(r"Error merging override \+*([^\s=]+)=([\[{]).*\s+Cannot merge ")
+_PARENT = re.compile(r"In '([^']+)': ")
+_ADDED = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
+_GRAMMAR = "https://hydra.cc/docs/advanced/override_grammar/basic"
+
+
+def reason_of(error: BaseException) -> str:
+    """Says in short why a config could not be composed, with what caused that."""
+    if short := shortage(error):
+        return short
+    parts: list[str] = []
+    while error is not None and len(parts) < 4:
+        text = str(error).strip()
+        if text or error.__cause__ is None:
+            parts.append(text or type(error).__name__)
+        error = error.__cause__  # type: ignore[assignment]
+    return os.linesep.join(dict.fromkeys(parts))
+
+
+def message_of(error: BaseException) -> str:
+    """Return the same for who gave the command: what was expected, what came, what to do."""
+    reason = reason_of(error)
+    if isinstance(error, OverrideParseException):
+        return _misread(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing(error, error.missing_cfg_file, reason)
+    if added := _ADDED.search(reason):
+        group = added[1].partition("=")[0]
+        return f"{added[1]}: no config of group {group!r} is chosen yet; to choose one: +{added[1]}"
+    if circle := _TO_ITSELF.search(reason):
+        return f"{circle[1]}: expected a value, got a reference that leads back to {circle[1]}"
+    if merged := _MERGED.search(reason):
+        key, is_list = merged[1], merged[2] == "["
+        there, new = ("mapping", "list") if is_list else ("list", "mapping")
+        instead = "[...]" if is_list else "{...}"
+        return (
+            f"{key}: expected a {there}, as the config has one there, got a {new}; to replace it: "
+            f"'~{key}' '+{key}={instead}'"
+        )
+    return reason
+
+
+def _misread(error: OverrideParseException) -> str:
+    expected = f"{error.override!r}: expected an override (KEY=VALUE)"
+    if "missing EQUAL" in error.message:
+        return f"{expected}, got no '='"
+    # between Hydra's own first and last line
+    detail = re.sub(r"Error parsing override .*\n|\nSee https:.*", "", error.message).strip()
+    return f"{expected}: {detail}; see {_GRAMMAR}"
+
+
+def _missing(error: MissingConfigException, name: str, reason: str) -> str:
+    """Say which config is not there, who includes it, where it was looked for, and what is."""
+    searched = [relative_path(path, working_directory()) for path in _DIRECTORY.findall(reason)]
+    group, _, option = name.removesuffix(".yaml").rpartition("/")
+    what = "experiment" if group == _EXPERIMENTS else "config"
+    options = [each for each in error.options or () if each != option]
+    hint = did_you_mean(option, options)
+    if not hint and options:
+        more = ", ..." if len(options) > _MOST_OPTIONS else ""
+        hint = f"there are {', '.join(options[:_MOST_OPTIONS])}{more}"
+    places = [os.path.join(path, group).rstrip("/") for path in searched]
+    there = [path for path in places if os.path.isdir(path)]
+    if group and not there:
+        where = f" in group {group!r}"
+    else:
+        where = f" in {' or '.join(there)}" if there else ""
+    text = f"{_including(reason, searched)}no {what} {option!r}{where}"
+    return f"{text}; {hint}" if hint else text
+
+
+def _including(reason: str, searched: list[str]) -> str:
+    """Return the file whose defaults list names what is missing, if it is the user's."""
+    parent = _PARENT.match(reason)
+    if parent is None:
+        return ""
+    paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched]
+    return next((f"{path}: " for path in paths if os.path.isfile(path)), "")
+
+
+def tell_ci(directory: str) -> None:
+    """Annotates and summarises the step of GitHub Actions that this process runs in, if any.
+
+    Args:
+        directory: of the run or sweep.
+    """
+    if _in_ci():
+        from lllaunch.reports.announce import announce  # noqa: PLC0415 - in CI only
+
+        announce(directory, os.environ)
+
+
+def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
+    """The same with why nothing was run: what stands in a file is annotated there.
+
+    Args:
+        error: what is wrong, or a message that says it.
+        hide: takes secrets out of texts.
+    """
+    if _in_ci():
+        from lllaunch.reports.announce import announce_error  # noqa: PLC0415 - in CI only
+
+        found: tuple[Problem, ...] = getattr(error, "problems", ())
+        placed = [problem for problem in found if problem.file and "://" not in problem.file]
+        lines = [(p.file, p.line, hide(str(replace(p, file="", line=0)))) for p in placed]
+        rest = _rest(error, placed) if placed else str(error)
+        announce_error(hide(rest), os.environ, lines)
+
+
+def _rest(error: LaunchError | str, placed: list[Problem]) -> str:
+    """Return what an error says beside some of its problems."""
+    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - in CI only
+
+    if not isinstance(error, (ConfigError, PlanRefused)):
+        return str(error)  # says, too, what the problems are of
+    left = replace(error, problems=tuple(each for each in error.problems if each not in placed))
+    return str(left) if left.problems or getattr(left, "changes", ()) else ""
+
+
+def _in_ci() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+# What argparse exits with when a flag is wrong; ours says with it that the launch config is.
+_ARGPARSE_ERROR = 2
+
+
+class AppEnded(SystemExit):
+    """Ends a Hydra app with an exit code of ours; Hydra lets it pass."""
+
+
+class JobEnded(CompactHydraException):
+    """Ends a Hydra job that did not succeed.
+
+    Attributes:
+        exit_code: what the process shall exit with.
+        error: what is still to be said; None where the failure report has said it.
+    """
+
+    def __init__(self, exit_code: int, text: str, error: LaunchError | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.error = error
+
+
+class QuietReturn(JobReturn):
+    """What became of a job: Hydra's own, but reading the value of a failed one prints nothing."""
+
+    @property
+    def return_value(self) -> Any:
+        """What the task function returned.
+
+        Raises:
+            Exception: what it raised.
+        """
+        if self.status is JobStatus.FAILED:
+            raise self._return_value
+        return super().return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
+class Ledger:
+    """What the jobs of one Hydra app ended with."""
+
+    def __init__(self) -> None:
+        self._first: JobEnded | None = None
+        self._interrupt = signal.getsignal(signal.SIGINT)
+
+    def note(self, ended: JobEnded) -> JobEnded:
+        """Note what a failed job is about to raise; the first one decides the exit code."""
+        self._first = self._first or ended
+        return ended
+
+    def over(self, code: int) -> None:
+        """Let Ctrl-C from now on end what is left of the app, and not change its exit code.
+
+        It stays so until `restore`.
+
+        Args:
+            code: what the app's only run ended with; it is in result.json.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and callable(self._interrupt):
+            signal.signal(signal.SIGINT, lambda *_: _leave(code))
+
+    def restore(self) -> None:
+        """Let Ctrl-C do what it did before."""
+        if threading.current_thread() is threading.main_thread() and callable(self._interrupt):
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def run(self, app: Callable[[], object]) -> int | None:
+        """Call a Hydra app and say why it ended, if that has not been said.
+
+        Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
+        Hydra's.
+
+        Returns:
+            What the process shall exit with; None if the app returned.
+        """
+        try:
+            app()
+        except JobEnded as ended:
+            return self._after_job(ended)
+        except CompactHydraException as error:
+            if wants_full_errors():
+                raise
+            _say(message_of(error))
+            return int(ExitCode.ERROR)
+        except KeyboardInterrupt:
+            return for_signal(signal.SIGINT)
+        except AppEnded as end:
+            return int(end.code or 0)
+        except SystemExit as end:
+            return _after_exit(end.code)
+        # a sweeper that tolerates failed jobs returns as if there were none
+        return self._first.exit_code if self._first else None
+
+    def _after_job(self, ended: JobEnded) -> int:
+        if ended.error is not None and wants_full_errors():
+            traceback.print_exception(ended.error)
+        elif ended.error is not None:
+            _say(ended.error)
+        elif ended is not self._first:
+            # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so before
+            # all that came since
+            _say(str(ended).removeprefix("lllaunch: "))
+        return self._first.exit_code if self._first else int(ExitCode.ERROR)
+
+
+def wants_full_errors() -> bool:
+    """Return whether the user asks Hydra for tracebacks."""
+    return os.environ.get(_FULL_ERROR) == "1"
+
+
+def _leave(code: int) -> NoReturn:
+    raise AppEnded(code)
+
+
+def _after_exit(code: object) -> int:
+    if code is None:
+        return int(ExitCode.SUCCESS)
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        return int(ExitCode.ERROR)
+    return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
+
+
+def _say(error: LaunchError | str) -> None:
+    from lllaunch.console.console import Console  # noqa: PLC0415 - most apps end without
+
+    console = Console()
+    console.hide(without_variables)
+    console.refused(str(error))
+    tell_ci_error(error, without_variables)
+
+
+MOST_VALUES = 200_000
+"""Values in a config file, those that aliases stand for counted each time."""
+
+_TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, yaml.YAMLError)
+
+
+class BoundedRepository(ConfigRepository):
+    """Hydra's, but a file whose aliases come to too much is not read."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Reads a config; called by Hydra.
+
+        Raises:
+            ConfigCompositionException: its file comes to too much.
+        """
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            name = source._normalize_file_name(config_path)
+            _expect_bounded(os.path.join(source.path, name))
+        return super().load_config(config_path)
+
+
+def _expect_bounded(path: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return  # Hydra says why
+    if b"&" not in data or b"*" not in data:
+        return
+    with contextlib.suppress(yaml.YAMLError, UnicodeError):
+        line = _too_much(data)
+        if line:
+            text = f"{path}:{line}: its aliases come to more than {MOST_VALUES} values"
+            raise ConfigCompositionException(visible(text))
+
+
+def _too_much(data: bytes) -> int:
+    """The line where the values of a file become too many, 0 if they do not."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    sizes: dict[str, int] = {}
+    count = 0
+    opened: list[tuple[str | None, int]] = []
+    for event in yaml.parse(data, Loader=loader):
+        before = count
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(anchor or "", 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            sizes[anchor or ""] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            count += 1
+            opened.append((anchor, before))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes[anchor or ""] = count - before
+        if count > MOST_VALUES:
+            return int(event.start_mark.line) + 1
+    return 0
+
+
+@contextlib.contextmanager
+def composing_readably() -> Iterator[None]:
+    """Errors of composing in the block are such that Hydra tells, in characters that are seen.
+
+    Raises:
+        ConfigCompositionException: as said.
+    """
+    with noting_variables():
+        try:
+            yield
+        except (LaunchError, JobEnded):
+            raise
+        except RecursionError:
+            reason = "the config is nested too deeply, or refers to itself"
+            raise ConfigCompositionException(reason) from None
+        except (CompactHydraException, *_TOLD) as error:
+            reason = reason_of(error)
+            told = visible(without_variables(reason))
+            if isinstance(error, CompactHydraException) and told == reason:
+                raise
+            raise ConfigCompositionException(told) from None
+
+
+@contextlib.contextmanager
+def reporting_readably() -> Iterator[None]:
+    """In the block Hydra apps raise why they end, in a line; Hydra prints nothing of its own.
+
+    What is neither ours nor comes of composing it still reports as it does.
+    """
+    known, returns = hydra_utils.run_and_report, hydra_core.JobReturn
+
+    def run_and_report(func: Callable[[], Any]) -> Any:
+        if wants_full_errors():
+            return func()
+        ended: list[CompactHydraException] = []
+
+        def told() -> Any:
+            try:
+                with composing_readably():
+                    return func()
+            except CompactHydraException as error:
+                ended.append(error)
+
+        value = known(told)
+        for error in ended:
+            raise error
+        return value
+
+    hydra_utils.run_and_report = run_and_report
+    hydra_core.JobReturn = QuietReturn  # type: ignore[misc]
+    try:
+        # what is said after the app has ended, too
+        with noting_variables():
+            yield
+    finally:
+        hydra_utils.run_and_report, hydra_core.JobReturn = known, returns  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Says what is wrong and ends the app with its exit code when the block raises a `LaunchError`.
+
+    Hydra would end every app with 1 and put its own advice below the message; it lets SystemExit
+    pass.
+
+    Raises:
+        AppEnded: as said.
+    """
+    try:
+        yield
+    except LaunchError as error:
+        from lllaunch.console.console import Console  # noqa: PLC0415 - only if something is wrong
+
+        console = Console()
+        console.hide(without_variables)
+        console.error(error)
+        tell_ci_error(error, without_variables)
+        raise AppEnded(int(error.exit_code)) from error

@@ -1,0 +1,733 @@
+"""A worker of a user's own Hydra app: runs the script, becomes the job, calls the function.
+
+Where workers find the function by its module and name they run the script and find it there: they
+are forks of a spawner, or fresh interpreters. What they cannot find, a closure or an object with a
+``__call__``, is called in forks of the job's launcher, which has it.
+
+A worker runs the user's script as Python would, as ``__main__`` and with what stands behind its
+guard, up to the call that starts the app. There it runs the app's function instead, and afterwards
+the script ends. docs/design/own-app.md says why.
+
+The composed config travels as it is, with its interpolations, so that ``${oc.env:LOCAL_RANK}`` is
+resolved where it means something. What must be equal in all ranks is settled before: every
+interpolation is resolved once in the launcher, so that resolvers with a cache (``${now:...}`` is
+one) put their values into the config's own cache, which travels with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import logging
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime, configure_log, setup_globals
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.config.read import register_resolvers
+from lllaunch.errors import ConfigError, NotPicklable, Problem
+from lllaunch.linux.process import show_command
+from lllaunch.spawner.protocol import Forked, Function, Target
+from lllaunch.spawner.worker import execute_module, execute_script, library_directories
+from lllaunch.spec import Entrypoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hydra.core.config_search_path import SearchPathElement
+
+
+@dataclass(frozen=True)
+class Script:
+    """How this process was started, and so what workers run first.
+
+    Attributes:
+        path: the script, absolute; empty where there is none.
+        module: the module of ``python -m``; empty where there is none.
+        guarded: whether what stands behind its guard is left out in workers.
+    """
+
+    path: str = ""
+    module: str = ""
+    guarded: bool = False
+
+
+class Reached(BaseException):
+    """Ends the user's script in a worker: its app has been called, the rest is the launcher's."""
+
+
+class _Task:
+    """What a worker of a user's own app does in the place of the app.
+
+    Args:
+        reach: how its function is found.
+        action: called with the function.
+
+    Attributes:
+        started: whether it has been started.
+    """
+
+    def __init__(self, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]) -> None:
+        self._reach = reach
+        self._action = action
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.started = False
+
+    def is_for(self, function: object) -> bool:
+        """Whether a function is the one that this worker runs."""
+        # where it is called from an import of its own module, that is not complete yet
+        return _layer(self._reach) is function
+
+    def run(self, function: Callable[[Any], Any] | None = None) -> None:
+        """Runs it, and keeps what it returns or raises: the script's own code is not to see that.
+
+        Args:
+            function: the function, or None to find it.
+        """
+        self.started = True
+        try:
+            self._value = self._action(function or find_function(self._reach))
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            self._error = error
+
+    def result(self) -> Any:
+        """Returns or raises what the function has."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _State:
+    """Whether this process is a worker of a user's own app, and what it has still to do."""
+
+    worker = False
+    task: _Task | None = None
+
+
+def call_in_worker(function: Any) -> bool:
+    """In a worker, where the user's script calls an app: runs what the worker is there for.
+
+    Args:
+        function: the app's, as it was decorated.
+
+    Returns:
+        Whether this is a worker, and another app than the one that it belongs to: the call does
+        nothing. False elsewhere.
+
+    Raises:
+        Reached: the worker's task has been run; its script ends here.
+        RuntimeError: the app was called by its own function, or after it.
+    """
+    if not _State.worker:
+        return False
+    task, name = _State.task, getattr(function, "__name__", "main")
+    if task is None:
+        raise RuntimeError(
+            f"{name}() was called without a config in a worker, which would launch workers from "
+            f"workers; call {name}(cfg) to run the function itself"
+        )
+    if task.is_for(function):
+        _State.task = None
+        task.run(function)
+        raise Reached
+    return True
+
+
+def end_script_at_launch(function: Any) -> None:
+    """In a worker whose script comes to start jobs by a way of its own: ends the script there.
+
+    Does nothing elsewhere; a worker's function may run jobs.
+
+    Args:
+        function: the jobs' task function.
+
+    Raises:
+        Reached: it does.
+    """
+    if _State.task is not None:
+        call_in_worker(function)
+        # whoever has called this uses what it returns
+        raise Reached
+
+
+def started_as(main: ModuleType, needed: bool, direct: bool = True) -> Script:
+    """Returns how a process was started.
+
+    Args:
+        main: its ``__main__``.
+        needed: whether the function that workers run lives in it.
+        direct: what `calls_directly` says. Where a library calls the function of another module,
+            a test runner say, that is not to run in workers; nor is a package's ``__main__.py``,
+            which often has no guard.
+    """
+    guarded = not needed and not direct
+    spec = getattr(main, "__spec__", None)
+    name = spec.name if spec is not None else ""
+    if name.rpartition(".")[2] == "__main__" and not needed:
+        return Script()
+    if name and name != "__main__":
+        return Script(module=name, guarded=guarded)
+    path = getattr(main, "__file__", None)
+    if path and os.path.isfile(path):
+        return Script(path=os.path.abspath(path), guarded=guarded)
+    return Script()
+
+
+def calls_directly(main: ModuleType) -> bool:
+    """Whether the app was called by the script's own code, or that of its project.
+
+    Args:
+        main: the script.
+    """
+    frames = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    libraries = library_directories()
+    below = False
+    for frame in reversed(frames):
+        below = below or frame.f_globals is vars(main)
+        if below and str(frame.f_globals.get("__name__")).startswith(("hydra.", "lllaunch.")):
+            return True
+        if below and frame.f_code.co_filename.startswith(libraries):
+            return False
+    return False
+
+
+def original_arguments(script: Script, cwd: str) -> tuple[str, ...]:
+    """Returns ``sys.argv`` as it was before the script's own code, which may have changed it.
+
+    Workers run that code again.
+
+    Args:
+        script: how this process was started.
+        cwd: where.
+    """
+    module = script.module.removesuffix(".__main__")
+    for place, word in enumerate(sys.orig_argv):
+        if module:
+            begins = word == module and sys.orig_argv[place - 1] == "-m"
+        else:
+            begins = place > 0 and os.path.abspath(os.path.join(cwd, word)) == script.path
+        if begins:
+            return (sys.argv[0], *sys.orig_argv[place + 1 :])
+    return tuple(sys.argv)
+
+
+def run_in_script(
+    script: Script, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]
+) -> Any:
+    """Runs the user's script in this worker, and an action where it calls its app.
+
+    Args:
+        script: the script; an empty one is passed over.
+        reach: how the app's function is found.
+        action: called with the function, in the place of the app; after the script if that ends
+            without having called it.
+
+    Returns:
+        what the action returned.
+
+    Raises:
+        BaseException: what the action raised, or the script before it came to its app.
+    """
+    task = _Task(reach, action)
+    _State.worker = True
+    _State.task = task
+    _take_the_place_of_hydra()
+    try:
+        _execute(script)
+    except Reached:
+        # what stands below the call runs in the launcher, after all workers
+        pass
+    except SystemExit as end:
+        if not task.started and end.code not in {None, 0}:
+            raise
+    except BaseException:
+        # the task's own verdict is what counts, if there is one
+        if not task.started:
+            raise
+    finally:
+        _State.task = None
+    if not task.started:
+        task.run()
+    return task.result()
+
+
+def _execute(script: Script) -> None:
+    name = "__mp_main__" if script.guarded else "__main__"
+    if script.module:
+        execute_module(script.module, name)
+    elif script.path:
+        execute_script(script.path, name)
+
+
+def _take_the_place_of_hydra() -> None:
+    """Lets the calls of plain Hydra apps come to `call_in_worker`."""
+    # hydra.main is the function; the module behind it has another reference to what runs the app.
+    # Other decorators of that kind have theirs from where it is made, or call what it calls.
+    for module in ("hydra.main", "hydra._internal.utils"):
+        _wrap(sys.modules.get(module), "_run_hydra", _run_hydra)
+    hydra = getattr(sys.modules.get("hydra._internal.hydra"), "Hydra", None)
+    for name in ("run", "multirun"):
+        _wrap(hydra, name, _run_or_multirun)
+
+
+def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, args, kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    declined = call_in_worker(kwargs.get("task_function"))
+    return None if declined else original(*args, **kwargs)
+
+
+def _run_or_multirun(
+    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    # of Hydra, and its arguments: the config's name, the function, the overrides
+    end_script_at_launch(kwargs.get("task_function", args[2] if len(args) > 2 else None))
+    return original(*args, **kwargs)
+
+
+class Reach(NamedTuple):
+    """How workers find a function.
+
+    Attributes:
+        module: name of the module that it is found in.
+        qualname: its name there.
+        depth: how many decorators lie around it: so often `__wrapped__` is taken.
+    """
+
+    module: str
+    qualname: str
+    depth: int = 0
+
+
+def find_function(reach: Reach) -> Callable[[Any], Any]:
+    """Returns the function that a launcher's `reach_of` told of.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    found = _layer(reach)
+    if not callable(found):
+        raise not_found(reach)
+    return found  # type: ignore[no-any-return]
+
+
+def _layer(reach: Reach) -> Any:
+    found = _attribute(reach.module, reach.qualname)
+    for _ in range(reach.depth):
+        found = getattr(found, "__wrapped__", None)
+    return found
+
+
+def reach_of(function: Callable[..., Any]) -> Reach | None:
+    """Returns how workers find a function; None if they do not: a closure, an object."""
+    module = getattr(function, "__module__", None)
+    qualname = getattr(function, "__qualname__", None)
+    if module not in sys.modules or not isinstance(qualname, str):
+        return None
+    layer, depth = _attribute(module, qualname), 0
+    while layer is not None and layer is not function:
+        layer, depth = getattr(layer, "__wrapped__", None), depth + 1
+    return None if layer is None else Reach(module, qualname, depth)
+
+
+def check_reachable(function: Callable[[Any], Any]) -> Reach:
+    """Returns how workers will find a function.
+
+    Raises:
+        ConfigError: it is not what stands there.
+    """
+    reach = reach_of(function)
+    if reach is None:
+        module = getattr(function, "__module__", None) or "?"
+        raise not_found(Reach(module, getattr(function, "__qualname__", None) or repr(function)))
+    return reach
+
+
+def _attribute(module: str, qualname: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def not_found(reach: Reach) -> ConfigError:
+    """The error that says that workers cannot find a function."""
+    return ConfigError(
+        (
+            Problem(
+                "lllaunch.main",
+                f"{reach.module}:{reach.qualname}",
+                "is not what workers find under that name",
+                "decorate a function at the top level of its module, outside of any condition",
+            ),
+        )
+    )
+
+
+# a resolver's call without another interpolation in its arguments
+_CALL = re.compile(r"\$\{[^${}:]+:[^${}]*\}")
+
+
+def settle(cfg: DictConfig) -> None:
+    """Resolves every interpolation of a config once, and forgets the values.
+
+    What cannot be resolved here, such as a variable that only workers have, is left to the workers.
+    """
+    for node, key, text in _texts(cfg, OmegaConf.to_container(cfg, resolve=False)):
+        if _resolves(node, key):
+            continue
+        # a part that only workers can resolve hides the others: try them alone
+        for call in _CALL.findall(text):
+            _resolves(OmegaConf.create({"call": call}, parent=node), "call")
+
+
+def _texts(node: Any, plain: Any) -> Iterator[tuple[Any, Any, str]]:
+    """All texts with an interpolation: the container, the key in it, the text as written."""
+    items = plain.items() if isinstance(plain, dict) else enumerate(plain)
+    for key, value in items:
+        if isinstance(value, (dict, list)):
+            yield from _texts(node[key], value)
+        elif isinstance(value, str) and "${" in value:
+            yield node, key, value
+
+
+def _resolves(node: Any, key: Any) -> bool:
+    try:
+        node[key]
+    except Exception:  # noqa: BLE001 - resolvers are the user's code; the worker meets it again
+        return False
+    return True
+
+
+class _WorkerHydra(Hydra):
+    """Hydra's state of a worker, for `hydra.compose`; loads nothing before that is called.
+
+    Args:
+        name: of the job.
+        search_path: the app's, from `ConfigSearchPath.get_path`.
+    """
+
+    def __init__(self, name: str, search_path: list[SearchPathElement]) -> None:
+        self._search_path = search_path
+        setup_globals()
+        JobRuntime.instance().set("name", name)
+
+    @functools.cached_property
+    def config_loader(self) -> ConfigLoaderImpl:  # type: ignore[override]
+        """Finds configs where the app does."""
+        # looks for plugins, which sources of configs are
+        Plugins.instance()
+        search_path = ConfigSearchPathImpl()
+        search_path.config_search_path = list(self._search_path)
+        return ConfigLoaderImpl(config_search_path=search_path)
+
+
+def pack(cfg: DictConfig) -> bytes:
+    """Returns a job's config and Hydra's own, as bytes for `unpack`.
+
+    Raises:
+        NotPicklable: the config holds an object that cannot be pickled.
+    """
+    # Hydra's node hangs under the whole config of the job, its interpolations reach into it
+    node: Any = HydraConfig.get()
+    whole = node._get_root()
+    settle(whole)
+    settle(cfg)
+    app = GlobalHydra.instance().hydra
+    state = {
+        "job": cfg,
+        "whole": whole,
+        "name": JobRuntime.instance().get("name"),
+        "search_path": None if app is None else app.config_loader.get_search_path().get_path(),
+    }
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - it runs code of the config's classes
+        return _by_value(state)
+
+
+def _by_value(state: object) -> bytes:
+    """Pickles with their code what no import finds: classes made in a function, what caches hold.
+
+    Raises:
+        NotPicklable: there is something else in it that cannot be pickled.
+    """
+    # seldom needed: imported in 10 ms
+    import cloudpickle  # noqa: PLC0415
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            # by itself it would take all of __main__ by value, which the workers have as well
+            if isinstance(obj, (type, FunctionType)) and reach_of(obj) == _direct(obj):
+                return NotImplemented
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    try:
+        Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(state)
+    except Exception as error:
+        raise NotPicklable("the config", f"{type(error).__name__}: {error}") from error
+    return buffer.getvalue()
+
+
+def _direct(obj: Callable[..., Any]) -> tuple[str, str, int]:
+    """How an object is reached that stands under its own name."""
+    return (obj.__module__, obj.__qualname__, 0)
+
+
+def unpack(data: bytes) -> DictConfig:
+    """Sets Hydra's state in this process as it was where `pack` was called.
+
+    Resolvers cannot be pickled: those of the user's script are there because it has run.
+
+    Returns:
+        The job's config.
+    """
+    setup_globals()
+    register_resolvers()
+    state = pickle.loads(data)  # noqa: S301 - made by `pack`
+    GlobalHydra.instance().clear()
+    if state["search_path"] is not None:
+        GlobalHydra.instance().initialize(_WorkerHydra(state["name"], state["search_path"]))
+    JobRuntime.instance().set("name", state["name"])
+    HydraConfig.instance().set_config(state["whole"])
+    job: DictConfig = state["job"]
+    return job
+
+
+@dataclass(frozen=True)
+class HydraCall:
+    """One call of a user's function with a composed config.
+
+    Attributes:
+        script: how the launcher was started.
+        function: how the function is found.
+        config: made by `lllaunch.app.own_worker.pack`; not unpickled before the script has come
+            to its app, whose classes it may hold.
+        argv: ``sys.argv`` as the launcher's script found it.
+        command: the launcher's ``sys.orig_argv``.
+        path: the launcher's ``sys.path``.
+        cwd: where the launcher's script runs.
+    """
+
+    script: Script
+    function: Reach
+    config: bytes
+    argv: tuple[str, ...]
+    command: tuple[str, ...]
+    path: tuple[str, ...]
+    cwd: str
+
+    def entrypoint(self) -> Entrypoint:
+        """What the run's messages and its plan call it."""
+        return entrypoint_of(self.script, self.function)
+
+    def target(self) -> Function:
+        """What the spawner starts."""
+        call = pickle.dumps(((self,), {}), pickle.HIGHEST_PROTOCOL)
+        return Function(__name__, run.__name__, call)
+
+
+def entrypoint_of(script: Script, function: Reach) -> Entrypoint:
+    """What a run's messages and its plan call a function of the user's."""
+    module, qualname = function.module, function.qualname
+    where = module
+    if where == "__main__":
+        where = script.module or os.path.basename(script.path)
+    text = f"{where}:{qualname}"
+    return Entrypoint(form="function", name=module, text=text, qualname=qualname)
+
+
+def run(call: HydraCall) -> Any:
+    """Runs a user's script and function in this worker; called by the spawner.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        ConfigError: the function is not found here.
+    """
+    sys.argv[:] = call.argv
+    sys.orig_argv[:] = call.command
+    show_command(call.command)
+    sys.path[:] = call.path
+    jobs = os.getcwd()
+    os.chdir(call.cwd)
+
+    def task(function: Callable[[Any], Any]) -> Any:
+        os.chdir(jobs)
+        return run_in_worker(function, unpack(call.config))
+
+    return run_in_script(call.script, call.function, task)
+
+
+def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
+    """Runs a function with its config in this worker, where Hydra's state is that of the job."""
+    _configure_logging(os.environ)
+    return function(cfg)
+
+
+def _configure_logging(environ: Mapping[str, str]) -> None:
+    """Sets up logging as Hydra does for a job.
+
+    Rank 0 writes where the job itself would, which has opened its files by now; the other ranks
+    each write in their own directories.
+    """
+    hydra = HydraConfig.get()
+    app: Any = OmegaConf.to_container(hydra.hydra_logging, resolve=True)
+    # Hydra's own logging comes first: levels that the job's leaves out are those that it has set.
+    app["handlers"] = {name: {"class": "logging.NullHandler"} for name in app.get("handlers") or {}}
+    configure_log(OmegaConf.create(app), hydra.verbose)
+    job: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
+    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    first, has_directory = environ.get("RANK") == "0", error_file not in {"", os.devnull}
+    for handler in (job.get("handlers") or {}).values():
+        if first and "mode" in handler:
+            handler["mode"] = "a"
+        elif has_directory and not first and isinstance(handler.get("filename"), str):
+            directory = os.path.dirname(error_file)
+            handler["filename"] = moved(handler["filename"], hydra.runtime.output_dir, directory)
+    configure_log(OmegaConf.create(job), hydra.verbose)
+    if first and has_directory:
+        _log_attempt(os.path.basename(os.path.dirname(os.path.dirname(error_file))))
+
+
+def _log_attempt(name: str) -> None:
+    """Says in the files of the job's log that another attempt writes there, unless it is the first.
+
+    Args:
+        name: of the attempt's directory.
+    """
+    number = name.removeprefix("attempt_")
+    if number in {name, "0"}:
+        return
+    logger = logging.getLogger("lllaunch")
+    text = f"attempt {number} begins"
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+
+
+def moved(file: str, output_dir: str, directory: str) -> str:
+    """Returns where a log file of the job goes for one worker, and makes its directory.
+
+    Args:
+        file: as the config has it.
+        output_dir: the job's output directory; a file within it keeps its place relative to it.
+        directory: the worker's.
+    """
+    within = os.path.relpath(os.path.abspath(file), output_dir)
+    if within.startswith(os.pardir):
+        within = os.path.basename(file)
+    path = os.path.join(directory, within)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
+class UserFunction(NamedTuple):
+    """A function, and how workers come by it.
+
+    Attributes:
+        function: what is called with the config.
+        reach: how workers find it; None if they are forked from the process that has it.
+        script: how the launcher was started.
+    """
+
+    function: Callable[[Any], Any]
+    reach: Reach | None
+    script: Script
+
+    @classmethod
+    def importable(cls, function: Callable[[Any], Any]) -> UserFunction:
+        """A function that workers import.
+
+        Raises:
+            ConfigError: they would not find it.
+        """
+        return cls._of(function, check_reachable(function))
+
+    @classmethod
+    def any(cls, function: Callable[[Any], Any]) -> UserFunction:
+        """A function that workers import if they can, and are forked with otherwise."""
+        return cls._of(function, reach_of(function))
+
+    @classmethod
+    def _of(cls, function: Callable[[Any], Any], reach: Reach | None) -> UserFunction:
+        in_main = reach is not None and reach.module == "__main__"
+        main = sys.modules["__main__"]
+        script = started_as(main, needed=in_main, direct=calls_directly(main))
+        # read from standard input: there is nothing that workers could import
+        lost = in_main and script == Script()
+        return cls(function, None if lost else reach, script)
+
+    @property
+    def forked(self) -> bool:
+        """Whether workers are forked from the process that has the function."""
+        return self.reach is None
+
+    @property
+    def entrypoint(self) -> Entrypoint:
+        """What the run's messages and its plan call it."""
+        return entrypoint_of(self.script, self.reach or _named(self.function))
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that every worker needs."""
+        return () if self.reach is None else (HydraCall.__module__,)
+
+    def target(self, cfg: DictConfig) -> Target | Forked:
+        """What each worker runs; Hydra's config is that of the job.
+
+        Raises:
+            NotPicklable: the config cannot be sent.
+        """
+        if self.reach is None:
+            return Forked(run_in_worker, (self.function, cfg))
+        cwd = HydraConfig.get().runtime.cwd
+        call = HydraCall(
+            self.script,
+            self.reach,
+            pack(cfg),
+            original_arguments(self.script, cwd),
+            tuple(sys.orig_argv),
+            tuple(sys.path),
+            cwd,
+        )
+        return call.target()
+
+
+def _named(function: Callable[[Any], Any]) -> Reach:
+    """A name for messages, of what cannot be found by it."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    name = getattr(kind, "__qualname__", "task").replace(os.sep, ".")
+    return Reach(getattr(kind, "__module__", None) or "__main__", name)
