@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from lllaunch.config import schema
-from lllaunch.config.presets import PRESETS
+from lllaunch.config.schema import PRESETS
 from lllaunch.config.watchdog import WATCHDOG_KEYS, written_policy
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.policies import RESTART_CAUSES

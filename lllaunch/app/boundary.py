@@ -38,8 +38,8 @@ from hydra.errors import (
 )
 from omegaconf.errors import OmegaConfBaseException
 
+from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import watching
-from lllaunch.config.suggest import did_you_mean
 from lllaunch.errors import ConfigError, LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import shortage

@@ -195,7 +195,7 @@ def _refuse(words: Sequence[str], parts: _Words, *, own_app: bool) -> None:
 
 
 def _of_command(word: str, rest: Sequence[str]) -> WrongUsage:
-    from lllaunch.config.suggest import did_you_mean  # noqa: PLC0415 - only if something is wrong
+    from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
     text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
     if word not in _RUNNERS:
@@ -209,7 +209,7 @@ def _of_command(word: str, rest: Sequence[str]) -> WrongUsage:
 
 
 def _of_flag(word: str) -> WrongUsage:
-    from lllaunch.config.suggest import did_you_mean  # noqa: PLC0415 - only if something is wrong
+    from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
     name = word.partition("=")[0]
     key = _TORCHRUN.get(_torchruns(name) or "", ("", 0))[0]
@@ -378,7 +378,7 @@ def _choice(directory: str, name: str, flags: Sequence[str]) -> list[str]:
 
 
 def _no_file(path: str) -> WrongUsage:
-    from lllaunch.config.suggest import did_you_mean  # noqa: PLC0415 - only if something is wrong
+    from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
     directory, name = os.path.split(path)
     try:

@@ -28,9 +28,8 @@ from lllaunch.app.boundary import (
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.planning import locating
 from lllaunch.app.search_path import PACKAGED
-from lllaunch.config.overrides import literals_in
-from lllaunch.config.presets import PRESET_KEYS, PRESETS
-from lllaunch.config.secrets import literals, problems_with
+from lllaunch.config.schema import PRESET_KEYS, PRESETS
+from lllaunch.config.secrets import literals, literals_in, problems_with
 from lllaunch.config.tree import value_at
 from lllaunch.errors import ConfigError
 from lllaunch.review.places import LOCKS, tree_top

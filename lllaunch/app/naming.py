@@ -48,7 +48,7 @@ def is_of_a_moment(node: DictConfig) -> bool:
 
 def job_name(overrides: Sequence[str]) -> str:
     """Returns what the lock of a sweep calls a job."""
-    from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - most runs need it not
+    from lllaunch.config.secrets import redacted_overrides  # noqa: PLC0415 - most runs need it not
 
     return shlex.join(redacted_overrides(overrides))
 
@@ -59,7 +59,7 @@ def words_of(config: DictConfig) -> tuple[str, ...]:
     Args:
         config: whole.
     """
-    from lllaunch.config.overrides import redacted_overrides  # noqa: PLC0415 - most runs need it not
+    from lllaunch.config.secrets import redacted_overrides  # noqa: PLC0415 - most runs need it not
 
     node: Any = config.hydra
     given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]

@@ -22,8 +22,8 @@ from lllaunch.app.boundary import reason_of
 from lllaunch.app.command import run
 from lllaunch.app.naming import EXPERIMENTS, unlocked
 from lllaunch.app.search_path import AGAIN, PRIMARY
-from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.plan import SOURCES, complete, portable_plan
+from lllaunch.config.secrets import redacted_overrides
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode

@@ -25,9 +25,9 @@ from lllaunch.checking.lint import (
     uses_of,
 )
 from lllaunch.checking.tree import ConfigFile, Experiment, Graph, found_in, includes_of
+from lllaunch.config.fields import did_you_mean
 from lllaunch.config.origin import Origins, parts_of
 from lllaunch.config.plan import plan_hash
-from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import shorten, shown_path, value_at
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.review.allow import check

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from lllaunch.checking.findings import MOST_ALIKE, WRONG, Found
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile, Sexagesimal
+from lllaunch.config.fields import did_you_mean
 from lllaunch.config.origin import Origin, Origins, dotted, parts_of
 from lllaunch.config.schema import KEYS
-from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import leaf_items, shorten
 from lllaunch.secret_names import is_secret_name
 

@@ -1,19 +1,196 @@
-"""Readers of single values, which raise `Unfit`, and of lists, which note each bad element."""
+"""How fields are read: what is expected, what was probably meant, and all that is wrong together."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.suggest import did_you_mean, one_of
-from lllaunch.config.tree import Tree, Withheld, reveal
+from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal, shorten, show
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.macros import WORKER_NAMES
 
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A hint such as ``did you mean 'all'?``, or an empty string if nothing is near.
+
+    Args:
+        word: what was written; longer words than 100 characters are near to nothing.
+        choices: what could have been written.
+    """
+    near = nearest(word, choices)
+    return f"did you mean {near!r}?" if near else ""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return the nearest of all choices, or an empty string; as `did_you_mean` has it."""
+    if len(word) > 100:
+        return ""
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[near[0]] if near else ""
+
+
+def one_of(words: Iterable[str]) -> str:
+    """``a, b or c``."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 T = TypeVar("T")
+
+# More lines than this help nobody; what is left out is counted.
+MOST_PROBLEMS = 50
+
+
+class Unfit(ValueError):
+    """A value is not what it should be.
+
+    Attributes:
+        expected: what was expected in its place, with the choices or an example (``"a duration (90,
+            90s, ...)"``); empty where ``message`` says what is wrong. Never quotes the value.
+        hint: what was probably meant, or an empty string. May quote parts of the value.
+        detail: what exactly is wrong, or an empty string. May quote parts of the value.
+        message: of a value that is of the right kind: what is wrong with it, the predicate of a
+            sentence about it (``"does not exist"``), or an empty string. Never quotes it.
+    """
+
+    def __init__(
+        self, expected: str = "", hint: str = "", detail: str = "", *, message: str = ""
+    ) -> None:
+        super().__init__(expected or message, hint, detail)
+        self.expected = expected
+        self.hint = hint
+        self.detail = detail
+        self.message = message
+
+
+class Findings:
+    """Collects problems, in the order in which they are found.
+
+    Attributes:
+        problems: the first `MOST_PROBLEMS` of them.
+        count: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.count = 0
+
+    def add(self, key: str, value: Tree, unfit: Unfit) -> None:
+        """Notes a problem with a value, unless it is broken: that has been noted already.
+
+        Args:
+            key: dotted key of the value.
+            value: shown without its secrets.
+            unfit: what is wrong with it; its hint and detail are left out if the value is secret.
+        """
+        if value is BROKEN:
+            return
+        detail, hint = ("", "") if has_secrets(value) else (unfit.detail, unfit.hint)
+        message = f"{unfit.message}: {detail}" if unfit.message and detail else unfit.message
+        if unfit.expected:
+            hint = "; ".join(filter(None, (detail, hint)))
+        self.note(Problem(key, show(value), message, hint, expected=unfit.expected))
+
+    def add_about(self, key: str, message: str, hint: str = "") -> None:
+        """Notes a problem with a key that has no value worth showing."""
+        self.note(Problem(key, "", message, hint))
+
+    def attempt(self, key: str, value: Tree, read: Callable[[Any], T]) -> T | None:
+        """Calls ``read`` with the plain value of ``value``.
+
+        Returns:
+            What ``read`` returned. None if it raised `Unfit`, which is noted, or if the value is
+            broken; then it is not called.
+        """
+        if value is BROKEN:
+            return None
+        try:
+            return read(reveal(value))
+        except Unfit as unfit:
+            self.add(key, value, unfit)
+            return None
+
+    def raise_if_any(self, order: Sequence[str] = ()) -> None:
+        """Ends the checks.
+
+        Args:
+            order: keys in the order in which problems with them and what is below them are told;
+                the others follow as they were found.
+
+        Raises:
+            ConfigError: something was found.
+        """
+        if not self.problems:
+            return
+        places = {key: place for place, key in enumerate(order)}
+
+        def place(problem: Problem) -> int:
+            parts = problem.key.partition("[")[0].split(".")
+            above = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+            return next((places[key] for key in above if key in places), len(places))
+
+        left_out = self.count - len(self.problems)
+        more = [Problem("and", "", f"{left_out} more problems")] if left_out else []
+        raise ConfigError((*sorted(self.problems, key=place), *more))
+
+    def note(self, problem: Problem) -> None:
+        """Notes a problem that shows no secrets."""
+        self.count += 1
+        if len(self.problems) < MOST_PROBLEMS:
+            short = replace(
+                problem,
+                key=shorten(problem.key),
+                message=shorten(problem.message),
+                hint=shorten(problem.hint),
+                expected=shorten(problem.expected),
+            )
+            self.problems.append(short)
+
+
+# As many as somebody may read; looking for what was meant takes time.
+_MOST_UNKNOWN = 20
+_NONE: Mapping[str, str] = {}
+
+
+def known_items(
+    node: Mapping[Any, Tree],
+    key: str,
+    names: Collection[str],
+    synonyms: Mapping[str, str],
+    findings: Findings,
+    explained: Mapping[str, str] = _NONE,
+) -> dict[str, Tree]:
+    """The items of a mapping that are settings.
+
+    Args:
+        node: the mapping.
+        key: its dotted key, for messages.
+        names: names of the settings.
+        synonyms: other words for them.
+        findings: takes the items that are no settings.
+        explained: of names that others have and that are none here, what to do instead.
+    """
+    unknown = [name for name in node if name not in names]
+    for name in unknown[:_MOST_UNKNOWN]:
+        hint = explained.get(str(name)) or _meant(str(name), names, synonyms)
+        findings.add_about(f"{key}.{name}", "unknown setting", hint)
+    if len(unknown) > _MOST_UNKNOWN:
+        more = len(unknown) - _MOST_UNKNOWN
+        findings.add_about(key, f"{more} more unknown settings")
+    return {name: item for name, item in node.items() if name in names}
+
+
+def _meant(name: str, names: Collection[str], synonyms: Mapping[str, str]) -> str:
+    word = name.lower().replace("-", "_")
+    known = word if word in names else synonyms.get(word)
+    return f"did you mean {known!r}?" if known else did_you_mean(word, names)
+
 
 _REFUSED_SIGNALS = {
     signal.SIGKILL: "no process can handle it",

@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from lllaunch.config.findings import Findings, Unfit
+from lllaunch.config.fields import Findings, Unfit
 from lllaunch.config.secrets import (
     holds_env,
     is_literal,

@@ -1,26 +1,539 @@
-"""From a composed config to a `LaunchSpec`: all is checked, and all that is wrong told at once."""
+"""From a composed config to a `LaunchSpec`: all is checked, and all that is wrong told at once.
+
+Hydra composes the job's node over one in which nothing is set (`lllaunch.config.schema`), so what
+is not null there somebody has set, to the default or not.
+
+How much a text comes to when its references are followed is told beforehand: with ``a1:
+${a0}${a0}``, ``a2: ${a1}${a1}`` and so on thirty short lines come to 10 GB, and resolving them
+cannot be interrupted. OmegaConf follows each reference each time.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.config.build import build
-from lllaunch.config.expansion import MOST_STEPS, endless
-from lllaunch.config.findings import Findings
-from lllaunch.config.gpus import Nvml
-from lllaunch.config.layers import Layers
+from lllaunch.agent.environ import CONTRACT_NAMES
+from lllaunch.config import fields
+from lllaunch.config.command import Call, Place, check_preload, read_call_of, why_empty
+from lllaunch.config.fields import Findings, Unfit, known_items
+from lllaunch.config.launcher_schema import LAUNCH_FIELDS
+from lllaunch.config.plan import default_run_id
 from lllaunch.config.read import Reader, register_resolvers
-from lllaunch.config.secrets import literals, problems_with
+from lllaunch.config.resources import read_resources
+from lllaunch.config.restart import read_restart, with_on
+from lllaunch.config.schema import EXPLAINED, KEYS, SYNONYMS, defaults, is_set
+from lllaunch.config.secrets import literals, problems_with, source_for
 from lllaunch.config.settings import Settings
-from lllaunch.config.surroundings import Surroundings
-from lllaunch.config.tree import shorten, value_at
+from lllaunch.config.tree import (
+    BROKEN,
+    Tree,
+    Withheld,
+    leaf_items,
+    leaves,
+    reveal,
+    shorten,
+    value_at,
+)
+from lllaunch.config.values import (
+    PRETEND,
+    Mask,
+    Nvml,
+    Surroundings,
+    check_mask,
+    check_within,
+    count_cpus,
+    count_gpus,
+    format_duration,
+    nproc_word,
+    overlap,
+    parse_duration,
+    parse_mask,
+    parse_nproc,
+    parse_ranks,
+    write_mask,
+)
+from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.macros import names_in
+from lllaunch.multiprocessing.std import Std
+from lllaunch.secret_names import is_secret, is_secret_name
 from lllaunch.spec import LaunchSpec
+from lllaunch.units import write_range
+
+MOST_STEPS = 20_000
+"""References that one value may come to, those within references counted each time."""
+
+_REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:\s*)?(\.*)([A-Za-z_][\w.\[\]]*)\s*[},]")
+_PARTS = re.compile(r"[.\[\]]+")
+
+Path = tuple[str, ...]
+
+
+def endless(root: Mapping[Any, Any]) -> Iterator[str]:
+    """Returns the dotted keys of values that come to too much.
+
+    Args:
+        root: a whole config: plain data, unresolved.
+    """
+    steps = _Steps(root)
+    for place, text in leaf_items(root):
+        path = tuple(map(str, place))
+        if isinstance(text, str) and "${" in text and steps.of(path, text) > MOST_STEPS:
+            yield ".".join(path)
+
+
+class _Steps:
+    def __init__(self, root: Mapping[Any, Any]) -> None:
+        self._root = root
+        self._known: dict[Path, int] = {}
+
+    def of(self, path: Path, text: str) -> int:
+        """Steps that resolving a text takes, or a number beyond `MOST_STEPS`."""
+        waiting = [(path, text)]
+        while waiting:
+            path, text = waiting[-1]
+            # a cycle, which OmegaConf notices, counts as one step until all of it is known
+            self._known.setdefault(path, 1)
+            targets = list(self._targets(path, text))
+            unknown = [(to, below) for to, below in targets if to not in self._known]
+            if unknown:
+                waiting.append(unknown[0])
+                continue
+            total = 1 + sum(self._known[to] for to, _ in targets)
+            self._known[path] = min(total, MOST_STEPS + 1)
+            waiting.pop()
+        return self._known[path]
+
+    def _targets(self, path: Path, text: str) -> Iterator[tuple[Path, str]]:
+        for dots, name in _REFERENCE.findall(text):
+            parts = tuple(part for part in _PARTS.split(name) if part)
+            to = (*path[: len(path) - len(dots)], *parts) if dots else parts
+            target = value_at(self._root, to)
+            if isinstance(target, str) and "${" in target:
+                yield to, target
+
+
+# With what stands in the contract: set by the launcher for each worker.
+CONTRACT_PREFIXES = ("TORCHELASTIC_", "LLLAUNCH_")
+
+
+def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
+    """Reads variables.
+
+    Args:
+        tree: a mapping of names to text or whole numbers; None for none.
+        key: its key, for messages.
+        findings: takes what is wrong.
+
+    Returns:
+        Texts by name, sorted, those that are secrets withheld.
+    """
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        findings.add(key, tree, Unfit("a mapping of variables (NAME: value)"))
+        return {}
+    env = {}
+    for name, value in tree.items():
+        where = f"{key}.{name}"
+        known = findings.attempt(where, name, _name)
+        text = findings.attempt(where, value, _text)
+        if known is not None and text is not None:
+            env[known] = _mark(known, text, value)
+    return dict(sorted(env.items()))
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise Unfit("the name of a variable, text", "quote the name")
+    if not name or "=" in name or "\0" in name:
+        raise Unfit("the name of a variable, without '=' and NUL characters")
+    if name in CONTRACT_NAMES or name.startswith(CONTRACT_PREFIXES):
+        raise Unfit("a variable that the launcher does not set for each worker", "leave it out")
+    return name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        raise Unfit("text, as a variable has one value")
+    if value is None:
+        raise Unfit("text", "quote it, or leave the variable out")
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        hint = "quote it (in a shell NAME=\"'...'\"): YAML may have changed how it was written"
+        raise Unfit("text", hint)
+    text = str(value)
+    if "\0" in text:
+        raise Unfit("text without NUL characters")
+    return text
+
+
+def _mark(name: str, text: str, value: Tree) -> Tree:
+    if isinstance(value, Withheld):
+        return Withheld(text, value.source)
+    return Withheld(text, source_for(name)) if is_secret_name(name) else text
+
+
+def read_env_per_rank(
+    tree: Tree, key: str, nproc: int | None, findings: Findings
+) -> dict[range, dict[str, Tree]]:
+    """Reads variables by local rank.
+
+    Args:
+        tree: a mapping of ranks or ranges to variables; None for none.
+        key: its key, for messages.
+        nproc: number of workers, None if it is not known.
+        findings: takes what is wrong.
+
+    Returns:
+        Variables by ranks, in order of ranks.
+    """
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        expected = "a mapping of local ranks to variables (0: {NAME: value})"
+        findings.add(key, tree, Unfit(expected))
+        return {}
+    env: dict[range, dict[str, Tree]] = {}
+    for ranks, variables in tree.items():
+        where = f"{key}.{ranks}"
+        numbers = findings.attempt(where, ranks, partial(_ranks, nproc=nproc))
+        own = read_env(variables, where, findings)
+        if numbers in env:
+            findings.add(key, ranks, Unfit("each rank at most once"))
+        elif numbers is not None:
+            env[numbers] = own
+    shared = overlap(list(env))
+    if shared:
+        first, second = (write_range(ranks) for ranks in shared)
+        findings.add_about(key, f"expected each rank at most once, got {first} and {second}")
+    return dict(sorted(env.items(), key=lambda item: item[0].start))
+
+
+def _ranks(value: object, nproc: int | None) -> range:
+    ranks = parse_ranks(value)
+    if nproc is not None:
+        check_within(ranks, nproc)
+    return ranks
+
+
+class Layers:
+    """Where the settings of a run come from.
+
+    Args:
+        key: dotted key of the launch node.
+        outer: dotted key of a node that is weaker, or None.
+    """
+
+    def __init__(self, key: str, outer: str | None = None) -> None:
+        self.key = key
+        self.outer = outer
+
+    def read(
+        self, cfg: DictConfig, reader: Reader, findings: Findings
+    ) -> tuple[dict[str, Tree], dict[str, str]]:
+        """Reads all settings.
+
+        Args:
+            cfg: the config that both nodes are in.
+            reader: of that config.
+            findings: takes what is wrong.
+
+        Returns:
+            The value of each key of the schema, and the dotted key that it stands under.
+
+        Raises:
+            ConfigError: the launch node is not a mapping.
+        """
+        own = self._own(cfg, reader, findings)
+        weaker = self._outer(cfg, reader, findings)
+        tree = {**defaults(), **weaker, **own}
+        tree["restart"] = with_on(tree["restart"])
+        inherited = weaker.keys() - own.keys()
+        keys = {name: f"{self.outer if name in inherited else self.key}.{name}" for name in KEYS}
+        return tree, keys
+
+    def _own(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
+        node = reader.read(cfg, self.key)
+        if node is not None and not isinstance(node, dict):
+            expected = "a mapping of settings (entrypoint, nproc, ...)"
+            findings.add(self.key, node, Unfit(expected))
+            findings.raise_if_any()
+        items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings, EXPLAINED)
+        if items.keys() == set(KEYS):
+            # Hydra has composed it over the schema
+            check_replaced(items["watchdog"], f"{self.key}.watchdog", findings)
+        return _set_ones(items)
+
+    def _outer(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
+        node = node_at(cfg, self.outer) if self.outer else None
+        if not isinstance(node, DictConfig) or self.outer is None:
+            return {}
+        items = reader.read_items(node, self.outer, LAUNCH_FIELDS)
+        if items.keys() == set(LAUNCH_FIELDS):
+            check_replaced(items["watchdog"], f"{self.outer}.watchdog", findings)
+        return _set_ones(items)
+
+
+def _set_ones(items: dict[str, Tree]) -> dict[str, Tree]:
+    return {name: value for name, value in items.items() if is_set(reveal(value))}
+
+
+def node_at(cfg: DictConfig, key: str) -> Any:
+    """What stands under a dotted key, None if there is nothing that can be read."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
+
+
+_METHODS = ("forkserver", "spawn")
+_METHOD_HINTS = {"fork": "use 'forkserver': 'fork' is for the Python API"}
+_STREAMS = ("redirects", "tee")
+
+
+@dataclass(frozen=True)
+class _Variables:
+    common: dict[str, Tree]
+    per_rank: dict[range, dict[str, Tree]]
+
+
+def build(settings: Settings, around: Surroundings) -> LaunchSpec:
+    """Reads all settings.
+
+    Args:
+        settings: of the launch node; what is wrong goes to their findings.
+        around: what the config is read in.
+
+    Returns:
+        The spec; of use only if nothing was found.
+    """
+    env = read_env(settings["env"], settings.key_of("env"), settings.findings)
+    settings.decide_parts("env", env)
+    nproc = _read_nproc(settings, env, around)
+    variables = _Variables(env, _read_env_per_rank(settings, nproc))
+    cwd = settings.scalar(
+        "cwd",
+        lambda v: fields.read_directory(v, around.runtime_cwd, around.output_dir),
+        around.runtime_cwd,
+    )
+    place = _place(cwd, variables, nproc, around)
+    call = _read_call(settings, place, around)
+    preload = settings.each("preload", lambda v: check_preload(v, place.sys_path))
+    more: dict[str, Any] = {
+        **_read_names(settings, around),
+        **_read_output(settings, nproc),
+        **_read_ending(settings),
+    }
+    return LaunchSpec(
+        entrypoint=call.entrypoint,
+        args=tuple(reveal(list(call.args))),
+        kwargs=reveal(dict(call.kwargs)),
+        nproc=nproc or 1,
+        cwd=cwd,
+        preload=preload,
+        env=reveal(env),
+        env_per_rank={
+            rank: reveal(own)
+            for ranks, own in variables.per_rank.items()
+            # where their number is not known, a range may be huge
+            for rank in range(ranks.start, min(ranks.stop, nproc or 1))
+        },
+        secrets=_sources(env, *variables.per_rank.values()),
+        hidden=_hidden(settings["args"]),
+        output_dir=around.output_dir,
+        runtime_cwd=around.runtime_cwd,
+        redacted=settings.plan(),
+        **more,
+    )
+
+
+def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: Surroundings) -> int | None:
+    name = "CUDA_VISIBLE_DEVICES"
+    visible = reveal(env[name]) if name in env else around.environ.get(name)
+
+    def gpus() -> int:
+        return count_gpus(visible, around.nvml, pretended=around.environ.get(PRETEND))
+
+    def read(value: object) -> int | None:
+        if nproc_word(value) and not around.here:
+            return None
+        return parse_nproc(value, cpus=count_cpus, gpus=gpus)
+
+    nproc = settings.scalar("nproc", read, None)
+    if _left_to_machine(settings):
+        # a plan is the same on all machines
+        settings.decide("nproc", nproc_word(reveal(settings["nproc"])))
+    return nproc
+
+
+def _left_to_machine(settings: Settings) -> bool:
+    """Whether the number of workers is another one on another machine."""
+    return bool(nproc_word(reveal(settings["nproc"])))
+
+
+def _read_env_per_rank(settings: Settings, nproc: int | None) -> dict[range, dict[str, Tree]]:
+    name = "env_per_rank"
+    per_rank = read_env_per_rank(settings[name], settings.key_of(name), nproc, settings.findings)
+    settings.decide_parts(name, {_written(ranks): env for ranks, env in per_rank.items()})
+    return per_rank
+
+
+def _written(ranks: range) -> int | str:
+    return ranks.start if len(ranks) == 1 else write_range(ranks)
+
+
+def _sources(*envs: Mapping[str, Tree]) -> dict[str, str]:
+    return {
+        name: value.source
+        for env in envs
+        for name, value in env.items()
+        if isinstance(value, Withheld)
+    }
+
+
+def _hidden(arguments: Tree) -> dict[str, str]:
+    return {
+        str(leaf.value): leaf.source
+        for key, leaf in leaves(arguments, "")
+        if isinstance(leaf, Withheld) and is_secret(str(leaf.value), key, leaf.source)
+    }
+
+
+def _place(cwd: str, variables: _Variables, nproc: int | None, around: Surroundings) -> Place:
+    env = reveal(variables.common)
+    common = {"PATH": os.defpath, **around.environ, **env}["PATH"]
+    paths = {reveal(own.get("PATH", common)) for own in variables.per_rank.values()}
+    if sum(len(ranks) for ranks in variables.per_rank) < (nproc or 1):
+        paths.add(common)
+    # Only what the config adds: the launcher's own PYTHONPATH is in its sys.path already.
+    added = [os.path.join(cwd, entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep)]
+    sys_path = (around.runtime_cwd, cwd, *added, *around.sys_path)
+    return Place(
+        runtime_cwd=around.runtime_cwd,
+        sys_path=tuple(dict.fromkeys(sys_path)),
+        search_paths=tuple(path for path in sorted(paths) if not names_in(path, bare=False)),
+    )
+
+
+def _read_call(settings: Settings, place: Place, around: Surroundings) -> Call:
+    entrypoint, findings = settings["entrypoint"], settings.findings
+    if not around.entrypoint_required:
+        _refuse_entrypoint(settings)
+        return Call()
+    call = Call()
+    if reveal(entrypoint) in (None, ""):
+        unfit = why_empty(around.root, around.key, around.searched)
+        findings.add(settings.key_of("entrypoint"), entrypoint, unfit)
+    elif entrypoint is not BROKEN:
+        call = read_call_of(entrypoint, settings["args"], place, around.key, findings)
+    settings.decide("entrypoint", call.entrypoint.text or None)
+    settings.decide_parts("args", call.written_args())
+    return call
+
+
+def _refuse_entrypoint(settings: Settings) -> None:
+    for name in ("entrypoint", "args"):
+        value = settings[name]
+        if reveal(value) not in (None, "", [], {}):
+            message = "is not used here: what the workers run is the decorated function"
+            unfit = Unfit(message=message, hint="leave it out")
+            settings.findings.add(settings.key_of(name), value, unfit)
+
+
+def _read_names(settings: Settings, around: Surroundings) -> dict[str, Any]:
+    def read_method(value: object) -> str:
+        return fields.read_choice(value, _METHODS, _METHOD_HINTS)
+
+    def read_log_dir(value: object) -> str:
+        return fields.read_new_directory(value, around.runtime_cwd)
+
+    run_id = default_run_id(around.output_dir)
+    return {
+        "role": settings.scalar("role", fields.read_line, ""),
+        "start_method": settings.scalar("start_method", read_method, ""),
+        "log_dir": settings.scalar("log_dir", read_log_dir, around.output_dir),
+        "run_id": settings.scalar("run_id", fields.read_line, run_id),
+        "virtual_local_rank": settings.scalar("virtual_local_rank", fields.read_flag, False),
+        "locked": settings.scalar("locked", fields.read_locked, fields.UNLOCKED),
+    }
+
+
+def _read_output(settings: Settings, nproc: int | None) -> dict[str, Any]:
+    masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
+    tee = masks["tee"].by_rank(nproc or 1)
+    files = masks["redirects"].by_rank(nproc or 1)
+    # What is shown is read from the file.
+    redirects = {rank: Std(std | tee[rank]) for rank, std in files.items()}
+    varies = _left_to_machine(settings)
+    settings.decide("tee", masks["tee"].text if varies else write_mask(tee))
+    settings.decide("redirects", masks["redirects"].text if varies else write_mask(redirects))
+    return {
+        "redirects": redirects,
+        "tee": tee,
+        "local_ranks_filter": _read_ranks_filter(settings, nproc),
+        "duplicate_stdout_filters": settings.each("duplicate_stdout_filters", fields.read_text),
+        "duplicate_stderr_filters": settings.each("duplicate_stderr_filters", fields.read_text),
+        "log_line_prefix": settings.scalar("log_line_prefix", fields.read_prefix, None),
+    }
+
+
+def _read_mask(settings: Settings, name: str, nproc: int | None) -> Mask:
+    tree, key, findings = settings[name], settings.key_of(name), settings.findings
+    mask = parse_mask(tree, key, findings) or Mask()
+    if nproc is not None:
+        check_mask(mask, tree, key, nproc, findings)
+    return mask
+
+
+def _read_ranks_filter(settings: Settings, nproc: int | None) -> frozenset[int] | None:
+    name = "local_ranks_filter"
+    if settings[name] is None:
+        return None
+
+    def read(value: object) -> range:
+        ranks = parse_ranks(value)
+        if nproc is not None:
+            check_within(ranks, nproc)
+        return ranks
+
+    parts = settings.each(name, read)
+    settings.decide(name, [_written(part) for part in _joined(parts)])
+    if nproc is None:
+        return None  # the ranges have no bound that is known, and could be huge
+    return frozenset(rank for part in parts for rank in part)
+
+
+def _joined(ranges: Sequence[range]) -> list[range]:
+    """Ranges in order, without overlaps and gaps of none."""
+    found: list[range] = []
+    for ranks in sorted(ranges, key=lambda each: each.start):
+        if found and ranks.start <= found[-1].stop:
+            last = found.pop()
+            found.append(range(last.start, max(last.stop, ranks.stop)))
+        else:
+            found.append(ranks)
+    return found
+
+
+def _read_ending(settings: Settings) -> dict[str, Any]:
+    return {
+        "grace_period": settings.scalar("grace_period", parse_duration, 0.0, format_duration),
+        "signals": settings.each("signals", fields.read_signal, lambda signum: signum.name),
+        "watchdog": read_watchdog(settings),
+        "max_restarts": settings.scalar("max_restarts", fields.read_count, 0),
+        "restart": read_restart(settings),
+        "resources": read_resources(settings),
+    }
+
 
 __all__ = ["register_resolvers", "resolve"]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lllaunch.config.fields import read_count
-from lllaunch.config.findings import Unfit
-from lllaunch.config.keys import known_items
+from lllaunch.config.fields import Unfit, known_items, read_count
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, has_secrets, reveal
 from lllaunch.spec import Resources

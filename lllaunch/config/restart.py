@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from lllaunch.config import fields
-from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.keys import known_items
-from lllaunch.config.quantities import format_duration, parse_duration
+from lllaunch.config.fields import Findings, Unfit, known_items
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal, show
+from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
 
 RESTART_KEYS = ("on", "delay", "max_delay")

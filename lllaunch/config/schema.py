@@ -1,8 +1,12 @@
-"""The keys of the ``launch`` node, with their defaults.
+"""The keys of the ``launch`` node, with their defaults; presets, and words that others would use.
 
 The text below each field is what docs/reference/config.md says about it. Types are checked in
 `lllaunch.config.resolve`, all together: for Hydra the node is an untyped mapping, since at a typed
 one Hydra itself would stop at the first mistake, with a message of its own.
+
+The presets are what ``watchdog: none``, ``report``, ``default`` and ``strict`` stand for; the docs
+read them as well. None of them limits time or memory, which only the user can know. None is called
+on, off, yes or no, which YAML takes for booleans.
 """
 
 from __future__ import annotations
@@ -12,6 +16,81 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.policies import WatchdogPolicy
+
+# What people who know torchrun would write, and other common guesses.
+SYNONYMS = {
+    "nproc_per_node": "nproc",
+    "num_workers": "nproc",
+    "world_size": "nproc",
+    "script": "entrypoint",
+    "program": "entrypoint",
+    "command": "entrypoint",
+    "cmd": "entrypoint",
+    "module": "entrypoint",
+    "function": "entrypoint",
+    "arguments": "args",
+    "kwargs": "args",
+    "environment": "env",
+    "workdir": "cwd",
+    "working_dir": "cwd",
+    "output_dir": "log_dir",
+    "shutdown_timeout": "grace_period",
+    "signals_to_handle": "signals",
+    "log_line_prefix_template": "log_line_prefix",
+    "rdzv_id": "run_id",
+    "retries": "max_restarts",
+    "restarts": "max_restarts",
+    **dict.fromkeys(("timeout", "walltime", "wall_time", "max_time"), "watchdog.timeout"),
+    **dict.fromkeys(("time_limit", "attempt_timeout", "deadline"), "watchdog.timeout"),
+    "run_timeout": "watchdog.run_timeout",
+    **dict.fromkeys(("stall", "stall_timeout", "hang", "hang_timeout"), "watchdog.stall"),
+    **dict.fromkeys(("idle_timeout", "stall_after"), "watchdog.stall"),
+    "stall_scope": "watchdog.stall_scope",
+    "warmup": "watchdog.warmup",
+    **dict.fromkeys(("heartbeat", "heartbeat_timeout"), "watchdog.heartbeat"),
+    **dict.fromkeys(("memory", "memory_limit", "mem_limit", "max_memory"), "watchdog.memory"),
+    **dict.fromkeys(("timers", "enable_timers"), "watchdog.timers"),
+    **dict.fromkeys(("watch", "guard", "preset"), "watchdog"),
+    **dict.fromkeys(("restart_on", "restart_policy", "restart_causes"), "restart.on"),
+    **dict.fromkeys(("restart_delay", "backoff", "restart_backoff"), "restart.delay"),
+    **dict.fromkeys(("max_delay", "max_backoff", "restart_max_delay"), "restart.max_delay"),
+    **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus"), "resources.gpus_per_proc"),
+    **dict.fromkeys(("gpus_per_proc", "gpus_per_worker"), "resources.gpus_per_proc"),
+    **dict.fromkeys(("cpus", "cpu", "num_cpus", "cores"), "resources.cpus_per_proc"),
+    **dict.fromkeys(("cpus_per_proc", "cpus_per_worker"), "resources.cpus_per_proc"),
+    "cpus_per_task": "resources.cpus_per_proc",
+    **dict.fromkeys(("resource", "requirements"), "resources"),
+}
+
+_ONE_NODE = "a run has one node; for several use lllaunch.agent"
+_PORT = "the launcher chooses a free port of this machine for each attempt"
+EXPLAINED = {
+    **dict.fromkeys(("nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv"), _ONE_NODE),
+    **dict.fromkeys(("rdzv_conf", "num_nodes", "standalone"), _ONE_NODE),
+    **dict.fromkeys(("master_port", "port"), _PORT),
+    **dict.fromkeys(("master_addr", "local_addr"), "workers of one node meet on this machine"),
+}
+"""What torchrun has and a run here has not, with what to do instead."""
+
+
+# Of a run whose config says nothing of it.
+DEFAULT = "report"
+
+PRESETS: dict[str, WatchdogPolicy] = {
+    "none": WatchdogPolicy(),
+    # ends nothing
+    "report": WatchdogPolicy(stall=1800.0, report=frozenset({"stall"})),
+    "default": WatchdogPolicy(timers=True, stall=1800.0, stall_scope="group", warmup=300.0),
+    "strict": WatchdogPolicy(
+        timers=True, stall=300.0, stall_scope="rank", warmup=300.0, heartbeat=300.0
+    ),
+}
+
+PRESET_KEYS = ("launch.watchdog", "hydra.launcher.watchdog")
+"""Keys where the name of a preset may stand for a mapping; overrides may change a part of it."""
+
 
 Mask = int | str | bool | Mapping[int | str, Any] | None
 Ranks = int | str

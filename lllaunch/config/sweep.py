@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lllaunch.config import fields
-from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.keys import known_items
+from lllaunch.config.fields import Findings, Unfit, known_items
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
-from lllaunch.config.quantities import parse_duration
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.restart import CAUSE_SYNONYMS
-from lllaunch.config.synonyms import SYNONYMS as LAUNCH_SYNONYMS
+from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
+from lllaunch.config.values import parse_duration
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 SWEEP_KEYS: tuple[str, ...] = (

@@ -8,13 +8,11 @@ from functools import partial
 from typing import Any
 
 from lllaunch.config import fields
-from lllaunch.config.findings import Findings, Unfit
-from lllaunch.config.keys import known_items
-from lllaunch.config.presets import DEFAULT, PRESETS
-from lllaunch.config.quantities import format_duration, format_size, parse_duration, parse_size
+from lllaunch.config.fields import Findings, Unfit, did_you_mean, known_items, one_of
+from lllaunch.config.schema import DEFAULT, PRESETS
 from lllaunch.config.settings import Settings
-from lllaunch.config.suggest import did_you_mean, one_of
 from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal
+from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
 from lllaunch.policies import WatchdogPolicy
 
 # `report` stands in the values of the limits that it names.

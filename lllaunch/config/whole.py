@@ -10,12 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.read import MOST_LEAVES, register_resolvers, watching
 from lllaunch.config.secrets import (
     holds_env,
     is_literal,
     literals,
+    redacted_overrides,
     safe_source,
     source_for,
 )

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lllaunch.config.overrides import redacted_overrides
+from lllaunch.config.secrets import redacted_overrides
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from lllaunch.config.overrides import redacted_overrides
+from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import LaunchError
 from lllaunch.records.find import (
     DEFAULT_ROOTS,

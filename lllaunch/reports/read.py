@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from lllaunch.config.overrides import redacted_overrides
+from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode
 from lllaunch.records.find import read_overrides

@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lllaunch.config.findings import Findings
-from lllaunch.config.masks import Mask, parse_mask
+from lllaunch.config.fields import Findings
 from lllaunch.config.origin import Link, Origin, Origins
-from lllaunch.config.origin_lines import Lines, lines_of
 from lllaunch.config.plan import dump_yaml
-from lllaunch.config.ranks import parse_ranks
+from lllaunch.config.provenance import Lines, lines_of
 from lllaunch.config.tree import leaf_items
+from lllaunch.config.values import Mask, parse_mask, parse_ranks
 from lllaunch.multiprocessing.std import Std
 from lllaunch.review.lock import VisibleDumper
 

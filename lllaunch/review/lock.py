@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lllaunch.config.fields import did_you_mean
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
-from lllaunch.config.suggest import did_you_mean
 from lllaunch.config.tree import shorten, show
 from lllaunch.difference import Change, differences
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem

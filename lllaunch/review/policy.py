@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from lllaunch.config.findings import MOST_PROBLEMS
-from lllaunch.config.suggest import did_you_mean, one_of
+from lllaunch.config.fields import MOST_PROBLEMS, did_you_mean, one_of
 from lllaunch.config.tree import shorten, show
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.review.document import Document, parse, read_text

@@ -14,12 +14,11 @@ from lllaunch.app.gate import policy_of, variables_of_hydra
 from lllaunch.app.naming import unlocked
 from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, located, review_run, review_sweep
-from lllaunch.config.gpus import PRETEND, count_gpus
 from lllaunch.config.launcher_schema import TARGET
-from lllaunch.config.nproc import WORDS, count_cpus, parse_nproc
-from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.plan import dump_yaml, essential
+from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
+from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
 from lllaunch.console.sweep.table import Span
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json

@@ -12,8 +12,7 @@ from lllaunch.checking.findings import Found, exit_code, merged, without
 from lllaunch.checking.lint import lint, superseded
 from lllaunch.checking.tree import ConfigFile, found_in, read_facts
 from lllaunch.config.origin import Origin
-from lllaunch.config.origin_lines import lines_of
-from lllaunch.config.origin_tree import Layer, OriginTree
+from lllaunch.config.provenance import Layer, OriginTree, lines_of
 from lllaunch.errors import ConfigError, Problem
 
 GLOBAL = "# @package _global_\n"

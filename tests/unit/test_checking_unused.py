@@ -24,8 +24,7 @@ from lllaunch.checking.lint import (
 )
 from lllaunch.checking.tree import ConfigFile, read_facts
 from lllaunch.config.origin import Origin, dotted
-from lllaunch.config.origin_lines import lines_of
-from lllaunch.config.origin_tree import Layer, OriginTree
+from lllaunch.config.provenance import Layer, OriginTree, lines_of
 from lllaunch.config.tree import leaf_items
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.args import check_worker_names, read_call, read_command_line
-from lllaunch.config.env import read_env, read_env_per_rank
-from lllaunch.config.findings import Findings
-from lllaunch.config.signature import misfits, signature_of
+from lllaunch.config.fields import Findings
+from lllaunch.config.locate import misfits, signature_of
+from lllaunch.config.resolve import read_env, read_env_per_rank
+from lllaunch.config.settings import check_worker_names, read_call, read_command_line
 from lllaunch.config.tree import BROKEN, Withheld, conceal, reveal, show
 from lllaunch.macros import WORKER_NAMES
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.entrypoint import parse_entrypoint
-from lllaunch.config.findings import Unfit
-from lllaunch.config.lookup import check_program, check_script
+from lllaunch.config.command import check_program, check_script, parse_entrypoint
+from lllaunch.config.fields import Unfit
 from lllaunch.spec import Entrypoint
 
 

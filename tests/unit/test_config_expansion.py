@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.expansion import endless
+from lllaunch.config.resolve import endless
 
 
 def doubling(depth: int, last: str = "x") -> dict[str, Any]:

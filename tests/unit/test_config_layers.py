@@ -11,9 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
-from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import defaults, schema_node
+from lllaunch.config.schema import DEFAULT, PRESETS, defaults, schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spec import LaunchSpec, Resources

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.config.findings import Findings
-from lllaunch.config.masks import Mask, check_mask, parse_mask, write_mask
-from lllaunch.config.ranks import parse_ranks
+from lllaunch.config.fields import Findings
+from lllaunch.config.values import Mask, check_mask, parse_mask, parse_ranks, write_mask
 from lllaunch.multiprocessing.std import Std
 from lllaunch.units import as_ranges, write_range
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from support.nvml import FakeNvml, FakeNvmlError
 
-from lllaunch.config.findings import Unfit
-from lllaunch.config.gpus import count_gpus
-from lllaunch.config.nproc import count_cpus, parse_nproc
+from lllaunch.config.fields import Unfit
+from lllaunch.config.values import count_cpus, count_gpus, parse_nproc
 
 
 def gpus_of(number: int) -> Any:

@@ -25,8 +25,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.schema_store import install
 from lllaunch.config.origin import Origin, Origins
-from lllaunch.config.origin_lines import lines_of
-from lllaunch.config.provenance import origins
+from lllaunch.config.provenance import lines_of, origins
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

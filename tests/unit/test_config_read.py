@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from lllaunch.config.findings import Findings
+from lllaunch.config.fields import Findings
 from lllaunch.config.plan import plan_text
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resolve import resolve

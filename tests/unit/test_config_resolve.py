@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lllaunch.config.entrypoint import FORMS
-from lllaunch.config.presets import DEFAULT, PRESETS
+from lllaunch.config.command import FORMS, why_empty
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
-from lllaunch.config.schema import KEYS, UNPLANNED, schema_node
-from lllaunch.config.synonyms import SYNONYMS
-from lllaunch.config.target import why_empty
+from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, UNPLANNED, schema_node
 from lllaunch.config.tree import show
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError, Problem

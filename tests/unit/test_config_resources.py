@@ -8,12 +8,12 @@ import pytest
 from omegaconf import OmegaConf
 from support.nvml import FakeNvml
 
-from lllaunch.config.findings import Unfit
-from lllaunch.config.gpus import count_gpus
+from lllaunch.config.fields import Unfit
 from lllaunch.config.plan import plan_node, plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS, SYNONYMS
 from lllaunch.config.schema import schema_node
+from lllaunch.config.values import count_gpus
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Resources
 from lllaunch.sweep.pool import Need, need_of

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.overrides import redacted_overrides
 from lllaunch.config.secrets import (
     hides_literal,
     is_literal,
     literals,
+    redacted_overrides,
     safe_source,
     source_for,
 )

@@ -9,9 +9,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from lllaunch.config.plan import plan_hash, plan_text
-from lllaunch.config.presets import PRESETS
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import schema_node
+from lllaunch.config.schema import PRESETS, schema_node
 from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS, written_policy
 from lllaunch.errors import ConfigError
 from lllaunch.policies import WatchdogPolicy

@@ -15,9 +15,8 @@ from omegaconf import OmegaConf
 
 from lllaunch.config import plan
 from lllaunch.config.plan import complete, dump_yaml, essential, plan_hash, portable_plan
-from lllaunch.config.presets import DEFAULT, PRESETS
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS, UNPLANNED
+from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, UNPLANNED
 from lllaunch.config.watchdog import written_policy
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.review.lock import (

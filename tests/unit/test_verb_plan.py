@@ -19,7 +19,7 @@ import yaml
 from support.project import Project
 from support.verbs import Ended, call, hydra_put_back, listing
 
-from lllaunch.config.gpus import PRETEND
+from lllaunch.config.values import PRETEND
 from lllaunch.verbs import plan as verb
 
 GOLDEN = Path(__file__).with_name("golden")

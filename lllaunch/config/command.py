@@ -1,0 +1,371 @@
+"""What an entrypoint says: its form, its arguments, and whether it is there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lllaunch.config.fields import Findings, Unfit, did_you_mean, nearest, one_of
+from lllaunch.config.locate import Located, Status, locate, locate_main, misfits
+from lllaunch.config.settings import read_call, read_command_line
+from lllaunch.config.tree import BROKEN, Tree, has_secrets
+from lllaunch.secret_names import is_secret_name
+from lllaunch.spec import Entrypoint
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_INTERPRETERS = re.compile(r"(python[\d.]*|torchrun)\s+")
+
+_MODULE = "a module alone after -m (-m package.module)"
+_ONE_FORM = "a script (path.py) or a function (package.module:callable)"
+
+FORMS = "package.module:callable, a path ending in .py, -m package.module, or a program"
+
+
+def is_dotted(text: str) -> bool:
+    """Whether text is a dotted name, such as ``package.module``."""
+    return _DOTTED.fullmatch(text) is not None
+
+
+def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
+    """Tells what an entrypoint is.
+
+    Args:
+        value: ``package.module:callable`` is a function, a path ending in ``.py`` a script,
+            ``-m package.module`` a module, anything else a program.
+        runtime_cwd: directory that relative paths start from, absolute.
+
+    Returns:
+        The entrypoint. Whether it is there is not looked at.
+
+    Raises:
+        Unfit: it has none of the forms.
+    """
+    if not isinstance(value, str):
+        raise Unfit(f"an entrypoint ({FORMS})", "quote it")
+    text = value.strip()
+    if "\0" in text:
+        raise Unfit("text without NUL characters")
+    if text == "-m" or text.startswith("-m "):
+        return _module(text)
+    if _INTERPRETERS.match(text):
+        raise Unfit(
+            "one file, module, function or program, not a command line",
+            "name the script itself (Python is started for you) and give its arguments as 'args'",
+        )
+    if text.endswith(".py"):
+        return Entrypoint("script", os.path.join(runtime_cwd, text), text)
+    if ":" in text and "/" not in text:
+        return _function(text)
+    name = os.path.join(runtime_cwd, text) if "/" in text else text
+    return Entrypoint("program", _not_a_file_and_name(name), text)
+
+
+def _module(text: str) -> Entrypoint:
+    name = text[2:].strip()
+    if name.endswith(".py"):
+        raise Unfit(_MODULE, f"write {name!r}, without -m")
+    if is_dotted(name):
+        return Entrypoint("module", name, text)
+    if name and is_dotted(name.split()[0]):
+        raise Unfit(_MODULE, "give the arguments as 'args'")
+    raise Unfit(_MODULE)
+
+
+def _function(text: str) -> Entrypoint:
+    module, _, qualname = text.partition(":")
+    if module.endswith(".py"):
+        dotted = module[:-3]
+        raise Unfit(
+            _ONE_FORM,
+            f"did you mean '{dotted}:{qualname}' or {module!r}?",
+        )
+    if not is_dotted(module) or not is_dotted(qualname):
+        raise Unfit("a function (package.module:callable, of dotted names)")
+    if module == "__main__":
+        raise Unfit("a function that workers can import", "name its module in place of __main__")
+    return Entrypoint("function", module, text, qualname)
+
+
+def _not_a_file_and_name(path: str) -> str:
+    head, colon, tail = path.rpartition(":")
+    if colon and head.endswith(".py") and is_dotted(tail):
+        raise Unfit(
+            _ONE_FORM,
+            f"a function is named by its module, as 'package.module:{tail}'",
+        )
+    return path
+
+
+_MOST_NAMES = 2000
+
+
+def check_script(entrypoint: Entrypoint) -> None:
+    """Looks for the file of a script.
+
+    Raises:
+        Unfit: it is not there, is no file, or cannot be read.
+    """
+    path = entrypoint.name
+    if os.path.isdir(path):
+        raise Unfit(message="is a directory, not a script")
+    if not os.path.exists(path):
+        message = f"does not exist in {_directory(entrypoint)}"
+        raise Unfit(message=message, hint=_script_hint(entrypoint))
+    if not os.path.isfile(path):
+        raise Unfit(message="is not a file")
+    if not os.access(path, os.R_OK):
+        raise Unfit(message="cannot be read: permission denied")
+
+
+def _directory(entrypoint: Entrypoint) -> str:
+    # What stands before the text that the user wrote, which the message shows already.
+    base = entrypoint.name.removesuffix(entrypoint.text)
+    return repr(base.rstrip("/") or "/") if base and base != entrypoint.name else "this file system"
+
+
+def _script_hint(entrypoint: Entrypoint) -> str:
+    if " " in entrypoint.text:
+        return "arguments go under 'args'"
+    directory, name = os.path.split(entrypoint.name)
+    scripts = (other for other in _names_in(directory) if other.endswith(".py"))
+    return did_you_mean(name, scripts)
+
+
+def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) -> None:
+    """Looks for a program.
+
+    Args:
+        entrypoint: a program; a name that holds a slash is a file, any other is searched for.
+        search_path: ``PATH`` of the worker.
+        runtime_cwd: where the user is, for hints.
+
+    Raises:
+        Unfit: it is not there or cannot be executed.
+    """
+    name = entrypoint.name
+    if "/" in name:
+        _check_executable(entrypoint)
+        return
+    found = [os.path.join(directory or ".", name) for directory in search_path.split(os.pathsep)]
+    files = [path for path in found if os.path.isfile(path)]
+    if any(os.access(path, os.X_OK) for path in files):
+        return
+    if files:
+        hint, detail = f"chmod +x {files[0]}", f"found only {files[0]!r}"
+        raise Unfit(message="is not executable", hint=hint, detail=detail)
+    hint = _program_hint(name, search_path, runtime_cwd)
+    raise Unfit(message="is not a program on PATH", hint=hint)
+
+
+def _check_executable(entrypoint: Entrypoint) -> None:
+    path = entrypoint.name
+    if os.path.isdir(path):
+        raise Unfit(message="is a directory, not a program")
+    if not os.path.exists(path):
+        directory, name = os.path.split(path)
+        raise Unfit(message="does not exist", hint=did_you_mean(name, _names_in(directory)))
+    if not os.access(path, os.X_OK):
+        raise Unfit(message="is not executable", hint=f"chmod +x {entrypoint.text}")
+
+
+def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
+    if " " in name:
+        return "arguments go under 'args'"
+    for candidate in (f"{name}.py", f"./{name}"):
+        if os.path.isfile(os.path.join(runtime_cwd, candidate)):
+            return f"did you mean {candidate!r}?"
+    if "." in name and os.path.isfile(os.path.join(runtime_cwd, f"{name.replace('.', '/')}.py")):
+        return f"did you mean '-m {name}'?"
+    own = _own_files(runtime_cwd)
+    programs = (
+        other for directory in search_path.split(os.pathsep) for other in _names_in(directory)
+    )
+    near = nearest(name, (*own, *programs))
+    return f"did you mean {own.get(near, near)!r}?" if near else ""
+
+
+def _own_files(runtime_cwd: str) -> dict[str, str]:
+    """Return the scripts and programs beside the user as entrypoints, by their names alone."""
+    found = {}
+    for name in _names_in(runtime_cwd):
+        path = os.path.join(runtime_cwd, name)
+        if name.endswith(".py"):
+            found[name.removesuffix(".py")] = name
+        elif os.access(path, os.X_OK) and os.path.isfile(path):
+            found[name] = f"./{name}"
+    return found
+
+
+def _names_in(directory: str) -> Iterator[str]:
+    try:
+        with os.scandir(directory or ".") as entries:
+            for number, entry in enumerate(entries):
+                if number == _MOST_NAMES:
+                    return
+                yield entry.name
+    except OSError:
+        return
+
+
+NO_ENTRYPOINT = Entrypoint("function", "", "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are looked for.
+
+    Attributes:
+        runtime_cwd: the directory that the command was given in, absolute.
+        sys_path: where workers import from.
+        search_paths: each ``PATH`` that some worker has.
+    """
+
+    runtime_cwd: str
+    sys_path: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the workers run, and with what.
+
+    Attributes:
+        entrypoint: `NO_ENTRYPOINT` if there is none or something is wrong with it.
+        args: positional arguments, secrets withheld.
+        kwargs: keyword arguments, secrets withheld.
+    """
+
+    entrypoint: Entrypoint = NO_ENTRYPOINT
+    args: tuple[Tree, ...] = ()
+    kwargs: Mapping[str, Tree] = field(default_factory=dict)
+
+    def written_args(self) -> Tree:
+        """The arguments as a plan has them: keywords sorted, since their order means nothing."""
+        return _sorted(dict(self.kwargs)) if self.kwargs else list(self.args) or None
+
+
+def _sorted(value: Tree) -> Tree:
+    if isinstance(value, dict):
+        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, str(item[0])))
+        return {key: _sorted(item) for key, item in items}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def read_call_of(entrypoint: Tree, args: Tree, place: Place, key: str, findings: Findings) -> Call:
+    """Reads ``entrypoint`` and ``args`` and checks whether they can be run.
+
+    Args:
+        entrypoint: value of ``entrypoint``, not empty.
+        args: value of ``args``; None for none.
+        place: where things are looked for.
+        key: dotted key of the node that holds both.
+        findings: takes what is wrong.
+    """
+    where, args_key = f"{key}.entrypoint", f"{key}.args"
+    parsed = findings.attempt(
+        where, entrypoint, lambda text: parse_entrypoint(text, place.runtime_cwd)
+    )
+    if parsed is None:
+        return Call()
+    named = replace(parsed, text=entrypoint.source) if has_secrets(entrypoint) else parsed
+    located = findings.attempt(where, entrypoint, lambda _: _look_for(parsed, place))
+    if args is BROKEN:
+        return Call(named)
+    if parsed.form != "function":
+        return Call(named, tuple(read_command_line(args, args_key, findings)))
+    positional, keywords = read_call(args, args_key, findings)
+    named = replace(named, decided=located is not None and located.signature is not None)
+    call = Call(named, tuple(positional), keywords)
+    _check_fit(located, call, args_key, findings)
+    return call
+
+
+def _look_for(entrypoint: Entrypoint, place: Place) -> Located:
+    if entrypoint.form == "script":
+        check_script(entrypoint)
+    elif entrypoint.form == "module":
+        return _found(locate_main(entrypoint.name, place.sys_path))
+    elif entrypoint.form == "function":
+        return _found(locate(entrypoint.name, entrypoint.qualname, place.sys_path))
+    else:
+        for search_path in place.search_paths:
+            check_program(entrypoint, search_path, place.runtime_cwd)
+    return Located(Status.FOUND, entrypoint.name)
+
+
+def _found(located: Located) -> Located:
+    if located.status is Status.MISSING:
+        raise Unfit(message="cannot be run", hint=located.hint, detail=located.reason)
+    return located
+
+
+def _check_fit(located: Located | None, call: Call, key: str, findings: Findings) -> None:
+    if located is None or located.signature is None:
+        return
+    name = call.entrypoint.text
+    for keyword, message, hint in misfits(located.signature, call.args, call.kwargs, name):
+        findings.add_about(f"{key}.{keyword}" if keyword else key, message, hint)
+
+
+def check_preload(module: object, sys_path: Sequence[str]) -> str:
+    """A module that can be preloaded, as far as that can be told without importing it.
+
+    Raises:
+        Unfit: it cannot.
+    """
+    if not isinstance(module, str) or not is_dotted(module):
+        raise Unfit("the name of a module (package.module)")
+    located = locate(module, "", sys_path)
+    if located.status is Status.MISSING:
+        raise Unfit(message="cannot be imported", hint=located.hint, detail=located.reason)
+    return module
+
+
+def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unfit:
+    """Says why there may be no entrypoint.
+
+    Args:
+        root: the whole config, unresolved.
+        key: name of the launch node.
+        searched: directories and packages that configs were looked for in.
+
+    Returns:
+        What is wrong with an empty entrypoint.
+    """
+    expected = f"an entrypoint ({FORMS})"
+    for name, value in root.items():
+        if name != key and isinstance(value, dict) and key in value:
+            hint = "put the line '# @package _global_' at the top of that config file"
+            return Unfit(expected, hint, f"there is {name}.{key}")
+    groups = [name for name, value in root.items() if _may_be_group(name, value)]
+    if not groups:
+        return Unfit(expected)
+    groups.sort(key=lambda name: name != "exp")
+    choices = one_of([repr(name) for name in groups[:3]])
+    looked = f" in {', '.join(searched)}" if searched else ""
+    meant = f"{groups[0]}={root[groups[0]]}"
+    near = _near_group(groups[0], str(root[groups[0]]), searched)
+    hint = near or f"{meant!r} was taken for a plain value"
+    return Unfit(expected, hint, f"there is no config group {choices}{looked}")
+
+
+def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:
+    """Return a hint at a group with a similar name that has a config of that name."""
+    groups = {
+        entry
+        for directory in searched
+        if os.path.isdir(directory)
+        for entry in os.listdir(directory)
+        if os.path.isfile(os.path.join(directory, entry, f"{choice}.yaml"))
+    }
+    hint = did_you_mean(name, sorted(groups))
+    return re.sub("'(.*)'", rf"+\1={choice}", hint)
+
+
+def _may_be_group(name: object, value: object) -> bool:
+    # What +exp=resnet becomes where there is no such group: a plain value.
+    plain = isinstance(value, str) and re.fullmatch(r"[\w./-]{1,80}", value)
+    return bool(plain) and isinstance(name, str) and not is_secret_name(name)

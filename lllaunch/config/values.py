@@ -1,0 +1,544 @@
+"""Kinds of values: durations and sizes, ranks, masks of streams, numbers of workers and GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from lllaunch.config.fields import Findings, Unfit, did_you_mean
+from lllaunch.config.tree import Tree
+from lllaunch.linux import gpus as driver
+from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
+from lllaunch.multiprocessing.std import Std
+from lllaunch.units import as_ranges, write_range
+
+_DURATION = "a duration (90, 90s, 10m, 1h30m, 1d)"
+_MORE_THAN_0 = "a duration of more than 0"
+_SIZE = "a size (1048576, 512MiB, 16GB)"
+
+# Longest first, as they must be written.
+_SECONDS = {
+    "d": Decimal(86400),
+    "h": Decimal(3600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}
+_PARTS = re.compile(
+    r"(?:(\d+(?:\.\d+)?)\s*d)?\s*"
+    r"(?:(\d+(?:\.\d+)?)\s*h)?\s*"
+    r"(?:(\d+(?:\.\d+)?)\s*m)?\s*"
+    r"(?:(\d+(?:\.\d+)?)\s*s)?\s*"
+    r"(?:(\d+(?:\.\d+)?)\s*ms)?",
+    re.ASCII,
+)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_LONGEST_DAYS = 10_000
+# What is written has to be short enough to be read again.
+_SHORTEST = Decimal("1e-9")
+_LONGEST_TEXT = 60
+
+_BYTES: dict[str, int] = {
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
+}
+_SIZED = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_LARGEST_SIZE = 2**63 - 1
+
+
+def parse_duration(value: object, *, zero: bool = True) -> float:
+    """Reads a duration.
+
+    Args:
+        value: seconds as a number, or text: a number of seconds, or parts with units ``d``, ``h``,
+            ``m``, ``s``, ``ms``, largest first, each at most once.
+        zero: whether nothing at all is a sensible duration here.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        Unfit: it is no duration, is negative, is shorter than a nanosecond, or is longer than
+            10,000 days.
+    """
+    seconds = _seconds(value)
+    if seconds < 0:
+        raise Unfit("a duration of 0 or more" if zero else _MORE_THAN_0)
+    if seconds == 0 and not zero:
+        raise Unfit(_MORE_THAN_0)
+    if 0 < seconds < _SHORTEST:
+        raise Unfit("a duration of a nanosecond or more")
+    if seconds > _LONGEST_DAYS * _SECONDS["d"]:
+        raise Unfit(f"a duration of {_LONGEST_DAYS} days at most")
+    return float(seconds)
+
+
+def _seconds(value: object) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise Unfit(_DURATION)
+    if not isinstance(value, str):
+        number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+        if not number.is_finite():
+            raise Unfit(_DURATION, detail="a duration has an end")
+        return number
+    text = value.strip()
+    if len(text) > _LONGEST_TEXT:
+        raise Unfit(_DURATION)
+    if ":" in text:
+        raise Unfit(_DURATION, _without_colons(text), "colons could mean hours or minutes")
+    if _NUMBER.fullmatch(text):
+        return Decimal(text)
+    parts = _PARTS.fullmatch(text.lower())
+    if not parts or not any(parts.groups()):
+        raise Unfit(_DURATION)
+    pairs = zip(parts.groups(), _SECONDS.values(), strict=True)
+    return sum((Decimal(part) * unit for part, unit in pairs if part), Decimal(0))
+
+
+def _without_colons(text: str) -> str:
+    fields = text.split(":")
+    if not all(re.fullmatch(r"\d{1,9}", field, re.ASCII) for field in fields):
+        return "write 1h30m"
+    numbers = [int(field) for field in fields]
+    if len(numbers) == 3:
+        parts = "".join(f"{n}{unit}" for n, unit in zip(numbers, "hms", strict=True) if n)
+        return f"write {parts or '0s'}"
+    if len(numbers) == 2:
+        first, second = numbers
+        return f"write {first}h{second}m or {first}m{second}s"
+    return "write 1h30m"
+
+
+def format_duration(seconds: float) -> str:
+    """Writes a duration so that `parse_duration` gives the same number of seconds again.
+
+    Args:
+        seconds: 0 or more, finite.
+
+    Returns:
+        Such as ``30s``, ``1h30m``, ``1d``, ``1m0.5s``.
+    """
+    rest = Decimal(repr(float(seconds)))
+    text = ""
+    for unit in ("d", "h", "m"):
+        count, rest = divmod(rest, _SECONDS[unit])
+        text += f"{int(count)}{unit}" if count else ""
+    if rest or not text:
+        digits = f"{rest:f}"
+        text += f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits}s"
+    return text
+
+
+def parse_size(value: object) -> int:
+    """Reads a size.
+
+    Args:
+        value: bytes as a number, or text: a number and a unit (``B``, ``kB`` … ``PB`` are powers
+            of 1000, ``KiB`` … ``PiB`` powers of 1024; capitals do not matter).
+
+    Returns:
+        Bytes.
+
+    Raises:
+        Unfit: it is no size, is negative, or is no whole number of bytes.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise Unfit(_SIZE)
+    size = Decimal(value) if isinstance(value, int) else _sized(value.strip())
+    if size < 0:
+        raise Unfit("a size of 0 or more")
+    if size != size.to_integral_value():
+        raise Unfit("a whole number of bytes")
+    if size > _LARGEST_SIZE:
+        raise Unfit("a size of less than 8 EiB")
+    return int(size)
+
+
+def _sized(text: str) -> Decimal:
+    match = _SIZED.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if not match:
+        raise Unfit(_SIZE)
+    number, unit = match[1], match[2].lower()
+    if not unit:
+        unit = "b"
+    if unit not in _BYTES:
+        letter = unit[0].upper()
+        meant = unit in {"k", "m", "g", "t", "p", "ki", "mi", "gi", "ti", "pi"}
+        hint = f"write {number}{letter}B (powers of 1000) or {number}{letter}iB" if meant else ""
+        raise Unfit(_SIZE, hint)
+    return Decimal(number) * _BYTES[unit]
+
+
+def format_size(size: int) -> str:
+    """Writes a size so that `parse_size` gives the same number of bytes again.
+
+    Args:
+        size: bytes, 0 or more.
+
+    Returns:
+        A whole number of the largest unit that divides it, such as ``512MiB``, ``16GB``, ``7B``.
+    """
+    fitting = [(n, unit) for unit, n in _BYTES.items() if size and size % n == 0]
+    factor, unit = max(fitting, default=(1, "b"))
+    return f"{size // factor}{_written(unit)}"
+
+
+def _written(unit: str) -> str:
+    if unit == "kb":
+        return "kB"
+    return unit[0].upper() + unit[1:].replace("b", "B")
+
+
+_RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+def parse_ranks(value: object) -> range:
+    """Reads a rank or a range, both ends included.
+
+    Args:
+        value: a number, or text such as ``"3"`` or ``"1-7"``.
+
+    Raises:
+        Unfit: it is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    match = _RANKS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not match:
+        raise Unfit("a local rank or a range of them (0, 3, '1-7')")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    if last < first:
+        raise Unfit("a range from a lower to a higher rank", f"did you mean '{last}-{first}'?")
+    return range(first, last + 1)
+
+
+def overlap(ranges: Sequence[range]) -> tuple[range, range] | None:
+    """Two of the ranges that share a rank, if there are such."""
+    ordered = sorted(ranges, key=lambda ranks: ranks.start)
+    for earlier, later in itertools.pairwise(ordered):
+        if later.start < earlier.stop:
+            return earlier, later
+    return None
+
+
+def check_within(ranks: range, nproc: int) -> None:
+    """Refuses ranks that no worker has.
+
+    Raises:
+        Unfit: the range goes beyond the last rank.
+    """
+    if ranks.stop > nproc:
+        ranks_there = "rank 0 only" if nproc == 1 else f"ranks from 0 to {nproc - 1}"
+        raise Unfit(f"{ranks_there}, as nproc is {nproc}")
+
+
+_NAMES = {"none": Std.NONE, "out": Std.OUT, "err": Std.ERR, "all": Std.ALL}
+_WORDS = {**_NAMES, **{str(int(std)): std for std in _NAMES.values()}}
+_SYNONYMS = {
+    "stdout": "out",
+    "stderr": "err",
+    "both": "all",
+    "on": "all",
+    "yes": "all",
+    "true": "all",
+    "off": "none",
+    "no": "none",
+    "false": "none",
+}
+_MASK = "a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
+_STREAMS = "a mask of streams (none, out, err, all, 0-3)"
+# The least number that YAML makes of digits with a colon: 1:00.
+_SEXAGESIMAL = 60
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Streams by ranks.
+
+    Attributes:
+        parts: ranges that do not overlap, each with its streams; ranks in none of them have none.
+        rest: streams of all ranks, for a mask without ranks.
+    """
+
+    parts: tuple[tuple[range, Std], ...] = ()
+    rest: Std = Std.NONE
+
+    def by_rank(self, nproc: int) -> dict[int, Std]:
+        """Streams of each of the ranks 0 to ``nproc - 1``."""
+        streams = dict.fromkeys(range(nproc), self.rest)
+        for ranks, std in self.parts:
+            streams.update(dict.fromkeys(range(ranks.start, min(ranks.stop, nproc)), std))
+        return streams
+
+    @property
+    def text(self) -> str:
+        """What is said of it, for whatever number of ranks there are, as `write_mask` writes it."""
+        if not self.parts:
+            return _name_of(self.rest)
+        joined: list[tuple[range, Std]] = []
+        for ranks, std in sorted(self.parts, key=lambda part: part[0].start):
+            if joined and joined[-1][0].stop == ranks.start and joined[-1][1] == std:
+                ranks = range(joined.pop()[0].start, ranks.stop)  # noqa: PLW2901 - one range now
+            joined.append((ranks, std))
+        named = [f"{write_range(ranks)}:{_name_of(std)}" for ranks, std in joined if std]
+        return " ".join(named) or _name_of(Std.NONE)
+
+
+def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
+    """Reads a mask.
+
+    Args:
+        value: a name or a number for all ranks, text of ``ranks:streams`` pairs separated by
+            commas or blanks, or a dict of them. None and False stand for ``none``.
+        key: its key, for messages.
+        findings: takes what is wrong.
+
+    Returns:
+        The mask, or None if something is wrong with it.
+    """
+    before = findings.count
+    if isinstance(value, dict):
+        parts = [_pair(ranks, item, key, findings) for ranks, item in value.items()]
+        mask = Mask(tuple(part for part in parts if part))
+    else:
+        mask = findings.attempt(key, value, _from_scalar) or Mask()
+    shared = overlap([ranks for ranks, _ in mask.parts])
+    if shared and findings.count == before:
+        first, second = (write_range(ranks) for ranks in shared)
+        detail = f"{first} and {second} overlap"
+        findings.add(key, value, Unfit("each rank at most once", detail=detail))
+    return mask if findings.count == before else None
+
+
+def check_mask(mask: Mask, value: Tree, key: str, nproc: int, findings: Findings) -> None:
+    """Notes each range of a mask that goes beyond the last rank."""
+    for ranks, _ in mask.parts:
+        try:
+            check_within(ranks, nproc)
+        except Unfit as unfit:
+            detail = f"no worker has {write_range(ranks)}"
+            findings.add(key, value, Unfit(unfit.expected, detail=detail))
+
+
+def _pair(ranks: object, streams: Tree, key: str, findings: Findings) -> tuple[range, Std] | None:
+    where = f"{key}.{ranks}"
+    numbers = findings.attempt(where, ranks, parse_ranks)
+    std = findings.attempt(where, streams, lambda plain: _streams(plain, _STREAMS))
+    return None if numbers is None or std is None else (numbers, std)
+
+
+def _from_scalar(value: object) -> Mask:
+    if not isinstance(value, str) or ":" not in value:
+        return Mask(rest=_streams(value, _MASK))
+    parts = []
+    for pair in re.split(r"\s*,\s*|\s+", value.strip()):
+        ranks, colon, streams = pair.partition(":")
+        if not colon:
+            raise Unfit(_MASK, "write it as '0:all 1-7:out'", f"{pair!r} has no rank")
+        try:
+            numbers = parse_ranks(ranks)
+        except Unfit as unfit:
+            raise Unfit(_MASK, unfit.hint, f"{ranks!r} is not {unfit.expected}") from None
+        parts.append((numbers, _streams_of_pair(streams)))
+    return Mask(tuple(parts))
+
+
+def _streams_of_pair(streams: str) -> Std:
+    try:
+        return _streams(streams, _STREAMS)
+    except Unfit as unfit:
+        raise Unfit(_MASK, unfit.hint, f"{streams!r} is not {unfit.expected}") from None
+
+
+def _streams(value: object, expected: str) -> Std:
+    if value is None or value is False or value == "":
+        return Std.NONE
+    if isinstance(value, bool):
+        raise Unfit(expected, "did you mean 'all'?")
+    if isinstance(value, (int, float)):
+        return _numbered(value, expected)
+    if not isinstance(value, str):
+        raise Unfit(expected)
+    word = value.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    if word in _SYNONYMS:
+        raise Unfit(expected, f"did you mean {_SYNONYMS[word]!r}?")
+    raise Unfit(expected, did_you_mean(word, _NAMES))
+
+
+def _numbered(value: float, expected: str) -> Std:
+    if not isinstance(value, int):
+        raise Unfit(expected)
+    if 0 <= value <= Std.ALL:
+        return Std(value)
+    if value >= _SEXAGESIMAL:
+        ranks, streams = divmod(value, 60)
+        raise Unfit(expected, f"YAML reads {ranks}:{streams} without quotes as {value}: quote it")
+    raise Unfit(expected)
+
+
+def write_mask(streams: Mapping[int, Std]) -> str:
+    """The shortest text that means these streams.
+
+    Args:
+        streams: by local rank, every rank listed.
+
+    Returns:
+        A name if all ranks have the same, else pairs such as ``0:all 1-7:out``, separated by
+        blanks, without the ranks that have none.
+    """
+    used = set(streams.values())
+    if len(used) <= 1:
+        return _name_of(used.pop() if used else Std.NONE)
+    parts = [
+        (ranks.start, f"{write_range(ranks)}:{_name_of(std)}")
+        for std in used - {Std.NONE}
+        for ranks in as_ranges(rank for rank, own in streams.items() if own == std)
+    ]
+    return " ".join(text for _, text in sorted(parts))
+
+
+def _name_of(streams: Std) -> str:
+    return next(name for name, std in _NAMES.items() if std == streams)
+
+
+# More than any machine runs as one group; a slip of the finger should not fill the process table.
+MOST_WORKERS = 10_000
+
+WORDS = ("auto", "cpu", "gpu")
+"""What stands for a number that the machine decides."""
+
+_EXPECTED = "a number of workers (1, 2, ... or auto, cpu, gpu)"
+
+
+def nproc_word(value: object) -> str:
+    """The word that leaves the number of workers to the machine, an empty string for a number."""
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return word if word in WORDS else ""
+
+
+def count_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], int]) -> int:
+    """Finds the number of workers.
+
+    Args:
+        value: a number; ``cpu`` or ``gpu``: one worker for each; ``auto``: one for each GPU or,
+            where there is none, for each CPU.
+        cpus: counts the CPUs.
+        gpus: counts the GPUs; raises `Unfit` if it cannot.
+
+    Returns:
+        Number of workers, at least 1.
+
+    Raises:
+        Unfit: it is none of these, or ``gpu`` on a machine without one.
+    """
+    word = nproc_word(value)
+    if word == "cpu":
+        return cpus()
+    if word == "gpu":
+        return _one_or_more(gpus())
+    if word == "auto":
+        return _if_any(gpus) or cpus()
+    return _number(value)
+
+
+def _one_or_more(gpus: int) -> int:
+    if not gpus:
+        raise Unfit(
+            message="found no visible GPU", hint="see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'"
+        )
+    return gpus
+
+
+def _if_any(gpus: Callable[[], int]) -> int:
+    try:
+        return gpus()
+    except Unfit:
+        return 0
+
+
+def _number(value: object) -> int:
+    # Text: what ${oc.env:N} gives is always text.
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Unfit(_EXPECTED, did_you_mean(value, WORDS) if isinstance(value, str) else "")
+    if value < 1:
+        raise Unfit("a number of workers, 1 or more")
+    if value > MOST_WORKERS:
+        raise Unfit(f"a number of workers, {MOST_WORKERS} at most")
+    return value
+
+
+__all__ = ["PRETEND", "Nvml", "count_gpus"]
+
+
+def count_gpus(
+    visible: str | None, nvml: Nvml | None = None, *, pretended: str | None = None
+) -> int:
+    """Counts the GPUs that a process with this environment sees.
+
+    Args:
+        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+        nvml: stands in for the module ``pynvml``.
+        pretended: value of ``LLLAUNCH_PRETEND_GPUS``: names of GPUs that take the place of those
+            that there are. None if it is not set.
+
+    Returns:
+        Number of GPUs, or of MIG slices where the list names slices.
+
+    Raises:
+        Unfit: the driver cannot be asked, or the names are no names; the text says why.
+    """
+    if pretended is not None:
+        try:
+            return len(pretended_gpus(pretended, visible))
+        except ValueError as error:
+            detail = f"{PRETEND}: expected {error}, got {pretended!r}"
+            raise Unfit(message="cannot be counted", detail=detail) from error
+    try:
+        return driver.count_gpus(visible, nvml)
+    except driver.GpusUnknown as unknown:
+        raise Unfit(message=str(unknown)) from unknown
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a config is read in.
+
+    Attributes:
+        runtime_cwd: the directory that the command was given in, absolute.
+        output_dir: Hydra's output directory, absolute.
+        key: name of the launch node.
+        root: the whole config as plain data, unresolved.
+        searched: where configs were looked for.
+        entrypoint_required: whether the config must say what to run, or must not.
+        environ: the launcher's environment.
+        sys_path: the launcher's ``sys.path``.
+        nvml: stands in for ``pynvml``.
+        here: whether the run would be on this machine, whose CPUs and GPUs are counted then.
+    """
+
+    runtime_cwd: str
+    output_dir: str
+    key: str = "launch"
+    root: Mapping[Any, Any] = field(default_factory=dict, repr=False)
+    searched: tuple[str, ...] = ()
+    entrypoint_required: bool = True
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sys_path: tuple[str, ...] = ()
+    nvml: Nvml | None = None
+    here: bool = True
