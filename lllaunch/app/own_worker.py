@@ -531,7 +531,7 @@ class HydraCall:
     Attributes:
         script: how the launcher was started.
         function: how the function is found.
-        config: made by `lllaunch.app.own_worker.pack`; not unpickled before the script has come
+        config: made by `pack`; not unpickled before the script has come
             to its app, whose classes it may hold.
         argv: ``sys.argv`` as the launcher's script found it.
         command: the launcher's ``sys.orig_argv``.

@@ -173,7 +173,7 @@ def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def literals_in(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the secrets that overrides hold themselves, as `lllaunch.config.secrets.literals` does.
+    """Yield the secrets that overrides hold themselves, as `literals` does.
 
     Args:
         overrides: Hydra's, without choices of config groups.
