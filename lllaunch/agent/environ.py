@@ -37,7 +37,7 @@ CONTRACT_NAMES = frozenset(
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Where one worker stands in its group.
 
     Attributes:
@@ -83,7 +83,7 @@ class Place:
         return {name: str(getattr(self, name)) for name in WORKER_NAMES}
 
 
-def contract(place: Place, outer: Mapping[str, str]) -> dict[str, str]:
+def contract(place: WorkerPlace, outer: Mapping[str, str]) -> dict[str, str]:
     """The variables of one worker.
 
     Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lllaunch.multiprocessing.api import PContext
     from lllaunch.watchdog.findings import Asked, Finding
     from lllaunch.watchdog.stacks.collector import StackCollector
-    from lllaunch.watchdog.watch import Watch
+    from lllaunch.watchdog.watch import AttemptWatch
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Guard:
         self._hide = hide
         self._run_ends: float | None = None
         self._run_over_told = False
-        self._watch: Watch | None = None
+        self._watch: AttemptWatch | None = None
         self._context: PContext | None = None
         self._began_at = 0.0
         self._finding: Finding | None = None
@@ -95,14 +95,14 @@ class Guard:
         """
         if not self._on:
             return
-        from lllaunch.watchdog.watch import Watch  # noqa: PLC0415 - only for a watched run
+        from lllaunch.watchdog.watch import AttemptWatch  # noqa: PLC0415 - only for a watched run
 
         self._end_attempt()
         if self._run_began is None:
             self._run_began = self._clock()
         if self._policy.run_timeout is not None and not self._run_over_told:
             self._run_ends = self._run_began + self._policy.run_timeout
-        self._watch = Watch(self._policy, ranks, self._timer_file, self._clock)
+        self._watch = AttemptWatch(self._policy, ranks, self._timer_file, self._clock)
 
     def environment(self, rank: int) -> Mapping[str, str]:
         """Variables that a worker of the attempt needs to be watched."""
@@ -199,7 +199,7 @@ class Guard:
         self._finding = self._finding or finding
         return v.WatchdogFired(finding, "timeout", whole_run=True)
 
-    def _findings(self, watch: Watch, observe: Callable[[object], None]) -> list[v.Fact]:
+    def _findings(self, watch: AttemptWatch, observe: Callable[[object], None]) -> list[v.Fact]:
         from lllaunch.watchdog.findings import (  # noqa: PLC0415 - imported
             TimerExpired,
             kind_of,

@@ -24,7 +24,7 @@ from lllaunch.agent.api import (
     workers_of,
 )
 from lllaunch.agent.clock import Deadlines, RunClock
-from lllaunch.agent.environ import Place, contract, substitute_local_rank, virtual_rank
+from lllaunch.agent.environ import WorkerPlace, contract, substitute_local_rank, virtual_rank
 from lllaunch.agent.events import EventSource
 from lllaunch.agent.guard import ENABLE_FILE_TIMER, Guard
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
@@ -137,7 +137,7 @@ LOOPBACK = "127.0.0.1"
 
 def places_of(
     group: WorkerGroup, attempt: int, restart_count: int, run_id: str
-) -> dict[int, Place]:
+) -> dict[int, WorkerPlace]:
     """Where every worker of a group stands, by local rank.
 
     Args:
@@ -149,7 +149,7 @@ def places_of(
     spec, handler = group.spec, group.spec.rdzv_handler
     hostname = socket.gethostname()
     return {
-        worker.local_rank: Place(
+        worker.local_rank: WorkerPlace(
             local_rank=worker.local_rank,
             rank=worker.global_rank,
             group_rank=group.group_rank or 0,
@@ -189,7 +189,7 @@ class Recipe:
     def context(
         self,
         spec: WorkerSpec,
-        places: Mapping[int, Place],
+        places: Mapping[int, WorkerPlace],
         more: Callable[[int], Mapping[str, str]] = lambda _: {},
     ) -> PContext:
         """The processes of one attempt, not started yet.
@@ -234,7 +234,7 @@ class Recipe:
         method = self.start_method
         return MultiprocessContext(entrypoint=spec.entrypoint, start_method=method, **common)
 
-    def environment(self, spec: WorkerSpec, place: Place) -> dict[str, str]:
+    def environment(self, spec: WorkerSpec, place: WorkerPlace) -> dict[str, str]:
         """The variables of one worker, on top of the launcher's."""
         env = contract(place, os.environ)
         if self.env is not None:
@@ -243,7 +243,7 @@ class Recipe:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
         return env
 
-    def _prefixes(self, places: Mapping[int, Place]) -> dict[int, str] | None:
+    def _prefixes(self, places: Mapping[int, WorkerPlace]) -> dict[int, str] | None:
         if not self.log_line_prefix_template:
             return None
         template = Template(self.log_line_prefix_template)

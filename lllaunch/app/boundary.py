@@ -211,7 +211,7 @@ class AppEnded(SystemExit):
     """Ends a Hydra app with an exit code of ours; Hydra lets it pass."""
 
 
-class JobEnded(CompactHydraException):
+class JobFailed(CompactHydraException):
     """Ends a Hydra job that did not succeed.
 
     Attributes:
@@ -248,10 +248,10 @@ class Ledger:
     """What the jobs of one Hydra app ended with."""
 
     def __init__(self) -> None:
-        self._first: JobEnded | None = None
+        self._first: JobFailed | None = None
         self._interrupt = signal.getsignal(signal.SIGINT)
 
-    def note(self, ended: JobEnded) -> JobEnded:
+    def note(self, ended: JobFailed) -> JobFailed:
         """Note what a failed job is about to raise; the first one decides the exit code."""
         self._first = self._first or ended
         return ended
@@ -284,7 +284,7 @@ class Ledger:
         """
         try:
             app()
-        except JobEnded as ended:
+        except JobFailed as ended:
             return self._after_job(ended)
         except CompactHydraException as error:
             if wants_full_errors():
@@ -300,7 +300,7 @@ class Ledger:
         # a sweeper that tolerates failed jobs returns as if there were none
         return self._first.exit_code if self._first else None
 
-    def _after_job(self, ended: JobEnded) -> int:
+    def _after_job(self, ended: JobFailed) -> int:
         if ended.error is not None and wants_full_errors():
             traceback.print_exception(ended.error)
         elif ended.error is not None:
@@ -411,7 +411,7 @@ def composing_readably() -> Iterator[None]:
     with noting_variables():
         try:
             yield
-        except (LaunchError, JobEnded):
+        except (LaunchError, JobFailed):
             raise
         except RecursionError:
             reason = "the config is nested too deeply, or refers to itself"

@@ -58,7 +58,7 @@ class ComposeFailed(LaunchError):
         return self.message or self.reason
 
 
-class Command(NamedTuple):
+class ConfigRequest(NamedTuple):
     """What a command line says of the config.
 
     Attributes:
@@ -76,7 +76,7 @@ class Command(NamedTuple):
     config_dir: str | None = None
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> Command:
+    def of(cls, given: argparse.Namespace) -> ConfigRequest:
         """Reads what a parser with `add_hydra_flags` has found."""
         return cls(
             tuple(given.overrides),
@@ -87,7 +87,7 @@ class Command(NamedTuple):
         )
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Command:
+    def parse(cls, words: Sequence[str]) -> ConfigRequest:
         """Reads flags and overrides, such as those that a lock keeps.
 
         Raises:
@@ -125,7 +125,7 @@ def add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config-dir", "-cd", metavar="DIR", help="is looked in first")
 
 
-class Composed:
+class Composition:
     """Composes what one command line asks for; a context manager.
 
     Outside of it Hydra's global state is what it was.
@@ -137,7 +137,7 @@ class Composed:
         ComposeFailed: a directory that it names is not there.
     """
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: ConfigRequest) -> None:
         self.command = command
         self.config_name = command.config_name or PRIMARY
         self._left = contextlib.ExitStack()

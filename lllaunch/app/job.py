@@ -19,7 +19,7 @@ from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
-from lllaunch.app.boundary import JobEnded, Ledger, tell_ci
+from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
 from lllaunch.app.gate import admit
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.own_worker import UserFunction
@@ -188,16 +188,16 @@ class Jobs:
             text = (
                 f"lllaunch: the run in {outcome.directory} failed (exit code {outcome.exit_code})"
             )
-            raise self.ledger.note(JobEnded(outcome.exit_code, text))
+            raise self.ledger.note(JobFailed(outcome.exit_code, text))
         return outcome
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Ends the job with a `JobEnded` when the block raises a `LaunchError`."""
+        """Ends the job with a `JobFailed` when the block raises a `LaunchError`."""
         try:
             yield
         except LaunchError as error:
-            raise self.ledger.note(JobEnded(error.exit_code, str(error), error)) from error
+            raise self.ledger.note(JobFailed(error.exit_code, str(error), error)) from error
 
     def _execute(self, cfg: DictConfig) -> RunOutcome:
         # --cfg and --help say nothing

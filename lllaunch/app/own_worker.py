@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Script:
+class UserScript:
     """How this process was started, and so what workers run first.
 
     Attributes:
@@ -66,7 +66,7 @@ class Script:
     guarded: bool = False
 
 
-class Reached(BaseException):
+class AppReached(BaseException):
     """Ends the user's script in a worker: its app has been called, the rest is the launcher's."""
 
 
@@ -144,7 +144,7 @@ def call_in_worker(function: Any) -> bool:
     if task.is_for(function):
         _State.task = None
         task.run(function)
-        raise Reached
+        raise AppReached
     return True
 
 
@@ -162,10 +162,10 @@ def end_script_at_launch(function: Any) -> None:
     if _State.task is not None:
         call_in_worker(function)
         # whoever has called this uses what it returns
-        raise Reached
+        raise AppReached
 
 
-def started_as(main: ModuleType, needed: bool, direct: bool = True) -> Script:
+def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScript:
     """Returns how a process was started.
 
     Args:
@@ -179,13 +179,13 @@ def started_as(main: ModuleType, needed: bool, direct: bool = True) -> Script:
     spec = getattr(main, "__spec__", None)
     name = spec.name if spec is not None else ""
     if name.rpartition(".")[2] == "__main__" and not needed:
-        return Script()
+        return UserScript()
     if name and name != "__main__":
-        return Script(module=name, guarded=guarded)
+        return UserScript(module=name, guarded=guarded)
     path = getattr(main, "__file__", None)
     if path and os.path.isfile(path):
-        return Script(path=os.path.abspath(path), guarded=guarded)
-    return Script()
+        return UserScript(path=os.path.abspath(path), guarded=guarded)
+    return UserScript()
 
 
 def calls_directly(main: ModuleType) -> bool:
@@ -210,7 +210,7 @@ def calls_directly(main: ModuleType) -> bool:
     return False
 
 
-def original_arguments(script: Script, cwd: str) -> tuple[str, ...]:
+def original_arguments(script: UserScript, cwd: str) -> tuple[str, ...]:
     """Returns ``sys.argv`` as it was before the script's own code, which may have changed it.
 
     Workers run that code again.
@@ -231,7 +231,7 @@ def original_arguments(script: Script, cwd: str) -> tuple[str, ...]:
 
 
 def run_in_script(
-    script: Script, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]
+    script: UserScript, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]
 ) -> Any:
     """Runs the user's script in this worker, and an action where it calls its app.
 
@@ -253,7 +253,7 @@ def run_in_script(
     _take_the_place_of_hydra()
     try:
         _execute(script)
-    except Reached:
+    except AppReached:
         # what stands below the call runs in the launcher, after all workers
         pass
     except SystemExit as end:
@@ -270,7 +270,7 @@ def run_in_script(
     return task.result()
 
 
-def _execute(script: Script) -> None:
+def _execute(script: UserScript) -> None:
     name = "__mp_main__" if script.guarded else "__main__"
     if script.module:
         execute_module(script.module, name)
@@ -539,7 +539,7 @@ class HydraCall:
         cwd: where the launcher's script runs.
     """
 
-    script: Script
+    script: UserScript
     function: Reach
     config: bytes
     argv: tuple[str, ...]
@@ -557,7 +557,7 @@ class HydraCall:
         return Function(__name__, run.__name__, call)
 
 
-def entrypoint_of(script: Script, function: Reach) -> Entrypoint:
+def entrypoint_of(script: UserScript, function: Reach) -> Entrypoint:
     """What a run's messages and its plan call a function of the user's."""
     module, qualname = function.module, function.qualname
     where = module
@@ -665,7 +665,7 @@ class UserFunction(NamedTuple):
 
     function: Callable[[Any], Any]
     reach: Reach | None
-    script: Script
+    script: UserScript
 
     @classmethod
     def importable(cls, function: Callable[[Any], Any]) -> UserFunction:
@@ -687,7 +687,7 @@ class UserFunction(NamedTuple):
         main = sys.modules["__main__"]
         script = started_as(main, needed=in_main, direct=calls_directly(main))
         # read from standard input: there is nothing that workers could import
-        lost = in_main and script == Script()
+        lost = in_main and script == UserScript()
         return cls(function, None if lost else reach, script)
 
     @property

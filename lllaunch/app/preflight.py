@@ -31,16 +31,16 @@ def refused(words: Sequence[str], config_name: str) -> int | None:
     if not _has_rules():
         return None
     # most projects have none
-    from lllaunch.app.composed import Command, Composed  # noqa: PLC0415
+    from lllaunch.app.composed import Composition, ConfigRequest  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     try:
-        command = Command.parse(words)
+        command = ConfigRequest.parse(words)
         command = command._replace(config_name=command.config_name or config_name)
     except ValueError:
         return None  # --help, --cfg and the like, or what is no command line
     try:
-        with refusing(), Composed(command) as composed:
+        with refusing(), Composition(command) as composed:
             try:
                 if composed.is_sweep():
                     return None

@@ -58,7 +58,7 @@ class PlanChanged(LaunchError):
         return "\n".join([*lines, *(f"  {line}" for line in text_lines(self.changes))])
 
 
-class Again(NamedTuple):
+class RerunRequest(NamedTuple):
     """What is to be run again.
 
     Attributes:
@@ -84,7 +84,7 @@ class Again(NamedTuple):
             raise PlanChanged(self.path, changes)
 
 
-def read_again(directory: str) -> Again:
+def read_again(directory: str) -> RerunRequest:
     """Reads what a run has left.
 
     Args:
@@ -108,10 +108,10 @@ def read_again(directory: str) -> Again:
     # what it does not name is what it was then, whatever the defaults are now
     launch = {**complete(plan, SOURCES)["launch"], "locked": known.get("locked", False)}
     config = {**rest, "launch": launch, "hydra": kept}
-    return Again(path, plan, config, str(runtime.get("cwd") or ""))
+    return RerunRequest(path, plan, config, str(runtime.get("cwd") or ""))
 
 
-def run_again(again: Again, spawner: Spawner | None) -> int:
+def run_again(again: RerunRequest, spawner: Spawner | None) -> int:
     """Runs it, with the overrides of ``sys.argv``.
 
     Args:

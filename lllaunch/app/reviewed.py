@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from lllaunch.app.composed import Composed, composing
+from lllaunch.app.composed import Composition, composing
 from lllaunch.app.naming import as_written, experiment_name, job_name
 from lllaunch.app.planning import locating
 from lllaunch.config.locate import Located, locate, locate_main
@@ -22,7 +22,7 @@ from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, LaunchError, Problem
-from lllaunch.review.annotated import Told, streams_of
+from lllaunch.review.annotated import OriginAnnotator, streams_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -54,7 +54,7 @@ class Reviewed:
     name: str
     job: str
     directory: str
-    told: Told
+    told: OriginAnnotator
     origins: Callable[[], Origins]
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class JobsRefused(LaunchError):
         return "\n".join(lines)
 
 
-def review_run(composed: Composed) -> Reviewed:
+def review_run(composed: Composition) -> Reviewed:
     """Decides what a command line would run.
 
     Raises:
@@ -115,11 +115,11 @@ def review_run(composed: Composed) -> Reviewed:
         spec = composed.plan(config)
     raw: Any = OmegaConf.to_container(config, resolve=False)
     origins = composed.origins()
-    told, name = Told(origins, raw.get("launch") or {}), name_of(spec, config)
+    told, name = OriginAnnotator(origins, raw.get("launch") or {}), name_of(spec, config)
     return Reviewed(spec, raw, name, "", _directory(raw, "run"), told, lambda: origins)
 
 
-def review_sweep(composed: Composed) -> list[Reviewed]:
+def review_sweep(composed: Composition) -> list[Reviewed]:
     """Decides what each job of a command line would run.
 
     Raises:
@@ -151,7 +151,9 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
         raw: Any = OmegaConf.to_container(job.whole, resolve=False)
         # the first one is shown whole, the others by what differs
         origins = functools.cache(functools.partial(_origins, composed, master, overrides))
-        told = Told(Origins({}) if found else origins(), raw.get("launch") or {}, sweeps=True)
+        told = OriginAnnotator(
+            Origins({}) if found else origins(), raw.get("launch") or {}, sweeps=True
+        )
         name, place = name_of(spec, job.whole), _directory(raw, "sweep")
         found.append(Reviewed(spec, raw, name, job_name(overrides), place, told, origins))
     if reasons:
@@ -159,7 +161,7 @@ def review_sweep(composed: Composed) -> list[Reviewed]:
     return found
 
 
-def _origins(composed: Composed, master: DictConfig, overrides: Sequence[str]) -> Origins:
+def _origins(composed: Composition, master: DictConfig, overrides: Sequence[str]) -> Origins:
     from lllaunch.config.provenance import origins  # noqa: PLC0415 - as above
 
     every = [*as_written(master.hydra.overrides.hydra), *overrides]

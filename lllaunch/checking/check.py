@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lllaunch.checking.examine import Examined, Surroundings, examine
-from lllaunch.checking.findings import Checked, Found, Outcome, merged
+from lllaunch.checking.examine import CheckContext, Examined, examine
+from lllaunch.checking.findings import Checked, Diagnostic, Outcome, merged
 from lllaunch.checking.lint import lint, misplaced, superseded, told_unused
 from lllaunch.checking.locks import Locks, not_locked
 from lllaunch.checking.tree import (
@@ -52,7 +52,7 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     graph = Graph(tree.files)
     whole = find_experiments(tree.files, graph)
     possible, left_out = too_much(whole, tree.directory, tree.files, graph)
-    around = Surroundings(tree.directory, tree.files, graph, policy, tree_top(os.getcwd()), environ)
+    around = CheckContext(tree.directory, tree.files, graph, policy, tree_top(os.getcwd()), environ)
     examined = list(_examined(possible, around))
     endless = {each.experiments[0] for each in left_out if each.experiments}
     locks = Locks(examined, _Unreadable(tree, graph, whole, endless))
@@ -74,7 +74,7 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     return outcome.hiding(lambda text: hide(literal(text)))
 
 
-def _examined(experiments: Iterable[Experiment], around: Surroundings) -> Iterator[Examined]:
+def _examined(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
     """Each experiment; those whose files cannot be read are not composed."""
     readable = []
     for each in experiments:
@@ -88,8 +88,8 @@ def _examined(experiments: Iterable[Experiment], around: Surroundings) -> Iterat
     yield from examine(readable, around)
 
 
-def _hitting(found: Found, name: str) -> Found:
-    return Found(found.code, found.file, found.line, found.key, found.message, (name,))
+def _hitting(found: Diagnostic, name: str) -> Diagnostic:
+    return Diagnostic(found.code, found.file, found.line, found.key, found.message, (name,))
 
 
 class _Unreadable:
@@ -109,9 +109,9 @@ class _Unreadable:
         )
 
 
-def _policy(tree: ConfigTree, environ: Mapping[str, str]) -> tuple[Policy | None, list[Found]]:
+def _policy(tree: ConfigTree, environ: Mapping[str, str]) -> tuple[Policy | None, list[Diagnostic]]:
     """The policy that counts, and what is wrong with this one and those of the tree."""
-    found: list[Found] = []
+    found: list[Diagnostic] = []
     counting = policy_path(tree_top(os.getcwd()), environ)
     policy = None
     paths = [*tree.policies, *([counting] if counting else [])]
@@ -126,7 +126,7 @@ def _policy(tree: ConfigTree, environ: Mapping[str, str]) -> tuple[Policy | None
 
 
 def _checked(
-    experiments: Iterable[Experiment], examined: Iterable[Examined], around: Surroundings
+    experiments: Iterable[Experiment], examined: Iterable[Examined], around: CheckContext
 ) -> Iterator[Checked]:
     known = {each.experiment.file.name: each for each in examined}
     for each in experiments:

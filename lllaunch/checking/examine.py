@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from lllaunch.app.composed import Command, Composed, ComposeFailed
+from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
 from lllaunch.app.naming import experiment_name
 from lllaunch.app.search_path import DIRECTORY
-from lllaunch.checking.findings import REFUSED, WRONG, Found
+from lllaunch.checking.findings import REFUSED, WRONG, Diagnostic
 from lllaunch.checking.lint import (
-    Usage,
+    KeyUsage,
     may_be_shadowed,
     references_of,
     shadowed,
@@ -50,7 +50,7 @@ _MOST_OPTIONS = 10
 _MOST_CHOICES = 1_000
 
 
-class Places:
+class ProblemLocator:
     """Finds the lines of one experiment's problems.
 
     Args:
@@ -68,19 +68,19 @@ class Places:
         self._config = config
         self._origins = origins
 
-    def found(self, problem: Problem, code: int) -> Found:
+    def found(self, problem: Problem, code: int) -> Diagnostic:
         """Returns a problem with its place.
 
         Args:
             problem: with a dotted key of the config, or with any other one.
-            code: as `Found` has it.
+            code: as `Diagnostic` has it.
         """
         missing = self._missing(problem)
         at = missing[1] if missing else problem.key
         file, line = self.place(at)
         if missing and not problem.hint:
             problem = replace(problem, hint=self._meant(missing[0]))
-        return Found(code, file, line, problem.key, problem.text, (self._experiment,))
+        return Diagnostic(code, file, line, problem.key, problem.text, (self._experiment,))
 
     def place(self, key: str) -> tuple[str, int]:
         """File and line of a key, of what it refers to, or of what it is in."""
@@ -124,7 +124,7 @@ def _is_near(other: str, key: str, above: str) -> bool:
 
 def compose_problem(
     reason: str, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile], code: int
-) -> Found:
+) -> Diagnostic:
     """Returns why Hydra cannot compose an experiment, at the line that asks for what is not there.
 
     Args:
@@ -132,7 +132,7 @@ def compose_problem(
         experiment: the name of the experiment.
         file: its own file.
         files: of the tree, by name.
-        code: as `Found` has it.
+        code: as `Diagnostic` has it.
     """
     asked_by = _ASKED_BY.search(reason)
     asking = files.get(asked_by[1], file) if asked_by else file
@@ -144,7 +144,7 @@ def compose_problem(
     elif full := _FULL_KEY.search(reason):
         key, line = full[1], asking.line_of(*parts_of(full[1]))
     said = message if name else f"cannot be composed: {message}"
-    return Found(code, asking.path, line, key, said, (experiment,))
+    return Diagnostic(code, asking.path, line, key, said, (experiment,))
 
 
 def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
@@ -176,7 +176,7 @@ _NOT_CHOSEN = ("You must specify", "Missing mandatory value")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CheckContext:
     """What experiments are held against.
 
     Attributes:
@@ -195,11 +195,11 @@ class Surroundings:
     top: str
     environ: Mapping[str, str]
 
-    def command(self, experiment: Experiment) -> Command:
+    def command(self, experiment: Experiment) -> ConfigRequest:
         """What runs an experiment of the tree."""
         usual = os.path.abspath(self.directory) == os.path.abspath(DIRECTORY)
         directory = None if usual else self.directory
-        return Command(
+        return ConfigRequest(
             experiment.overrides, config_name=experiment.config_name, config_dir=directory
         )
 
@@ -219,12 +219,12 @@ class Examined:
     """
 
     experiment: Experiment
-    command: Command
-    found: list[Found] = field(default_factory=list)
+    command: ConfigRequest
+    found: list[Diagnostic] = field(default_factory=list)
     spec: LaunchSpec | None = None
     lock: str = ""
     lock_place: tuple[str, int] = ("", 0)
-    usage: Usage | None = None
+    usage: KeyUsage | None = None
 
     @property
     def plan_hash(self) -> str:
@@ -235,10 +235,10 @@ class Examined:
     def note(self, code: int, message: str, file: str = "", line: int = 1) -> None:
         """Notes what is wrong with it, at its own file unless another one is named."""
         name, own = self.experiment.name, self.experiment.file.path
-        self.found.append(Found(code, file or own, line, "", message, (name,)))
+        self.found.append(Diagnostic(code, file or own, line, "", message, (name,)))
 
 
-def examine(experiments: Iterable[Experiment], around: Surroundings) -> Iterator[Examined]:
+def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
     """Composes experiments.
 
     Args:
@@ -253,7 +253,7 @@ def examine(experiments: Iterable[Experiment], around: Surroundings) -> Iterator
         by_primary.setdefault(each.config_name, []).append(each)
     for some in by_primary.values():
         command = around.command(some[0])._replace(overrides=())
-        with Composed(command) as composed, _little_collection():
+        with Composition(command) as composed, _little_collection():
             for each in some:
                 examined = Examined(each, around.command(each))
                 try:
@@ -263,7 +263,7 @@ def examine(experiments: Iterable[Experiment], around: Surroundings) -> Iterator
                 yield examined
 
 
-def _failure(experiment: Experiment, error: Exception, around: Surroundings) -> list[Found]:
+def _failure(experiment: Experiment, error: Exception, around: CheckContext) -> list[Diagnostic]:
     """Why an experiment has come to no plan."""
     name, file = experiment.name, experiment.file
     if isinstance(error, ConfigError):
@@ -272,7 +272,8 @@ def _failure(experiment: Experiment, error: Exception, around: Surroundings) -> 
     if isinstance(error, PlanRefused):
         line = file.line_of("hydra", "searchpath")
         return [
-            Found(REFUSED, file.path, line, each.key, each.text, (name,)) for each in error.problems
+            Diagnostic(REFUSED, file.path, line, each.key, each.text, (name,))
+            for each in error.problems
         ]
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, ComposeFailed):
@@ -297,7 +298,7 @@ def _little_collection() -> Iterator[None]:
 class _Examination:
     """Examines one experiment."""
 
-    def __init__(self, examined: Examined, composed: Composed, around: Surroundings) -> None:
+    def __init__(self, examined: Examined, composed: Composition, around: CheckContext) -> None:
         self._examined = examined
         self._experiment = examined.experiment
         self._composed = composed
@@ -327,7 +328,7 @@ class _Examination:
             made_of = [files[name].path for name in self._around.graph.reached([file.name])]
             paths = (each.path for each in files.values())
             self._examined.usage = usage_of(uses, made_of, origins, paths)
-        places = Places(experiment.name, file, config, origins or Origins({}))
+        places = ProblemLocator(experiment.name, file, config, origins or Origins({}))
         self._examined.found += [places.found(*each) for each in self._problems]
         if origins is not None:
             self._examined.found += shadowed(config, origins, file.path, experiment.name)
@@ -363,7 +364,7 @@ class _Examination:
         return locked
 
     def _ask_for_lock(
-        self, spec: LaunchSpec, places: Places, name: str, *, users_own: bool
+        self, spec: LaunchSpec, places: ProblemLocator, name: str, *, users_own: bool
     ) -> None:
         examined = self._examined
         place = places.place("launch.locked") if spec.locked else (self._experiment.file.path, 1)

@@ -19,7 +19,7 @@ MOST_ALIKE = 20
 
 
 @dataclass(frozen=True)
-class Found:
+class Diagnostic:
     """One thing that a check has found.
 
     Attributes:
@@ -54,9 +54,9 @@ class Found:
         return f"{self.key}: {self.message}" if self.key else self.message
 
 
-def merged(found: Iterable[Found]) -> list[Found]:
+def merged(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Returns what was found, each thing once with all experiments that it hits, in order."""
-    experiments: dict[Found, dict[str, None]] = {}
+    experiments: dict[Diagnostic, dict[str, None]] = {}
     for each in found:
         alone = replace(each, experiments=())
         experiments.setdefault(alone, {}).update(dict.fromkeys(each.experiments))
@@ -64,7 +64,7 @@ def merged(found: Iterable[Found]) -> list[Found]:
     return sorted(whole, key=lambda each: (each.file, each.line, each.level))
 
 
-def exit_code(found: Iterable[Found], *, strict: bool = False) -> int:
+def exit_code(found: Iterable[Diagnostic], *, strict: bool = False) -> int:
     """Returns the exit code: 2 if something is wrong, else 5 if something is refused, else 0.
 
     Args:
@@ -75,7 +75,7 @@ def exit_code(found: Iterable[Found], *, strict: bool = False) -> int:
     return next((code for code in (WRONG, REFUSED) if code in codes), 0)
 
 
-def without(found: Iterable[Found], hide: Callable[[str], str]) -> list[Found]:
+def without(found: Iterable[Diagnostic], hide: Callable[[str], str]) -> list[Diagnostic]:
     """Returns what was found without the secrets that texts of it may hold."""
     return [replace(each, key=hide(each.key), message=hide(each.message)) for each in found]
 
@@ -115,7 +115,7 @@ class Outcome:
     experiments: tuple[Checked, ...]
     locks: tuple[str, ...]
     files: tuple[str, ...]
-    found: tuple[Found, ...]
+    found: tuple[Diagnostic, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Returns what the verb ends with.

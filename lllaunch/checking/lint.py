@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lllaunch.checking.findings import MOST_ALIKE, WRONG, Found
+from lllaunch.checking.findings import MOST_ALIKE, WRONG, Diagnostic
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile, Sexagesimal
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.origin import Origin, Origins, dotted, parts_of
@@ -126,7 +126,7 @@ def _absolute(text: str, path: tuple[object, ...]) -> str | None:
     return dotted([*path[: len(path) - dots], name]) if dots else dotted([name])
 
 
-class Reached:
+class ReachedKeys:
     """Which keys of a config something refers to: what counts, or what that refers to.
 
     Args:
@@ -231,7 +231,7 @@ class Uses(NamedTuple):
     missing: Mapping[str, str]
 
 
-class Usage(NamedTuple):
+class KeyUsage(NamedTuple):
     """What one experiment makes of the values that a tree's files give it.
 
     Attributes:
@@ -251,7 +251,7 @@ def uses_of(config: Mapping[Any, Any]) -> Uses:
     Args:
         config: as it is composed, plain data, unresolved.
     """
-    reached = Reached(config, ROOTS)
+    reached = ReachedKeys(config, ROOTS)
     used: set[str] = set()
     needed: set[str] = set()
     unused = []
@@ -270,7 +270,7 @@ def uses_of(config: Mapping[Any, Any]) -> Uses:
 
 def usage_of(
     uses: Uses, made_of: Iterable[str], origins: Origins | None, files: Iterable[str]
-) -> Usage:
+) -> KeyUsage:
     """Tells which files say what an experiment does not use.
 
     Args:
@@ -288,7 +288,7 @@ def usage_of(
         if spot is not None:
             above = (_spot(path[:end], origins, known) for end in range(1, len(path)))
             unused[spot] = tuple(each for each in above if each and each.file == spot.file)
-    return Usage(uses, frozenset(made_of), unused)
+    return KeyUsage(uses, frozenset(made_of), unused)
 
 
 def _spot(path: tuple[Any, ...], origins: Origins, files: frozenset[str]) -> Spot | None:
@@ -299,7 +299,7 @@ def _spot(path: tuple[Any, ...], origins: Origins, files: frozenset[str]) -> Spo
     return Spot(origin.where, origin.line or 1, key)
 
 
-def told_unused(usages: Mapping[str, Usage]) -> Iterator[Found]:
+def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[Diagnostic]:
     """Tells what no experiment uses, the key above where all that it holds is unused.
 
     Args:
@@ -327,7 +327,7 @@ def told_unused(usages: Mapping[str, Usage]) -> Iterator[Found]:
     for spot, names in hit.items():
         missing = {key: by for name in names for key, by in usages[name].uses.missing.items()}
         message = _message(spot.key, missing)
-        found.append(Found(0, spot.file, spot.line, spot.key, message, tuple(names)))
+        found.append(Diagnostic(0, spot.file, spot.line, spot.key, message, tuple(names)))
     yield from _few(found)
 
 
@@ -371,7 +371,7 @@ def may_be_shadowed(file: ConfigFile) -> bool:
 
 def shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
-) -> Iterator[Found]:
+) -> Iterator[Diagnostic]:
     """Tells what an experiment's own file says in vain, since what it includes comes later.
 
     Args:
@@ -385,7 +385,7 @@ def shadowed(
 
 def _shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
-) -> Iterator[Found]:
+) -> Iterator[Diagnostic]:
     for key, origin in _leaf_origins(config, origins):
         if origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
             continue
@@ -394,7 +394,7 @@ def _shadowed(
             message = (
                 f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
             )
-            yield Found(0, own, lost[-1].line or 1, key, message, (experiment,))
+            yield Diagnostic(0, own, lost[-1].line or 1, key, message, (experiment,))
 
 
 def _leaf_origins(config: Mapping[Any, Any], origins: Origins) -> Iterator[tuple[str, Origin]]:
@@ -411,9 +411,9 @@ def _leaf_origins(config: Mapping[Any, Any], origins: Origins) -> Iterator[tuple
             yield key, origin
 
 
-def _few(found: Iterable[Found]) -> Iterator[Found]:
+def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """As many as somebody may read of each file; the others are counted."""
-    by_file: dict[str, list[Found]] = {}
+    by_file: dict[str, list[Diagnostic]] = {}
     for each in found:
         by_file.setdefault(each.file, []).append(each)
     for file, some in by_file.items():
@@ -421,7 +421,7 @@ def _few(found: Iterable[Found]) -> Iterator[Found]:
         more = some[MOST_ALIKE:]
         if more:
             names = tuple(dict.fromkeys(name for each in more for name in each.experiments))
-            yield Found(0, file, 0, "", f"has {len(more)} more keys without effect", names)
+            yield Diagnostic(0, file, 0, "", f"has {len(more)} more keys without effect", names)
 
 
 # Here a number of base 60 can only be something else that was not quoted.
@@ -431,7 +431,7 @@ _NEVER_NUMBERS = (
 )
 
 
-def lint(file: ConfigFile) -> Iterator[Found]:
+def lint(file: ConfigFile) -> Iterator[Diagnostic]:
     """Tells what is wrong with a file.
 
     Args:
@@ -441,12 +441,12 @@ def lint(file: ConfigFile) -> Iterator[Found]:
     for number, each in enumerate(file.facts.sexagesimals):
         if number == MOST_ALIKE:
             more = len(file.facts.sexagesimals) - MOST_ALIKE
-            yield Found(0, file.path, 0, "", f"has {more} more numbers of base 60: quote them")
+            yield Diagnostic(0, file.path, 0, "", f"has {more} more numbers of base 60: quote them")
             return
         yield _told(file, each)
 
 
-def _told(file: ConfigFile, each: Sexagesimal) -> Found:
+def _told(file: ConfigFile, each: Sexagesimal) -> Diagnostic:
     key = dotted([*file.package.split("."), *each.path] if file.package else each.path)
     never = any(_is_in(key, name) for name in _NEVER_NUMBERS)
     if any(map(is_secret_name, each.path)):
@@ -454,32 +454,32 @@ def _told(file: ConfigFile, each: Sexagesimal) -> Found:
     else:
         text, number = shorten(each.text, 40), shorten(repr(each.number), 40)
         message = f"YAML reads {text} as {number}: quote it"
-    return Found(WRONG if never else 0, file.path, each.line, shorten(key), message)
+    return Diagnostic(WRONG if never else 0, file.path, each.line, shorten(key), message)
 
 
 def _is_in(key: str, name: str) -> bool:
     return key == name or key.startswith(f"{name}.")
 
 
-def misplaced(file: ConfigFile) -> Iterator[Found]:
+def misplaced(file: ConfigFile) -> Iterator[Diagnostic]:
     """Tells if a file is put elsewhere than its text seems to say."""
     if file.facts.late:
         message = "comes too late: '# @package' has to stand before anything else, comments too"
-        yield Found(WRONG, file.path, file.facts.late, "", message)
+        yield Diagnostic(WRONG, file.path, file.facts.late, "", message)
         return
     if not file.name.startswith(f"{EXPERIMENTS}/"):
         return
     if not isinstance(file.facts.data, (dict, type(None))):
-        yield Found(WRONG, file.path, 1, "", "is no mapping of keys to values")
+        yield Diagnostic(WRONG, file.path, 1, "", "is no mapping of keys to values")
     elif file.facts.package is None and "launch" in file.data:
         message = (
             f"is put under {file.package}, where nothing reads it; "
             "begin the file with '# @package _global_'"
         )
-        yield Found(WRONG, file.path, file.line_of("launch"), "launch", message)
+        yield Diagnostic(WRONG, file.path, file.line_of("launch"), "launch", message)
 
 
-def superseded(found: Iterable[Found], by: Iterable[Found]) -> list[Found]:
+def superseded(found: Iterable[Diagnostic], by: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Leaves out what says again, in other words, what the text of a file shows.
 
     Args:

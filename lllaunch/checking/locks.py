@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.app.composed import Command, Composed, ComposeFailed, composing
+from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest, composing
 from lllaunch.app.naming import as_written, job_name
 from lllaunch.app.reviewed import name_of
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import Examined, in_short
-from lllaunch.checking.findings import REFUSED, WRONG, Found, counted
+from lllaunch.checking.findings import REFUSED, WRONG, Diagnostic, counted
 from lllaunch.checking.tree import found_in
 from lllaunch.config.plan import portable_plan
 from lllaunch.config.tree import shorten, shown_path
@@ -48,7 +48,7 @@ class Locks:
         self._examined = {each.command: each for each in examined}
         self._unreadable = unreadable
 
-    def compare(self, name: str, path: str) -> Iterator[Found]:
+    def compare(self, name: str, path: str) -> Iterator[Diagnostic]:
         """Tells what is wrong with a lock, or differs from it.
 
         Args:
@@ -64,12 +64,12 @@ class Locks:
             for each in refused.problems:
                 line = each.line if each.file else 1
                 message = f"{each.text}: {refused.renew}"
-                yield Found(REFUSED, path, line, each.key, message)
+                yield Diagnostic(REFUSED, path, line, each.key, message)
             return
         try:
             experiment, changes = self._changes(lock, name)
         except _Unfit as unfit:
-            yield Found(WRONG, path, 1, "command", str(unfit))
+            yield Diagnostic(WRONG, path, 1, "command", str(unfit))
             return
         except ConfigError as error:  # of the policy
             yield from found_in(error)
@@ -79,7 +79,7 @@ class Locks:
             advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
             whose = f"the plan of {experiment}" if experiment else "the plan"
             message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
-            yield Found(REFUSED, path, 1, "", message, (experiment,) if experiment else ())
+            yield Diagnostic(REFUSED, path, 1, "", message, (experiment,) if experiment else ())
 
     def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
         """The experiment of a lock, if it is one of the tree, and what differs.
@@ -89,7 +89,7 @@ class Locks:
         """
         try:
             named, words = _without_name(lock.command)
-            command = Command.parse(words)
+            command = ConfigRequest.parse(words)
         except ValueError as error:
             raise _Unfit(f"is no command that makes a plan: {shorten(str(error))}") from None
         known = self._examined.get(command)
@@ -122,7 +122,7 @@ def _without_name(words: Sequence[str]) -> tuple[bool, list[str]]:
     return False, left
 
 
-def _chosen(command: Command) -> Iterator[str]:
+def _chosen(command: ConfigRequest) -> Iterator[str]:
     """Names of configs that a command line chooses, and of others."""
     if command.config_name is not None:
         yield command.config_name.removesuffix(".yaml")
@@ -132,9 +132,9 @@ def _chosen(command: Command) -> Iterator[str]:
             yield f"{choice[1]}/{choice[2]}"
 
 
-def _composed_changes(lock: Lock, command: Command, name: str | None) -> tuple[Change, ...]:
+def _composed_changes(lock: Lock, command: ConfigRequest, name: str | None) -> tuple[Change, ...]:
     plan: Mapping[str, Any]
-    with Composed(command) as composed:
+    with Composition(command) as composed:
         if _JOBS in lock.plan or composed.is_sweep():
             plan = sweep_plan(dict(_jobs(composed, name)))
         else:
@@ -142,7 +142,7 @@ def _composed_changes(lock: Lock, command: Command, name: str | None) -> tuple[C
     return differences(lock.plan, plan)
 
 
-def _jobs(composed: Composed, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
+def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
     """The jobs of a sweep that have a lock's name, or all if it was given to them."""
     master = composed.master()
     with composing():
@@ -157,7 +157,7 @@ def _jobs(composed: Composed, name: str | None) -> Iterator[tuple[str, LaunchSpe
                 yield job_name(overrides), spec
 
 
-def not_locked(examined: Iterable[Examined]) -> Iterator[Found]:
+def not_locked(examined: Iterable[Examined]) -> Iterator[Diagnostic]:
     """Tells which experiments must have a lock and have none where runs look for it.
 
     Args:
@@ -180,4 +180,4 @@ def not_locked(examined: Iterable[Examined]) -> Iterator[Found]:
                 f"is locked, and there is no {shown_path(path)}: "
                 f"its plan has not been reviewed; to write it: {command}"
             )
-        yield Found(REFUSED, file, line, "", message, (each.experiment.name,))
+        yield Diagnostic(REFUSED, file, line, "", message, (each.experiment.name,))

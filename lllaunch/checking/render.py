@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lllaunch.checking.findings import REFUSED, Found, Outcome
+from lllaunch.checking.findings import REFUSED, Diagnostic, Outcome
 from lllaunch.reports.announce import emit, encoded, in_repository, tell_step
-from lllaunch.reports.cases import Case, Log, Place, Report, tidy
+from lllaunch.reports.cases import Case, CodeLine, Log, Report, tidy
 from lllaunch.reports.github import ANNOTATIONS, Level, _code, _escaped, annotation
 from lllaunch.reports.junit import render_junit
 from lllaunch.run.files import naming, write_atomic
@@ -34,7 +34,7 @@ def render_text(outcome: Outcome) -> str:
     return "".join(f"{line}\n" for line in [*lines, outcome.verdict()])
 
 
-def _line(found: Found, outcome: Outcome) -> str:
+def _line(found: Diagnostic, outcome: Outcome) -> str:
     warning = "" if found.code else "warning: "
     first, *more = tidy(found.said).splitlines() or [""]
     hits = hit_text(found, outcome)
@@ -43,7 +43,7 @@ def _line(found: Found, outcome: Outcome) -> str:
     return "\n".join([f"{place}: {warning}{first}{end}", *(f"    {line}" for line in more)])
 
 
-def hit_text(found: Found, outcome: Outcome) -> str:
+def hit_text(found: Diagnostic, outcome: Outcome) -> str:
     """Returns which experiments something hits; nothing if its file is that of the only one.
 
     Args:
@@ -113,8 +113,8 @@ def render_checks(outcome: Outcome, *, strict: bool = False) -> str:
 
 
 def _cases(outcome: Outcome, *, strict: bool) -> Iterator[Case]:
-    by_file: dict[str, list[Found]] = {}
-    by_experiment: dict[str, list[Found]] = {}
+    by_file: dict[str, list[Diagnostic]] = {}
+    by_experiment: dict[str, list[Diagnostic]] = {}
     for each in outcome.found:
         by_file.setdefault(each.file, []).append(each)
         for name in each.experiments:
@@ -134,7 +134,7 @@ def _cases(outcome: Outcome, *, strict: bool) -> Iterator[Case]:
 
 def _case(
     name: str,
-    found: Sequence[Found],
+    found: Sequence[Diagnostic],
     strict: bool,
     command: tuple[str, ...] = (),
     plan_hash: str = "",
@@ -154,13 +154,13 @@ def _case(
             "kind": _kind(first),
             "message": lines[0],
             "explanation": tuple(lines[1:]),
-            "place": Place(tidy(first.file), first.line or 1),
+            "place": CodeLine(tidy(first.file), first.line or 1),
             "logs": warnings,
         }
     )
 
 
-def _kind(found: Found) -> str:
+def _kind(found: Diagnostic) -> str:
     if not found.code:
         return "warning"
     return "review" if found.code == REFUSED else "config"
@@ -186,7 +186,7 @@ def commands(
 
 
 def _annotations(
-    level: Level, found: Sequence[Found], outcome: Outcome, path: Callable[[str], str]
+    level: Level, found: Sequence[Diagnostic], outcome: Outcome, path: Callable[[str], str]
 ) -> Iterator[str]:
     room = ANNOTATIONS if len(found) <= ANNOTATIONS else ANNOTATIONS - 1
     for each in found[:room]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lllaunch.config.fields import Findings, Unfit, did_you_mean, nearest, one_of
-from lllaunch.config.locate import Located, Status, locate, locate_main, misfits
+from lllaunch.config.locate import Located, NameStatus, locate, locate_main, misfits
 from lllaunch.config.settings import read_call, read_command_line
 from lllaunch.config.tree import BROKEN, Tree, has_secrets
 from lllaunch.secret_names import is_secret_name
@@ -214,7 +214,7 @@ NO_ENTRYPOINT = Entrypoint("function", "", "")
 
 
 @dataclass(frozen=True)
-class Place:
+class SearchPlace:
     """Where things are looked for.
 
     Attributes:
@@ -229,7 +229,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Call:
+class EntrypointCall:
     """What the workers run, and with what.
 
     Attributes:
@@ -254,7 +254,9 @@ def _sorted(value: Tree) -> Tree:
     return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
-def read_call_of(entrypoint: Tree, args: Tree, place: Place, key: str, findings: Findings) -> Call:
+def read_call_of(
+    entrypoint: Tree, args: Tree, place: SearchPlace, key: str, findings: Findings
+) -> EntrypointCall:
     """Reads ``entrypoint`` and ``args`` and checks whether they can be run.
 
     Args:
@@ -269,21 +271,21 @@ def read_call_of(entrypoint: Tree, args: Tree, place: Place, key: str, findings:
         where, entrypoint, lambda text: parse_entrypoint(text, place.runtime_cwd)
     )
     if parsed is None:
-        return Call()
+        return EntrypointCall()
     named = replace(parsed, text=entrypoint.source) if has_secrets(entrypoint) else parsed
     located = findings.attempt(where, entrypoint, lambda _: _look_for(parsed, place))
     if args is BROKEN:
-        return Call(named)
+        return EntrypointCall(named)
     if parsed.form != "function":
-        return Call(named, tuple(read_command_line(args, args_key, findings)))
+        return EntrypointCall(named, tuple(read_command_line(args, args_key, findings)))
     positional, keywords = read_call(args, args_key, findings)
     named = replace(named, decided=located is not None and located.signature is not None)
-    call = Call(named, tuple(positional), keywords)
+    call = EntrypointCall(named, tuple(positional), keywords)
     _check_fit(located, call, args_key, findings)
     return call
 
 
-def _look_for(entrypoint: Entrypoint, place: Place) -> Located:
+def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Located:
     if entrypoint.form == "script":
         check_script(entrypoint)
     elif entrypoint.form == "module":
@@ -293,16 +295,16 @@ def _look_for(entrypoint: Entrypoint, place: Place) -> Located:
     else:
         for search_path in place.search_paths:
             check_program(entrypoint, search_path, place.runtime_cwd)
-    return Located(Status.FOUND, entrypoint.name)
+    return Located(NameStatus.FOUND, entrypoint.name)
 
 
 def _found(located: Located) -> Located:
-    if located.status is Status.MISSING:
+    if located.status is NameStatus.MISSING:
         raise Unfit(message="cannot be run", hint=located.hint, detail=located.reason)
     return located
 
 
-def _check_fit(located: Located | None, call: Call, key: str, findings: Findings) -> None:
+def _check_fit(located: Located | None, call: EntrypointCall, key: str, findings: Findings) -> None:
     if located is None or located.signature is None:
         return
     name = call.entrypoint.text
@@ -319,7 +321,7 @@ def check_preload(module: object, sys_path: Sequence[str]) -> str:
     if not isinstance(module, str) or not is_dotted(module):
         raise Unfit("the name of a module (package.module)")
     located = locate(module, "", sys_path)
-    if located.status is Status.MISSING:
+    if located.status is NameStatus.MISSING:
         raise Unfit(message="cannot be imported", hint=located.hint, detail=located.reason)
     return module
 

@@ -1,4 +1,4 @@
-"""How fields are read: what is expected, what was probably meant, and all that is wrong together."""
+"""How fields are read: what is expected, what was meant, and all that is wrong together."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def _is_unseen_binding(node: ast.AST) -> bool:
 _MOST_MODULES = 5000
 
 
-class Status(Enum):
+class NameStatus(Enum):
     """What can be said of a name."""
 
     FOUND = auto()
@@ -246,7 +246,7 @@ class Located:
         hint: what was probably meant, or an empty string.
     """
 
-    status: Status
+    status: NameStatus
     file: str = ""
     signature: Signature | None = None
     reason: str = ""
@@ -283,7 +283,7 @@ def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
     try:
         found = _find(module, path)
         if not qualname:
-            return Located(Status.FOUND, found.file)
+            return Located(NameStatus.FOUND, found.file)
         name = look_up(_parse(found), qualname)
     except _Undecided as undecided:
         return undecided.located
@@ -300,12 +300,12 @@ def locate_main(module: str, path: Sequence[str]) -> Located:
     try:
         found = _find(module, path)
         if not found.locations:
-            return Located(Status.FOUND, found.file)
+            return Located(NameStatus.FOUND, found.file)
         main = _find_below(found, f"{module}.__main__")
         if main is None:
             reason = f"{module!r} is a package without a __main__ module"
-            return Located(Status.MISSING, found.file, reason=reason)
-        return Located(Status.FOUND, main.file)
+            return Located(NameStatus.MISSING, found.file, reason=reason)
+        return Located(NameStatus.FOUND, main.file)
     except _Undecided as undecided:
         return undecided.located
 
@@ -313,14 +313,14 @@ def locate_main(module: str, path: Sequence[str]) -> Located:
 def _judge(found: _Module, qualname: str, name: Name) -> Located:
     if name.unusable:
         reason = f"{qualname!r} in {found.file!r} {name.unusable}"
-        return Located(Status.MISSING, found.file, reason=reason)
+        return Located(NameStatus.MISSING, found.file, reason=reason)
     if name.bound:
-        return Located(Status.FOUND, found.file, name.signature)
+        return Located(NameStatus.FOUND, found.file, name.signature)
     if name.dynamic:
-        return Located(Status.UNKNOWN, found.file, reason="its names are made at run time")
+        return Located(NameStatus.UNKNOWN, found.file, reason="its names are made at run time")
     reason = f"{found.file!r} defines no {qualname!r}"
     return Located(
-        Status.MISSING, found.file, reason=reason, hint=did_you_mean(qualname, name.others)
+        NameStatus.MISSING, found.file, reason=reason, hint=did_you_mean(qualname, name.others)
     )
 
 
@@ -418,8 +418,8 @@ def _some_modules(path: Sequence[str]) -> list[pkgutil.ModuleInfo]:
 
 
 def _missing(reason: str, hint: str = "", file: str = "") -> _Undecided:
-    return _Undecided(Located(Status.MISSING, file, reason=reason, hint=hint))
+    return _Undecided(Located(NameStatus.MISSING, file, reason=reason, hint=hint))
 
 
 def _unknown(reason: str) -> _Undecided:
-    return _Undecided(Located(Status.UNKNOWN, reason=reason))
+    return _Undecided(Located(NameStatus.UNKNOWN, reason=reason))

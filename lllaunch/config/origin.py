@@ -73,7 +73,7 @@ class Link(NamedTuple):
     origin: Origin
 
 
-class Entry(NamedTuple):
+class KeyOrigin(NamedTuple):
     """What is known of one key.
 
     Attributes:
@@ -98,7 +98,7 @@ class Origins:
         entries: by dotted key, as `dotted` writes it.
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, KeyOrigin]) -> None:
         self._entries = entries
 
     def keys(self) -> Iterator[str]:
@@ -182,7 +182,7 @@ class Origins:
             return problem
         return replace(problem, file=origin.where, line=origin.line or 0)
 
-    def _found(self, name: str) -> tuple[str, Entry] | None:
+    def _found(self, name: str) -> tuple[str, KeyOrigin] | None:
         """The entry of a key, or the reference above it."""
         parts = name.split(".")
         for end in range(len(parts), 0, -1):

@@ -64,7 +64,7 @@ def hash_of(plan: Mapping[str, Any]) -> str:
     return identity(essential(plan))
 
 
-class Places(NamedTuple):
+class PathAliases(NamedTuple):
     """What stands in a plan for directories that differ from place to place.
 
     Attributes:
@@ -76,14 +76,14 @@ class Places(NamedTuple):
     cwd: str
 
 
-MARKS = Places("<output_dir>", "<cwd>")
+MARKS = PathAliases("<output_dir>", "<cwd>")
 """For plans that are compared."""
 
-SOURCES = Places("${hydra:runtime.output_dir}", "${hydra:runtime.cwd}")
+SOURCES = PathAliases("${hydra:runtime.output_dir}", "${hydra:runtime.cwd}")
 """For plans that are read back as configs."""
 
 
-def portable_plan(spec: LaunchSpec, places: Places = MARKS) -> dict[str, Any]:
+def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, Any]:
     """Returns a plan without what differs from place to place.
 
     Args:
@@ -162,7 +162,7 @@ def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     return _each_launch(plan, lambda launch: _without(launch, _defaults_of(launch)))
 
 
-def complete(plan: Mapping[str, Any], places: Places | None = None) -> dict[str, Any]:
+def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
     """Return a plan with all keys, in the order of the schema; the inverse of `essential`.
 
     Args:
@@ -180,7 +180,7 @@ def _each_launch(
     return {"launch": change(plan["launch"])}
 
 
-def _defaults_of(launch: Mapping[str, Any], places: Places | None = None) -> dict[str, Any]:
+def _defaults_of(launch: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
     """The defaults where some keys are set; without places, with those that stand there."""
     one = launch.get("nproc", 1) == 1
     cwd, log_dir = launch.get("cwd"), launch.get("log_dir")

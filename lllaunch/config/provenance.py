@@ -30,7 +30,7 @@ from omegaconf import Container, OmegaConf
 
 from lllaunch.config.origin import (
     UNKNOWN,
-    Entry,
+    KeyOrigin,
     Kind,
     Link,
     Origin,
@@ -234,7 +234,7 @@ class OriginTree:
         Args:
             composed: what Hydra composed of the layers, as plain data, unresolved.
         """
-        entries: dict[str, Entry] = {}
+        entries: dict[str, KeyOrigin] = {}
         _collect(self._root, composed, (), entries)
         entries.pop("", None)
         return Origins(entries)
@@ -297,7 +297,7 @@ def _index(node: _Node, part: str) -> object:
 
 
 def _collect(
-    node: _Node | None, composed: Any, path: tuple[object, ...], entries: dict[str, Entry]
+    node: _Node | None, composed: Any, path: tuple[object, ...], entries: dict[str, KeyOrigin]
 ) -> None:
     """Compares a node with what was composed, and notes what is known of it and all below."""
     children: dict[object, _Node] = {}
@@ -310,7 +310,7 @@ def _collect(
     key = dotted(path)
     # two keys with the same dotted name: one of them has a dot in itself
     origin = UNKNOWN if key in entries else origin
-    entries[key] = Entry(origin, *references(composed, path))
+    entries[key] = KeyOrigin(origin, *references(composed, path))
     if isinstance(composed, dict):
         for name, item in composed.items():
             _collect(children.get(name), item, (*path, name), entries)

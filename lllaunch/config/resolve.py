@@ -23,7 +23,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.agent.environ import CONTRACT_NAMES
 from lllaunch.config import fields
-from lllaunch.config.command import Call, Place, check_preload, read_call_of, why_empty
+from lllaunch.config.command import (
+    EntrypointCall,
+    SearchPlace,
+    check_preload,
+    read_call_of,
+    why_empty,
+)
 from lllaunch.config.fields import Findings, Unfit, known_items
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.plan import default_run_id
@@ -45,9 +51,9 @@ from lllaunch.config.tree import (
 )
 from lllaunch.config.values import (
     PRETEND,
+    HostContext,
     Mask,
     Nvml,
-    Surroundings,
     check_mask,
     check_within,
     count_cpus,
@@ -306,7 +312,7 @@ class _Variables:
     per_rank: dict[range, dict[str, Tree]]
 
 
-def build(settings: Settings, around: Surroundings) -> LaunchSpec:
+def build(settings: Settings, around: HostContext) -> LaunchSpec:
     """Reads all settings.
 
     Args:
@@ -356,7 +362,7 @@ def build(settings: Settings, around: Surroundings) -> LaunchSpec:
     )
 
 
-def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: Surroundings) -> int | None:
+def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: HostContext) -> int | None:
     name = "CUDA_VISIBLE_DEVICES"
     visible = reveal(env[name]) if name in env else around.environ.get(name)
 
@@ -408,7 +414,7 @@ def _hidden(arguments: Tree) -> dict[str, str]:
     }
 
 
-def _place(cwd: str, variables: _Variables, nproc: int | None, around: Surroundings) -> Place:
+def _place(cwd: str, variables: _Variables, nproc: int | None, around: HostContext) -> SearchPlace:
     env = reveal(variables.common)
     common = {"PATH": os.defpath, **around.environ, **env}["PATH"]
     paths = {reveal(own.get("PATH", common)) for own in variables.per_rank.values()}
@@ -417,19 +423,19 @@ def _place(cwd: str, variables: _Variables, nproc: int | None, around: Surroundi
     # Only what the config adds: the launcher's own PYTHONPATH is in its sys.path already.
     added = [os.path.join(cwd, entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep)]
     sys_path = (around.runtime_cwd, cwd, *added, *around.sys_path)
-    return Place(
+    return SearchPlace(
         runtime_cwd=around.runtime_cwd,
         sys_path=tuple(dict.fromkeys(sys_path)),
         search_paths=tuple(path for path in sorted(paths) if not names_in(path, bare=False)),
     )
 
 
-def _read_call(settings: Settings, place: Place, around: Surroundings) -> Call:
+def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> EntrypointCall:
     entrypoint, findings = settings["entrypoint"], settings.findings
     if not around.entrypoint_required:
         _refuse_entrypoint(settings)
-        return Call()
-    call = Call()
+        return EntrypointCall()
+    call = EntrypointCall()
     if reveal(entrypoint) in (None, ""):
         unfit = why_empty(around.root, around.key, around.searched)
         findings.add(settings.key_of("entrypoint"), entrypoint, unfit)
@@ -449,7 +455,7 @@ def _refuse_entrypoint(settings: Settings) -> None:
             settings.findings.add(settings.key_of(name), value, unfit)
 
 
-def _read_names(settings: Settings, around: Surroundings) -> dict[str, Any]:
+def _read_names(settings: Settings, around: HostContext) -> dict[str, Any]:
     def read_method(value: object) -> str:
         return fields.read_choice(value, _METHODS, _METHOD_HINTS)
 
@@ -594,7 +600,7 @@ def resolve(
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
     reader = Reader(findings, [text for _, _, text in secrets], unset)
     tree, keys = Layers(key, outer).read(cfg, reader, findings)
-    around = Surroundings(
+    around = HostContext(
         runtime_cwd=os.path.abspath(runtime_cwd),
         output_dir=os.path.abspath(os.path.join(runtime_cwd, output_dir)),
         key=key,

@@ -516,7 +516,7 @@ def count_gpus(
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class HostContext:
     """What a config is read in.
 
     Attributes:

@@ -38,7 +38,7 @@ PIECE = 4096
 _NEW_TERMINAL = os.makedev(5, 2)
 
 
-class Channel:
+class NonBlockingStream:
     """A stream whose descriptor may take nothing for long.
 
     Args:
@@ -84,7 +84,7 @@ class Channel:
 
 
 @contextlib.contextmanager
-def opened(stream: TextIO) -> Iterator[Channel | None]:
+def opened(stream: TextIO) -> Iterator[NonBlockingStream | None]:
     """A stream's channel; None where nothing is in the way of simply writing to it.
 
     Raises:
@@ -95,7 +95,7 @@ def opened(stream: TextIO) -> Iterator[Channel | None]:
         yield None
         return
     with contextlib.ExitStack() as ours:
-        yield Channel(stream, descriptor, _writer(stream, descriptor, ours))
+        yield NonBlockingStream(stream, descriptor, _writer(stream, descriptor, ours))
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
@@ -204,7 +204,7 @@ class Outlet:
             self._blocked = not taken
             self._missed += not taken
 
-    def _say(self, channel: Channel, text: str, deadline: float) -> bool:
+    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
         """Writes what is due and then the message; whether all of it was taken in time."""
         if not self._ready(channel, deadline):
             return False
@@ -217,7 +217,7 @@ class Outlet:
             self._missed = 0
         return all(self._put(channel, piece, deadline) for piece in pieces(channel.encoded(text)))
 
-    def _put(self, channel: Channel, piece: bytes, deadline: float) -> bool:
+    def _put(self, channel: NonBlockingStream, piece: bytes, deadline: float) -> bool:
         """Writes whole lines; whether they were taken. The rest of a cut line stays due."""
         self._rest = piece
         if self._drain(channel, deadline):
@@ -227,7 +227,7 @@ class Outlet:
         self._rest = self._rest[: self._rest.find(b"\n") + 1] if inside else b""
         return False
 
-    def _drain(self, channel: Channel, deadline: float) -> bool:
+    def _drain(self, channel: NonBlockingStream, deadline: float) -> bool:
         """Writes what is to be written; whether nothing of it is left."""
         while self._rest:
             if not self._ready(channel, deadline):
@@ -240,7 +240,7 @@ class Outlet:
                 time.sleep(_PAUSE_S)
         return True
 
-    def _ready(self, channel: Channel, deadline: float) -> bool:
+    def _ready(self, channel: NonBlockingStream, deadline: float) -> bool:
         """Waits until the stream takes text or has an error to tell; False if it is too late."""
         poller = select.poll()
         poller.register(channel.descriptor, select.POLLOUT)

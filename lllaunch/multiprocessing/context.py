@@ -105,7 +105,7 @@ def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> No
         )
 
 
-class Processes(abc.ABC):
+class WorkerProcesses(abc.ABC):
     """A set of processes, however they are launched; public attributes are torch's.
 
     Args:
@@ -310,8 +310,8 @@ logger = logging.getLogger(__name__)
 _UNKILLABLE_SECONDS = 10.0
 
 
-class PContext(Processes):
-    """A set of processes that is waited for; see `Processes` for its arguments.
+class PContext(WorkerProcesses):
+    """A set of processes that is waited for; see `WorkerProcesses` for its arguments.
 
     Public attributes and methods are those of torch's ``PContext``.
     """

@@ -142,7 +142,7 @@ _OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
 _OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
 
 
-class Found(NamedTuple):
+class FoundDirectory(NamedTuple):
     """The directory of a run or a sweep.
 
     Attributes:
@@ -156,7 +156,7 @@ class Found(NamedTuple):
     names: frozenset[str]
 
 
-def find(root: str, depth: int = DEPTH) -> Iterator[Found]:
+def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
     """Finds runs and sweeps in a directory and below it, in no order.
 
     Links are not followed, and what cannot be read is passed over. Nothing is looked for in a run
@@ -172,7 +172,7 @@ def find(root: str, depth: int = DEPTH) -> Iterator[Found]:
         names, directories = _contents(path)
         kind = _kind(path, names)
         if kind is not None:
-            yield Found(path, kind, names)
+            yield FoundDirectory(path, kind, names)
         if levels > 0 and (kind is None or (kind == "run" and path == root)):
             left += [
                 (os.path.join(path, name), levels - 1)
@@ -181,11 +181,11 @@ def find(root: str, depth: int = DEPTH) -> Iterator[Found]:
             ]
 
 
-def look(path: str) -> Found | None:
+def look(path: str) -> FoundDirectory | None:
     """Returns what a directory is, None if it is neither a run nor a sweep."""
     names, _ = _contents(path)
     kind = _kind(path, names)
-    return None if kind is None else Found(path, kind, names)
+    return None if kind is None else FoundDirectory(path, kind, names)
 
 
 def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:

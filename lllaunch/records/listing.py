@@ -24,7 +24,7 @@ from lllaunch.records.find import (
     DEPTH,
     PLAN,
     RESULT,
-    Found,
+    FoundDirectory,
     find,
     finite,
     is_result,
@@ -87,7 +87,7 @@ def state_of(lock: str) -> str:
     return {True: "running", False: "died", None: "unknown"}[is_held(lock)]
 
 
-def plain(entry: Entry, path: str) -> dict[str, Any]:
+def plain(entry: ListEntry, path: str) -> dict[str, Any]:
     """Returns what is known of a run, a sweep or a job, as data for JSON.
 
     Args:
@@ -133,7 +133,7 @@ STATES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListEntry:
     """A run, a sweep, or a job of a sweep.
 
     Attributes:
@@ -170,7 +170,7 @@ class Entry:
         return self.told()
 
 
-def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[Entry]:
+def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[ListEntry]:
     """Returns the runs and sweeps below some directories, the newest first.
 
     Args:
@@ -180,12 +180,12 @@ def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[Entry]:
     return sorted(newest(roots, depth), key=lambda entry: entry.started_ns or 0, reverse=True)
 
 
-def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[Entry]:
+def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[ListEntry]:
     """Yield the same, as far as the times of files tell the order; each is read when it is due.
 
     Who wants a few of thousands stops early.
     """
-    found: dict[str, tuple[int, Found]] = {}
+    found: dict[str, tuple[int, FoundDirectory]] = {}
     for root in roots:
         for each in find(root, depth):
             key = os.path.realpath(each.path)
@@ -195,7 +195,7 @@ def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[Entry]:
         yield entry_of(each)
 
 
-def began_ns(found: Found) -> int:
+def began_ns(found: FoundDirectory) -> int:
     """Return when a run or a sweep began, as its files tell without being read; 0 if unknown."""
     # written once at the start
     for name in (_MULTIRUN, JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT):
@@ -205,12 +205,12 @@ def began_ns(found: Found) -> int:
     return _changed_ns(found.path) or 0
 
 
-def entry_of(found: Found) -> Entry:
+def entry_of(found: FoundDirectory) -> ListEntry:
     """Reads what became of a run or a sweep; never raises."""
     return read(found)[0]
 
 
-def read(found: Found) -> tuple[Entry, Mapping[str, Any]]:
+def read(found: FoundDirectory) -> tuple[ListEntry, Mapping[str, Any]]:
     """Return the same, and what result.json or the sweep's summary says: empty if there is none."""
     return _sweep(found.path) if found.kind == "sweep" else _run(found)
 
@@ -218,7 +218,7 @@ def read(found: Found) -> tuple[Entry, Mapping[str, Any]]:
 # Runs
 
 
-def _run(found: Found) -> tuple[Entry, Mapping[str, Any]]:
+def _run(found: FoundDirectory) -> tuple[ListEntry, Mapping[str, Any]]:
     path = found.path
     document = read_json(os.path.join(path, RESULT)) if RESULT in found.names else None
     if document is not None and not is_result(document):
@@ -230,7 +230,7 @@ def _run(found: Found) -> tuple[Entry, Mapping[str, Any]]:
     state = "unknown"
     if RESULT not in found.names or document is not None:
         state = state_of(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else "died"
-    entry = Entry(
+    entry = ListEntry(
         "run",
         path,
         state,
@@ -242,13 +242,13 @@ def _run(found: Found) -> tuple[Entry, Mapping[str, Any]]:
     return entry, {}
 
 
-def _ended(path: str, document: Mapping[str, Any]) -> Entry:
+def _ended(path: str, document: Mapping[str, Any]) -> ListEntry:
     from lllaunch.sweep.results import result_of  # noqa: PLC0415 - not every list has one
 
     result = result_of(document)
     state = document["state"]
     attempts = document["attempts"]
-    return Entry(
+    return ListEntry(
         "run",
         path,
         state if isinstance(state, str) and state in STATES else "unknown",
@@ -301,11 +301,11 @@ def _changed_ns(path: str) -> int | None:
 # Sweeps
 
 
-def _sweep(path: str) -> tuple[Entry, Mapping[str, Any]]:
+def _sweep(path: str) -> tuple[ListEntry, Mapping[str, Any]]:
     document = read_sweep(path)
     if document is None:
         began = _changed_ns(os.path.join(path, JOURNAL))
-        return Entry("sweep", path, "unknown", started_ns=began), {}
+        return ListEntry("sweep", path, "unknown", started_ns=began), {}
     code = document.get("exit_code")
     state = _state_of_sweep(path, code)
     started_ns, seconds = nanoseconds(document.get("started")), document.get("seconds")
@@ -318,7 +318,7 @@ def _sweep(path: str) -> tuple[Entry, Mapping[str, Any]]:
         counts[name] = counts.get(name, 0) + 1
     command = document.get("command")
     overrides = redacted_overrides(list(map(str, command))) if isinstance(command, list) else ()
-    entry = Entry(
+    entry = ListEntry(
         "sweep",
         path,
         state,
@@ -363,12 +363,12 @@ def _state_of_sweep(path: str, code: object) -> str:
     return "succeeded" if code == 0 else "failed"
 
 
-def jobs_of(sweep: Entry) -> Iterator[Entry]:
+def jobs_of(sweep: ListEntry) -> Iterator[ListEntry]:
     """Yields the jobs of a sweep by number, as its journal tells of them."""
     for job in _jobs(read_sweep(sweep.path) or {}):
         directory, tries = job.get("directory"), job.get("tries")
         code, number = job.get("exit_code"), job.get("job")
-        yield Entry(
+        yield ListEntry(
             "job",
             os.path.join(sweep.path, directory) if isinstance(directory, str) else sweep.path,
             _state_of_job(job, sweep.state),
@@ -437,7 +437,7 @@ class NoSuchRun(LaunchError):
         return f"{path}{self.reason}{hint}"
 
 
-def locate(name: str, cwd: str | None = None) -> Found:
+def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     """Finds a run or a sweep.
 
     Args:
@@ -482,7 +482,7 @@ def roots_of(cwd: str | None = None) -> list[str]:
     return roots + [path if cwd else relative_path(path, here) for path in used]
 
 
-def _latest(cwd: str | None) -> Found:
+def _latest(cwd: str | None) -> FoundDirectory:
     # the times of files tell nearly who began last
     entries = itertools.islice(newest(roots_of(cwd)), _NEAR)
     last = max(entries, key=lambda entry: entry.started_ns or 0, default=None)
@@ -492,7 +492,7 @@ def _latest(cwd: str | None) -> Found:
     return found
 
 
-def _named(name: str, cwd: str | None) -> Found:
+def _named(name: str, cwd: str | None) -> FoundDirectory:
     """Find the run or sweep whose path ends with a name.
 
     Raises:

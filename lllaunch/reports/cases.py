@@ -85,7 +85,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|/\.(
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of a source file.
 
     Attributes:
@@ -124,12 +124,12 @@ class Tree:
             return None
         return next((path[len(root) :] for root in self._roots if path.startswith(root)), None)
 
-    def place(self, frames: Iterable[Place]) -> Place | None:
+    def place(self, frames: Iterable[CodeLine]) -> CodeLine | None:
         """Returns the first of the frames that is in the user's code, None if none is."""
         for file, line in frames:
             known = self.relative(file)
             if known is not None and line > 0:
-                return Place(known, line)
+                return CodeLine(known, line)
         return None
 
 
@@ -137,7 +137,7 @@ def _prefix(directory: str) -> str:
     return os.path.normpath(directory).rstrip("/") + "/"
 
 
-def frames_of(text: str) -> Iterator[Place]:
+def frames_of(text: str) -> Iterator[CodeLine]:
     """Yields the frames of a traceback, innermost first; their files as they stand there.
 
     Args:
@@ -148,7 +148,7 @@ def frames_of(text: str) -> Iterator[Place]:
     if found and found[0]["python"] is not None:
         found.reverse()
     for frame in found:
-        yield Place(frame["file"], int(frame["line"][-9:]))
+        yield CodeLine(frame["file"], int(frame["line"][-9:]))
 
 
 def without_ours(lines: Iterable[str]) -> Iterator[str]:
@@ -255,7 +255,7 @@ class Case:
     tries: int | None = None
     explanation: tuple[str, ...] = ()
     traceback: tuple[str, ...] = ()
-    place: Place | None = None
+    place: CodeLine | None = None
     logs: tuple[Log, ...] = ()
 
     @property

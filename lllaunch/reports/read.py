@@ -21,9 +21,9 @@ from lllaunch.records.find import read_overrides
 from lllaunch.records.listing import state_of
 from lllaunch.reports.cases import (
     Case,
+    CodeLine,
     Log,
     Outcome,
-    Place,
     Report,
     Tree,
     first_line,
@@ -54,7 +54,7 @@ _EXPECTED = (
 Fields = Mapping[str, Any]
 
 
-class Found(NamedTuple):
+class ReportSource(NamedTuple):
     """What a path is.
 
     Attributes:
@@ -68,7 +68,7 @@ class Found(NamedTuple):
     document: str
 
 
-def find(path: str) -> Found:
+def find(path: str) -> ReportSource:
     """Finds out what a path is.
 
     Args:
@@ -84,23 +84,23 @@ def find(path: str) -> Found:
     directory, name = os.path.split(path)
     directory = directory or os.curdir
     if name in _OF_SWEEP:
-        return Found("sweep", directory, os.path.join(directory, "sweep.json"))
+        return ReportSource("sweep", directory, os.path.join(directory, "sweep.json"))
     if name in _OF_RUN[1:]:
-        return Found("run", directory, os.path.join(directory, "result.json"))
+        return ReportSource("run", directory, os.path.join(directory, "result.json"))
     document = read_document(path)
     if document is not None and isinstance(document.get("jobs"), list):
-        return Found("sweep", directory, path)
+        return ReportSource("sweep", directory, path)
     if document is not None and "exit_code" in document:
-        return Found("run", directory, path)
+        return ReportSource("run", directory, path)
     raise _wrong(path, "is neither a result.json nor a sweep.json", _EXPECTED)
 
 
-def _find_directory(path: str) -> Found:
+def _find_directory(path: str) -> ReportSource:
     names = set(_listed(path))
     if not names.isdisjoint(_OF_SWEEP):
-        return Found("sweep", path, os.path.join(path, "sweep.json"))
+        return ReportSource("sweep", path, os.path.join(path, "sweep.json"))
     if not names.isdisjoint(_OF_RUN) or any(name.startswith("attempt_") for name in names):
-        return Found("run", path, os.path.join(path, "result.json"))
+        return ReportSource("run", path, os.path.join(path, "result.json"))
     if "multirun.yaml" in names:
         raise _wrong(
             path, "holds no sweep.jsonl", "the sweep was refused, or lllaunch did not run it"
@@ -400,7 +400,7 @@ def _frame(frame: Fields) -> str:
     return first_line(f"{where}: {code}" if code else where)
 
 
-def _place(document: Fields, tree: Tree, logs: Sequence[Log]) -> Place | None:
+def _place(document: Fields, tree: Tree, logs: Sequence[Log]) -> CodeLine | None:
     """Returns the line of the user's code that a run failed in, as far as that is known."""
     root = inner(document, "root_cause")
     written = (text(root, "traceback"), text(inner(root, "cause"), "message"))
@@ -411,7 +411,7 @@ def _place(document: Fields, tree: Tree, logs: Sequence[Log]) -> Place | None:
     standing = [frame for stack in (*of_blamed, root) for frame in objects(stack, "frames")]
     for found in (
         *map(frames_of, written),
-        (Place(tidy(str(frame.get("file"))), whole(frame, "line") or 0) for frame in standing),
+        (CodeLine(tidy(str(frame.get("file"))), whole(frame, "line") or 0) for frame in standing),
         # where the user's own faulthandler writes
         *(frames_of("\n".join(log.lines)) for log in logs if log.stream == "stderr"),
     ):
@@ -445,7 +445,7 @@ def load(path: str, roots: Iterable[str] = (), hide: Callable[[str], str] = str)
     return _load_run(found, tree, hide) if found.kind == "run" else _load_sweep(found, tree, hide)
 
 
-def _load_run(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
+def _load_run(found: ReportSource, tree: Tree, hide: Callable[[str], str]) -> Report:
     document = checked(found.document, read_document(found.document))
     known = _within(found.directory, _OVERRIDES) is not None
     overrides = tuple(map(tidy, read_overrides(found.directory))) if known else ()
@@ -462,7 +462,7 @@ def _load_run(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
     return Report("run", shown, (case,), over, case.exit_code, case.seconds, case.started)
 
 
-def _load_sweep(found: Found, tree: Tree, hide: Callable[[str], str]) -> Report:
+def _load_sweep(found: ReportSource, tree: Tree, hide: Callable[[str], str]) -> Report:
     document = checked(found.document, read_document(found.document))
     journal = os.path.join(found.directory, "sweep.jsonl")
     over = document is not None and not _goes_on(journal, text(document, "ended"), "over")

@@ -153,7 +153,7 @@ _INNERMOST = re.compile(r"\$\{[^${}]*\}")
 _LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
 
 
-class Asked(NamedTuple):
+class Requested(NamedTuple):
     """Something that a config asks for by its name.
 
     Attributes:
@@ -175,7 +175,7 @@ class Asked(NamedTuple):
         return shorten(text.removeprefix("."))
 
 
-def asked_for(config: Mapping[Any, Any]) -> Iterator[Asked]:
+def asked_for(config: Mapping[Any, Any]) -> Iterator[Requested]:
     """Returns everything that a config asks for by name.
 
     That is each ``_target_``, wherever it is; callbacks and search path of Hydra; the factories and
@@ -189,9 +189,9 @@ def asked_for(config: Mapping[Any, Any]) -> Iterator[Asked]:
         if not lists:
             continue
         told = _text_referred(config, value) if path[-1] == _TARGET else value
-        yield Asked(path, told, lists, not (isinstance(told, str) and "${" in told))
+        yield Requested(path, told, lists, not (isinstance(told, str) and "${" in told))
     for path, value, clear in made_by_logging(config):
-        yield Asked(path, value, ("targets",), clear)
+        yield Requested(path, value, ("targets",), clear)
 
 
 def made_by_hydra(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
@@ -512,7 +512,7 @@ class _Judge:
                 if not any(fnmatchcase(name, each) for each in allowed):
                     self._refuse(f"{key}.{name}", "", _not_in("env"), "env", name)
 
-    def asked(self, asked: Asked) -> None:
+    def asked(self, asked: Requested) -> None:
         value, name = asked.value, asked.lists[0]
         if not isinstance(value, str):
             problem = Problem(asked.key, show(value), "", expected="text, which can be judged")

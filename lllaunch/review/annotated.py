@@ -89,7 +89,7 @@ _LAUNCHER = "hydra.launcher"
 _TOLD = ("file", "override")
 
 
-class Line(NamedTuple):
+class AnnotatedLine(NamedTuple):
     """A line of YAML.
 
     Attributes:
@@ -101,14 +101,14 @@ class Line(NamedTuple):
     comment: str = ""
 
 
-def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[Line]:
+def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[AnnotatedLine]:
     """Returns plain data as YAML, with a comment behind each value.
 
     Args:
         plan: the data.
         comment: of the value at a path of keys and places; empty for none.
     """
-    lines = [Line(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
+    lines = [AnnotatedLine(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
     found = lines_of("\n".join(line.text for line in lines))
     for path, _ in leaf_items(plan):
         number = _line_at(found, path)
@@ -116,11 +116,11 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[L
         if number and text:
             line = lines[number - 1].text
             blanks = " " * max(0, _COLUMN - len(line))
-            lines[number - 1] = Line(line, f"{blanks}  # {_tame(text)}")
+            lines[number - 1] = AnnotatedLine(line, f"{blanks}  # {_tame(text)}")
     return lines
 
 
-def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[Line]:
+def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[AnnotatedLine]:
     """Returns a block of comments: a title, and facts below it.
 
     Args:
@@ -130,10 +130,10 @@ def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[Line]:
     told = [(name, text) for name, text in facts if text]
     width = max((len(name) for name, _ in told), default=0)
     rows = [f"#   {name:<{width}}  {_tame(text)}" for name, text in told]
-    return [Line("", text) for text in (f"# {title}", *rows)]
+    return [AnnotatedLine("", text) for text in (f"# {title}", *rows)]
 
 
-class Told:
+class OriginAnnotator:
     """Says of the values of a plan where they came from.
 
     Args:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lllaunch.config.locate import Status, locate
+from lllaunch.config.locate import NameStatus, locate
 
 _MOST_FILES = 300
 _MOST_HOPS = 40
@@ -20,7 +20,7 @@ _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 _DEFS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-class Told(NamedTuple):
+class Definition(NamedTuple):
     """Where something is defined.
 
     Attributes:
@@ -83,7 +83,7 @@ class Objects:
         self._path = path
         self._sources: dict[str, _Source | None] = {}
 
-    def function(self, module: str, qualname: str) -> tuple[Told, ...]:
+    def function(self, module: str, qualname: str) -> tuple[Definition, ...]:
         """Returns where ``module:qualname`` is defined: every place where it may be.
 
         Nothing if that cannot be told without importing it.
@@ -94,12 +94,12 @@ class Objects:
             return ()
         return tuple(dict.fromkeys(found))
 
-    def dotted(self, name: str) -> tuple[Told, ...]:
+    def dotted(self, name: str) -> tuple[Definition, ...]:
         """The same for a dotted name, which Hydra looks up from its first part on."""
         module, _, rest = name.partition(".")
         return self.function(module, rest) if rest else ()
 
-    def _told(self, module: str, qualname: str, seen: _Seen) -> list[Told]:
+    def _told(self, module: str, qualname: str, seen: _Seen) -> list[Definition]:
         if (module, qualname) in seen or len(seen) > _MOST_HOPS:
             raise _Unknown
         seen |= {(module, qualname)}
@@ -108,7 +108,7 @@ class Objects:
         bindings = source.bindings.get(first)
         if bindings is None:
             return self._not_bound(source, first, rest, seen)
-        found: list[Told] = []
+        found: list[Definition] = []
         for binding in bindings:
             found += self._follow(source, binding, first, rest, seen)
         return found
@@ -120,13 +120,13 @@ class Objects:
         first: str,
         rest: str,
         seen: _Seen,
-    ) -> list[Told]:
+    ) -> list[Definition]:
         if isinstance(binding, _DEFS):
             if rest and not _defines(binding, rest):
                 raise _Unknown
-            return [Told(source.module, _join(first, rest), source.file)]
+            return [Definition(source.module, _join(first, rest), source.file)]
         if isinstance(binding, _Made) and not rest:
-            return [Told(source.module, first, source.file)]
+            return [Definition(source.module, first, source.file)]
         if isinstance(binding, _Alias):
             return self._told(source.module, _join(binding.name, rest), seen)
         if isinstance(binding, _Import):
@@ -138,7 +138,7 @@ class Objects:
                 return self._told(binding.module, qualname, seen)
         raise _Unknown
 
-    def _not_bound(self, source: _Source, first: str, rest: str, seen: _Seen) -> list[Told]:
+    def _not_bound(self, source: _Source, first: str, rest: str, seen: _Seen) -> list[Definition]:
         clear = "__getattr__" not in source.bindings
         for star in reversed(source.stars):  # the last one wins
             try:
@@ -155,11 +155,11 @@ class Objects:
                 raise
             raise _Unknown from None
 
-    def _submodule(self, package: str, name: str, rest: str, seen: _Seen) -> list[Told]:
+    def _submodule(self, package: str, name: str, rest: str, seen: _Seen) -> list[Definition]:
         located = locate(f"{package}.{name}", "", self._path)
-        if located.status is Status.MISSING:
+        if located.status is NameStatus.MISSING:
             raise _Missing
-        if located.status is not Status.FOUND or not rest:
+        if located.status is not NameStatus.FOUND or not rest:
             raise _Unknown
         return self._told(f"{package}.{name}", rest, seen)
 
@@ -175,7 +175,7 @@ class Objects:
 
     def _read(self, module: str) -> _Source | None:
         located = locate(module, "", self._path)
-        if located.status is not Status.FOUND:
+        if located.status is not NameStatus.FOUND:
             return None
         if not located.file:
             # a namespace package has no source, an extension module none that can be read; in

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lllaunch.agent.api import WorkerSpec
-from lllaunch.agent.environ import Place, contract
+from lllaunch.agent.environ import WorkerPlace, contract
 from lllaunch.agent.local_elastic_agent import LocalElasticAgent
 from lllaunch.errors import ConfigError, NotPicklable, PreloadFailed, Problem, SpawnerDied
 from lllaunch.macros import WORKER_NAMES, substitute
@@ -346,10 +346,10 @@ def patience(policy: WatchdogPolicy) -> float | None:
     return min([_LONGEST_CHECK, *known]) if watched else None
 
 
-def _place(spec: LaunchSpec, rank: int) -> Place:
+def _place(spec: LaunchSpec, rank: int) -> WorkerPlace:
     """Where a worker will stand, as far as that is known before the attempt."""
     size = spec.nproc
-    return Place(
+    return WorkerPlace(
         local_rank=rank,
         rank=rank,
         group_rank=0,

@@ -18,7 +18,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d{1,9})(?:, in (.*))?$')
 _CAUSED = "The above exception was the direct cause of the following exception:"
 
 
-class Call(NamedTuple):
+class TracebackFrame(NamedTuple):
     """One frame of a traceback.
 
     Attributes:
@@ -49,7 +49,7 @@ class Block(NamedTuple):
     """
 
     before: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[TracebackFrame, ...]
     error: tuple[str, ...]
 
 
@@ -82,19 +82,19 @@ def _begins_another(lines: Sequence[str], at: int) -> bool:
     return _HEADER in lines[at : at + 4]
 
 
-def _calls(lines: Sequence[str], at: int) -> tuple[int, list[Call]]:
-    calls: list[Call] = []
+def _calls(lines: Sequence[str], at: int) -> tuple[int, list[TracebackFrame]]:
+    calls: list[TracebackFrame] = []
     while at < len(lines) and lines[at].startswith("  "):
         frame = _FRAME.match(lines[at])
         if frame is not None:
-            calls.append(Call(frame[1], int(frame[2]), frame[3] or "", (lines[at],)))
+            calls.append(TracebackFrame(frame[1], int(frame[2]), frame[3] or "", (lines[at],)))
         elif calls:
             calls[-1] = calls[-1]._replace(text=(*calls[-1].text, lines[at]))
         at += 1
     return at, calls
 
 
-def users_call(text: str) -> Call | None:
+def users_call(text: str) -> TracebackFrame | None:
     """Returns the innermost frame of the user's code in a traceback, None if there is none.
 
     Of a chain, that of the last exception which has one.
@@ -149,7 +149,7 @@ def folded(text: str) -> list[str]:
     return lines or text.split("\n")
 
 
-def _innermost(calls: Sequence[Call]) -> Iterator[str]:
+def _innermost(calls: Sequence[TracebackFrame]) -> Iterator[str]:
     """Yields the last of calls that are a library's only."""
     if len(calls) > 2:
         yield f"  ... {len(calls) - 1} calls in {_libraries(calls[:-1])}"
@@ -158,8 +158,8 @@ def _innermost(calls: Sequence[Call]) -> Iterator[str]:
         yield from call.text
 
 
-def _folded(calls: Sequence[Call]) -> Iterator[str]:
-    inside: list[Call] = []
+def _folded(calls: Sequence[TracebackFrame]) -> Iterator[str]:
+    inside: list[TracebackFrame] = []
     for number, call in enumerate(calls, start=1):
         last = number == len(calls)
         if call.of_library and not last:
@@ -170,14 +170,14 @@ def _folded(calls: Sequence[Call]) -> Iterator[str]:
         yield from call.text
 
 
-def _folded_run(calls: Sequence[Call]) -> Iterator[str]:
+def _folded_run(calls: Sequence[TracebackFrame]) -> Iterator[str]:
     if len(calls) == 1:
         yield from calls[0].text
     elif calls:
         yield f"  ... {len(calls)} calls in {_libraries(calls)}"
 
 
-def _libraries(calls: Sequence[Call]) -> str:
+def _libraries(calls: Sequence[TracebackFrame]) -> str:
     """Returns the names of the libraries that calls are of, in order."""
     names: dict[str, None] = {}
     for call in calls:

@@ -26,7 +26,7 @@ from lllaunch.spawner.protocol import Module, Order, Pickled, Program, Script
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ChildDefaults:
     """What all children of one spawner have in common.
 
     Attributes:
@@ -60,7 +60,7 @@ class _CannotStart(Exception):
 
 def become_worker(
     order: Order,
-    around: Surroundings,
+    around: ChildDefaults,
     streams: tuple[int, int],
     report: int,
     others: Iterable[int],
@@ -86,7 +86,7 @@ def become_worker(
 
 def _prepare(
     order: Order,
-    around: Surroundings,
+    around: ChildDefaults,
     streams: tuple[int, int],
     report: int,
     others: Iterable[int],
@@ -117,7 +117,7 @@ def _prepare(
     return False
 
 
-def _detach(around: Surroundings, python: bool) -> None:
+def _detach(around: ChildDefaults, python: bool) -> None:
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != around.spawner:
@@ -148,7 +148,7 @@ def _close(fds: Iterable[int]) -> None:
             continue
 
 
-def _set_environment(order: Order, around: Surroundings) -> None:
+def _set_environment(order: Order, around: ChildDefaults) -> None:
     set_open_files_limit(around.open_files)
     os.environ.update(order.env)
     try:
@@ -164,7 +164,7 @@ def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
         raise _CannotStart(program, error) from error
 
 
-def _execute_interpreter(order: Order, around: Surroundings) -> NoReturn:
+def _execute_interpreter(order: Order, around: ChildDefaults) -> NoReturn:
     target = order.target
     command = around.interpreter
     if CRASH_FILE in order.env and isinstance(target, (Script, Module)) and not _decided():
@@ -191,7 +191,7 @@ def _decided() -> bool:
     return "PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions
 
 
-def _run_here(order: Order, around: Surroundings) -> NoReturn:
+def _run_here(order: Order, around: ChildDefaults) -> NoReturn:
     try:
         from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
 
@@ -224,7 +224,7 @@ def _take_over_multiprocessing() -> None:
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
-def start(order: Order, around: Surroundings, others: Iterable[int]) -> tuple[int, int]:
+def start(order: Order, around: ChildDefaults, others: Iterable[int]) -> tuple[int, int]:
     """Fork a worker.
 
     Args:

@@ -117,7 +117,7 @@ class Roster:
 
 
 @dataclass(frozen=True)
-class Command:
+class PendingCommand:
     """A signal or kill that the spawner was told to carry out.
 
     Attributes:
@@ -143,13 +143,13 @@ class Commands:
         self._alarm = Alarm()
         self._ids = itertools.count(1)
         # With the time by which it must be confirmed; the oldest first.
-        self._waiting: dict[int, tuple[float, Command]] = {}
+        self._waiting: dict[int, tuple[float, PendingCommand]] = {}
 
     def fileno(self) -> int:
         """Readable when `overdue` may have something to tell."""
         return self._alarm.fileno()
 
-    def add(self, command: Command) -> int:
+    def add(self, command: PendingCommand) -> int:
         """Begin to wait for a command's confirmation; return the number that confirms it."""
         number = next(self._ids)
         self._waiting[number] = self._clock() + ACKNOWLEDGE_SECONDS, command
@@ -161,7 +161,7 @@ class Commands:
         self._waiting.pop(number, None)
         self._set_alarm()
 
-    def overdue(self) -> list[Command]:
+    def overdue(self) -> list[PendingCommand]:
         """Return the commands that waited too long; they are waited for no longer."""
         if not self._waiting or not self._alarm.clear():
             return []
@@ -417,7 +417,7 @@ class Spawner:
             self._send({"op": "end_sweep"})
 
     def _command(self, operation: str, keys: list[int], signum: int) -> None:
-        number = self._commands.add(Command(operation, keys, signum))
+        number = self._commands.add(PendingCommand(operation, keys, signum))
         self._send({"op": operation, "command": number, "keys": keys, "signum": int(signum)})
 
     def _kill_spawner(self) -> None:
@@ -477,7 +477,7 @@ class Spawner:
             self._go_on_burying()
         return self._take_facts()
 
-    def _do_without(self, overdue: list[Command]) -> None:
+    def _do_without(self, overdue: list[PendingCommand]) -> None:
         """The spawner is deaf: signal its workers directly; it dies if even that must be forced."""
         for command in overdue:
             self._roster.signal_directly(command.keys, command.signum)

@@ -38,7 +38,7 @@ from lllaunch.moments import now_ns
 from lllaunch.spawner import signals
 from lllaunch.spawner.child import close_above_2, open_streams
 from lllaunch.spawner.forks import flush_streams, fork
-from lllaunch.spawner.orphans import MARK, Sweep, adopted, end_adopted, kill_below, new_mark
+from lllaunch.spawner.orphans import MARK, OrphanCleanup, adopted, end_adopted, kill_below, new_mark
 from lllaunch.spawner.protocol import Exited, Fact, Leftover, Started, StartFailed, Swept
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Forker:
         self.mark = new_mark()
         self._children: dict[int, _Child] = {}
         self._facts: list[Fact] = []
-        self._sweep: Sweep | None = None
+        self._sweep: OrphanCleanup | None = None
         self._ignored = _set_sigchld(signal.SIG_IGN, signal.SIG_DFL)
         Subreaper.need()
         self._epoll: select.epoll | None = select.epoll()
@@ -219,7 +219,7 @@ class Forker:
 
     def sweep(self) -> None:
         """End what workers left behind; `Swept` follows."""
-        self._sweep = Sweep()
+        self._sweep = OrphanCleanup()
         self._alarm.set(0.0)
 
     def abandon(self, keys: Iterable[int]) -> None:

@@ -102,7 +102,7 @@ class Pauses:
         self.seconds, self.changed = _SHORTEST_PAUSE, self._clock()
 
 
-class Sweep:
+class OrphanCleanup:
     """One sweep: waits a moment for leftovers to end, then kills them until none is left.
 
     Args:
@@ -213,7 +213,7 @@ def end_adopted(mark: str) -> Iterator[float]:
     Yields:
         How long to wait before the next step, seconds.
     """
-    sweep, quiet = Sweep(settle=0.0), 0
+    sweep, quiet = OrphanCleanup(settle=0.0), 0
     while quiet < _QUIET_ROUNDS and sweep.stuck_for() < GIVE_UP_SECONDS:
         if sweep.go_on(adopted(mark)):
             quiet += 1

@@ -43,8 +43,8 @@ from lllaunch.linux.process import (
 )
 from lllaunch.moments import since_boot_ns
 from lllaunch.spawner import preloading, signals
-from lllaunch.spawner.child import Surroundings, start
-from lllaunch.spawner.orphans import MARK, Pauses, Sweep, kill_below, kill_with_below
+from lllaunch.spawner.child import ChildDefaults, start
+from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, preload
 from lllaunch.spawner.protocol import Channel, Message, Order
 
@@ -146,7 +146,7 @@ class Workers:
         """The report pipes of those that have not started yet."""
         return [worker.report for worker in self._workers.values() if worker.report >= 0]
 
-    def start(self, order: Order, around: Surroundings, foreign: Iterable[int]) -> None:
+    def start(self, order: Order, around: ChildDefaults, foreign: Iterable[int]) -> None:
         """Start one; tells why if that cannot be.
 
         Args:
@@ -262,7 +262,7 @@ class Branches:
         # The pidfd of the launcher of each.
         self._launchers: dict[int, int] = {}
         # Ends what one that has ended may have left behind.
-        self._sweep: Sweep | None = None
+        self._sweep: OrphanCleanup | None = None
 
     @property
     def pids(self) -> Iterable[int]:
@@ -298,7 +298,7 @@ class Branches:
         if launcher is not None:
             self._wakeups.remove(launcher)
             os.close(launcher)
-            self._sweep = Sweep(settle=0.0)
+            self._sweep = OrphanCleanup(settle=0.0)
 
     def next_in(self) -> float | None:
         """Return in how many seconds `end_strays` is to be called; None if it need not be."""
@@ -353,7 +353,7 @@ class Checks:
         """The pipes that they tell by."""
         return [pipe for _, pipe in self._running.values()]
 
-    def start(self, message: Message, around: Surroundings, foreign: Iterable[int]) -> None:
+    def start(self, message: Message, around: ChildDefaults, foreign: Iterable[int]) -> None:
         """Import and bind in a child; what is wrong is told when it ends.
 
         Args:
@@ -407,7 +407,7 @@ class Checks:
         self._send({"fact": "checked", "check": number, "problem": problem})
 
 
-def _child(message: Message, around: Surroundings, write: int, foreign: Iterable[int]) -> NoReturn:
+def _child(message: Message, around: ChildDefaults, write: int, foreign: Iterable[int]) -> NoReturn:
     try:
         problem = b""
         # A failing import is the attempt's to report.
@@ -482,8 +482,8 @@ class Server:
         self._workers = Workers(self._send, self._wakeups)
         self._checks = Checks(self._send)
         self._branches = Branches(self._wakeups)
-        self._sweep: Sweep | None = None
-        self._around: Surroundings | None = None
+        self._sweep: OrphanCleanup | None = None
+        self._around: ChildDefaults | None = None
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
         self._held: list[int] = []
@@ -525,7 +525,7 @@ class Server:
         self._send({"fact": "done", "command": message.header["command"]})
 
     def _begin_sweep(self, message: Message) -> None:
-        self._sweep = Sweep(message.header["sweep"])
+        self._sweep = OrphanCleanup(message.header["sweep"])
 
     def _end_sweep(self, _: Message) -> None:
         """Let what a sweep cannot end be: later workers shall not be ended for it, nor wait."""
@@ -562,7 +562,7 @@ class Server:
 
     def _configure(self, message: Message) -> None:
         header = message.header
-        self._around = Surroundings(
+        self._around = ChildDefaults(
             spawner=os.getpid(),
             ignored=self._ignored,
             open_files=(header["open_files"][0], header["open_files"][1]),
@@ -632,7 +632,7 @@ class Server:
         os.close(sock)
         self._branches.add(pid, launcher)
 
-    def _become_branch(self, sock: int, launcher: int, around: Surroundings) -> NoReturn:
+    def _become_branch(self, sock: int, launcher: int, around: ChildDefaults) -> NoReturn:
         try:
             leave_behind(self._wakeups.private, self._foreign_fds())
             branch = Server(socket.socket(fileno=sock), launcher, self._ignored, self._preloaded)
@@ -641,7 +641,7 @@ class Server:
             # It must never go on as the spawner that it was forked from.
             os._exit(1)
 
-    def begin(self, around: Surroundings) -> NoReturn:
+    def begin(self, around: ChildDefaults) -> NoReturn:
         """Serve as a branch, which needs no configuring.
 
         Args:

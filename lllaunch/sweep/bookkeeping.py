@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.sweep.journal import Composed, Ended, Over, Record, Result, Skipped, Started
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    OverRecord,
+    Record,
+    Result,
+    Skipped,
+    StartedRecord,
+)
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.prepared import Answer, Broken, Prepared, record_of
 from lllaunch.sweep.results import forget_result, read_document, result_of
@@ -32,9 +40,9 @@ class Books:
         self._journal = journal
         self._base = os.getcwd() if journal is None else os.path.dirname(journal.path)
         # Composed, and not in the journal yet.
-        self._ahead: dict[int, Composed] = {}
+        self._ahead: dict[int, ComposedRecord] = {}
         # Last in the journal, without the config.
-        self._known: dict[int, Composed] = {}
+        self._known: dict[int, ComposedRecord] = {}
 
     def composed(self, number: int, answer: Answer) -> None:
         """A job was composed; the journal gets that when the job starts, or is settled."""
@@ -52,7 +60,7 @@ class Books:
         if answer.directory:
             forget_result(os.path.join(self._base, answer.directory))
         if self._journal is not None:
-            self._journal.append(Started(job.number, job.attempt, job.lease, job.pid))
+            self._journal.append(StartedRecord(job.number, job.attempt, job.lease, job.pid))
 
     def ended(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """A job that held a lease ended.
@@ -80,7 +88,7 @@ class Books:
         if result is None or result.exit_code != exit_code:
             cause = _line(unreadable or job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
-        self._keep(Ended(job.number, job.attempt, result))
+        self._keep(EndedRecord(job.number, job.attempt, result))
         why = result.root_cause if exit_code else ""
         return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind), why)
 
@@ -90,7 +98,7 @@ class Books:
         cause = cause_of(exit_code)
         if isinstance(job.answer, Broken):
             exit_code, why, cause = job.answer.exit_code, job.answer.why, None
-        self._keep(Ended(job.number, job.attempt, Result("error", exit_code, _line(why))))
+        self._keep(EndedRecord(job.number, job.attempt, Result("error", exit_code, _line(why))))
         return v.JobEnded(job.number, exit_code, cause, why)
 
     def settled(self, end: v.Settle) -> None:
@@ -98,7 +106,7 @@ class Books:
         if end.number in self._ahead and end.state is v.JobState.FAILED:
             # It cannot run.
             self._keep_composed(end.number)
-            self._keep(Ended(end.number, 0, Result("error", end.exit_code, _line(end.why))))
+            self._keep(EndedRecord(end.number, 0, Result("error", end.exit_code, _line(end.why))))
         elif end.number in self._ahead and end.state in _NEVER_STARTED:
             self._keep_composed(end.number)
             self._keep(Skipped(end.number, _line(end.why) or end.state.value))
@@ -107,7 +115,7 @@ class Books:
 
     def over(self, exit_code: int) -> None:
         """The sweep is over."""
-        self._keep(Over(exit_code))
+        self._keep(OverRecord(exit_code))
 
     @property
     def error(self) -> OutputError | None:

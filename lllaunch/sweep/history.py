@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import write_atomic
 from lllaunch.sweep.journal import (
-    Composed,
-    Ended,
+    ComposedRecord,
+    EndedRecord,
     Header,
-    Over,
+    OverRecord,
     Record,
     Result,
     Resumed,
     Skipped,
-    Started,
+    StartedRecord,
     plain_result,
 )
 from lllaunch.sweep.pool import Lease
@@ -26,7 +26,7 @@ from lllaunch.sweep.schedule import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lllaunch.sweep.journal import Entry
+    from lllaunch.sweep.journal import JournalEntry
 
 
 class JobHistory(NamedTuple):
@@ -73,7 +73,7 @@ class SweepHistory:
         jobs: what is known of each job, by number.
     """
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
         self.header: Header | None = None
         self.started_ns = 0
         self.resumes = 0
@@ -92,7 +92,7 @@ class SweepHistory:
         """
         if isinstance(record, Header):
             self.header, self.started_ns = record, time_ns
-        elif isinstance(record, Over):
+        elif isinstance(record, OverRecord):
             self._bad = record.exit_code or self._bad
             self.exit_code = self._bad
         else:
@@ -107,13 +107,13 @@ class SweepHistory:
 
 
 def _with(
-    known: JobHistory, record: Composed | Started | Ended | Skipped, time_ns: int
+    known: JobHistory, record: ComposedRecord | StartedRecord | EndedRecord | Skipped, time_ns: int
 ) -> JobHistory:
-    if isinstance(record, Composed):
+    if isinstance(record, ComposedRecord):
         return JobHistory(
             known.job, record.overrides, record.directory, record.fingerprint, tries=known.tries
         )
-    if isinstance(record, Started):
+    if isinstance(record, StartedRecord):
         return known._replace(
             state="started",
             retry=record.retry,
@@ -124,7 +124,7 @@ def _with(
             result=None,
             reason="",
         )
-    if isinstance(record, Ended):
+    if isinstance(record, EndedRecord):
         result = record.result
         return known._replace(
             state=result.state, retry=record.retry, ended_ns=time_ns, result=result, reason=""

@@ -56,7 +56,7 @@ class Resumed(NamedTuple):
     command: tuple[str, ...] = ()
 
 
-class Composed(NamedTuple):
+class ComposedRecord(NamedTuple):
     """A job's config is known; the job is not started before this is on the disk.
 
     Attributes:
@@ -74,7 +74,7 @@ class Composed(NamedTuple):
     config: Mapping[str, Any] | None = None
 
 
-class Started(NamedTuple):
+class StartedRecord(NamedTuple):
     """A job was started.
 
     Attributes:
@@ -113,7 +113,7 @@ class Result(NamedTuple):
         return self.state == "succeeded"
 
 
-class Ended(NamedTuple):
+class EndedRecord(NamedTuple):
     """A job ended, or was found to have ended.
 
     Attributes:
@@ -134,7 +134,7 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Over(NamedTuple):
+class OverRecord(NamedTuple):
     """The launcher is done with the jobs that it had, and with what exit code.
 
     More jobs may follow: sweepers that ask for one batch of jobs after another.
@@ -146,10 +146,12 @@ class Over(NamedTuple):
 # No calendar of Python's goes further.
 _YEAR_10000_NS = 253_402_300_800 * 10**9
 
-Record: TypeAlias = Header | Resumed | Composed | Started | Ended | Skipped | Over
+Record: TypeAlias = (
+    Header | Resumed | ComposedRecord | StartedRecord | EndedRecord | Skipped | OverRecord
+)
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """A record of the journal, and when it was made, nanoseconds since the epoch."""
 
     time_ns: int
@@ -159,11 +161,11 @@ class Entry(NamedTuple):
 _TYPES: dict[type[Any], str] = {
     Header: "sweep",
     Resumed: "resumed",
-    Composed: "composed",
-    Started: "started",
-    Ended: "ended",
+    ComposedRecord: "composed",
+    StartedRecord: "started",
+    EndedRecord: "ended",
     Skipped: "skipped",
-    Over: "over",
+    OverRecord: "over",
 }
 
 
@@ -192,9 +194,9 @@ def encode(record: Record, time_ns: int) -> bytes:
         TypeError, ValueError: it holds something that is not JSON.
     """
     fields: dict[str, Any] = record._asdict()
-    if isinstance(record, Started):
+    if isinstance(record, StartedRecord):
         fields["lease"] = record.lease._asdict()
-    elif isinstance(record, Ended):
+    elif isinstance(record, EndedRecord):
         fields["result"] = plain_result(record.result)
     head = {"time": isoformat(time_ns), "time_ns": time_ns, "type": _TYPES[type(record)]}
     text = json.dumps({**head, **fields}, ensure_ascii=False, allow_nan=False)
@@ -208,7 +210,7 @@ def plain_result(result: Result) -> dict[str, Any]:
     return fields if text is None else {**fields, "return_value": json.loads(text)}
 
 
-def decode(line: bytes) -> Entry | None:
+def decode(line: bytes) -> JournalEntry | None:
     """Reads a line of the journal.
 
     Args:
@@ -231,7 +233,7 @@ def decode(line: bytes) -> Entry | None:
     time_ns = _get(fields, "time_ns", int)
     if not 0 <= time_ns < _YEAR_10000_NS:
         raise ValueError("its 'time_ns' is not a time")
-    return None if read is None else Entry(time_ns, read(fields))
+    return None if read is None else JournalEntry(time_ns, read(fields))
 
 
 def _refuse(name: str) -> Any:
@@ -275,8 +277,8 @@ def _resumed(fields: Mapping[str, Any]) -> Resumed:
     return Resumed(_get(fields, "lllaunch", str), _list(fields, "command", str))
 
 
-def _composed(fields: Mapping[str, Any]) -> Composed:
-    return Composed(
+def _composed(fields: Mapping[str, Any]) -> ComposedRecord:
+    return ComposedRecord(
         _job(fields),
         _list(fields, "overrides", str),
         _get(fields, "directory", str),
@@ -285,13 +287,13 @@ def _composed(fields: Mapping[str, Any]) -> Composed:
     )
 
 
-def _started(fields: Mapping[str, Any]) -> Started:
+def _started(fields: Mapping[str, Any]) -> StartedRecord:
     lease = _get(fields, "lease", dict)
     held = Lease(_list(lease, "gpus", str), _list(lease, "cpus", int))
-    return Started(_job(fields), _job(fields, "retry"), held, _get(fields, "pid", int, _NONE))
+    return StartedRecord(_job(fields), _job(fields, "retry"), held, _get(fields, "pid", int, _NONE))
 
 
-def _ended(fields: Mapping[str, Any]) -> Ended:
+def _ended(fields: Mapping[str, Any]) -> EndedRecord:
     result = _get(fields, "result", dict)
     value = json.dumps(result["return_value"]) if "return_value" in result else None
     found = Result(
@@ -301,15 +303,15 @@ def _ended(fields: Mapping[str, Any]) -> Ended:
         _get(result, "seconds", int, float, _NONE),
         value,
     )
-    return Ended(_job(fields), _job(fields, "retry"), found)
+    return EndedRecord(_job(fields), _job(fields, "retry"), found)
 
 
 def _skipped(fields: Mapping[str, Any]) -> Skipped:
     return Skipped(_job(fields), _get(fields, "reason", str))
 
 
-def _over(fields: Mapping[str, Any]) -> Over:
-    return Over(_get(fields, "exit_code", int))
+def _over(fields: Mapping[str, Any]) -> OverRecord:
+    return OverRecord(_get(fields, "exit_code", int))
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
@@ -339,7 +341,7 @@ class Damaged(ValueError):
 
 def parse(
     lines: Iterable[bytes], end: int = 0, before: int = 0
-) -> Iterator[tuple[int, Entry | None]]:
+) -> Iterator[tuple[int, JournalEntry | None]]:
     """Reads the lines of a journal; pure.
 
     A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
@@ -400,7 +402,7 @@ class Journal:
         header: Header,
         end: int,
         now: Callable[[], int],
-        tell: Callable[[Entry], object] | None,
+        tell: Callable[[JournalEntry], object] | None,
     ) -> None:
         self.path = path
         self.header = header
@@ -420,7 +422,7 @@ class Journal:
         path: str,
         header: Header,
         now: Callable[[], int] = time.time_ns,
-        tell: Callable[[Entry], object] | None = None,
+        tell: Callable[[JournalEntry], object] | None = None,
     ) -> Self:
         """Begins a journal; its header is there whole or not at all.
 
@@ -439,7 +441,7 @@ class Journal:
             message = "has a sweep in it already"
             hint = f"choose another directory, or go on with that one: {_RESUME}={directory}"
             raise ConfigError((Problem("hydra.sweep.dir", repr(directory), message, hint),))
-        entry = Entry(now(), header)
+        entry = JournalEntry(now(), header)
         line = encode(header, entry.time_ns)
         write_atomic(path, line)
         journal = cls(path, header, len(line), now, tell)
@@ -453,7 +455,7 @@ class Journal:
         cls,
         path: str,
         now: Callable[[], int] = time.time_ns,
-        tell: Callable[[Entry], object] | None = None,
+        tell: Callable[[JournalEntry], object] | None = None,
     ) -> Self:
         """Opens a journal to go on with it; the file is changed by the first `append` only.
 
@@ -483,7 +485,7 @@ class Journal:
         Raises:
             OutputError: the disk is full, the file was removed, ...; names the file.
         """
-        entry = Entry(self._now(), record)
+        entry = JournalEntry(self._now(), record)
         self.flush()
         self._write(encode(record, entry.time_ns))
         if self._tell is not None:
@@ -491,7 +493,7 @@ class Journal:
 
     def keep(self, record: Record) -> None:
         """Adds a record of what has happened, as soon as the disk takes it; see `error`."""
-        entry = Entry(self._now(), record)
+        entry = JournalEntry(self._now(), record)
         self._kept.append(encode(record, entry.time_ns))
         if self._tell is not None:
             self._tell(entry)
@@ -574,7 +576,7 @@ class Journal:
         with naming(self.path), open(self.path, "rb") as file:
             file.seek(start)
             entry = decode(file.read(end - start))
-        return entry.record.config if entry and isinstance(entry.record, Composed) else None
+        return entry.record.config if entry and isinstance(entry.record, ComposedRecord) else None
 
     def close(self) -> None:
         """Closes the file; idempotent."""
@@ -583,7 +585,7 @@ class Journal:
             self._fd = -1
 
 
-def read_journal(path: str) -> Iterator[Entry]:
+def read_journal(path: str) -> Iterator[JournalEntry]:
     """Reads a journal, also while a launcher appends to it; one record at a time is in memory.
 
     Raises:
@@ -595,7 +597,7 @@ def read_journal(path: str) -> Iterator[Entry]:
             yield entry
 
 
-def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
+def _entries(path: str) -> Iterator[tuple[int, JournalEntry | None]]:
     """Reads a file as `parse` does; errors name it."""
     start, lines, suspected = 0, 0, -1
     while True:
@@ -615,7 +617,7 @@ def _entries(path: str) -> Iterator[tuple[int, Entry | None]]:
             return
 
 
-def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, Entry | None]]:
+def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, JournalEntry | None]]:
     # not within `naming`: an error of whoever consumes the records is not the file's
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
@@ -637,17 +639,17 @@ def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, Entr
 
 
 def _find_composed(path: str) -> dict[int, tuple[int, int]]:
-    """Returns for each job where in the file its last `Composed` begins and ends."""
+    """Returns for each job where in the file its last `ComposedRecord` begins and ends."""
     found: dict[int, tuple[int, int]] = {}
     start = 0
     for end, entry in _entries(path):
-        if entry is not None and isinstance(entry.record, Composed):
+        if entry is not None and isinstance(entry.record, ComposedRecord):
             found[entry.record.job] = (start, end)
         start = end
     return found
 
 
-def _checked_header(path: str, entry: Entry | None) -> Header:
+def _checked_header(path: str, entry: JournalEntry | None) -> Header:
     assert entry is not None, path
     assert isinstance(entry.record, Header), path
     return entry.record

@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 
 from lllaunch.errors import LaunchError
 from lllaunch.linux.process import Alarm
-from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.pool import Lease
 
 # How many launchers may wait for one slot; the system allows 4096 usually (net.core.somaxconn).
@@ -76,7 +76,7 @@ class Slot(NamedTuple):
         return f"GPU {self.name}" if self.kind == "gpu" else f"core {self.name}"
 
 
-class Watch:
+class SlotWatch:
     """Waits until a slot may be free: a descriptor that is readable then; try `Leases.acquire`.
 
     It may be readable although somebody holds the slot, never the other way round. Close it then.
@@ -104,7 +104,7 @@ class Leases:
             side are slow, not wrong.
     """
 
-    def __init__(self, machine: Machine, lock_cpus: bool = False) -> None:
+    def __init__(self, machine: SweepMachine, lock_cpus: bool = False) -> None:
         self._addresses = {Slot("gpu", gpu.name): _address("gpu", gpu.uuid) for gpu in machine.gpus}
         if lock_cpus:
             user = os.getuid()
@@ -112,7 +112,7 @@ class Leases:
                 self._addresses[Slot("cpu", str(core))] = _address("cpu", f"{user}/{core}")
         self._lock_cpus = lock_cpus
         self._locks: dict[Slot, socket.socket] = {}
-        self._watches: dict[Slot, Watch] = {}
+        self._watches: dict[Slot, SlotWatch] = {}
 
     def acquire(self, lease: Lease) -> tuple[Slot, ...]:
         """Takes all slots of a lease, or none.
@@ -152,7 +152,7 @@ class Leases:
         """The locks of a lease that is held, to be sent to a process that was forked before."""
         return tuple(self._locks[slot].fileno() for slot in self._slots(lease))
 
-    def watch(self, slot: Slot) -> Watch:
+    def watch(self, slot: Slot) -> SlotWatch:
         """Waits for a slot that another launcher holds.
 
         Returns:
@@ -196,7 +196,7 @@ class Leases:
             raise _failed(slot, error) from error
         return lock
 
-    def _connect(self, slot: Slot) -> Watch:
+    def _connect(self, slot: Slot) -> SlotWatch:
         connection = _open_socket(slot)
         try:
             # Where too many wait already, this fails instead of waiting.
@@ -206,9 +206,9 @@ class Leases:
             connection.close()
             return self._look_again(slot)
         # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
-        return Watch(connection)
+        return SlotWatch(connection)
 
-    def _look_again(self, slot: Slot) -> Watch:
+    def _look_again(self, slot: Slot) -> SlotWatch:
         """Waits without a connection: not at all if the slot is free by now, else a little.
 
         Its holder has too many who wait already, or does not listen (yet), or we may not connect.
@@ -221,7 +221,7 @@ class Leases:
         except OSError as error:
             raise _failed(slot, error) from error
         alarm.set(RETRY_AFTER if probe is None else 0.0)
-        return Watch(alarm)
+        return SlotWatch(alarm)
 
 
 def _open_socket(slot: Slot) -> socket.socket:
@@ -239,6 +239,6 @@ def _failed(slot: Slot, error: OSError) -> LeaseFailed:
     return LeaseFailed(str(slot), error.strerror or str(error))
 
 
-def _close_all(things: dict[Slot, socket.socket] | dict[Slot, Watch]) -> None:
+def _close_all(things: dict[Slot, socket.socket] | dict[Slot, SlotWatch]) -> None:
     for thing in things.values():
         thing.close()

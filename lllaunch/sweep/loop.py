@@ -23,8 +23,8 @@ from lllaunch.exit_codes import for_signal
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource, forwards
 from lllaunch.spawner.signals import ignored_at_start
 from lllaunch.sweep.bookkeeping import Books
-from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, Watch
-from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
+from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.output import Stopping, Tick
 from lllaunch.sweep.policy import SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease
@@ -92,7 +92,7 @@ class Sweep:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SweepMachine,
         policy: SweepPolicy,
         leases: Leases,
         journal: Journal | None,
@@ -126,7 +126,7 @@ class Sweep:
         self._composing: JobProcess | None = None
         self._deaths = 0
         self._due: dict[int, float] = {}
-        self._watches: dict[Slot, Watch] = {}
+        self._watches: dict[Slot, SlotWatch] = {}
         # The number of a job that is to be composed, and has no process yet.
         self._unforked: int | None = None
         # Why no job can be started, since when, and when that is tried again.
@@ -145,9 +145,9 @@ class Sweep:
         self._ignored = ignored_at_start()
         self._facts: deque[v.Fact] = deque()
         self._telling = False
-        self._finish: v.Finish | None = None
+        self._finish: v.FinishSweep | None = None
 
-    def run(self) -> v.Finish:
+    def run(self) -> v.FinishSweep:
         """Sweep.
 
         Returns:
@@ -169,7 +169,7 @@ class Sweep:
                     SignalSource(quiet=STACKS_ON, stops=True)
                 )
                 try:
-                    self._tell(v.Begin(self._total))
+                    self._tell(v.BeginSweep(self._total))
                     while self._finish is None:
                         self._turn()
                 except BaseException:
@@ -234,7 +234,7 @@ class Sweep:
 
     def _signalled(self, signum: int) -> None:
         if signum != self._source.quiet:
-            self._tell(v.SignalReceived(signum, forwards()))
+            self._tell(v.SweepSignalled(signum, forwards()))
         elif forwards():
             # each job shows where its workers stand, and the sweep goes on
             for job in self._running():
@@ -343,7 +343,7 @@ class Sweep:
         if job is not None:
             job.lease = None
         self._block(error)
-        self._tell(v.NotStarted(number))
+        self._tell(v.JobNotStarted(number))
 
     def _look_at_books(self) -> None:
         if self._books.error is not None:
@@ -502,7 +502,7 @@ class Sweep:
         self._telling = False
 
     def _perform(self, decision: v.Decision) -> None:
-        if isinstance(decision, v.Finish):
+        if isinstance(decision, v.FinishSweep):
             self._finish = decision
         elif isinstance(decision, v.ComposeNext):
             self._compose_next()

@@ -187,7 +187,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class Machine(NamedTuple):
+class SweepMachine(NamedTuple):
     """What a sweep's launcher may lease.
 
     Attributes:
@@ -222,7 +222,7 @@ def find_machine(
     key: str = "hydra.launcher",
     nvml: Nvml | None = None,
     cores: Cores | None = None,
-) -> Machine:
+) -> SweepMachine:
     """Looks what there is and takes what the limits allow.
 
     Args:
@@ -254,7 +254,7 @@ def find_machine(
     if problems:
         raise ConfigError(tuple(problems))
     masks = bool(found.gpus) or gives_none(gpus)
-    return Machine(chosen_gpus, chosen_cpus, masks, found.why_none)
+    return SweepMachine(chosen_gpus, chosen_cpus, masks, found.why_none)
 
 
 def pin(lease: Lease) -> None:

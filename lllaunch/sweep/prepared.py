@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.errors import Problem
-from lllaunch.sweep.journal import Composed
+from lllaunch.sweep.journal import ComposedRecord
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Lease, Need
 
@@ -135,7 +135,7 @@ def _warm_key(preload: list[str], cwd: str, changes: list[list[str]]) -> WarmKey
     return WarmKey(tuple(preload), cwd, tuple((name, text) for name, text in changes))
 
 
-def record_of(number: int, answer: Answer, directory: str) -> Composed:
+def record_of(number: int, answer: Answer, directory: str) -> ComposedRecord:
     """Returns what the journal says of a composed job.
 
     Args:
@@ -144,8 +144,8 @@ def record_of(number: int, answer: Answer, directory: str) -> Composed:
         directory: as the journal has it.
     """
     if isinstance(answer, Broken):
-        return Composed(number, answer.overrides, directory, None)
-    return Composed(number, answer.overrides, directory, answer.fingerprint, answer.config)
+        return ComposedRecord(number, answer.overrides, directory, None)
+    return ComposedRecord(number, answer.overrides, directory, answer.fingerprint, answer.config)
 
 
 def encode_lease(lease: Lease) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from lllaunch.spawner import signals
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
 from lllaunch.spawner.protocol import Channel, Message
-from lllaunch.sweep.machine import Machine, pin
+from lllaunch.sweep.machine import SweepMachine, pin
 from lllaunch.sweep.output import JobPrinted, OutputPipe
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.prepared import (
@@ -89,14 +89,14 @@ class Work(NamedTuple):
 
     prepare: Callable[[int], Answer]
     execute: Callable[[Prepared, Lease, Spawner | None], int]
-    machine: Machine
+    machine: SweepMachine
     pins: bool = False
     warm: Warmth | None = None
     marks: tuple[str, str] = ("", "")
     locks: tuple[int, ...] = ()
 
 
-class Place(NamedTuple):
+class ForkInheritance(NamedTuple):
     """What a job gets from the launcher at the fork.
 
     Attributes:
@@ -114,7 +114,7 @@ class Place(NamedTuple):
     ignored: frozenset[signal.Signals]
 
 
-def become(work: Work, place: Place, leave: Callable[[], None]) -> NoReturn:
+def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoReturn:
     """In the forked process, all signals blocked: be the job, then end.
 
     Args:
@@ -152,7 +152,7 @@ def _mark(own: str, spawners: str) -> None:
         Inherited.lineage = spawners
 
 
-def _work(work: Work, place: Place) -> int:
+def _work(work: Work, place: ForkInheritance) -> int:
     channel = Channel(place.sock)
     _send(channel, {"apart": True})
     answer = _prepare(work, place.number)
@@ -496,7 +496,7 @@ class JobProcess:
         ignored: frozenset[signal.Signals],
     ) -> None:
         ends = tuple(pipe.write_end for pipe in self.pipes)
-        place = Place(self.number, theirs, os.getpid(), ends, ignored)
+        place = ForkInheritance(self.number, theirs, os.getpid(), ends, ignored)
         flush_streams()
         self.pid = fork()
         if self.pid == 0:

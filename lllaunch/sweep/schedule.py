@@ -81,7 +81,7 @@ class JobState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginSweep:
     """The launcher was asked to sweep.
 
     Attributes:
@@ -155,7 +155,7 @@ class SlotsFreed:
 
 
 @dataclass(frozen=True)
-class NotStarted:
+class JobNotStarted:
     """A job was not started, since something failed; `Blocked` came before.
 
     Attributes:
@@ -216,7 +216,7 @@ class RetryDue:
 
 
 @dataclass(frozen=True)
-class SignalReceived:
+class SweepSignalled:
     """A signal to the launcher.
 
     Attributes:
@@ -229,19 +229,19 @@ class SignalReceived:
 
 
 Fact = (
-    Begin
+    BeginSweep
     | JobComposed
     | JobBroken
     | NoMoreJobs
     | LeaseRefused
     | SlotsFreed
-    | NotStarted
+    | JobNotStarted
     | Blocked
     | Unblocked
     | Abandoned
     | JobEnded
     | RetryDue
-    | SignalReceived
+    | SweepSignalled
 )
 
 
@@ -322,7 +322,7 @@ class KillJobs:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishSweep:
     """The sweep is over.
 
     Attributes:
@@ -336,7 +336,7 @@ class Finish:
     signum: int | None = None
 
 
-Decision = ComposeNext | StartJob | Retry | Settle | SignalJobs | KillJobs | Finish
+Decision = ComposeNext | StartJob | Retry | Settle | SignalJobs | KillJobs | FinishSweep
 Decisions = tuple[Decision, ...]
 
 
@@ -469,7 +469,7 @@ J = JobState
 _GOING_ON = frozenset({SweepState.PACKING, SweepState.BLOCKED})
 
 
-class ImpossibleFact(Exception):
+class ImpossibleSweepFact(Exception):
     """A fact came when it cannot come: an error in the launcher."""
 
 
@@ -519,7 +519,7 @@ class Scheduler:
             return ()
         action = TRANSITIONS[self.state].get(type(fact))
         if action is None:
-            raise ImpossibleFact(f"{fact} in state {self.state.value}")
+            raise ImpossibleSweepFact(f"{fact} in state {self.state.value}")
         self.now = now
         if action is not Scheduler.ignore:
             self._check(fact)
@@ -528,23 +528,25 @@ class Scheduler:
     def _check(self, fact: Fact) -> None:
         """A fact must be about what there is."""
         if type(fact) in _OF_COMPOSING and not self.composing:
-            raise ImpossibleFact(f"{fact}, which was not asked for")
+            raise ImpossibleSweepFact(f"{fact}, which was not asked for")
         if isinstance(fact, (JobComposed, JobBroken)):
             if any(fact.number in jobs for jobs in (self.running, self.paused, self.waiting)):
-                raise ImpossibleFact(f"{fact} is about another job than the one of that number")
-        elif isinstance(fact, (JobEnded, LeaseRefused, NotStarted)):
+                raise ImpossibleSweepFact(
+                    f"{fact} is about another job than the one of that number"
+                )
+        elif isinstance(fact, (JobEnded, LeaseRefused, JobNotStarted)):
             if fact.number not in self.running:
-                raise ImpossibleFact(f"{fact}, which does not run")
+                raise ImpossibleSweepFact(f"{fact}, which does not run")
         elif isinstance(fact, RetryDue) and fact.number not in self.paused:
-            raise ImpossibleFact(f"{fact}, which is not to be tried again")
+            raise ImpossibleSweepFact(f"{fact}, which is not to be tried again")
         if isinstance(fact, LeaseRefused):
             lease = self.running[fact.number].lease
             inside = {*fact.gpus} <= {*lease.gpus} and {*fact.cpus} <= {*lease.cpus}
             # Without a slot that is out of the pool the job would start again at once, for ever.
             if not inside or not (fact.gpus or fact.cpus):
-                raise ImpossibleFact(f"{fact} does not name slots of {lease}")
+                raise ImpossibleSweepFact(f"{fact} does not name slots of {lease}")
 
-    def begin(self, fact: Begin) -> Decisions:
+    def begin(self, fact: BeginSweep) -> Decisions:
         """Ask for the first job."""
         self.state, self.total = SweepState.PACKING, fact.total
         return self._go_on()
@@ -594,12 +596,12 @@ class Scheduler:
         """A job did not start, and does not any more."""
         return (self._leave(self._take_back(fact)), *self._go_on())
 
-    def not_started(self, fact: NotStarted) -> Decisions:
+    def not_started(self, fact: JobNotStarted) -> Decisions:
         """A job could not be started: it waits until that can be tried again."""
         self.waiting.add(self._unlease(fact))
         return self._go_on()
 
-    def not_started_too_late(self, fact: NotStarted) -> Decisions:
+    def not_started_too_late(self, fact: JobNotStarted) -> Decisions:
         """A job could not be started, and is not any more."""
         return (self._leave(self._unlease(fact)), *self._go_on())
 
@@ -654,13 +656,13 @@ class Scheduler:
         self.waiting.add(self.paused.pop(fact.number))
         return self._go_on()
 
-    def cancel(self, fact: SignalReceived) -> Decisions:
+    def cancel(self, fact: SweepSignalled) -> Decisions:
         """The first signal: nothing more is started, and what runs is told to end."""
         self.signum = fact.signum
         told = (SignalJobs(fact.signum),) if self.running and fact.forward else ()
         return (*told, *self._halt(SweepState.CANCELLING), *self._go_on())
 
-    def kill(self, _: SignalReceived) -> Decisions:
+    def kill(self, _: SweepSignalled) -> Decisions:
         """Another signal: what runs is killed."""
         self.state = SweepState.KILLING
         return (KillJobs(),)
@@ -716,7 +718,7 @@ class Scheduler:
         self.pool.give(job.lease, Lease(fact.gpus, fact.cpus))
         return job
 
-    def _unlease(self, fact: NotStarted) -> Job:
+    def _unlease(self, fact: JobNotStarted) -> Job:
         job = self.running.pop(fact.number)
         self.pool.give(job.lease)
         return job
@@ -771,7 +773,7 @@ class Scheduler:
             cancelled=ends[J.CANCELLED],
             not_run=ends[J.NOT_RUN] + unknown,
         )
-        return (Finish(summary, summary.exit_code(self.signum), self.signum),)
+        return (FinishSweep(summary, summary.exit_code(self.signum), self.signum),)
 
 
 # mypy cannot know that an action gets the fact it stands for in the table.
@@ -783,7 +785,7 @@ _ENDING: dict[type, Action] = {
     JobBroken: Scheduler.broken,
     NoMoreJobs: Scheduler.no_more,
     LeaseRefused: Scheduler.refused_too_late,
-    NotStarted: Scheduler.not_started_too_late,
+    JobNotStarted: Scheduler.not_started_too_late,
     Blocked: Scheduler.ignore,
     Unblocked: Scheduler.ignore,
     Abandoned: Scheduler.ignore,
@@ -795,8 +797,8 @@ _ENDING: dict[type, Action] = {
 # What is done for every fact in every state.
 TRANSITIONS: dict[SweepState, dict[type, Action]] = {
     SweepState.NEW: {
-        Begin: Scheduler.begin,
-        SignalReceived: Scheduler.cancel,
+        BeginSweep: Scheduler.begin,
+        SweepSignalled: Scheduler.cancel,
     },
     SweepState.PACKING: {
         JobComposed: Scheduler.composed,
@@ -808,7 +810,7 @@ TRANSITIONS: dict[SweepState, dict[type, Action]] = {
         RetryDue: Scheduler.retry,
         Blocked: Scheduler.block,
         Abandoned: Scheduler.abandon,
-        SignalReceived: Scheduler.cancel,
+        SweepSignalled: Scheduler.cancel,
     },
     # As above, but nothing follows that would start something (`Scheduler._go_on`).
     SweepState.BLOCKED: {
@@ -816,37 +818,37 @@ TRANSITIONS: dict[SweepState, dict[type, Action]] = {
         JobBroken: Scheduler.broken,
         NoMoreJobs: Scheduler.no_more,
         LeaseRefused: Scheduler.refused,
-        NotStarted: Scheduler.not_started,
+        JobNotStarted: Scheduler.not_started,
         SlotsFreed: Scheduler.freed,
         JobEnded: Scheduler.ended,
         RetryDue: Scheduler.retry,
         Unblocked: Scheduler.unblock,
         Abandoned: Scheduler.abandon,
-        SignalReceived: Scheduler.cancel,
+        SweepSignalled: Scheduler.cancel,
     },
     SweepState.DRAINING: {
         **_ENDING,
         JobEnded: Scheduler.ended_while_draining,
-        SignalReceived: Scheduler.cancel,
+        SweepSignalled: Scheduler.cancel,
     },
     SweepState.CANCELLING: {
         **_ENDING,
         JobBroken: Scheduler.broken_while_cancelled,
         JobEnded: Scheduler.ended_while_cancelled,
-        SignalReceived: Scheduler.kill,
+        SweepSignalled: Scheduler.kill,
     },
     SweepState.KILLING: {
         **_ENDING,
         JobBroken: Scheduler.broken_while_cancelled,
         JobEnded: Scheduler.ended_while_cancelled,
-        SignalReceived: Scheduler.kill,
+        SweepSignalled: Scheduler.kill,
     },
     # Terminal: after the decision to finish every fact is late news.
     SweepState.FINISHED: {},
 }
 
 _OF_COMPOSING: frozenset[type] = frozenset({JobComposed, JobBroken, NoMoreJobs})
-_OF_JOBS: frozenset[type] = frozenset({LeaseRefused, SlotsFreed, NotStarted, JobEnded, RetryDue})
+_OF_JOBS: frozenset[type] = frozenset({LeaseRefused, SlotsFreed, JobNotStarted, JobEnded, RetryDue})
 _OF_BLOCKS: frozenset[type] = frozenset({Blocked, Unblocked, Abandoned})
 
 # The rest, and why it cannot come.
@@ -854,11 +856,11 @@ IMPOSSIBLE: dict[SweepState, frozenset[type]] = {
     # Nothing was asked for or started.
     SweepState.NEW: _OF_COMPOSING | _OF_JOBS | _OF_BLOCKS,
     # A sweep begins once. What was not started for a failure would be started again at once.
-    SweepState.PACKING: frozenset({Begin, NotStarted, Unblocked}),
+    SweepState.PACKING: frozenset({BeginSweep, JobNotStarted, Unblocked}),
     # It is blocked once, whatever else fails.
-    SweepState.BLOCKED: frozenset({Begin, Blocked}),
-    SweepState.DRAINING: frozenset({Begin}),
-    SweepState.CANCELLING: frozenset({Begin}),
-    SweepState.KILLING: frozenset({Begin}),
+    SweepState.BLOCKED: frozenset({BeginSweep, Blocked}),
+    SweepState.DRAINING: frozenset({BeginSweep}),
+    SweepState.CANCELLING: frozenset({BeginSweep}),
+    SweepState.KILLING: frozenset({BeginSweep}),
     SweepState.FINISHED: frozenset(),
 }

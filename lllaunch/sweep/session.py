@@ -19,7 +19,7 @@ from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
 from lllaunch.sweep.history import SweepHistory, summary_of, with_others, write_summary
-from lllaunch.sweep.journal import Ended, Header, Journal, Resumed
+from lllaunch.sweep.journal import EndedRecord, Header, Journal, Resumed
 from lllaunch.sweep.results import read_results
 from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from lllaunch.sweep.journal import Entry
+    from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.resume import NewJob, ResumePlan
 
 _RESUME = "hydra.launcher.resume"
@@ -128,7 +128,7 @@ class SweepSession:
             held = SweepDirectory.claim(path, patience=patience, say=say)
         file, history = held.file(JOURNAL), SweepHistory()
 
-        def tell(entry: Entry) -> None:
+        def tell(entry: JournalEntry) -> None:
             history.add(*entry)
 
         try:
@@ -196,7 +196,7 @@ class SweepSession:
         for job in plan.jobs:
             if isinstance(job, Skip) and not job.old.journalled:
                 assert job.old.result is not None
-                self.journal.append(Ended(job.number, job.old.history.retry, job.old.result))
+                self.journal.append(EndedRecord(job.number, job.old.history.retry, job.old.result))
 
     @property
     def locks(self) -> tuple[int, ...]:

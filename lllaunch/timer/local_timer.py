@@ -114,12 +114,12 @@ class LocalTimerServer(TimerServer):
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
-        from lllaunch.timer.service import Processes  # noqa: PLC0415 - workers start no server
+        from lllaunch.timer.service import TimedProcesses  # noqa: PLC0415 - workers start no server
 
         self._queue = MultiprocessingRequestQueue(mp_queue)
         super().__init__(self._queue, max_interval, daemon)
         self._timers: dict[tuple[int, str], TimerRequest] = {}
-        self._processes = Processes(lambda pid: pid)
+        self._processes = TimedProcesses(lambda pid: pid)
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
         """Takes note of requests, in order. Those of processes that do not live are ignored."""

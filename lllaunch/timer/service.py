@@ -61,15 +61,15 @@ class Rejected(NamedTuple):
     text: str
 
 
-class Fault(NamedTuple):
+class BadLine(NamedTuple):
     """What is wrong with a line; the attributes are those of `Rejected`."""
 
     pid: int | None
     reason: str
 
 
-_TOO_LONG = Fault(None, f"it is longer than {select.PIPE_BUF} bytes")
-_NO_OBJECT = Fault(None, "it is not a JSON object")
+_TOO_LONG = BadLine(None, f"it is longer than {select.PIPE_BUF} bytes")
+_NO_OBJECT = BadLine(None, "it is not a JSON object")
 
 
 class Read(NamedTuple):
@@ -148,7 +148,7 @@ def _rescued(line: bytes) -> list[FileTimerRequest]:
     return [found] if isinstance(found, FileTimerRequest) else []
 
 
-def parse(line: bytes) -> FileTimerRequest | Fault | None:
+def parse(line: bytes) -> FileTimerRequest | BadLine | None:
     """Understands a line.
 
     Args:
@@ -172,18 +172,18 @@ def parse(line: bytes) -> FileTimerRequest | Fault | None:
     return _parse_json(line)
 
 
-def _parse_json(line: bytes) -> FileTimerRequest | Fault:
+def _parse_json(line: bytes) -> FileTimerRequest | BadLine:
     try:
         fields = json.loads(line.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        return Fault(None, f"it is not JSON ({reason})")
+        return BadLine(None, f"it is not JSON ({reason})")
     if not isinstance(fields, dict):
         return _NO_OBJECT
     reason = _wrong_with(fields)
     if reason:
         pid = fields.get("pid")
-        return Fault(pid if _is_pid(pid) else None, reason)
+        return BadLine(pid if _is_pid(pid) else None, reason)
     # A lone surrogate can neither be written nor shown.
     scope = fields["scope_id"].encode(errors="backslashreplace").decode()
     return FileTimerRequest(
@@ -460,7 +460,7 @@ class Process(NamedTuple):
     pidfd: int
 
 
-class Processes:
+class TimedProcesses:
     """Processes by their ids.
 
     Args:
@@ -679,7 +679,7 @@ class TimerService:
         self._timers: TimerRegistry[FileTimerRequest] = TimerRegistry()
         self._received = 0
         self._refused: set[tuple[int, str]] = set()
-        self._processes = Processes(owner_of)
+        self._processes = TimedProcesses(owner_of)
         try:
             self._fifo = Fifo(path)
         except OSError:

@@ -9,13 +9,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.sweep.summary import objective_text
-from lllaunch.console.sweep.table import Row, Span, cells, counts_text, cut, padded, short_overrides
+from lllaunch.console.sweep.table import (
+    Row,
+    StyledText,
+    cells,
+    counts_text,
+    cut,
+    padded,
+    short_overrides,
+)
 from lllaunch.console.sweep.table import plain as shown
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.records.find import DEFAULT_ROOTS
 from lllaunch.records.listing import (
     STATES,
-    Entry,
+    ListEntry,
     NoSuchRun,
     jobs_of,
     list_entries,
@@ -114,7 +122,7 @@ def _list(given: argparse.Namespace) -> None:
         complain(f"no {what}{like} found in {' or '.join(roots)}")
 
 
-def _chosen(entries: Iterable[Entry], given: argparse.Namespace) -> Iterator[Entry]:
+def _chosen(entries: Iterable[ListEntry], given: argparse.Namespace) -> Iterator[ListEntry]:
     """Yields what is to be shown, jobs after their sweeps."""
     for entry in entries:
         wanted = entry.kind == "sweep" or not given.sweeps
@@ -125,7 +133,7 @@ def _chosen(entries: Iterable[Entry], given: argparse.Namespace) -> Iterator[Ent
                 yield job
 
 
-def list_rows(entries: Sequence[Entry], cwd: str, width: int) -> list[Row]:
+def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
     """Returns a table, with titles.
 
     Args:
@@ -166,12 +174,12 @@ def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
 
 def _row(texts: Sequence[str], state_at: int, style: str) -> Row:
     if style == "faint":
-        return (Span(_GAP.join(texts).rstrip(), style),)
+        return (StyledText(_GAP.join(texts).rstrip(), style),)
     before, after = _GAP.join(texts[:state_at]), _GAP.join(texts[state_at + 1 :])
     return (
-        Span(f"{before}{_GAP}"),
-        Span(texts[state_at], style),
-        Span(f"{_GAP}{after}".rstrip()),
+        StyledText(f"{before}{_GAP}"),
+        StyledText(texts[state_at], style),
+        StyledText(f"{_GAP}{after}".rstrip()),
     )
 
 
@@ -180,13 +188,13 @@ def _padded(title: str, texts: Sequence[str], right: bool) -> list[str]:
     return [padded(text, width, right=right) for text in (title, *texts)]
 
 
-def _when(entry: Entry) -> str:
+def _when(entry: ListEntry) -> str:
     if entry.started_ns is None:
         return ""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.started_ns / 1e9))
 
 
-def _path(entry: Entry, cwd: str) -> str:
+def _path(entry: ListEntry, cwd: str) -> str:
     return shown(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
 
 
@@ -194,11 +202,11 @@ def _number(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _time(entry: Entry) -> str:
+def _time(entry: ListEntry) -> str:
     return "" if entry.seconds is None else duration(entry.seconds)
 
 
-def _overrides(entry: Entry) -> str:
+def _overrides(entry: ListEntry) -> str:
     text = shown(short_overrides(entry.overrides))
     if entry.kind != "sweep":
         return text
@@ -206,7 +214,7 @@ def _overrides(entry: Entry) -> str:
     return f"{told}; {text}" if text else told
 
 
-def counts_of(sweep: Entry) -> str:
+def counts_of(sweep: ListEntry) -> str:
     """Returns ``4 jobs: 3 succeeded, 1 failed``."""
     counts: dict[str, Any] = dict(sweep.counts)
     parts = counts_text((counts.get(state, 0), _worded(state)) for state in STATES)

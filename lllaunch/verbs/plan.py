@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.app.composed import Command, Composed, add_hydra_flags
+from lllaunch.app.composed import Composition, ConfigRequest, add_hydra_flags
 from lllaunch.app.gate import policy_of, variables_of_hydra
 from lllaunch.app.naming import unlocked
 from lllaunch.app.planning import modules_of
@@ -19,12 +19,12 @@ from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
-from lllaunch.console.sweep.table import Span
+from lllaunch.console.sweep.table import StyledText
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.review.allow import check
-from lllaunch.review.annotated import Line, annotated, comment_lines, origin_json
+from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
     Lock,
     VisibleDumper,
@@ -68,7 +68,7 @@ class Locked(NamedTuple):
     plan: Mapping[str, Any]
 
 
-def write_locks(runs: Sequence[Reviewed], command: Command, name: str | None) -> None:
+def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> None:
     """Writes the locks of some plans and tells what is new in them.
 
     Raises:
@@ -89,7 +89,7 @@ def write_locks(runs: Sequence[Reviewed], command: Command, name: str | None) ->
 
 
 def show_difference(
-    runs: Sequence[Reviewed], command: Command, name: str | None, *, as_json: bool
+    runs: Sequence[Reviewed], command: ConfigRequest, name: str | None, *, as_json: bool
 ) -> None:
     """Prints how plans differ from their locks.
 
@@ -135,7 +135,7 @@ def _known(name: str) -> Lock | None:
         return None  # it is about to be replaced
 
 
-def _locks(runs: Sequence[Reviewed], command: Command, name: str | None) -> Iterator[Locked]:
+def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> Iterator[Locked]:
     """One lock for each name: of a run, or of all jobs of a sweep that have it."""
     by_name: dict[str, list[Reviewed]] = {}
     for run in runs:
@@ -162,7 +162,7 @@ def _words(job: str) -> tuple[str, ...]:
     return tuple(shlex.split(job))
 
 
-def _clean(command: Command, given: Sequence[str]) -> tuple[str, ...]:
+def _clean(command: ConfigRequest, given: Sequence[str]) -> tuple[str, ...]:
     overrides = unlocked(redacted_overrides(command.overrides))
     return (*given, *command._replace(overrides=overrides).words)
 
@@ -210,10 +210,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(given: argparse.Namespace) -> None:
-    command = Command.of(given)
+    command = ConfigRequest.of(given)
     query = BuildQuery.start(os.getcwd())
     try:
-        with Composed(command) as composed:
+        with Composition(command) as composed:
             if composed.is_sweep():
                 runs = review_sweep(composed)
                 command = command._replace(multirun=True)
@@ -259,11 +259,11 @@ def _show(
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = [_job_of_text(run, first) for run in runs]
-    lines += [Line(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
+    lines += [AnnotatedLine(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
         variables = ((v.name, f"{v.value}: {v.why}") for v in _variables(first, sweep=sweep))
         lines += comment_lines(_HERE, [*_here(first, build), *variables])
-    print_rows((Span(line.text), Span(line.comment, "faint")) for line in lines)
+    print_rows((StyledText(line.text), StyledText(line.comment, "faint")) for line in lines)
 
 
 def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.console.sweep.paint import is_terminal, painted
-from lllaunch.console.sweep.table import Row, Span, plain
+from lllaunch.console.sweep.table import Row, StyledText, plain
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.units import visible
@@ -118,7 +118,7 @@ def columns() -> int:
 def print_rows(rows: Iterable[Row]) -> None:
     """Prints rows, in colours on a terminal; they cannot move its cursor."""
     stream = sys.stdout
-    tame = [tuple(Span(plain(span.text), span.style) for span in row) for row in rows]
+    tame = [tuple(StyledText(plain(span.text), span.style) for span in row) for row in rows]
     encoding = getattr(stream, "encoding", None) or "utf-8"
     for line in painted(tame, stream):
         text = line.encode(encoding, errors="backslashreplace").decode(encoding)
@@ -127,7 +127,7 @@ def print_rows(rows: Iterable[Row]) -> None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Prints lines; as `print_rows` does."""
-    print_rows((Span(line),) for line in lines)
+    print_rows((StyledText(line),) for line in lines)
 
 
 def print_json(value: Any) -> None:

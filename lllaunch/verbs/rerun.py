@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
-from lllaunch.app.rerun import Again, read_again, run_again
+from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.records.find import RESULT, read_json
 from lllaunch.records.listing import LATEST, locate
@@ -78,7 +78,7 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _prepare(given: argparse.Namespace) -> Again:
+def _prepare(given: argparse.Namespace) -> RerunRequest:
     found = locate(given.run)
     problems = [
         Problem(

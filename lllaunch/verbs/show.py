@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.console.fates import fate_text
 from lllaunch.console.report import failure_text, report_lines
 from lllaunch.console.sweep.summary import Setting, summary_rows
-from lllaunch.console.sweep.table import Row, Span, cells, padded
+from lllaunch.console.sweep.table import Row, StyledText, cells, padded
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.records.find import PLAN, last_event, nanoseconds, read_text
-from lllaunch.records.listing import LATEST, Entry, holder, locate, plain, read
+from lllaunch.records.listing import LATEST, ListEntry, holder, locate, plain, read
 from lllaunch.records.readback import read_back
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
@@ -80,7 +80,7 @@ def _show(given: argparse.Namespace) -> None:
         print_rows(run_rows(entry, document, text, _outcome(entry, document, text), cwd))
 
 
-def _json(entry: Entry, document: Mapping[str, Any], text: str | None) -> dict[str, Any]:
+def _json(entry: ListEntry, document: Mapping[str, Any], text: str | None) -> dict[str, Any]:
     found = plain(entry, entry.path)
     if entry.kind == "sweep":
         return {**found, "summary": document or None}
@@ -93,7 +93,7 @@ def _json(entry: Entry, document: Mapping[str, Any], text: str | None) -> dict[s
     }
 
 
-def _outcome(entry: Entry, document: Mapping[str, Any], text: str | None) -> RunOutcome | None:
+def _outcome(entry: ListEntry, document: Mapping[str, Any], text: str | None) -> RunOutcome | None:
     """Returns the outcome as the run's own end told it, with the end of the log."""
     outcome = read_back(document, entry.path)
     root = outcome.root_cause if outcome is not None else None
@@ -107,7 +107,7 @@ def _outcome(entry: Entry, document: Mapping[str, Any], text: str | None) -> Run
     return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
 
 
-def _is_own(path: str, entry: Entry) -> bool:
+def _is_own(path: str, entry: ListEntry) -> bool:
     """Whether a path is of a file in the directory of the run."""
     inside = os.path.realpath(path).startswith(os.path.realpath(entry.path) + "/")
     return bool(path) and inside and os.path.isfile(path)
@@ -117,7 +117,7 @@ def _is_own(path: str, entry: Entry) -> bool:
 
 
 def run_rows(
-    entry: Entry,
+    entry: ListEntry,
     document: Mapping[str, Any],
     text: str | None,
     outcome: RunOutcome | None,
@@ -134,8 +134,8 @@ def run_rows(
     """
     rows = [*_facts([*_head(entry, cwd), *_origin(document)]), ()]
     if text is not None:
-        rows += [(Span(f"{PLAN}:", "faint"),)]
-        rows += [(Span(f"  {line}".rstrip()),) for line in text.splitlines()]
+        rows += [(StyledText(f"{PLAN}:", "faint"),)]
+        rows += [(StyledText(f"  {line}".rstrip()),) for line in text.splitlines()]
         rows.append(())
     if outcome is not None:
         for attempt in outcome.attempts:
@@ -148,16 +148,19 @@ def run_rows(
 
 
 def _row(line: Line) -> Row:
-    return (Span(line.text, "error" if line.style == "title" else line.style),)
+    return (StyledText(line.text, "error" if line.style == "title" else line.style),)
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> list[Row]:
     told = [(name, text) for name, text in facts if text]
     width = max((cells(name) for name, _ in told), default=0)
-    return [(Span(padded(name, width), "faint"), Span(f"{_GAP}{text}")) for name, text in told]
+    return [
+        (StyledText(padded(name, width), "faint"), StyledText(f"{_GAP}{text}"))
+        for name, text in told
+    ]
 
 
-def _head(entry: Entry, cwd: str) -> Iterator[tuple[str, str]]:
+def _head(entry: ListEntry, cwd: str) -> Iterator[tuple[str, str]]:
     yield entry.kind, shown_path(entry.path, cwd)
     code = "" if entry.exit_code is None else f" (exit code {entry.exit_code})"
     yield "state", entry.state.replace("_", " ") + code
@@ -204,13 +207,13 @@ def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
     text = f"attempt {attempt.number} {attempt.state} after {took}"
     if attempt.root_cause is not None:
         text += f": {failure_text(attempt.root_cause, cwd)}"
-    yield (Span(text, "cause"),)
+    yield (StyledText(text, "cause"),)
     known = attempt.root_cause is not None
     table = [_worker(worker, cwd, after_root=known) for worker in attempt.workers]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     for texts in table:
         line = _GAP.join(padded(text, width) for text, width in zip(texts, widths, strict=True))
-        yield (Span(f"  {line}".rstrip()),)
+        yield (StyledText(f"  {line}".rstrip()),)
 
 
 def _worker(worker: WorkerOutcome, cwd: str, *, after_root: bool) -> tuple[str, ...]:
@@ -233,24 +236,24 @@ def _values(outcome: RunOutcome, cwd: str) -> list[Row]:
     for rank, value in list(outcome.return_values.items())[:_MOST_VALUES]:
         short = value.json is not None and len(value.json) <= _LONGEST_VALUE
         what = value.json if short else f"{value.type_name}, {size(value.size)}"
-        rows.append((Span(f"rank {rank} returned {what}; {shown_path(value.path, cwd)}"),))
+        rows.append((StyledText(f"rank {rank} returned {what}; {shown_path(value.path, cwd)}"),))
     more = len(outcome.return_values) - len(rows)
     if more > 0:
-        rows.append((Span(f"and {counted(more, 'more rank')} returned something", "faint"),))
+        rows.append((StyledText(f"and {counted(more, 'more rank')} returned something", "faint"),))
     return [*rows, ()] if rows else []
 
 
-def _without_outcome(entry: Entry, cwd: str) -> Iterator[Row]:
+def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
     """Tells of a run that has no result, or one that cannot be understood."""
     if entry.root_cause:
-        yield (Span(f"lllaunch: root cause: {entry.root_cause}", "error"),)
+        yield (StyledText(f"lllaunch: root cause: {entry.root_cause}", "error"),)
     event = last_event(entry.path) or {}
     at = nanoseconds(event.get("time"))
     if event.get("type") and at is not None:
-        yield (Span(f"last event  {_local(at)} {event['type']}"),)
+        yield (StyledText(f"last event  {_local(at)} {event['type']}"),)
     why = _WHY.get(entry.state, _WHY["unknown"])
-    yield (Span(f"lllaunch: {why}", "busy" if entry.state == "running" else "error"),)
-    yield (Span(f"Logs: {shown_path(os.path.join(entry.path, 'latest'), cwd)}"),)
+    yield (StyledText(f"lllaunch: {why}", "busy" if entry.state == "running" else "error"),)
+    yield (StyledText(f"Logs: {shown_path(os.path.join(entry.path, 'latest'), cwd)}"),)
 
 
 _WHY = {
@@ -263,7 +266,7 @@ _WHY = {
 # A sweep
 
 
-def sweep_rows(entry: Entry, document: Mapping[str, Any], cwd: str, width: int) -> list[Row]:
+def sweep_rows(entry: ListEntry, document: Mapping[str, Any], cwd: str, width: int) -> list[Row]:
     """Returns what is shown of a sweep.
 
     Args:
@@ -285,7 +288,7 @@ def sweep_rows(entry: Entry, document: Mapping[str, Any], cwd: str, width: int) 
         setting = Setting(entry.path, cwd, len(jobs), common, columns=width, resume=resume)
         told = summary_rows(document, setting)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return [*rows, (), (Span("lllaunch: its journal cannot be understood", "error"),)]
+        return [*rows, (), (StyledText("lllaunch: its journal cannot be understood", "error"),)]
     # the last line says how it ended
     return [*rows, *(told[:-1] if running else told)]
 

@@ -13,7 +13,7 @@ from lllaunch.watchdog.findings import HeartbeatLost, Stalled
 IDLE_SHARE = 0.05
 
 
-class Look(NamedTuple):
+class WorkerActivity(NamedTuple):
     """What one look at a worker showed.
 
     Attributes:
@@ -42,14 +42,14 @@ class StallDetector:
         self._limit = limit
         self._scope = scope
         self._starts = starts
-        self._last: dict[int, tuple[float, Look]] = {}
+        self._last: dict[int, tuple[float, WorkerActivity]] = {}
         self._active: dict[int, float] = {}
 
     def forgive(self, until: float) -> None:
         """Count no idleness before a moment: nobody ran, the launcher neither."""
         self._starts = max(self._starts, until)
 
-    def look(self, now: float, looks: Mapping[int, Look]) -> Stalled | None:
+    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Stalled | None:
         """Take note of a look at all live workers.
 
         Args:
@@ -78,7 +78,7 @@ class StallDetector:
         )
 
 
-def _did_something(before: Look, now: Look, seconds: float) -> bool:
+def _did_something(before: WorkerActivity, now: WorkerActivity, seconds: float) -> bool:
     if before.output != now.output or before.beat != now.beat:
         return True
     return now.cpu - before.cpu > IDLE_SHARE * seconds

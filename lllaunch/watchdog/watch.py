@@ -1,4 +1,4 @@
-"""`Watch`: all that one attempt is watched for, for an event loop.
+"""`AttemptWatch`: all that one attempt is watched for, for an event loop.
 
 It waits for nothing itself: the loop waits for `files` and for `next_in` seconds at most, and asks
 for the findings then.
@@ -19,8 +19,8 @@ from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
 from lllaunch.watchdog.scratch import Scratch
 from lllaunch.watchdog.stall import (
-    Look,
     StallDetector,
+    WorkerActivity,
     heartbeats_lost,
     look_interval,
     next_silence,
@@ -42,7 +42,7 @@ _SHORTEST_INTERVAL = 0.2
 Report: TypeAlias = "Finding | Rejected"
 
 
-class Watch:
+class AttemptWatch:
     """Watches one attempt.
 
     Args:
@@ -242,7 +242,7 @@ class Watch:
             self._next_stall_look = now + self._stall_interval
             beats = self._live_beats()
             looks = {
-                rank: Look(
+                rank: WorkerActivity(
                     used.cpu,
                     size_of(self._outputs.get(rank, ())) + used.written,
                     beats.get(rank, 0),

@@ -20,7 +20,7 @@ from support.sweeping import SweepProject
 from lllaunch.errors import ConfigError
 from lllaunch.linux import proc
 from lllaunch.sweep.directory import SweepDirectory
-from lllaunch.sweep.journal import Ended, Over, Started
+from lllaunch.sweep.journal import EndedRecord, OverRecord, StartedRecord
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 
@@ -117,7 +117,7 @@ def told(project: SweepProject) -> list[tuple[int, str, int | None]]:
     return [
         (record.retry, record.result.state, record.result.exit_code)
         for record in project.records()
-        if isinstance(record, Ended)
+        if isinstance(record, EndedRecord)
     ]
 
 
@@ -705,7 +705,7 @@ def test_signals_while_the_end_is_written_take_nothing_from_it(
     assert project.states() == {0: "succeeded", 1: "failed"}
     # what became of the jobs stands there, and no signal did that
     assert project.document()["exit_code"] == 6
-    assert isinstance(project.records()[-1], Over)
+    assert isinstance(project.records()[-1], OverRecord)
     assert "1 of 2 jobs succeeded, 1 failed" in ended.err
     assert "the reason" in (project.root / "summary.md").read_text()
     assert "Traceback" not in ended.err.partition("1 of 2 jobs")[2]
@@ -729,7 +729,7 @@ def test_nobody_gets_what_workers_of_a_killed_launcher_still_use(
     try:
         until(lambda: text_of(tmp_path / "worker").endswith("\n"), "the worker")
         worker = int(text_of(tmp_path / "worker"))
-        (job,) = [record.pid for record in project.records() if isinstance(record, Started)]
+        (job,) = [record.pid for record in project.records() if isinstance(record, StartedRecord)]
         assert job is not None
         launcher.kill()
         until(lambda: gone(job), "the end of the job's process")

@@ -12,7 +12,7 @@ import pytest
 from support.launching import until
 from support.sweeping import SweepProject
 
-from lllaunch.sweep.journal import Ended, Started
+from lllaunch.sweep.journal import EndedRecord, StartedRecord
 
 # the same lines are measured where others run them
 
@@ -79,7 +79,11 @@ def told(project: SweepProject) -> list[Told]:
 
 
 def leases(project: SweepProject) -> dict[int, Any]:
-    return {record.job: record.lease for record in project.records() if isinstance(record, Started)}
+    return {
+        record.job: record.lease
+        for record in project.records()
+        if isinstance(record, StartedRecord)
+    }
 
 
 def most_at_once(workers: list[Told]) -> int:
@@ -161,9 +165,9 @@ def test_no_more_jobs_run_at_once_than_are_allowed(project: SweepProject) -> Non
     # a job's slot is free when it has ended, not before; until then there is a second one
     running, most = set(), 0
     for record in project.records():
-        if isinstance(record, Started):
+        if isinstance(record, StartedRecord):
             running.add(record.job)
-        elif isinstance(record, Ended):
+        elif isinstance(record, EndedRecord):
             running.remove(record.job)
         most = max(most, len(running))
     assert most == 2

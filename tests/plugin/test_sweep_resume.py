@@ -16,7 +16,7 @@ from support.launching import text_of, until
 from support.project import quiet_environment
 from support.sweeping import Running, SweepProject
 
-from lllaunch.sweep.journal import Ended, Resumed
+from lllaunch.sweep.journal import EndedRecord, Resumed
 
 # the same lines are measured where others run them
 
@@ -152,7 +152,7 @@ def _all_succeeded(project: SweepProject) -> None:
     assert set(map(tuple, (job["overrides"] for job in document["jobs"]))) == {
         ("+exp=quick", f"x={x}") for x in range(JOBS)
     }
-    ends = Counter(record.job for record in project.records() if isinstance(record, Ended))
+    ends = Counter(record.job for record in project.records() if isinstance(record, EndedRecord))
     assert set(ends) == set(range(JOBS))
 
 

@@ -21,7 +21,7 @@ from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
 from lllaunch.run.excerpts import read_exit_call
 from lllaunch.run.records import ExitCall
-from lllaunch.spawner.child import Surroundings, start
+from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.protocol import (
@@ -284,7 +284,7 @@ def test_a_worker_ends_as_the_interpreter_would_whatever_its_end_meets(
 
 def test_a_child_that_fails_before_it_is_a_worker_ends_and_says_why(tmp_path: Path) -> None:
     order = Order(key=1, rank=0, target=Program("true"), cwd=str(tmp_path))
-    around = Surroundings(os.getpid(), frozenset(), (1, 1), (), (), "", ())
+    around = ChildDefaults(os.getpid(), frozenset(), (1, 1), (), (), "", ())
     parent = os.getpid()
     try:
         pid, report = start(order, around, ["no descriptor"])  # type: ignore[list-item]

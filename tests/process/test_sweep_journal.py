@@ -16,7 +16,7 @@ import pytest
 
 from lllaunch.errors import ConfigError
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
-from lllaunch.sweep.journal import Composed, Entry, Header, Journal, read_journal
+from lllaunch.sweep.journal import ComposedRecord, Header, Journal, JournalEntry, read_journal
 
 HEADER = Header("kills", "0")
 _KILLS = 30
@@ -52,7 +52,7 @@ def appending(path: str, first: int, out: int) -> NoReturn:
     for number in range(first, first + _MOST):
         # often several pages: a kill may come between them
         overrides = (f"n={number}", "x" * (number * 7919 % _LONGEST))
-        journal.append(Composed(number, overrides, str(number), None))
+        journal.append(ComposedRecord(number, overrides, str(number), None))
         os.write(out, _NUMBER.pack(number))
     time.sleep(_BOUND)
     os._exit(1)
@@ -73,10 +73,10 @@ def numbers_in(path: str) -> list[int]:
     head, *entries = read_journal(path)
     assert head.record == HEADER
     for entry in entries:
-        assert isinstance(entry, Entry)
-        assert isinstance(entry.record, Composed)
+        assert isinstance(entry, JournalEntry)
+        assert isinstance(entry.record, ComposedRecord)
         assert len(entry.record.overrides[1]) == entry.record.job * 7919 % _LONGEST
-    return [entry.record.job for entry in entries if isinstance(entry.record, Composed)]
+    return [entry.record.job for entry in entries if isinstance(entry.record, ComposedRecord)]
 
 
 def test_no_acknowledged_record_is_lost_however_often_the_launcher_is_killed(

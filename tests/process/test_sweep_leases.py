@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.sweep.leases import Leases, Slot, Watch
+from lllaunch.sweep.leases import Leases, Slot, SlotWatch
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.pool import Lease
 
@@ -84,7 +84,7 @@ def leases() -> Iterator[Leases]:
     mine.close()
 
 
-def wait(watch: Watch) -> bool:
+def wait(watch: SlotWatch) -> bool:
     poll = select.poll()
     poll.register(watch, select.POLLIN)
     return bool(poll.poll(WAIT * 1000))

@@ -19,7 +19,14 @@ from lllaunch.errors import ConfigError
 from lllaunch.linux.process import set_parent_death_signal, wait_pidfd
 from lllaunch.sweep.directory import JOURNAL, LOCK_NAME, SUMMARY
 from lllaunch.sweep.history import SweepHistory
-from lllaunch.sweep.journal import Composed, Ended, Over, Result, Started, read_journal
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    OverRecord,
+    Result,
+    StartedRecord,
+    read_journal,
+)
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import find_machine
@@ -88,22 +95,22 @@ def be_launcher(path: Path, resume: bool) -> NoReturn:
     def end_one() -> None:
         pid, status = os.wait()
         assert status == 0
-        session.journal.append(Ended(running.pop(pid), 0, Result("succeeded", 0)))
+        session.journal.append(EndedRecord(running.pop(pid), 0, Result("succeeded", 0)))
 
     # not in order: what fits first runs first
     for number in sorted(batch.numbers, key=lambda number: number * 5 % JOBS):
         if number in batch.skipped:
             continue
         key = f"of {number}"
-        session.journal.append(Composed(number, tuple(OVERRIDES[number]), str(number), key))
-        session.journal.append(Started(number))
+        session.journal.append(ComposedRecord(number, tuple(OVERRIDES[number]), str(number), key))
+        session.journal.append(StartedRecord(number))
         seconds = number % 3 * 0.002
         running[forked(lambda: be_job(path / str(number), seconds))] = number  # noqa: B023
         if len(running) > 1:
             end_one()
     while running:
         end_one()
-    session.journal.append(Over(0))
+    session.journal.append(OverRecord(0))
     session.write(session.document())
     session.close()
     os._exit(0)

@@ -22,7 +22,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.signals import STOP_AND_CONTINUE
-from lllaunch.sweep.journal import Over, read_journal
+from lllaunch.sweep.journal import OverRecord, read_journal
 from lllaunch.sweep.leases import LeaseFailed
 from lllaunch.sweep.loop import ComposingFailed
 from lllaunch.sweep.output import JobPrinted, Tick
@@ -57,7 +57,7 @@ def test_jobs_run_side_by_side_and_slots_are_refilled(played: Played) -> None:
         return 0 if os.environ["CUDA_VISIBLE_DEVICES"] == lease.gpus[0] else 1
 
     finish = played.sweep(6, each(), execute)
-    assert finish == v.Finish(Summary(succeeded=6), 0)
+    assert finish == v.FinishSweep(Summary(succeeded=6), 0)
     assert played.states() == dict.fromkeys(range(6), "succeeded")
     assert played.history().exit_code == 0
     # what a job just released is never seen as somebody else's
@@ -96,7 +96,7 @@ def many_ways_to_end(job: Prepared, _lease: Lease, _: Spawner | None) -> int:
 
 def test_every_way_to_end(played: Played, capfd: pytest.CaptureFixture[str]) -> None:
     finish = played.sweep(11, many_ways_to_prepare, many_ways_to_end)
-    assert finish == v.Finish(Summary(succeeded=1, failed=10), 6)
+    assert finish == v.FinishSweep(Summary(succeeded=1, failed=10), 6)
     codes = {0: 0, 1: 3, 2: 137, 3: 1, 4: 5, 5: 1, 6: 2, 7: 137, 8: 1, 9: 2, 10: 2}
     assert {number: code for number, (_, code) in played.ends().items()} == codes
     states = played.states()
@@ -380,7 +380,7 @@ def test_while_the_journal_cannot_be_written_what_runs_goes_on(played: Played, w
         finish = played.sweep(4, each(), until_blocked(played))
     finally:
         journal.mend()
-    assert finish == v.Finish(Summary(succeeded=4), 0)
+    assert finish == v.FinishSweep(Summary(succeeded=4), 0)
     # the end of the first is in the journal, too
     assert played.states() == dict.fromkeys(range(4), "succeeded")
     (blocked,) = played.of(v.Blocked)
@@ -400,7 +400,7 @@ def test_ctrl_c_between_the_fork_and_the_session_of_a_job_is_the_launchers(
 
     monkeypatch.setattr(os, "setsid", interrupted)
     finish = played.sweep(3, each(), lambda *_: 0)
-    assert finish == v.Finish(Summary(succeeded=3), 0)
+    assert finish == v.FinishSweep(Summary(succeeded=3), 0)
 
 
 def test_a_job_whose_process_got_the_signal_while_it_was_composed_was_not_run(
@@ -416,7 +416,7 @@ def test_a_job_whose_process_got_the_signal_while_it_was_composed_was_not_run(
         return ONE._replace(payload=number)
 
     finish = played.sweep(3, prepare, sleeper)
-    assert finish == v.Finish(Summary(cancelled=1, not_run=2), 143, 15)
+    assert finish == v.FinishSweep(Summary(cancelled=1, not_run=2), 143, 15)
     # what the launcher has no word of when the signal comes, it does not write down either
     assert played.states() in ({0: "signalled"}, {0: "signalled", 1: "skipped"})
 
@@ -436,7 +436,7 @@ def test_who_is_interrupted_while_the_journal_cannot_be_written_ends(played: Pla
         finish = played.sweep(4, each(), sleeper)
     finally:
         journal.mend()
-    assert finish == v.Finish(Summary(cancelled=1, not_run=3), 130, 2)
+    assert finish == v.FinishSweep(Summary(cancelled=1, not_run=3), 130, 2)
 
 
 @pytest.mark.usefixtures("soon")
@@ -492,7 +492,7 @@ def test_a_lease_that_cannot_be_taken_is_tried_again(
     played.react = lambda event: played.mark("blocked") if isinstance(event, v.Blocked) else None
     monkeypatch.setattr(played.leases, "acquire", refuse)
     finish = played.sweep(5, each(), until_blocked(played))
-    assert finish == v.Finish(Summary(succeeded=5), 0)
+    assert finish == v.FinishSweep(Summary(succeeded=5), 0)
     assert played.of(v.Blocked)[0].why == "GPU 1 cannot be leased: Too many open files"
 
 
@@ -511,7 +511,7 @@ def test_a_fork_that_fails_is_tried_again(
     played.react = lambda event: played.mark("blocked") if isinstance(event, v.Blocked) else None
     monkeypatch.setattr(os, "fork", sometimes)
     finish = played.sweep(5, each(), until_blocked(played))
-    assert finish == v.Finish(Summary(succeeded=5), 0)
+    assert finish == v.FinishSweep(Summary(succeeded=5), 0)
     assert "could not be started: Resource" in played.of(v.Blocked)[0].why
     assert not played.of(v.SignalJobs)
 
@@ -535,8 +535,8 @@ def test_a_fork_that_fails_for_another_attempt_is_tried_again(
 
     monkeypatch.setattr(os, "fork", second_fails)
     finish = played.sweep(1, each(), execute, SweepPolicy(retries=Retries(failure=1)))
-    assert finish == v.Finish(Summary(succeeded=1), 0)
-    assert len(played.of(v.NotStarted)) == 1
+    assert finish == v.FinishSweep(Summary(succeeded=1), 0)
+    assert len(played.of(v.JobNotStarted)) == 1
 
 
 def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
@@ -569,7 +569,7 @@ def test_a_process_that_is_not_of_a_job_is_neither_waited_for_nor_ended(played: 
     finish = played.sweep(2, each(), execute)
     pid = int(text_of(place / "daemon"))
     try:
-        assert finish == v.Finish(Summary(succeeded=2), 0)
+        assert finish == v.FinishSweep(Summary(succeeded=2), 0)
         assert not gone(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -582,7 +582,7 @@ def test_jobs_have_their_numbers(played: Played) -> None:
     finish = played.sweep([4, 2, 9], each(), lambda *_: 0)
     assert finish.summary == Summary(succeeded=3)
     assert [one.number for one in played.of(v.JobComposed)] == [4, 2, 9]
-    assert played.of(v.Begin) == [v.Begin(3)]
+    assert played.of(v.BeginSweep) == [v.BeginSweep(3)]
     assert played.states() == dict.fromkeys((2, 4, 9), "succeeded")
 
 
@@ -590,7 +590,7 @@ def test_a_sweep_without_jobs_succeeds(played: Played) -> None:
     def prepare(number: int) -> Answer:
         raise AssertionError(number)
 
-    assert played.sweep(0, prepare, sleeper) == v.Finish(Summary(), 0)
+    assert played.sweep(0, prepare, sleeper) == v.FinishSweep(Summary(), 0)
     assert played.history().exit_code == 0
 
 
@@ -643,7 +643,7 @@ def test_an_exit_code_that_the_system_does_not_know_is_a_failure(played: Played)
 
 def test_what_the_journal_ends_with(played: Played) -> None:
     played.sweep(0, each(), sleeper)
-    assert [entry.record for entry in read_journal(played.journal.path)][-1] == Over(0)
+    assert [entry.record for entry in read_journal(played.journal.path)][-1] == OverRecord(0)
 
 
 def test_what_composing_yields_is_told_before_the_fact(played: Played) -> None:

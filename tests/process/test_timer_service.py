@@ -17,7 +17,7 @@ import pytest
 from lllaunch.linux.process import wait_readable
 from lllaunch.testing import FakeClock, open_fds
 from lllaunch.timer import FileTimerClient, FileTimerRequest
-from lllaunch.timer.service import Process, Processes, TimerService
+from lllaunch.timer.service import Process, TimedProcesses, TimerService
 
 pytestmark = pytest.mark.measured
 
@@ -411,7 +411,7 @@ def test_a_client_finds_its_timers(place: Place) -> None:
 
 
 def test_processes_are_limited_and_need_a_number(place: Place) -> None:
-    processes = Processes(lambda _pid: 0, limit=1)
+    processes = TimedProcesses(lambda _pid: 0, limit=1)
     one, other = place.worker(), place.worker()
     assert processes.admit(-3) == "process -3 cannot be watched ([Errno 22] Invalid argument)"
     assert isinstance(processes.admit(2**40), str)

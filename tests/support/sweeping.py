@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.linux import proc
 from lllaunch.linux.gpus import PRETEND
-from lllaunch.sweep.journal import Composed, Ended, Record, Started, read_journal
+from lllaunch.sweep.journal import ComposedRecord, EndedRecord, Record, StartedRecord, read_journal
 from support.launching import until
 from support.project import Project, environment
 
@@ -158,15 +158,15 @@ class SweepProject(Project):
         """The number of each job that the journal tells of, by its overrides."""
         found: dict[tuple[str, ...], int] = {}
         for record in self.records():
-            if isinstance(record, Composed):
+            if isinstance(record, ComposedRecord):
                 assert found.setdefault(record.overrides, record.job) == record.job
         return found
 
     def started(self) -> list[int]:
-        return [record.job for record in self.records() if isinstance(record, Started)]
+        return [record.job for record in self.records() if isinstance(record, StartedRecord)]
 
     def ended(self) -> list[int]:
-        return [record.job for record in self.records() if isinstance(record, Ended)]
+        return [record.job for record in self.records() if isinstance(record, EndedRecord)]
 
     def succeeded(self) -> set[int]:
         """Jobs whose result.json says so."""

@@ -13,7 +13,7 @@ from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
-from lllaunch.sweep.machine import Machine, find_machine
+from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import Answer, Prepared
@@ -26,7 +26,7 @@ NEVER_AGAIN = Retries(hang=0, signal=0)
 Execute = Callable[[Prepared, Lease, "Spawner | None"], int]
 
 
-def machine(gpus: int = 2) -> Machine:
+def machine(gpus: int = 2) -> SweepMachine:
     return find_machine({"LLLAUNCH_PRETEND_GPUS": ",".join(NAMES[:gpus])})
 
 
@@ -56,7 +56,7 @@ class Played:
         execute: Execute,
         policy: SweepPolicy | None = None,
         **options: Any,
-    ) -> v.Finish:
+    ) -> v.FinishSweep:
         numbers = range(numbers) if isinstance(numbers, int) else numbers
         policy = policy or SweepPolicy(retries=NEVER_AGAIN)
         given = (self.machine, policy, self.leases, self.journal, prepare, execute)

@@ -15,7 +15,7 @@ from lllaunch.agent.api import Share, Worker, WorkerGroup, agree, barrier, share
 from lllaunch.agent.clock import Deadlines
 from lllaunch.agent.environ import (
     CONTRACT_NAMES,
-    Place,
+    WorkerPlace,
     contract,
     substitute_local_rank,
     virtual_rank,
@@ -25,7 +25,7 @@ from lllaunch.agent.ports import candidates
 from lllaunch.macros import WORKER_NAMES
 
 
-def place(**changes: Any) -> Place:
+def place(**changes: Any) -> WorkerPlace:
     given: dict[str, Any] = {
         "local_rank": 1,
         "rank": 3,
@@ -42,7 +42,7 @@ def place(**changes: Any) -> Place:
         "max_restarts": 5,
         "run_id": "r",
     }
-    return Place(**(given | changes))
+    return WorkerPlace(**(given | changes))
 
 
 def test_the_contract_is_torchruns() -> None:

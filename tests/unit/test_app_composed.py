@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.verbs import hydra_put_back
 
-from lllaunch.app.composed import Command, Composed, ComposeFailed
+from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
 from lllaunch.app.search_path import ConfDirectories
 from lllaunch.review.refused import PlanRefused
 
@@ -52,9 +52,11 @@ words = st.text("ab=+~{}[],'\" -$", min_size=1, max_size=8).filter(
 names = st.none() | st.text("ab/._", min_size=1, max_size=6)
 
 
-@given(st.builds(Command, st.lists(words, max_size=4).map(tuple), st.booleans(), *[names] * 3))
-def test_a_command_comes_back_from_its_words(command: Command) -> None:
-    assert Command.parse(command.words) == command
+@given(
+    st.builds(ConfigRequest, st.lists(words, max_size=4).map(tuple), st.booleans(), *[names] * 3)
+)
+def test_a_command_comes_back_from_its_words(command: ConfigRequest) -> None:
+    assert ConfigRequest.parse(command.words) == command
 
 
 @pytest.mark.parametrize(
@@ -66,14 +68,14 @@ def test_a_command_comes_back_from_its_words(command: Command) -> None:
     ],
 )
 def test_flags_may_stand_anywhere(words: list[str]) -> None:
-    found = Command.parse(words)
-    assert found == Command(("+exp=a", "x=1"), True, "mine", "path", "there")
+    found = ConfigRequest.parse(words)
+    assert found == ConfigRequest(("+exp=a", "x=1"), True, "mine", "path", "there")
 
 
 @pytest.mark.parametrize("words", [["--config-name"], ["--nothing"], ["-x"], ["--config-d", "a"]])
 def test_words_that_are_no_command(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Command.parse(words)
+        ConfigRequest.parse(words)
 
 
 # ---------------------------------------------------------------- composing
@@ -85,16 +87,16 @@ def test_nothing_of_hydras_changes(write: Write, tmp_path: Path) -> None:
     Plugins.instance()
     before = facts()
     environ = dict(os.environ)
-    with Composed(Command(("+exp=b",), config_dir="other")) as composed:
+    with Composition(ConfigRequest(("+exp=b",), config_dir="other")) as composed:
         config = composed.compose(["+hydra.job.env_set={A: b}"])
         assert HydraConfig.get().runtime.cwd == str(tmp_path)
         assert composed.plan(config).entrypoint.text == "env"
         composed.origins()
     assert facts() == before
-    with pytest.raises(ComposeFailed), Composed(Command(("+exp=no",))) as composed:
+    with pytest.raises(ComposeFailed), Composition(ConfigRequest(("+exp=no",))) as composed:
         composed.compose()
     assert facts() == before
-    with pytest.raises(ComposeFailed), Composed(Command(config_dir="nowhere")):
+    with pytest.raises(ComposeFailed), Composition(ConfigRequest(config_dir="nowhere")):
         raise AssertionError
     assert facts() == before
     assert dict(os.environ) == environ
@@ -113,7 +115,7 @@ def test_directories_come_in_the_order_of_a_run(write: Write) -> None:
     write("primary/main.yaml", "defaults: [which: a]\nmade: here\n")
 
     def composed(*overrides: str, **flags: str) -> Any:
-        with Composed(Command(overrides, **flags)) as found:  # type: ignore[arg-type]
+        with Composition(ConfigRequest(overrides, **flags)) as found:  # type: ignore[arg-type]
             return found.compose()
 
     assert composed("+which=a").which.value == 1
@@ -145,7 +147,10 @@ def test_what_hydra_cannot_compose_is_one_error(
         "conf/exp/cycle.yaml", "# @package _global_\na: ${b}\nb: ${a}\nhydra: {run: {dir: '${a}'}}"
     )
     write("conf/exp/broken.yaml", "a: [1\n")
-    with pytest.raises(ComposeFailed) as error, Composed(Command(tuple(overrides))) as composed:
+    with (
+        pytest.raises(ComposeFailed) as error,
+        Composition(ConfigRequest(tuple(overrides))) as composed,
+    ):
         composed.compose()
     assert message in str(error.value)
     assert "Traceback" not in str(error.value)
@@ -156,13 +161,13 @@ def test_whether_it_is_a_sweep(write: Write) -> None:
     write("conf/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
     write("conf/exp/s.yaml", "# @package _global_\nhydra: {mode: MULTIRUN}\n")
     for command, sweeps in (
-        (Command(("+exp=a",)), False),
-        (Command(("+exp=a",), multirun=True), True),
-        (Command(("+exp=s",)), True),
-        (Command(("+exp=a", "hydra.mode=MULTIRUN")), True),
-        (Command(("+exp=s", "hydra.mode=RUN")), False),
+        (ConfigRequest(("+exp=a",)), False),
+        (ConfigRequest(("+exp=a",), multirun=True), True),
+        (ConfigRequest(("+exp=s",)), True),
+        (ConfigRequest(("+exp=a", "hydra.mode=MULTIRUN")), True),
+        (ConfigRequest(("+exp=s", "hydra.mode=RUN")), False),
     ):
-        with Composed(command) as composed:
+        with Composition(command) as composed:
             assert composed.is_sweep() is sweeps, command
 
 
@@ -173,8 +178,8 @@ def test_a_package_that_is_not_allowed_is_not_looked_in(
     write("spying/__init__.py", "open('imported', 'w').close()\n")
     write("spying/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
     write("conf/lllaunch.yaml", "allow: {}\n")
-    command = Command(("+exp=a", "hydra.searchpath=[pkg://spying]"))
-    with Composed(command) as composed:
+    command = ConfigRequest(("+exp=a", "hydra.searchpath=[pkg://spying]"))
+    with Composition(command) as composed:
         for compose in (composed.compose, composed.origins, composed.is_sweep, composed.master):
             with pytest.raises(PlanRefused, match=r"allow\.searchpath"):
                 compose()
@@ -185,7 +190,7 @@ def test_locks_are_no_group_to_choose_from(write: Write) -> None:
     write("conf/exp/a.yaml", "x: 1\n")
     write("conf/locks/a.yaml", "lock: 1\n")
     write("conf/exp/locks/b.yaml", "x: 1\n")
-    with Composed(Command()) as composed:
+    with Composition(ConfigRequest()) as composed:
         assert "exp" in composed.loader.list_groups("")
         assert "locks" not in composed.loader.list_groups("")
         assert composed.loader.list_groups("exp") == ["locks"]

@@ -9,7 +9,7 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException
 
-from lllaunch.app.boundary import JobEnded, Ledger, reporting_readably
+from lllaunch.app.boundary import JobFailed, Ledger, reporting_readably
 from lllaunch.errors import ConfigError, Problem
 
 WRONG = ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))
@@ -71,7 +71,7 @@ def test_a_failed_job_ends_the_app_with_its_code_and_its_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ledger = Ledger()
-    ended = ledger.note(JobEnded(2, str(WRONG), WRONG))
+    ended = ledger.note(JobFailed(2, str(WRONG), WRONG))
     assert "HYDRA_FULL_ERROR" not in os.environ
     assert ends(ledger, ended) == 2
     assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al'\n"
@@ -81,7 +81,7 @@ def test_a_failed_run_has_said_everything_in_its_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ledger = Ledger()
-    assert ends(ledger, ledger.note(JobEnded(3, "failed"))) == 3
+    assert ends(ledger, ledger.note(JobFailed(3, "failed"))) == 3
     assert capsys.readouterr().err == ""
 
 
@@ -93,34 +93,34 @@ def test_the_user_who_wants_full_errors_gets_them(
     try:
         raise WRONG
     except ConfigError as error:
-        ended = ledger.note(JobEnded(2, str(error), error))
+        ended = ledger.note(JobFailed(2, str(error), error))
     assert ends(ledger, ended) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_in_a_sweep_the_first_failed_job_decides() -> None:
     ledger = Ledger()
-    ledger.note(JobEnded(3, "failed"))
-    ledger.note(JobEnded(2, "wrong"))
-    assert ends(ledger, JobEnded(3, "failed")) == 3
+    ledger.note(JobFailed(3, "failed"))
+    ledger.note(JobFailed(2, "wrong"))
+    assert ends(ledger, JobFailed(3, "failed")) == 3
 
 
 def test_a_sweeper_that_tolerates_failed_jobs_does_not_hide_them() -> None:
     ledger = Ledger()
-    ledger.note(JobEnded(3, "failed"))
+    ledger.note(JobFailed(3, "failed"))
     assert ledger.run(lambda: None) == 3
 
 
 def test_a_signal_ends_a_sweep_with_failed_jobs_as_a_signal() -> None:
     ledger = Ledger()
-    ledger.note(JobEnded(3, "failed"))
+    ledger.note(JobFailed(3, "failed"))
     assert ends(ledger, SystemExit(143)) == 143
 
 
 def test_a_failed_job_of_a_sweep_is_named_where_hydras_sweeper_gives_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert ends(Ledger(), JobEnded(3, "lllaunch: job 2 failed (exit code 3)")) == 1
+    assert ends(Ledger(), JobFailed(3, "lllaunch: job 2 failed (exit code 3)")) == 1
     assert capsys.readouterr().err == "lllaunch: job 2 failed (exit code 3)\n"
 
 
@@ -135,8 +135,8 @@ def test_the_value_of_a_failed_job_is_raised_and_nothing_is_printed(
     with reporting_readably():
         # as Hydra makes one for each job
         job = hydra.core.utils.JobReturn()
-    job.return_value, job.status = JobEnded(3, "failed"), JobStatus.FAILED
-    with pytest.raises(JobEnded, match="failed"):
+    job.return_value, job.status = JobFailed(3, "failed"), JobStatus.FAILED
+    with pytest.raises(JobFailed, match="failed"):
         _ = job.return_value
     assert capsys.readouterr().err == ""
     assert hydra.core.utils.JobReturn is JobReturn
@@ -144,8 +144,8 @@ def test_the_value_of_a_failed_job_is_raised_and_nothing_is_printed(
 
 def test_hydra_lets_pass_why_an_app_ends(capsys: pytest.CaptureFixture[str]) -> None:
     def job() -> None:
-        raise JobEnded(3, "the run in d failed")
+        raise JobFailed(3, "the run in d failed")
 
-    with reporting_readably(), pytest.raises(JobEnded):
+    with reporting_readably(), pytest.raises(JobFailed):
         hydra._internal.utils.run_and_report(job)
     assert capsys.readouterr().err == ""

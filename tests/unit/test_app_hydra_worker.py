@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.app.own_worker import HydraCall, Reach, Script, moved, run
+from lllaunch.app.own_worker import HydraCall, Reach, UserScript, moved, run
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ def test_a_log_file_moves_into_the_workers_directory(
     assert Path(f"{tmp_path}{expected}").parent.is_dir()
 
 
-def call(script: Script, module: str) -> HydraCall:
+def call(script: UserScript, module: str) -> HydraCall:
     return HydraCall(script, Reach(module, "train"), b"", ("train.py",), (), (), "/x")
 
 
 def test_the_target_is_a_plain_function_call() -> None:
-    made = call(Script(path="/x/train.py"), "__main__")
+    made = call(UserScript(path="/x/train.py"), "__main__")
     target = made.target()
     assert (target.module, target.qualname) == (run.__module__, "run")
     assert pickle.loads(target.call) == ((made,), {})
@@ -40,12 +40,12 @@ def test_the_target_is_a_plain_function_call() -> None:
 @pytest.mark.parametrize(
     ("script", "module", "expected"),
     [
-        (Script(path="/x/train.py"), "__main__", "train.py:train"),
-        (Script(path="/x/start.py"), "library", "library:train"),
-        (Script(module="pkg.app"), "__main__", "pkg.app:train"),
+        (UserScript(path="/x/train.py"), "__main__", "train.py:train"),
+        (UserScript(path="/x/start.py"), "library", "library:train"),
+        (UserScript(module="pkg.app"), "__main__", "pkg.app:train"),
     ],
 )
 def test_messages_and_plans_name_it_as_its_user_would(
-    script: Script, module: str, expected: str
+    script: UserScript, module: str, expected: str
 ) -> None:
     assert call(script, module).entrypoint().text == expected

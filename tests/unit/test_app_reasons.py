@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.app.composed import Command, Composed, ComposeFailed
+from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,10 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def message(*overrides: str) -> str:
-    with pytest.raises(ComposeFailed) as error, Composed(Command(("+exp=a", *overrides))) as found:
+    with (
+        pytest.raises(ComposeFailed) as error,
+        Composition(ConfigRequest(("+exp=a", *overrides))) as found,
+    ):
         found.compose()
     return str(error.value)
 
@@ -34,7 +37,7 @@ def test_a_list_over_a_mapping_is_told_with_how_to_replace_it(
 ) -> None:
     experiment.write_text(f"# @package _global_\nlaunch:\n  entrypoint: env\n  args: {args}\n")
     assert message(override).startswith(f"launch.args: {told}; to replace it: '~launch.args' ")
-    with Composed(Command(("+exp=a", "~launch.args", f"+{override}"))) as composed:
+    with Composition(ConfigRequest(("+exp=a", "~launch.args", f"+{override}"))) as composed:
         assert composed.compose().launch.args in ([], {"a": 1})
 
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.boundary import JobEnded, reason_of, refusing
+from lllaunch.app.boundary import JobFailed, reason_of, refusing
 from lllaunch.app.sweeping.aside import AsideFailed, aside_each
 from lllaunch.app.sweeping.batch import SweptJob, returned
 from lllaunch.app.sweeping.launching import check_sweeper, launches_once
 from lllaunch.app.sweeping.probes import (
-    Fault,
+    ProbeProblem,
     SweepRefused,
     choose,
     decides,
@@ -31,7 +31,7 @@ from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.sweeping.sweeper import Grid, _dimensions, grid_of
 from lllaunch.config.sweep import sweep_settings
 from lllaunch.errors import ConfigError, OutputError, Problem
-from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.prepared import Broken
 
 
@@ -74,7 +74,7 @@ def test_the_jobs_of_a_locked_sweep_are_tried_on_all_cores(
 ) -> None:
     master = OmegaConf.create({"hydra": {"sweep": {}, "launcher": {}}})
     composer = SimpleNamespace(context=SimpleNamespace(config_loader=Loader()), master=master)
-    jobs: Any = SimpleNamespace(machine=Machine(), composer=composer)
+    jobs: Any = SimpleNamespace(machine=SweepMachine(), composer=composer)
     jobs.prepare = lambda *_: Broken(2, f"tried in {os.getpid()}")
     monkeypatch.setattr("lllaunch.app.sweeping.probes.asks_for_lock", lambda _: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
@@ -146,8 +146,8 @@ def test_hydra_is_asked_once_for_each_key() -> None:
 
 
 def test_what_is_wrong_with_many_jobs_is_told_once() -> None:
-    faults = {f"job {number}": Fault(2, "no\nnot at all") for number in range(9)}
-    error = SweepRefused({**faults, "job 10": Fault(1, "else")})
+    faults = {f"job {number}": ProbeProblem(2, "no\nnot at all") for number in range(9)}
+    error = SweepRefused({**faults, "job 10": ProbeProblem(1, "else")})
     assert error.exit_code == 2
     assert str(error).splitlines() == [
         "nothing was started",
@@ -285,9 +285,9 @@ def test_what_hydra_is_told_is_looked_up_when_it_asks(tmp_path: Any) -> None:
 
 
 def test_the_value_of_a_failed_job_is_its_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    job = SweptJob([], "", JobEnded(3, "job 1 failed"), lambda: None)  # type: ignore[arg-type, return-value]
+    job = SweptJob([], "", JobFailed(3, "job 1 failed"), lambda: None)  # type: ignore[arg-type, return-value]
     assert job.status == JobStatus.FAILED
-    with pytest.raises(JobEnded, match="job 1 failed"):
+    with pytest.raises(JobFailed, match="job 1 failed"):
         _ = job.return_value
 
 

@@ -12,7 +12,7 @@ import pytest
 from lllaunch.app import own_worker
 from lllaunch.app.own_worker import (
     Reach,
-    Script,
+    UserScript,
     call_in_worker,
     calls_directly,
     check_reachable,
@@ -54,11 +54,11 @@ def main_module(name: str = "", file: Path | None = None) -> ModuleType:
 def test_a_script_is_known_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("")
-    assert started_as(main_module(file=path), needed=True) == Script(path=str(path))
+    assert started_as(main_module(file=path), needed=True) == UserScript(path=str(path))
 
 
 def test_a_module_is_known_by_its_name(tmp_path: Path) -> None:
-    assert started_as(main_module("pkg.train"), needed=True) == Script(module="pkg.train")
+    assert started_as(main_module("pkg.train"), needed=True) == UserScript(module="pkg.train")
 
 
 def test_what_a_library_calls_is_not_run_in_workers_but_imported(tmp_path: Path) -> None:
@@ -68,20 +68,20 @@ def test_what_a_library_calls_is_not_run_in_workers_but_imported(tmp_path: Path)
     # by pytest, whose frames these are
     assert not calls_directly(sys.modules["__main__"])
     script = started_as(here, needed=False, direct=False)
-    assert script == Script(path=str(path), guarded=True)
+    assert script == UserScript(path=str(path), guarded=True)
     assert not started_as(here, needed=True, direct=False).guarded
     assert run_in_script(script, Reach("json", "loads"), lambda _: main().behind) == "no"
 
 
 def test_a_package_is_imported_only_if_the_function_is_in_its_main() -> None:
     main = main_module("pkg.__main__")
-    assert started_as(main, needed=False) == Script()
-    assert started_as(main, needed=True) == Script(module="pkg.__main__")
+    assert started_as(main, needed=False) == UserScript()
+    assert started_as(main, needed=True) == UserScript(module="pkg.__main__")
 
 
 def test_a_command_line_or_a_console_is_no_script() -> None:
-    assert started_as(main_module(), needed=True) == Script()
-    assert started_as(main_module(file=Path("<stdin>")), needed=True) == Script()
+    assert started_as(main_module(), needed=True) == UserScript()
+    assert started_as(main_module(file=Path("<stdin>")), needed=True) == UserScript()
 
 
 APP = """
@@ -105,7 +105,7 @@ def worker_of(tmp_path: Path, text: str, action: Any = lambda function: function
     """What a worker makes of a script that calls its app."""
     path = tmp_path / "train.py"
     path.write_text(APP + text)
-    return run_in_script(Script(path=str(path)), Reach("__main__", "train"), action)
+    return run_in_script(UserScript(path=str(path)), Reach("__main__", "train"), action)
 
 
 def main() -> Any:
@@ -167,14 +167,16 @@ def test_a_module_runs_as_main_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "users_app.py").write_text(APP + "seen.append(__name__)\napp()\n")
     monkeypatch.syspath_prepend(tmp_path)
     reach = Reach("__main__", "train")
-    assert run_in_script(Script(module="users_app"), reach, lambda _: main().seen) == ["__main__"]
+    assert run_in_script(UserScript(module="users_app"), reach, lambda _: main().seen) == [
+        "__main__"
+    ]
     assert main().__spec__.name == "users_app"
     assert "users_app" not in sys.modules
 
 
 def test_a_module_that_is_gone_is_named() -> None:
     with pytest.raises(ImportError, match="no_such_app"):
-        run_in_script(Script(module="no_such_app"), Reach("json", "loads"), print)
+        run_in_script(UserScript(module="no_such_app"), Reach("json", "loads"), print)
 
 
 def test_the_app_may_be_called_outside_of_workers_only() -> None:
@@ -186,22 +188,29 @@ def test_the_app_may_be_called_outside_of_workers_only() -> None:
         call_in_worker(train)
 
     with pytest.raises(RuntimeError, match=r"call train\(cfg\)"):
-        run_in_script(Script(), Reach("json", "loads"), action)
+        run_in_script(UserScript(), Reach("json", "loads"), action)
 
 
 @pytest.mark.parametrize(
     ("command", "script", "expected"),
     [
-        (["python", "-u", "train.py", "a", "b=1"], Script(path="/x/train.py"), ["a", "b=1"]),
-        (["python", "../x/train.py"], Script(path="/x/train.py"), []),
-        (["python", "-X", "dev", "-m", "pkg.train", "-m", "a"], Script(module="pkg.train"), None),
-        (["python", "-m", "pkg", "a"], Script(module="pkg.__main__"), ["a"]),
+        (["python", "-u", "train.py", "a", "b=1"], UserScript(path="/x/train.py"), ["a", "b=1"]),
+        (["python", "../x/train.py"], UserScript(path="/x/train.py"), []),
+        (
+            ["python", "-X", "dev", "-m", "pkg.train", "-m", "a"],
+            UserScript(module="pkg.train"),
+            None,
+        ),
+        (["python", "-m", "pkg", "a"], UserScript(module="pkg.__main__"), ["a"]),
         # something else has started the script
-        (["python", "/bin/runner", "train.py.orig"], Script(path="/x/train.py"), ["changed"]),
+        (["python", "/bin/runner", "train.py.orig"], UserScript(path="/x/train.py"), ["changed"]),
     ],
 )
 def test_workers_get_the_arguments_that_the_script_was_started_with(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], script: Script, expected: list[str] | None
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    script: UserScript,
+    expected: list[str] | None,
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", command)
     monkeypatch.setattr(sys, "argv", ["train.py", "changed"])

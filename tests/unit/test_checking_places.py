@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lllaunch.checking.examine import Places, compose_problem, in_short
-from lllaunch.checking.findings import Found, exit_code, merged, without
+from lllaunch.checking.examine import ProblemLocator, compose_problem, in_short
+from lllaunch.checking.findings import Diagnostic, exit_code, merged, without
 from lllaunch.checking.lint import lint, superseded
 from lllaunch.checking.tree import ConfigFile, found_in, read_facts
 from lllaunch.config.origin import Origin
@@ -35,7 +35,7 @@ def a_file(text: str, name: str = "exp/a") -> ConfigFile:
     return ConfigFile(name, f"conf/{name}.yaml", read_facts(text, name))
 
 
-def places(text: str = MAIN) -> Places:
+def places(text: str = MAIN) -> ProblemLocator:
     data: Any = yaml.safe_load(text)
     data.pop("defaults", None)
     schema = {"launch": {"tee": "0:all", "entrypoint": None}, "hydra": {"run": {"dir": "x"}}}
@@ -43,7 +43,7 @@ def places(text: str = MAIN) -> Places:
     tree.lay("", schema, Layer(Origin("schema", "structured://s")))
     tree.lay("", data, Layer(Origin("file", "conf/exp/a.yaml"), lines_of(text)))
     config = {**data, "launch": {**schema["launch"], **data["launch"]}, "hydra": schema["hydra"]}
-    return Places("a", a_file(text), config, tree.origins(config))
+    return ProblemLocator("a", a_file(text), config, tree.origins(config))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ Config search path:
 \tprovider=hydra, path=pkg://hydra.conf"""
 
 
-def failure(reason: str, text: str) -> Found:
+def failure(reason: str, text: str) -> Diagnostic:
     own = a_file(text)
     other = a_file("defaults:\n  - x\n  - y\n", "exp/b")
     return compose_problem(reason, "a", own, {"exp/a": own, "exp/b": other}, 2)
@@ -189,9 +189,9 @@ def test_files_that_are_put_elsewhere_than_they_seem_to_say() -> None:
 
 def test_what_the_text_shows_is_not_told_twice() -> None:
     (shown,) = lint(a_file(f"{GLOBAL}launch: {{tee: 1:3, nproc: x}}\n"))
-    tee = Found(2, shown.file, shown.line, "launch.tee", "63 is not a mask", ("a",))
-    nproc = Found(2, shown.file, shown.line, "launch.nproc", "'x' is not a number", ("a",))
-    elsewhere = Found(2, "conf/b.yaml", shown.line, "launch.tee", "63 is not a mask", ("a",))
+    tee = Diagnostic(2, shown.file, shown.line, "launch.tee", "63 is not a mask", ("a",))
+    nproc = Diagnostic(2, shown.file, shown.line, "launch.nproc", "'x' is not a number", ("a",))
+    elsewhere = Diagnostic(2, "conf/b.yaml", shown.line, "launch.tee", "63 is not a mask", ("a",))
     assert superseded([tee, nproc, elsewhere], [shown]) == [nproc, elsewhere]
 
 
@@ -200,11 +200,11 @@ def test_what_the_text_shows_is_not_told_twice() -> None:
 
 def test_the_same_is_told_once_with_all_that_it_hits() -> None:
     found = [
-        Found(2, "b", 3, "k", "m", ("x",)),
-        Found(0, "a", 9, "k", "m", ("x",)),
-        Found(2, "b", 3, "k", "m", ("y", "x")),
-        Found(5, "b", 3, "k", "m"),
-        Found(2, "b", 1, "", "other"),
+        Diagnostic(2, "b", 3, "k", "m", ("x",)),
+        Diagnostic(0, "a", 9, "k", "m", ("x",)),
+        Diagnostic(2, "b", 3, "k", "m", ("y", "x")),
+        Diagnostic(5, "b", 3, "k", "m"),
+        Diagnostic(2, "b", 1, "", "other"),
     ]
     assert [(each.place, each.code, each.experiments) for each in merged(found)] == [
         ("a:9", 0, ("x",)),
@@ -227,11 +227,11 @@ def test_the_same_is_told_once_with_all_that_it_hits() -> None:
     ],
 )
 def test_exit_codes(codes: list[int], strict: bool, code: int) -> None:
-    assert exit_code([Found(each, "f", 1, "", "m") for each in codes], strict=strict) == code
+    assert exit_code([Diagnostic(each, "f", 1, "", "m") for each in codes], strict=strict) == code
 
 
 def test_secrets_are_taken_out_of_messages_and_keys() -> None:
-    found = [Found(2, "f", 1, "a.hunter22", "is hunter22", ("e",))]
+    found = [Diagnostic(2, "f", 1, "a.hunter22", "is hunter22", ("e",))]
     (one,) = without(found, lambda text: text.replace("hunter22", "..."))
     assert (one.key, one.message, one.experiments) == ("a....", "is ...", ("e",))
 

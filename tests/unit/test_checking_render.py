@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.checking.findings import Checked, Found, Outcome
+from lllaunch.checking.findings import Checked, Diagnostic, Outcome
 from lllaunch.checking.render import (
     commands,
     render_checks,
@@ -25,15 +25,17 @@ from lllaunch.checking.render import (
 A = Checked("a", "conf/exp/a.yaml", ("+exp=a",), "ab" * 32, locked=True)
 B = Checked("vision/b", "conf/exp/vision/b.yaml", ("+exp=vision/b",))
 FOUND = (
-    Found(0, "conf/exp/a.yaml", 3, "params.lr", "has no effect", ("a",)),
-    Found(2, "conf/exp/a.yaml", 6, "launch.tee", "expected a mask, got 'al'", ("a",)),
-    Found(2, "conf/exp/broken.yaml", 2, "", "is not valid YAML"),
-    Found(5, "conf/locks/a.yaml", 1, "", "the plan of a is not the reviewed one:\n  x: 2", ("a",)),
-    Found(2, "conf/model/m.yaml", 0, "width", "is wrong", ("a", "vision/b")),
+    Diagnostic(0, "conf/exp/a.yaml", 3, "params.lr", "has no effect", ("a",)),
+    Diagnostic(2, "conf/exp/a.yaml", 6, "launch.tee", "expected a mask, got 'al'", ("a",)),
+    Diagnostic(2, "conf/exp/broken.yaml", 2, "", "is not valid YAML"),
+    Diagnostic(
+        5, "conf/locks/a.yaml", 1, "", "the plan of a is not the reviewed one:\n  x: 2", ("a",)
+    ),
+    Diagnostic(2, "conf/model/m.yaml", 0, "width", "is wrong", ("a", "vision/b")),
 )
 
 
-def outcome(*found: Found) -> Outcome:
+def outcome(*found: Diagnostic) -> Outcome:
     files = ("conf/exp/a.yaml", "conf/exp/vision/b.yaml", "conf/exp/broken.yaml")
     return Outcome("conf", (A, B), ("conf/locks/a.yaml", "conf/locks/b.yaml"), files, found)
 
@@ -48,7 +50,7 @@ def test_text_as_compilers_write_it() -> None:
         "conf/model/m.yaml: width: is wrong (in a, vision/b)\n"
         "2 experiments, 4 problems, 1 warning\n"
     )
-    many = Found(2, "f", 1, "", "m", tuple("abcdef"))
+    many = Diagnostic(2, "f", 1, "", "m", tuple("abcdef"))
     assert "f:1: m (in a, b, c, d and 2 more)\n" in render_text(outcome(many))
 
 
@@ -62,7 +64,9 @@ def test_text_as_compilers_write_it() -> None:
         ((), FOUND[1:3], "0 experiments, 2 problems"),
     ],
 )
-def test_the_verdict(experiments: tuple[Checked, ...], found: tuple[Found, ...], text: str) -> None:
+def test_the_verdict(
+    experiments: tuple[Checked, ...], found: tuple[Diagnostic, ...], text: str
+) -> None:
     assert Outcome("conf", experiments, (), (), found).verdict() == text
 
 
@@ -165,7 +169,7 @@ def test_github_shows_ten_annotations_of_each_kind() -> None:
     assert "%0A  x: 2" in commands(outcome(*FOUND))[2]
     assert [each.split()[0] for each in commands(outcome(*FOUND))].count("::warning") == 1
     assert "::warning" not in " ".join(commands(outcome(*FOUND), strict=True))
-    many = [Found(2, "f", line, "", "m") for line in range(1, 30)]
+    many = [Diagnostic(2, "f", line, "", "m") for line in range(1, 30)]
     lines = commands(outcome(*many))
     assert len(lines) == 10
     assert lines[-1].endswith("::20 more errors are in the summary and the log")
@@ -177,7 +181,7 @@ def test_the_summary_of_a_step_fits() -> None:
     assert text.count("\n| ") == 6
     assert "<code>conf/exp/a.yaml&#58;6</code>" in text
     assert "**error**" in text
-    many = [Found(2, "f", line, "", "message " * 20) for line in range(1, 500)]
+    many = [Diagnostic(2, "f", line, "", "message " * 20) for line in range(1, 500)]
     assert "299 more are in the log." in summary(outcome(*many), 1_000_000)
     short = summary(outcome(*many), 3000)
     assert len(short.encode()) <= 3000
@@ -187,7 +191,7 @@ def test_the_summary_of_a_step_fits() -> None:
 
 
 def test_secrets_are_hidden_in_all_forms() -> None:
-    found = Found(2, "f", 1, "launch.x", "it is hunter22", ("a",))
+    found = Diagnostic(2, "f", 1, "launch.x", "it is hunter22", ("a",))
     secret = Checked("a", "conf/exp/a.yaml", ("+exp=a", "x=hunter22"))
     hidden = Outcome("conf", (secret,), (), (), (found,)).hiding(
         lambda text: text.replace("hunter22", "${oc.env:X}")
@@ -204,7 +208,9 @@ _TEXT = st.text(max_size=12)
 def test_any_text_can_be_told(file: str, key: str, message: str, code: int) -> None:
     name = f"x{message}"
     one = Checked(name, file, (f"+exp={message}",))
-    whole = Outcome(file, (one,), (), (f"y{file}",), (Found(code, file, 1, key, message, (name,)),))
+    whole = Outcome(
+        file, (one,), (), (f"y{file}",), (Diagnostic(code, file, 1, key, message, (name,)),)
+    )
     json.loads(render_json(whole))
     assert ET.fromstring(render_checks(whole, strict=True).encode()) is not None
     for text in (render_text(whole), *commands(whole), summary(whole, 10_000)):

@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.checking.findings import MOST_ALIKE
 from lllaunch.checking.lint import (
-    Reached,
-    Usage,
+    KeyUsage,
+    ReachedKeys,
     may_be_shadowed,
     references_of,
     shadowed,
@@ -139,7 +139,7 @@ def test_keys_that_are_made_up_use_all_that_they_may_be() -> None:
     made_up = {"launch": {"x": "${a.${b}}"}, "a": {"p": 1, "q": {"r": 2}}, "b": "p", "c": 3}
     assert uses_of(made_up).unused == (("c",),)
     anything = {"launch": {"x": "${.${b}}"}, "b": "p"}
-    assert ("b",) in Reached(anything, ["launch"])
+    assert ("b",) in ReachedKeys(anything, ["launch"])
     assert uses_of({"x": 1, "launch": {"x": "${${b}}"}, "b": "x"}).unused == (("x",),)
 
 
@@ -166,7 +166,7 @@ class Composition:
         self.origins = tree.origins(self.config)
         self.files = [file for file, _ in layers]
 
-    def usage(self) -> Usage:
+    def usage(self) -> KeyUsage:
         files = [file for file in self.files if "://" not in file]
         return usage_of(uses_of(self.config), files, self.origins, files)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.config.locate import Located, Status, locate, locate_main
+from lllaunch.config.locate import Located, NameStatus, locate, locate_main
 
 Write = Callable[[str, str], Path]
 
@@ -34,7 +34,7 @@ def test_nothing_is_imported(write: Write, tmp_path: Path) -> None:
     write("pkg_a/sub/__init__.py", boom)
     write("pkg_a/sub/mod.py", boom + "def f(): ...\n")
     found = find(tmp_path, "pkg_a.sub.mod", "f")
-    assert found.status is Status.FOUND
+    assert found.status is NameStatus.FOUND
     assert found.file == str(tmp_path / "pkg_a/sub/mod.py")
     assert "pkg_a" not in sys.modules
 
@@ -43,10 +43,10 @@ def test_namespace_packages_are_searched(write: Write, tmp_path: Path) -> None:
     write("one/space/inner/mod_x.py", "def f(): ...\n")
     write("two/space/inner/mod_y.py", "def g(): ...\n")
     path = [str(tmp_path / "one"), str(tmp_path / "two")]
-    assert locate("space.inner.mod_x", "f", path).status is Status.FOUND
-    assert locate("space.inner.mod_y", "g", path).status is Status.FOUND
+    assert locate("space.inner.mod_x", "f", path).status is NameStatus.FOUND
+    assert locate("space.inner.mod_y", "g", path).status is NameStatus.FOUND
     missing = locate("space.inner.mod_z", "g", path)
-    assert missing.status is Status.MISSING
+    assert missing.status is NameStatus.MISSING
     assert missing.reason == "package 'space.inner' has no module 'mod_z'"
     assert missing.hint.startswith("did you mean 'mod_")
 
@@ -55,13 +55,13 @@ def test_the_first_directory_wins(write: Write, tmp_path: Path) -> None:
     write("one/twice.py", "def f(): ...\n")
     write("two/twice.py", "def g(): ...\n")
     path = [str(tmp_path / "one"), str(tmp_path / "two")]
-    assert locate("twice", "g", path).status is Status.MISSING
+    assert locate("twice", "g", path).status is NameStatus.MISSING
 
 
 def test_a_missing_module_has_a_suggestion(write: Write, tmp_path: Path) -> None:
     write("training.py", "")
     missing = find(tmp_path, "trainign")
-    assert missing.status is Status.MISSING
+    assert missing.status is NameStatus.MISSING
     assert missing.reason == "there is no module 'trainign'"
     assert missing.hint == "did you mean 'training'?"
 
@@ -80,13 +80,13 @@ def test_a_package_that_makes_modules_cannot_be_judged(
     write: Write, tmp_path: Path, source: str
 ) -> None:
     write("hidden/__init__.py", source)
-    assert find(tmp_path, "hidden.part").status is Status.UNKNOWN
+    assert find(tmp_path, "hidden.part").status is NameStatus.UNKNOWN
 
 
 def test_modules_without_source_cannot_be_judged() -> None:
-    assert locate("builtins", "print", sys.path).status is Status.UNKNOWN
-    assert locate("time", "sleep", sys.path).status is Status.UNKNOWN
-    assert locate("os.path", "join", sys.path).status is Status.UNKNOWN
+    assert locate("builtins", "print", sys.path).status is NameStatus.UNKNOWN
+    assert locate("time", "sleep", sys.path).status is NameStatus.UNKNOWN
+    assert locate("os.path", "join", sys.path).status is NameStatus.UNKNOWN
 
 
 def test_a_finder_that_fails_leaves_the_question_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,14 +97,14 @@ def test_a_finder_that_fails_leaves_the_question_open(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sys, "meta_path", [Failing])
     found = locate("json", "loads", sys.path)
-    assert found.status is Status.UNKNOWN
+    assert found.status is NameStatus.UNKNOWN
     assert "no" in found.reason
 
 
 def test_source_that_does_not_parse_is_told_with_its_line(write: Write, tmp_path: Path) -> None:
     file = write("broken_one.py", "x = 1\ndef f(:\n")
     broken = find(tmp_path, "broken_one", "f")
-    assert broken.status is Status.MISSING
+    assert broken.status is NameStatus.MISSING
     assert broken.reason.startswith(f"{str(file)!r} is not valid Python, line 2: ")
 
 
@@ -132,7 +132,7 @@ def test_source_that_does_not_parse_is_told_with_its_line(write: Write, tmp_path
 )
 def test_whatever_binds_a_name_counts(write: Write, tmp_path: Path, binding: str) -> None:
     write("bound_module.py", binding)
-    assert find(tmp_path, "bound_module", "f").status is Status.FOUND
+    assert find(tmp_path, "bound_module", "f").status is NameStatus.FOUND
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_names_made_at_run_time_leave_the_question_open(
     write: Write, tmp_path: Path, source: str
 ) -> None:
     write("dynamic_module.py", source)
-    assert find(tmp_path, "dynamic_module", "f").status is Status.UNKNOWN
+    assert find(tmp_path, "dynamic_module", "f").status is NameStatus.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_names_made_at_run_time_leave_the_question_open(
 )
 def test_a_name_of_an_inner_scope_is_not_there(write: Write, tmp_path: Path, source: str) -> None:
     write("inner_module.py", source)
-    assert find(tmp_path, "inner_module", "f").status is Status.MISSING
+    assert find(tmp_path, "inner_module", "f").status is NameStatus.MISSING
 
 
 def test_a_missing_name_has_a_suggestion(write: Write, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_what_certainly_cannot_be_called(
 ) -> None:
     file = write("uncallable.py", source)
     unusable = find(tmp_path, "uncallable", "f")
-    assert unusable.status is Status.MISSING
+    assert unusable.status is NameStatus.MISSING
     assert unusable.reason == f"'f' in {str(file)!r} {why}"
 
 
@@ -191,15 +191,15 @@ def test_methods_are_found_in_their_class(write: Write, tmp_path: Path) -> None:
         "class A:\n    @staticmethod\n    def run(): ...\n    def go(self): ...\n"
         "class B(A):\n    ...\nC = A\n",
     )
-    assert find(tmp_path, "classes", "A.run").status is Status.FOUND
+    assert find(tmp_path, "classes", "A.run").status is NameStatus.FOUND
     go = find(tmp_path, "classes", "A.go").signature
     assert list(go.parameters if go else ()) == ["self"]
     missing = find(tmp_path, "classes", "A.rnu")
-    assert missing.status is Status.MISSING
+    assert missing.status is NameStatus.MISSING
     assert missing.hint == "did you mean 'A.run'?"
-    assert find(tmp_path, "classes", "B.run").status is Status.UNKNOWN
-    assert find(tmp_path, "classes", "C.run").status is Status.UNKNOWN
-    assert find(tmp_path, "classes", "D.run").status is Status.MISSING
+    assert find(tmp_path, "classes", "B.run").status is NameStatus.UNKNOWN
+    assert find(tmp_path, "classes", "C.run").status is NameStatus.UNKNOWN
+    assert find(tmp_path, "classes", "D.run").status is NameStatus.MISSING
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_signature_is_told_only_if_it_is_certain(
 ) -> None:
     write("uncertain.py", source)
     found = find(tmp_path, "uncertain", "f")
-    assert found.status is Status.FOUND
+    assert found.status is NameStatus.FOUND
     assert found.signature is None
 
 
@@ -232,11 +232,11 @@ def test_what_python_dash_m_would_run(write: Write, tmp_path: Path) -> None:
     write("app_c.py", "")
     path = [str(tmp_path)]
     assert locate_main("app_a", path).file == str(tmp_path / "app_a/__main__.py")
-    assert locate_main("app_c", path).status is Status.FOUND
+    assert locate_main("app_c", path).status is NameStatus.FOUND
     none = locate_main("app_b", path)
-    assert none.status is Status.MISSING
+    assert none.status is NameStatus.MISSING
     assert none.reason == "'app_b' is a package without a __main__ module"
-    assert locate_main("app_d", path).status is Status.MISSING
+    assert locate_main("app_d", path).status is NameStatus.MISSING
 
 
 def test_a_zip_file_on_the_path_is_searched(tmp_path: Path) -> None:
@@ -245,5 +245,5 @@ def test_a_zip_file_on_the_path_is_searched(tmp_path: Path) -> None:
     archive = tmp_path / "lib.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("zipped_module.py", "def f(): ...")
-    assert locate("zipped_module", "f", [str(archive)]).status is Status.UNKNOWN
-    assert locate("zipped_other", "f", [str(archive)]).status is Status.MISSING
+    assert locate("zipped_module", "f", [str(archive)]).status is NameStatus.UNKNOWN
+    assert locate("zipped_other", "f", [str(archive)]).status is NameStatus.MISSING

@@ -147,7 +147,7 @@ def test_a_launcher_without_streams_says_nothing(monkeypatch: pytest.MonkeyPatch
     with contextlib.closing(SweepConsole(live=True)) as console:
         assert not console.live
         console.began("/m", 1, lambda _: ())
-        for event in (v.Begin(1), JobPrinted(0, 1, b"x"), JobPrinted(0, 2, b"x"), Tick()):
+        for event in (v.BeginSweep(1), JobPrinted(0, 1, b"x"), JobPrinted(0, 2, b"x"), Tick()):
             console.observe(event)
 
 

@@ -150,9 +150,9 @@ def test_a_signal_and_another(running: int, forward: bool, expected: str) -> Non
     of = board()
     for number in range(running):
         begun(of, number)
-    (first,) = said(of, v.SignalReceived(2, forward))
+    (first,) = said(of, v.SweepSignalled(2, forward))
     assert first.startswith(expected)
-    again = [v.SignalReceived(2, forward), v.KillJobs()]
+    again = [v.SweepSignalled(2, forward), v.KillJobs()]
     jobs = f"{running} running job{'s' * (running != 1)}"
     assert said(of, *again) == [f"SIGINT received again: {jobs} killed"]
     assert said(of, *again) == []
@@ -161,7 +161,7 @@ def test_a_signal_and_another(running: int, forward: bool, expected: str) -> Non
 def test_a_cancelled_job_is_known_as_such() -> None:
     of = board()
     begun(of, 0)
-    of.take(v.SignalReceived(2), 1.0)
+    of.take(v.SweepSignalled(2), 1.0)
     ends = [v.JobEnded(0, 130, "signal"), settled(0, J.CANCELLED, exit_code=130)]
     assert said(of, *ends, now=2.0) == ["job 0 was cancelled after 2.0 s"]
     assert of.cancelled == {0}
@@ -196,7 +196,9 @@ def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
     begun(of, 0)
     blocked = v.Blocked("'/s/sweep.jsonl': no space")
     said_then = "no job is started until that works again, those that run go on"
-    assert said(of, v.StartJob(1, GPU), blocked, v.NotStarted(1)) == [f"{blocked.why}; {said_then}"]
+    assert said(of, v.StartJob(1, GPU), blocked, v.JobNotStarted(1)) == [
+        f"{blocked.why}; {said_then}"
+    ]
     assert of.jobs[1].state is J.WAITING
     assert said(of, v.Unblocked()) == ["what failed works again: jobs are started"]
 
@@ -213,7 +215,7 @@ def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
 
 
 def test_other_events_say_nothing() -> None:
-    assert said(board(), v.Begin(3), v.ComposeNext(), object(), v.NoMoreJobs()) == []
+    assert said(board(), v.BeginSweep(3), v.ComposeNext(), object(), v.NoMoreJobs()) == []
 
 
 def test_a_long_sweep_keeps_no_more_than_a_short_one() -> None:
@@ -308,7 +310,7 @@ def test_a_small_terminal_shows_what_runs_and_counts_the_rest() -> None:
 
 def test_a_sweep_that_ends_says_so() -> None:
     of = board()
-    of.take(v.SignalReceived(15), 0.0)
+    of.take(v.SweepSignalled(15), 0.0)
     assert shown(of)[0] == "0 s: 0/3 done, 3 waiting, no new jobs"
 
 

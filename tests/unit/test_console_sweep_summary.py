@@ -17,15 +17,23 @@ from lllaunch.console.sweep.summary import (
     summary_rows,
 )
 from lllaunch.sweep.history import SweepHistory, summary_of
-from lllaunch.sweep.journal import Composed, Ended, Header, Over, Result, Skipped, Started
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    Header,
+    OverRecord,
+    Result,
+    Skipped,
+    StartedRecord,
+)
 from lllaunch.sweep.policy import Summary
 
 S = 1_000_000_000
 SETTING = Setting("/home/ada/multirun/1", "/home/ada", total=3, common={"+exp=a"})
 
 
-def ended(job: int, state: str, code: int, why: str = "", value: str | None = None) -> Ended:
-    return Ended(job, 0, Result(state, code, why, 12.5, value))
+def ended(job: int, state: str, code: int, why: str = "", value: str | None = None) -> EndedRecord:
+    return EndedRecord(job, 0, Result(state, code, why, 12.5, value))
 
 
 def document(*records: Any, jobs: int = 3, code: int | None = 6) -> dict[str, Any]:
@@ -33,9 +41,9 @@ def document(*records: Any, jobs: int = 3, code: int | None = 6) -> dict[str, An
     history = SweepHistory()
     told: list[Any] = [Header("id", "0.1.0")]
     for number in range(jobs):
-        told.append(Composed(number, ("+exp=a", f"params.lr={number + 1}"), str(number), "f"))
-    tries = [Started(record.job) for record in records if isinstance(record, Ended)]
-    for record in [*told, *tries, *records, *([] if code is None else [Over(code)])]:
+        told.append(ComposedRecord(number, ("+exp=a", f"params.lr={number + 1}"), str(number), "f"))
+    tries = [StartedRecord(record.job) for record in records if isinstance(record, EndedRecord)]
+    for record in [*told, *tries, *records, *([] if code is None else [OverRecord(code)])]:
         history.add(S, record)
     return summary_of(history, 201 * S)
 
@@ -111,7 +119,7 @@ def test_what_the_sweep_counted_is_what_is_told() -> None:
 
 
 def test_a_job_whose_end_is_not_known_is_no_success() -> None:
-    found = shown(document(Started(0), Skipped(2, "no more jobs are started"), code=None))
+    found = shown(document(StartedRecord(0), Skipped(2, "no more jobs are started"), code=None))
     assert "  job 0 (lr=1) failed: its end is not known\n" in found
     assert "0 of 3 jobs succeeded, 1 failed, 2 not run in" in found
 

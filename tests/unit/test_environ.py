@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from lllaunch.agent.environ import Place, substitute_local_rank
+from lllaunch.agent.environ import WorkerPlace, substitute_local_rank
 from lllaunch.agent.local_elastic_agent import Recipe
 from lllaunch.multiprocessing import DefaultLogsSpecs
 
-PLACE = Place(
+PLACE = WorkerPlace(
     local_rank=1,
     rank=3,
     group_rank=1,

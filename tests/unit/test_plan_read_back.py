@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.verbs import hydra_put_back
 
-from lllaunch.app.composed import Command, Composed
+from lllaunch.app.composed import Composition, ConfigRequest
 from lllaunch.config.plan import dump_yaml, plan_config, plan_hash, portable_plan
 from lllaunch.config.tree import escape
 from lllaunch.policies import RESTART_CAUSES
@@ -137,7 +137,7 @@ nodes = st.builds(
 
 
 @pytest.fixture(scope="module")
-def open_composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+def open_composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
     """Composes conf/exp/x.yaml of a directory that is the working directory."""
     top = tmp_path_factory.mktemp("a tree")
     for directory in ("conf/exp", "sub dir", "pkg"):
@@ -146,7 +146,7 @@ def open_composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed
     (top / "pkg/fun.py").write_text("def takes(*args, **kwargs): pass\n")
     with pytest.MonkeyPatch.context() as patch, hydra_put_back():
         patch.chdir(top)
-        with Composed(Command(("+exp=x", "hydra.run.dir=the output"))) as composed:
+        with Composition(ConfigRequest(("+exp=x", "hydra.run.dir=the output"))) as composed:
             yield composed
 
 
@@ -158,7 +158,9 @@ def open_composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(nodes)
-def test_a_plan_read_back_is_the_same_plan(open_composed: Composed, node: dict[str, Any]) -> None:
+def test_a_plan_read_back_is_the_same_plan(
+    open_composed: Composition, node: dict[str, Any]
+) -> None:
     top = Path.cwd()
     config = dump_yaml({"launch": placed(node, top)})
     first = plan_of(open_composed, config)
@@ -171,7 +173,7 @@ def test_a_plan_read_back_is_the_same_plan(open_composed: Composed, node: dict[s
         assert getattr(again, name) == getattr(first, name)
 
 
-def plan_of(composed: Composed, config: str) -> LaunchSpec:
+def plan_of(composed: Composition, config: str) -> LaunchSpec:
     path = Path("conf/exp/x.yaml")
     path.write_text(f"# @package _global_\n{config}", encoding="utf-8")
     return composed.plan(composed.compose())

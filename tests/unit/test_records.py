@@ -45,7 +45,16 @@ from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.events import isoformat
 from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
-from lllaunch.sweep.journal import Composed, Ended, Header, Over, Result, Skipped, Started, encode
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    Header,
+    OverRecord,
+    Result,
+    Skipped,
+    StartedRecord,
+    encode,
+)
 
 T0 = 1_700_000_000_000_000_000
 S = 1_000_000_000
@@ -92,11 +101,11 @@ def sweep(path: Path, *more: tuple[int, Any]) -> Path:
     """A sweep's directory with a journal of two jobs that succeeded, and more."""
     entries = [
         (0, Header("id", "0.1", ("+exp=a", "params.lr=1,2"))),
-        (1, Composed(0, ("+exp=a", "params.lr=1"), "0", "f")),
-        (1, Started(0)),
-        (2, Ended(0, 0, Result("succeeded", 0, "", 1.0, "0.5"))),
-        (2, Composed(1, ("+exp=a", "params.lr=2"), "1", "g")),
-        (3, Started(1)),
+        (1, ComposedRecord(0, ("+exp=a", "params.lr=1"), "0", "f")),
+        (1, StartedRecord(0)),
+        (2, EndedRecord(0, 0, Result("succeeded", 0, "", 1.0, "0.5"))),
+        (2, ComposedRecord(1, ("+exp=a", "params.lr=2"), "1", "g")),
+        (3, StartedRecord(1)),
         *more,
     ]
     write(path / SWEEP_LOCK_NAME, GONE)
@@ -105,7 +114,7 @@ def sweep(path: Path, *more: tuple[int, Any]) -> Path:
     return path
 
 
-FAILED = Ended(1, 0, Result("failed", 3, "rank 0: no", 2.0))
+FAILED = EndedRecord(1, 0, Result("failed", 3, "rank 0: no", 2.0))
 
 
 @contextmanager
@@ -245,7 +254,7 @@ def test_newest_first_and_each_once(tmp_path: Path):
 
 
 def test_a_sweep_tells_of_its_jobs(tmp_path: Path):
-    sweep(tmp_path, (5, FAILED), (6, Over(6)))
+    sweep(tmp_path, (5, FAILED), (6, OverRecord(6)))
     (entry,) = list_entries([str(tmp_path)])
     assert (entry.kind, entry.state, entry.exit_code) == ("sweep", "failed", 6)
     assert entry.counts == {"succeeded": 1, "failed": 1}
@@ -260,7 +269,7 @@ def test_a_sweep_tells_of_its_jobs(tmp_path: Path):
 
 
 def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
-    waiting = (4, Composed(2, ("+exp=a",), "2", None))
+    waiting = (4, ComposedRecord(2, ("+exp=a",), "2", None))
     sweep(tmp_path, waiting)
     (entry,) = list_entries([str(tmp_path)])
     assert (entry.state, entry.seconds) == ("died", 9.0)
@@ -269,7 +278,7 @@ def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
         (entry,) = list_entries([str(tmp_path)])
     assert entry.state == "running"
     assert [job.state for job in jobs_of(entry)] == ["succeeded", "running", "waiting"]
-    sweep(tmp_path, waiting, (5, Skipped(2, "SIGINT")), (5, FAILED), (6, Over(130)))
+    sweep(tmp_path, waiting, (5, Skipped(2, "SIGINT")), (5, FAILED), (6, OverRecord(130)))
     (entry,) = list_entries([str(tmp_path)])
     assert entry.state == "signalled"
     *_, last = jobs_of(entry)
@@ -278,7 +287,7 @@ def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
 
 
 def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
-    sweep(tmp_path, (5, FAILED), (6, Over(6)))
+    sweep(tmp_path, (5, FAILED), (6, OverRecord(6)))
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0 + 10 * S)
     assert read_sweep(str(tmp_path)) == {"jobs": [], "exit_code": 0}
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0)

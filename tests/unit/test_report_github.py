@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.reports.cases import Case, Log, Place, Report, Tree, details, frames_of, without_ours
+from lllaunch.reports.cases import (
+    Case,
+    CodeLine,
+    Log,
+    Report,
+    Tree,
+    details,
+    frames_of,
+    without_ours,
+)
 from lllaunch.reports.github import SUMMARY_BYTES, annotation, commands, summary
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
@@ -55,7 +64,7 @@ def test_a_command_is_one_line_that_reads_back(message: str, title: str, file: s
 def test_a_failure_is_annotated_where_it_happened() -> None:
     case = job(
         1,
-        place=Place("src/train.py", 12),
+        place=CodeLine("src/train.py", 12),
         traceback=("Traceback (most recent call last):", "ValueError: no"),
     )
     (told,) = commands(sweep(job(0, "succeeded"), case))
@@ -92,7 +101,7 @@ def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
         seconds=2.5,
         tries=3,
         logs_in="1/attempt_2",
-        place=Place("train.py", 12),
+        place=CodeLine("train.py", 12),
         logs=(Log("stderr", "1/attempt_2/0/stderr.log", ("one", "two")),),
     )
     text = summary(sweep(job(0, "succeeded", message="", tries=1), failed, seconds=4.0))

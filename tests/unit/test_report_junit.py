@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.reports.cases import Case, Log, Place, Report
+from lllaunch.reports.cases import Case, CodeLine, Log, Report
 from lllaunch.reports.junit import _names, render_junit
 
 # The rules of the schemas that CI systems go by, as far as they agree: junit-10.xsd of Jenkins'
@@ -102,7 +102,7 @@ FAILED = Case(
     attempts=2,
     explanation=("Why (likely): A bug.",),
     traceback=("Traceback (most recent call last):", "ValueError: no"),
-    place=Place("train.py", 12),
+    place=CodeLine("train.py", 12),
     logs=(
         Log("stdout", "attempt_0/1/stdout.log", ("epoch 1", "epoch 2"), cut=True),
         Log("stderr", "attempt_0/1/stderr.log", ("warning", "Traceback", "ValueError: no")),

@@ -26,18 +26,16 @@ from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import (
-    Composed,
+    ComposedRecord,
+    EndedRecord,
     Header,
     Journal,
-    Over,
+    OverRecord,
     Result,
     Resumed,
     Skipped,
-    Started,
+    StartedRecord,
     read_journal,
-)
-from lllaunch.sweep.journal import (
-    Ended as JobEnded,
 )
 from lllaunch.verbs.report import main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
@@ -390,7 +388,7 @@ class Swept:
             self.journal.append(record)
 
     def over(self, code: int) -> None:
-        self.add(Over(code))
+        self.add(OverRecord(code))
         history = SweepHistory(read_journal(self.journal.path))
         write_summary(str(self.path / "sweep.json"), summary_of(history, self.time - 1))
 
@@ -398,27 +396,27 @@ class Swept:
 @pytest.fixture
 def swept(tmp_path: Path) -> Any:
     made = Swept(tmp_path / "sweep")
-    made.add(*(Composed(job, ("+exp=a", f"x={job}"), str(job), "ab") for job in range(5)))
+    made.add(*(ComposedRecord(job, ("+exp=a", f"x={job}"), str(job), "ab") for job in range(5)))
     yield made
     made.journal.close()
 
 
 def failed_job(swept: Swept, job: int, text: str) -> None:
     """A job that starts and fails, and leaves its files."""
-    swept.add(Started(job))
+    swept.add(StartedRecord(job))
     place = Place(swept.path / str(job), swept.now())
     place.log(1, "stderr", text)
     place.ends("failed", 3, raised())
-    swept.add(JobEnded(job, 0, Result("failed", 3, "rank 1: raised ValueError: no", 5.0)))
+    swept.add(EndedRecord(job, 0, Result("failed", 3, "rank 1: raised ValueError: no", 5.0)))
 
 
 def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none(
     swept: Swept,
 ) -> None:
     failed_job(swept, 0, "why")
-    swept.add(Started(1), JobEnded(1, 0, Result("succeeded", 0, "", 2.0)))
-    swept.add(JobEnded(2, 0, Result("error", 2, "launch.nproc: no")))
-    swept.add(Skipped(3, "cancelled"), Started(4))
+    swept.add(StartedRecord(1), EndedRecord(1, 0, Result("succeeded", 0, "", 2.0)))
+    swept.add(EndedRecord(2, 0, Result("error", 2, "launch.nproc: no")))
+    swept.add(Skipped(3, "cancelled"), StartedRecord(4))
     swept.over(6)
     report = load(str(swept.path))
     assert (report.kind, report.finished, report.exit_code) == ("sweep", True, 6)
@@ -448,7 +446,7 @@ def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none
 
 def test_a_result_from_before_the_job_was_started_is_not_its_own(swept: Swept) -> None:
     Place(swept.path / "0", T0).ends("failed", 3, raised())
-    swept.add(Started(0), JobEnded(0, 0, Result("failed", 3, "rank 7: exited", 5.0)))
+    swept.add(StartedRecord(0), EndedRecord(0, 0, Result("failed", 3, "rank 7: exited", 5.0)))
     swept.over(6)
     case = load(str(swept.path)).cases[0]
     assert (case.message, case.plan_hash) == ("rank 7: exited", "")
@@ -468,7 +466,7 @@ def test_a_sweep_that_goes_on_is_told_as_its_journal_has_it(swept: Swept) -> Non
     assert report.verdict() == ("died: 0 of 5 jobs succeeded, 1 failed, 4 not run")
     swept.over(6)
     assert load(str(swept.path)).finished
-    swept.add(Resumed("0.1"), Started(0))
+    swept.add(Resumed("0.1"), StartedRecord(0))
     report = load(str(swept.path))
     assert not report.finished
     assert report.cases[0].kind == "unfinished"

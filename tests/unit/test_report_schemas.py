@@ -33,17 +33,15 @@ from lllaunch.run.result import render_result
 from lllaunch.spawner.protocol import Leftover
 from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
 from lllaunch.sweep.journal import (
-    Composed,
-    Entry,
+    ComposedRecord,
+    EndedRecord,
     Header,
-    Over,
+    JournalEntry,
+    OverRecord,
     Result,
     Resumed,
     Skipped,
-    Started,
-)
-from lllaunch.sweep.journal import (
-    Ended as JobEnded,
+    StartedRecord,
 )
 from lllaunch.watchdog import findings
 from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack, Source
@@ -298,22 +296,22 @@ def sweeps() -> list[Any]:
     returned = Result("succeeded", 0, "", 1.5, '{"a": [1]}')
     records = [
         Header("id", "0.1.0", ("x=1,2,3",)),
-        *(Composed(job, (f"x={job}",), str(job), fingerprint) for job in range(6)),
-        Composed(6, ("x=no",), "", None),
-        Started(0),
-        JobEnded(0, 0, returned),
-        Started(1),
-        JobEnded(1, 0, Result("failed", 3, "rank 0: exited with status 1", 0.5)),
+        *(ComposedRecord(job, (f"x={job}",), str(job), fingerprint) for job in range(6)),
+        ComposedRecord(6, ("x=no",), "", None),
+        StartedRecord(0),
+        EndedRecord(0, 0, returned),
+        StartedRecord(1),
+        EndedRecord(1, 0, Result("failed", 3, "rank 0: exited with status 1", 0.5)),
         Skipped(1, "was tried often enough"),
-        Started(2),
-        Started(3),
-        JobEnded(3, 0, Result("signalled", 143)),
+        StartedRecord(2),
+        StartedRecord(3),
+        EndedRecord(3, 0, Result("signalled", 143)),
         Skipped(4, "the sweep was cancelled"),
-        JobEnded(6, 0, Result("error", 2, "launch.nproc: no")),
+        EndedRecord(6, 0, Result("error", 2, "launch.nproc: no")),
         Resumed("0.1.0"),
-        Over(6),
+        OverRecord(6),
     ]
-    history = SweepHistory(Entry(T0 + number, each) for number, each in enumerate(records))
+    history = SweepHistory(JournalEntry(T0 + number, each) for number, each in enumerate(records))
     found = [summary_of(history, T0 + 10**9), summary_of(SweepHistory(), T0)]
     return [json.loads(render_summary(document)) for document in found]
 

@@ -8,10 +8,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.config.origin import Entry, Kind, Link, Origin, Origins
+from lllaunch.config.origin import KeyOrigin, Kind, Link, Origin, Origins
 from lllaunch.config.tree import leaf_items
 from lllaunch.review.annotated import (
-    Told,
+    OriginAnnotator,
     annotated,
     comment_lines,
     origin_json,
@@ -116,10 +116,10 @@ def test_an_origin_reads_like_this(origins: list[Origin], text: str) -> None:
     )
 
 
-def told(launch: dict[str, Any], *, sweeps: bool = False, **entries: Origin) -> Told:
+def told(launch: dict[str, Any], *, sweeps: bool = False, **entries: Origin) -> OriginAnnotator:
     """The origins of keys whose dots are written as two underscores."""
-    found = {key.replace("__", "."): Entry(origin) for key, origin in entries.items()}
-    return Told(Origins(found), launch, sweeps)
+    found = {key.replace("__", "."): KeyOrigin(origin) for key, origin in entries.items()}
+    return OriginAnnotator(Origins(found), launch, sweeps)
 
 
 def where(number: int) -> Origin:

@@ -14,7 +14,7 @@ import pytest
 import lllaunch.spawner.server
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import descends_from, wait_readable
-from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Command, Commands
+from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Commands, PendingCommand
 from lllaunch.spawner.orphans import Pauses
 from lllaunch.spawner.protocol import Order, Program
 from lllaunch.spawner.server import Wakeups, Workers, _Worker
@@ -32,13 +32,13 @@ def clock() -> FakeClock:
 def test_commands_that_keep_coming_do_not_put_off_the_first_ones_deadline(clock: FakeClock) -> None:
     commands = Commands(clock)
     try:
-        first = Command("signal", [1], signal.SIGTERM)
+        first = PendingCommand("signal", [1], signal.SIGTERM)
         commands.add(first)
         clock.advance(0.6 * ACKNOWLEDGE_SECONDS)
-        second = Command("signal", [2], signal.SIGTERM)
+        second = PendingCommand("signal", [2], signal.SIGTERM)
         number = commands.add(second)
         clock.advance(0.6 * ACKNOWLEDGE_SECONDS)
-        commands.add(Command("signal", [3], signal.SIGTERM))
+        commands.add(PendingCommand("signal", [3], signal.SIGTERM))
         assert wait_readable(commands, 30.0)
         assert commands.overdue() == [first]
         # what is confirmed late is not taken for the confirmation of another

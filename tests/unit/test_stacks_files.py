@@ -21,7 +21,7 @@ from lllaunch.watchdog.stacks.collector import (
 )
 from lllaunch.watchdog.stacks.dumps import objection
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
-from lllaunch.watchdog.stacks.kernel import Look, Status, bit
+from lllaunch.watchdog.stacks.kernel import ProcessLook, ProcStatus, bit
 from lllaunch.watchdog.stacks.source import Sources, started_at, with_code
 
 
@@ -41,14 +41,14 @@ from lllaunch.watchdog.stacks.source import Sources, started_at, with_code
     ],
 )
 def test_who_may_be_sent_the_signal(state: str, blocked: int, caught: int, expected: str) -> None:
-    assert objection(Status((), state, 1, 0, blocked, caught)) == expected
+    assert objection(ProcStatus((), state, 1, 0, blocked, caught)) == expected
 
 
 def test_nobody_signals_what_is_gone() -> None:
     assert objection(None) == "it is gone"
 
 
-LOOK = Look(
+LOOK = ProcessLook(
     pid=7,
     ppid=6,
     command="python train.py",

@@ -18,18 +18,18 @@ from lllaunch.sweep import journal as journal_module
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
 from lllaunch.sweep.journal import (
     VERSION,
-    Composed,
+    ComposedRecord,
     Damaged,
-    Ended,
-    Entry,
+    EndedRecord,
     Header,
     Journal,
-    Over,
+    JournalEntry,
+    OverRecord,
     Record,
     Result,
     Resumed,
     Skipped,
-    Started,
+    StartedRecord,
     decode,
     encode,
     parse,
@@ -38,11 +38,13 @@ from lllaunch.sweep.journal import (
 from lllaunch.sweep.pool import Lease
 
 HEADER = Header("day-time", "0.1.0", ("+exp=resnet", "params.lr=0.1,0.01"))
-COMPOSED = Composed(0, ("+exp=resnet", "params.lr=0.1"), "0", "f" * 64, {"params": {"lr": 0.1}})
-STARTED = Started(0, 1, Lease(("0", "GPU-a"), (2, 3)), 4711)
-ENDED = Ended(0, 1, Result("failed", 3, "rank 1: ValueError: ünï", 1.5, '{"loss": 0.5}'))
+COMPOSED = ComposedRecord(
+    0, ("+exp=resnet", "params.lr=0.1"), "0", "f" * 64, {"params": {"lr": 0.1}}
+)
+STARTED = StartedRecord(0, 1, Lease(("0", "GPU-a"), (2, 3)), 4711)
+ENDED = EndedRecord(0, 1, Result("failed", 3, "rank 1: ValueError: ünï", 1.5, '{"loss": 0.5}'))
 SKIPPED = Skipped(1, "another job failed")
-ALL = (HEADER, Resumed("0.2.0", ("-m",)), COMPOSED, STARTED, ENDED, SKIPPED, Over(6))
+ALL = (HEADER, Resumed("0.2.0", ("-m",)), COMPOSED, STARTED, ENDED, SKIPPED, OverRecord(6))
 
 texts = st.text(max_size=8)
 numbers = st.integers(0, 99)
@@ -60,17 +62,17 @@ results = st.builds(
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(Resumed, texts, lists),
     st.builds(
-        Composed,
+        ComposedRecord,
         numbers,
         lists,
         texts,
         st.none() | texts,
         st.none() | st.dictionaries(texts, plain, max_size=3),
     ),
-    st.builds(Started, numbers, numbers, leases, st.none() | numbers),
-    st.builds(Ended, numbers, numbers, results),
+    st.builds(StartedRecord, numbers, numbers, leases, st.none() | numbers),
+    st.builds(EndedRecord, numbers, numbers, results),
     st.builds(Skipped, numbers, texts),
-    st.builds(Over, numbers),
+    st.builds(OverRecord, numbers),
 )
 journals = st.lists(records, max_size=5).map(lambda some: (HEADER, *some))
 
@@ -88,7 +90,7 @@ def test_a_record_is_one_line_and_reads_as_it_was(record: Record, time_ns: int) 
     line = encode(record, time_ns)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert decode(line) == Entry(time_ns, record)
+    assert decode(line) == JournalEntry(time_ns, record)
 
 
 def test_a_line_has_its_time_twice_and_its_type() -> None:
@@ -112,10 +114,10 @@ def test_a_line_has_its_time_twice_and_its_type() -> None:
 
 def test_a_value_that_is_null_is_not_the_lack_of_one() -> None:
     for text, there in ((None, False), ("null", True)):
-        ended = Ended(0, 0, Result("succeeded", 0, return_value=text))
+        ended = EndedRecord(0, 0, Result("succeeded", 0, return_value=text))
         line = encode(ended, 1)
         assert ("return_value" in json.loads(line)["result"]) is there
-        assert decode(line) == Entry(1, ended)
+        assert decode(line) == JournalEntry(1, ended)
 
 
 @given(journals, st.data())
@@ -164,9 +166,9 @@ def test_a_journal_is_created_with_its_header_and_grows(tmp_path) -> None:
     path = str(tmp_path / JOURNAL)
     clock = iter(range(1, 100))
     journal = Journal.create(path, HEADER, now=lambda: next(clock))
-    assert list(read_journal(journal.path)) == [Entry(1, HEADER)]
+    assert list(read_journal(journal.path)) == [JournalEntry(1, HEADER)]
     journal.append(COMPOSED)
-    assert list(read_journal(journal.path)) == [Entry(1, HEADER), Entry(2, COMPOSED)]
+    assert list(read_journal(journal.path)) == [JournalEntry(1, HEADER), JournalEntry(2, COMPOSED)]
     journal.close()
     journal.close()
     again = Journal.open(path, now=lambda: next(clock))

@@ -19,16 +19,16 @@ from lllaunch.sweep.history import (
     write_summary,
 )
 from lllaunch.sweep.journal import (
-    Composed,
-    Ended,
-    Entry,
+    ComposedRecord,
+    EndedRecord,
     Header,
-    Over,
+    JournalEntry,
+    OverRecord,
     Record,
     Result,
     Resumed,
     Skipped,
-    Started,
+    StartedRecord,
 )
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results
@@ -41,18 +41,23 @@ GOOD = Result("succeeded", 0, "", 2.5, "0.25")
 BAD = Result("failed", 3, "rank 1: ValueError: no", 1.0)
 
 
-def composed(job: int) -> Composed:
-    return Composed(job, (f"lr={job}",), str(job), "f" * 64, {"lr": job})
+def composed(job: int) -> ComposedRecord:
+    return ComposedRecord(job, (f"lr={job}",), str(job), "f" * 64, {"lr": job})
 
 
 def history(*records: Record) -> SweepHistory:
-    return SweepHistory(Entry(T0 + i * SECOND, record) for i, record in enumerate(records))
+    return SweepHistory(JournalEntry(T0 + i * SECOND, record) for i, record in enumerate(records))
 
 
 def test_a_job_goes_from_composed_to_its_end() -> None:
     known = history(HEADER)
     seen = []
-    for record in (composed(0), Started(0, 0, LEASE), Ended(0, 0, BAD), Started(0, 1, LEASE)):
+    for record in (
+        composed(0),
+        StartedRecord(0, 0, LEASE),
+        EndedRecord(0, 0, BAD),
+        StartedRecord(0, 1, LEASE),
+    ):
         known.add(T0 + SECOND, record)
         seen.append((known.jobs[0].state, known.jobs[0].tries, known.jobs[0].result))
     assert seen == [
@@ -61,7 +66,7 @@ def test_a_job_goes_from_composed_to_its_end() -> None:
         ("failed", 1, BAD),
         ("started", 2, None),
     ]
-    known.add(T0 + 9 * SECOND, Ended(0, 1, GOOD))
+    known.add(T0 + 9 * SECOND, EndedRecord(0, 1, GOOD))
     assert known.jobs[0] == JobHistory(
         job=0,
         overrides=("lr=0",),
@@ -78,7 +83,7 @@ def test_a_job_goes_from_composed_to_its_end() -> None:
 
 
 def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
-    known = history(HEADER, composed(0), Started(0), Ended(0, 0, BAD), Resumed("0.1.0"))
+    known = history(HEADER, composed(0), StartedRecord(0), EndedRecord(0, 0, BAD), Resumed("0.1.0"))
     again = composed(0)._replace(fingerprint="e" * 64)
     known.add(T0, again)
     job = known.jobs[0]
@@ -88,7 +93,12 @@ def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
 
 def test_skipping_tells_why_and_does_not_hide_a_failure() -> None:
     known = history(
-        HEADER, composed(0), Started(0), Ended(0, 0, BAD), Skipped(0, "stop"), composed(1)
+        HEADER,
+        composed(0),
+        StartedRecord(0),
+        EndedRecord(0, 0, BAD),
+        Skipped(0, "stop"),
+        composed(1),
     )
     known.add(T0, Skipped(1, "stop"))
     assert [(job.state, job.reason) for job in known.jobs.values()] == [
@@ -98,7 +108,7 @@ def test_skipping_tells_why_and_does_not_hide_a_failure() -> None:
 
 
 def test_a_sweep_is_over_until_it_goes_on() -> None:
-    known = history(HEADER, composed(0), Over(6))
+    known = history(HEADER, composed(0), OverRecord(6))
     assert known.exit_code == 6
     known.add(T0, Resumed("0.1.0"))
     assert known.exit_code is None
@@ -112,22 +122,28 @@ def test_a_launcher_of_several_batches_ends_as_the_last_bad_one() -> None:
             found.append(known.exit_code)
         return found
 
-    batches = (composed(0), Over(0), composed(1), Over(6), composed(2), Over(0))
+    batches = (composed(0), OverRecord(0), composed(1), OverRecord(6), composed(2), OverRecord(0))
     assert codes(*batches) == [None, 0, None, 6, None, 6]
-    assert codes(*batches, Resumed("0.1.0"), Over(0))[-1] == 0
-    assert codes(Over(6), composed(0), Over(130))[-1] == 130
-    ending = summary_of(history(HEADER, Over(6)), T0)
+    assert codes(*batches, Resumed("0.1.0"), OverRecord(0))[-1] == 0
+    assert codes(OverRecord(6), composed(0), OverRecord(130))[-1] == 130
+    ending = summary_of(history(HEADER, OverRecord(6)), T0)
     assert ending["exit_code"] == 6
 
 
 def test_sweep_json_counts_and_lists_every_job() -> None:
     known = history(
         HEADER,
-        *(composed(1), Started(1), Ended(1, 0, BAD), Skipped(1, "stop")),
-        *(composed(0), Started(0), Ended(0, 0, BAD), Started(0, 1), Ended(0, 1, GOOD)),
-        *(composed(2), Started(2)),
+        *(composed(1), StartedRecord(1), EndedRecord(1, 0, BAD), Skipped(1, "stop")),
+        *(
+            composed(0),
+            StartedRecord(0),
+            EndedRecord(0, 0, BAD),
+            StartedRecord(0, 1),
+            EndedRecord(0, 1, GOOD),
+        ),
+        *(composed(2), StartedRecord(2)),
         *(composed(3), Skipped(3, "stop")),
-        Over(6),
+        OverRecord(6),
     )
     found = json.loads(render_summary(summary_of(known, T0 + 20 * SECOND)))
     jobs = found.pop("jobs")
@@ -294,7 +310,9 @@ def test_a_result_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_jobs_that_the_sweep_did_not_come_to_are_in_its_summary() -> None:
-    known = history(HEADER, composed(0), Started(0, 0, LEASE), Ended(0, 0, BAD), Over(6))
+    known = history(
+        HEADER, composed(0), StartedRecord(0, 0, LEASE), EndedRecord(0, 0, BAD), OverRecord(6)
+    )
     document = summary_of(known, T0 + 9 * SECOND)
     asked: list[int] = []
 

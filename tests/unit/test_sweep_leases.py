@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from lllaunch.linux.gpus import Gpu
 from lllaunch.sweep import leases as module
-from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, Watch
-from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
+from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.pool import Lease
 from lllaunch.testing import leaked_fds, open_fds
 
 # names that no other process has
 MARK = f"test-{os.getpid()}"
-MACHINE = Machine(
+MACHINE = SweepMachine(
     gpus=tuple(Gpu(name, f"{MARK}-{name}") for name in "abcd"), cpus=tuple(range(900, 904))
 )
 
@@ -49,7 +49,7 @@ def gpu(name: str) -> Slot:
     return Slot("gpu", name)
 
 
-def ready(watch: Watch, milliseconds: int = 0) -> bool:
+def ready(watch: SlotWatch, milliseconds: int = 0) -> bool:
     poll = select.poll()
     poll.register(watch, select.POLLIN)
     return bool(poll.poll(milliseconds))

@@ -14,7 +14,7 @@ from support.nvml import FakeNvml, FakeNvmlError
 from lllaunch.errors import ConfigError
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import GpusUnknown, count_gpus, list_gpus
-from lllaunch.sweep.machine import Machine, find_machine, pin
+from lllaunch.sweep.machine import SweepMachine, find_machine, pin
 from lllaunch.sweep.pool import Lease
 
 EIGHT_CORES = Cores(tuple(range(8)))
@@ -25,11 +25,13 @@ def uuid(index: int) -> str:
     return f"GPU-{index}{index}aa-bb"
 
 
-def machine(gpus: object = None, cpus: object = None, number: int = 4, **environ: str) -> Machine:
+def machine(
+    gpus: object = None, cpus: object = None, number: int = 4, **environ: str
+) -> SweepMachine:
     return find_machine(environ, gpus, cpus, nvml=FakeNvml(*[None] * number), cores=EIGHT_CORES)
 
 
-def names(found: Machine) -> list[str]:
+def names(found: SweepMachine) -> list[str]:
     return [gpu.name for gpu in found.gpus]
 
 

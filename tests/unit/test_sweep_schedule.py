@@ -13,7 +13,7 @@ from lllaunch.sweep import schedule as schedule_module
 from lllaunch.sweep import schedule as v
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, cause_of
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.schedule import IMPOSSIBLE, TRANSITIONS, ImpossibleFact, Scheduler
+from lllaunch.sweep.schedule import IMPOSSIBLE, TRANSITIONS, ImpossibleSweepFact, Scheduler
 
 FACTS: list[type] = list(v.Fact.__args__)
 SIGINT, SIGTERM = 2, 15
@@ -30,7 +30,7 @@ class Sweep:
 
     def __init__(self, size: int, policy: SweepPolicy | None = None) -> None:
         self.scheduler = Scheduler(gpus(*range(size)), policy)
-        assert self.tell(v.Begin()) == (COMPOSE,)
+        assert self.tell(v.BeginSweep()) == (COMPOSE,)
 
     def tell(self, fact: v.Fact, now: float = 0.0) -> v.Decisions:
         return self.scheduler.handle(fact, now)
@@ -58,9 +58,9 @@ def start(number: int, *on: int, attempt: int = 0) -> v.StartJob:
     return v.StartJob(number, gpus(*on), attempt)
 
 
-def finish(signum: int | None = None, code: int | None = None, **counts: int) -> v.Finish:
+def finish(signum: int | None = None, code: int | None = None, **counts: int) -> v.FinishSweep:
     summary = Summary(**counts)
-    return v.Finish(summary, summary.exit_code(signum) if code is None else code, signum)
+    return v.FinishSweep(summary, summary.exit_code(signum) if code is None else code, signum)
 
 
 def test_every_pair_of_state_and_fact_is_listed_or_impossible() -> None:
@@ -81,12 +81,12 @@ def test_an_impossible_fact_raises(state: v.SweepState, fact: type) -> None:
     arguments: dict[type, tuple[object, ...]] = {
         v.JobComposed: (0, Need()),
         v.JobBroken: (0, 1),
-        v.NotStarted: (0,),
+        v.JobNotStarted: (0,),
         v.LeaseRefused: (0,),
         v.JobEnded: (0, 0),
         v.RetryDue: (0,),
     }
-    with pytest.raises(ImpossibleFact, match=rf"{fact.__name__}.* in state {state.value}"):
+    with pytest.raises(ImpossibleSweepFact, match=rf"{fact.__name__}.* in state {state.value}"):
         scheduler.handle(fact(*arguments.get(fact, ())), 0.0)
 
 
@@ -94,7 +94,7 @@ def test_an_impossible_fact_raises(state: v.SweepState, fact: type) -> None:
 def test_nothing_is_composed_unasked(fact: v.Fact) -> None:
     sweep = Sweep(1)
     sweep.scheduler.composing = False
-    with pytest.raises(ImpossibleFact, match="not asked for"):
+    with pytest.raises(ImpossibleSweepFact, match="not asked for"):
         sweep.tell(fact)
 
 
@@ -120,7 +120,7 @@ def test_a_fact_about_what_is_not_there_raises(fact: v.Fact) -> None:
     sweep.job(1, 1)
     sweep.job(2, 1)
     sweep.scheduler.composing = True
-    with pytest.raises(ImpossibleFact):
+    with pytest.raises(ImpossibleSweepFact):
         sweep.tell(fact)
 
 
@@ -188,7 +188,7 @@ def test_jobs_run_side_by_side_and_composing_goes_on_meanwhile() -> None:
     assert sweep.end(2) == [v.Settle(2, J.SUCCEEDED, 1, 0)]
     assert sweep.end(3) == [v.Settle(3, J.SUCCEEDED, 1, 0), finish(succeeded=4)]
     assert sweep.state is S.FINISHED
-    assert sweep.tell(v.SignalReceived(SIGINT)) == (), "late news"
+    assert sweep.tell(v.SweepSignalled(SIGINT)) == (), "late news"
 
 
 def test_as_many_jobs_wait_as_run() -> None:
@@ -265,7 +265,7 @@ def test_a_job_that_could_not_be_started_waits() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
     sweep.tell(v.Blocked("no process"))
-    assert sweep.tell(v.NotStarted(0)) == ()
+    assert sweep.tell(v.JobNotStarted(0)) == ()
     assert start(0, 0) in sweep.tell(v.Unblocked())
 
 
@@ -274,7 +274,7 @@ def test_a_sweep_that_can_start_nothing_any_more_ends_with_what_runs() -> None:
     for number in range(4):
         sweep.job(number, 1)
     sweep.tell(v.Blocked("removed"))
-    sweep.tell(v.NotStarted(1))
+    sweep.tell(v.JobNotStarted(1))
     left = (1, 2, 3)
     assert sweep.tell(v.Abandoned()) == tuple(v.Settle(number, J.NOT_RUN) for number in left)
     assert sweep.end(0)[-1] == finish(succeeded=1, not_run=3)
@@ -331,7 +331,7 @@ def test_what_a_starving_job_does_not_need_is_not_kept_for_it() -> None:
 
 def test_a_starving_job_lets_by_who_needs_other_slots() -> None:
     scheduler = Scheduler(Lease(("0", "1"), (0, 1)), SweepPolicy(patience=0))
-    scheduler.handle(v.Begin(), 0.0)
+    scheduler.handle(v.BeginSweep(), 0.0)
     scheduler.handle(v.JobComposed(0, Need(1, 1)), 0.0)
     scheduler.handle(v.JobComposed(1, Need(2, 0)), 0.0)
     assert scheduler.composing
@@ -416,13 +416,13 @@ def test_a_broken_job_may_be_one_too_many() -> None:
 
 def test_jobs_that_are_never_composed_have_not_run() -> None:
     scheduler = Scheduler(gpus(0), SweepPolicy(max_failures=1))
-    scheduler.handle(v.Begin(total=1000), 0.0)
+    scheduler.handle(v.BeginSweep(total=1000), 0.0)
     assert scheduler.handle(v.JobBroken(0, 1), 0.0)[-1] == finish(failed=1, not_run=999)
 
 
 def test_a_total_that_was_too_small_is_no_harm() -> None:
     scheduler = Scheduler(gpus(0))
-    scheduler.handle(v.Begin(total=1), 0.0)
+    scheduler.handle(v.BeginSweep(total=1), 0.0)
     scheduler.handle(v.JobBroken(0, 1), 0.0)
     scheduler.handle(v.JobBroken(1, 1), 0.0)
     assert scheduler.handle(v.NoMoreJobs(), 0.0) == (finish(failed=2),)
@@ -479,7 +479,7 @@ def test_a_signal_cancels_what_runs_and_starts_nothing() -> None:
     for number in range(3):
         sweep.job(number, 1)
     told = (v.SignalJobs(SIGTERM), v.Settle(2, J.NOT_RUN))
-    assert sweep.tell(v.SignalReceived(SIGTERM)) == told
+    assert sweep.tell(v.SweepSignalled(SIGTERM)) == told
     assert sweep.state is S.CANCELLING
     assert sweep.end(0, 143, "signal") == [v.Settle(0, J.CANCELLED, 1, 143)]
     assert sweep.end(1) == [
@@ -491,7 +491,7 @@ def test_a_signal_cancels_what_runs_and_starts_nothing() -> None:
 def test_a_job_that_fails_by_itself_after_a_signal_has_failed() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
-    sweep.tell(v.SignalReceived(SIGINT))
+    sweep.tell(v.SweepSignalled(SIGINT))
     end = finish(SIGINT, 130, failed=1)
     assert sweep.end(0, 3, "signal") == [v.Settle(0, J.FAILED, 1, 3), end]
 
@@ -499,24 +499,24 @@ def test_a_job_that_fails_by_itself_after_a_signal_has_failed() -> None:
 def test_the_second_signal_kills_and_so_does_every_other() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
-    sweep.tell(v.SignalReceived(SIGINT))
-    assert sweep.tell(v.SignalReceived(SIGTERM)) == (v.KillJobs(),)
-    assert sweep.tell(v.SignalReceived(SIGTERM)) == (v.KillJobs(),)
+    sweep.tell(v.SweepSignalled(SIGINT))
+    assert sweep.tell(v.SweepSignalled(SIGTERM)) == (v.KillJobs(),)
+    assert sweep.tell(v.SweepSignalled(SIGTERM)) == (v.KillJobs(),)
     assert sweep.end(0, 137, "signal")[-1] == finish(SIGINT, 130, cancelled=1)
 
 
 def test_a_signal_that_slurm_delivers_itself_is_not_forwarded() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
-    assert sweep.tell(v.SignalReceived(SIGTERM, forward=False)) == ()
-    assert sweep.tell(v.SignalReceived(SIGTERM, forward=False)) == (v.KillJobs(),)
+    assert sweep.tell(v.SweepSignalled(SIGTERM, forward=False)) == ()
+    assert sweep.tell(v.SweepSignalled(SIGTERM, forward=False)) == (v.KillJobs(),)
 
 
 def test_a_signal_before_anything_runs_ends_the_sweep() -> None:
     scheduler = Scheduler(gpus(0))
-    assert scheduler.handle(v.SignalReceived(SIGINT), 0.0) == (finish(SIGINT, 130),)
+    assert scheduler.handle(v.SweepSignalled(SIGINT), 0.0) == (finish(SIGINT, 130),)
     sweep = Sweep(1)
-    assert sweep.tell(v.SignalReceived(SIGINT)) == (finish(SIGINT, 130),)
+    assert sweep.tell(v.SweepSignalled(SIGINT)) == (finish(SIGINT, 130),)
     assert sweep.tell(v.JobComposed(0, Need(1))) == (), "late news"
 
 
@@ -525,7 +525,7 @@ def test_a_job_whose_retry_a_signal_prevents_has_failed() -> None:
     sweep.job(0, 1)
     sweep.job(1, 1)
     sweep.end(0, 4, "hang")
-    decisions = sweep.tell(v.SignalReceived(SIGINT))
+    decisions = sweep.tell(v.SweepSignalled(SIGINT))
     assert decisions == (v.SignalJobs(SIGINT), v.Settle(0, J.FAILED, 1, 4))
     assert sweep.tell(v.RetryDue(0)) == (), "its moment was set before"
     assert sweep.end(1, 130, "signal")[-1] == finish(SIGINT, 130, failed=1, cancelled=1)
@@ -534,7 +534,7 @@ def test_a_job_whose_retry_a_signal_prevents_has_failed() -> None:
 def test_a_job_that_was_refused_when_the_signal_came_has_not_run() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
-    sweep.tell(v.SignalReceived(SIGINT))
+    sweep.tell(v.SweepSignalled(SIGINT))
     assert sweep.tell(v.LeaseRefused(0, ("0",))) == (
         v.Settle(0, J.NOT_RUN),
         finish(SIGINT, 130, not_run=1),
@@ -546,7 +546,7 @@ def test_a_signal_after_too_many_failures_ends_what_still_runs() -> None:
     sweep.job(0, 1)
     sweep.job(1, 1)
     sweep.end(0, 3, "failure")
-    assert sweep.tell(v.SignalReceived(SIGINT)) == (v.SignalJobs(SIGINT),)
+    assert sweep.tell(v.SweepSignalled(SIGINT)) == (v.SignalJobs(SIGINT),)
     assert sweep.end(1, 130, "signal")[-1] == finish(SIGINT, 130, failed=1, cancelled=1)
 
 
@@ -554,14 +554,14 @@ def test_a_job_whose_composing_got_the_signal_of_the_sweep_was_not_run() -> None
     sweep = Sweep(1)
     sweep.job(0, 1)
     sweep.scheduler.composing = True
-    sweep.tell(v.SignalReceived(SIGINT))
+    sweep.tell(v.SweepSignalled(SIGINT))
     assert sweep.tell(v.JobBroken(1, 130)) == (v.Settle(1, J.NOT_RUN),)
 
 
 def test_what_is_composed_too_late_is_broken_or_not_run() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
-    sweep.tell(v.SignalReceived(SIGINT))
+    sweep.tell(v.SweepSignalled(SIGINT))
     late: dict[v.Fact, v.JobState | None] = {
         v.JobBroken(1, 1): J.FAILED,
         v.JobComposed(1, Need()): None,

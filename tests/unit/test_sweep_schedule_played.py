@@ -67,11 +67,11 @@ class World:
         # Whether nothing can be started, that was told, and it will stay so.
         self.failing = self.blocked = self.abandoned = False
         self.signum: int | None = None
-        self.end: v.Finish | None = None
+        self.end: v.FinishSweep | None = None
         self.now = 0.0
         # The job that slots are kept for, and the attempts that ran when that began.
         self.kept: tuple[int, set[tuple[int, int]]] | None = None
-        self.tell(v.Begin(len(script)))
+        self.tell(v.BeginSweep(len(script)))
 
     # Books
 
@@ -110,7 +110,7 @@ class World:
             fact = facts.pop(0)
             if isinstance(fact, v.LeaseRefused):
                 self.refuse(fact)
-            elif isinstance(fact, v.NotStarted):
+            elif isinstance(fact, v.JobNotStarted):
                 del self.running[fact.number]
                 self.waiting.add(fact.number)
             for decision in self.scheduler.handle(fact, self.now):
@@ -126,7 +126,7 @@ class World:
                 return [] if refused is None else [refused]
             blocked: list[v.Fact] = [] if self.blocked else [v.Blocked("no")]
             self.blocked = True
-            return [*blocked, v.NotStarted(decision.number)]
+            return [*blocked, v.JobNotStarted(decision.number)]
         if isinstance(decision, v.ComposeNext):
             assert not self.composing
             assert not self.no_more
@@ -137,7 +137,7 @@ class World:
             self.note_retry(decision)
         elif isinstance(decision, v.Settle):
             self.settle(decision)
-        elif isinstance(decision, v.Finish):
+        elif isinstance(decision, v.FinishSweep):
             assert not self.running
             assert not self.waiting
             assert not self.paused
@@ -263,7 +263,7 @@ class World:
 
     def signal(self, signum: int) -> None:
         self.signum = signum if self.signum is None else self.signum
-        self.tell(v.SignalReceived(signum, forward=signum != 1))
+        self.tell(v.SweepSignalled(signum, forward=signum != 1))
 
     def free(self, slots: set[Slot]) -> None:
         self.foreign -= slots
@@ -451,10 +451,10 @@ def test_ten_thousand_jobs_on_sixty_four_gpus() -> None:
     """Nothing here grows with the number of jobs: what waits is bounded by what runs."""
     dice = random.Random(7)
     scheduler = Scheduler(machine(64, 256))
-    facts: list[v.Fact] = [v.Begin()]
+    facts: list[v.Fact] = [v.BeginSweep()]
     running: list[int] = []
     number = handled = most = 0
-    end: v.Finish | None = None
+    end: v.FinishSweep | None = None
     while end is None:
         if not facts:
             place = dice.randrange(len(running))
@@ -469,7 +469,7 @@ def test_ten_thousand_jobs_on_sixty_four_gpus() -> None:
                 number += 1
             elif isinstance(decision, v.StartJob):
                 running.append(decision.number)
-            elif isinstance(decision, v.Finish):
+            elif isinstance(decision, v.FinishSweep):
                 end = decision
         most = max(most, len(scheduler.waiting))
     assert end.summary.succeeded == 10_000

@@ -19,14 +19,14 @@ from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
 from lllaunch.sweep.journal import (
-    Composed,
-    Ended,
+    ComposedRecord,
+    EndedRecord,
     Header,
-    Over,
+    OverRecord,
     Record,
     Result,
     Resumed,
-    Started,
+    StartedRecord,
     read_journal,
 )
 from lllaunch.sweep.resume import NewJob
@@ -64,10 +64,10 @@ def config(name: object, **more: Any) -> dict[str, Any]:
     return job_config({}, {"lr": str(name), **more})
 
 
-def composed(number: int, name: object, **more: Any) -> Composed:
+def composed(number: int, name: object, **more: Any) -> ComposedRecord:
     canonical = config(name)
     fields = {"directory": str(number)} | more
-    return Composed(
+    return ComposedRecord(
         number, (f"lr={name}",), fields["directory"], job_key(canonical), config=canonical
     )
 
@@ -102,11 +102,11 @@ def killed_sweep(path: Path) -> None:
         session.plan(jobs(*range(6)), 0, compose_nothing)
         for number in range(4):
             session.journal.append(composed(number, number))
-            session.journal.append(Started(number))
+            session.journal.append(StartedRecord(number))
         succeed(path / "0")
-        session.journal.append(Ended(0, 0, GOOD))
+        session.journal.append(EndedRecord(0, 0, GOOD))
         succeed(path / "1")
-        session.journal.append(Ended(2, 0, BAD))
+        session.journal.append(EndedRecord(2, 0, BAD))
 
 
 class Untouched(Sequence[Sequence[str]]):
@@ -146,7 +146,7 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(tmp_path: Path)
             begin(path)
     session.close()
     with pytest.raises(OutputError):
-        session.journal.append(Over(0))
+        session.journal.append(OverRecord(0))
     resume(path).close()
 
 
@@ -237,7 +237,7 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
         assert told == [(4, 1, "1"), (5, 0, "0")]
         assert records(tmp_path)[len(before) :] == [
             Resumed("0.1.0", COMMAND),
-            Ended(1, 0, Result("succeeded", 0, "", 1.5)),
+            EndedRecord(1, 0, Result("succeeded", 0, "", 1.5)),
         ]
         with pytest.raises(RuntimeError, match="with one batch"):
             session.plan(wanted, 7, compose_nothing)
@@ -252,12 +252,17 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
 
 def test_the_retry_that_succeeded_is_the_one_that_is_journalled(tmp_path: Path) -> None:
     with begin(tmp_path) as session:
-        for record in (composed(0, 0), Started(0), Ended(0, 0, BAD), Started(0, 1)):
+        for record in (
+            composed(0, 0),
+            StartedRecord(0),
+            EndedRecord(0, 0, BAD),
+            StartedRecord(0, 1),
+        ):
             session.journal.append(record)
     succeed(tmp_path / "0")
     with resume(tmp_path) as session:
         session.plan(jobs(0), 0, same_config(jobs(0)))
-    assert records(tmp_path)[-1] == Ended(0, 1, Result("succeeded", 0, "", 1.5))
+    assert records(tmp_path)[-1] == EndedRecord(0, 1, Result("succeeded", 0, "", 1.5))
 
 
 def test_numbers_of_what_is_there_are_not_given_to_new_jobs(tmp_path: Path) -> None:
@@ -272,8 +277,8 @@ def test_numbers_of_what_is_there_are_not_given_to_new_jobs(tmp_path: Path) -> N
 
 def test_a_job_that_never_had_a_directory_gets_one(tmp_path: Path) -> None:
     with begin(tmp_path) as session:
-        session.journal.append(Composed(0, ("lr=0",), "", None))
-        session.journal.append(Ended(0, 0, Result("error", 2)))
+        session.journal.append(ComposedRecord(0, ("lr=0",), "", None))
+        session.journal.append(EndedRecord(0, 0, Result("error", 2)))
     with resume(tmp_path) as session:
         assert session.plan(jobs(0), 0, compose_nothing) == Batch((0,), {}, {})
 
@@ -317,8 +322,8 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
             batch = session.plan(Untouched(1), number, compose_nothing)
             assert list(batch.numbers) == [number]
             result = BAD if exit_code else GOOD
-            job = (composed(number, number), Started(number), Ended(number, 0, result))
-            for record in (*job, Over(exit_code)):
+            job = (composed(number, number), StartedRecord(number), EndedRecord(number, 0, result))
+            for record in (*job, OverRecord(exit_code)):
                 session.journal.append(record)
             document = finish(session)
             assert json.loads((tmp_path / SUMMARY).read_text()) == document
@@ -333,7 +338,7 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
     with resume(tmp_path) as session:
         assert session.plan(wanted, 0, compose_nothing).numbers == (0, 1, 2)
         assert finish(session)["exit_code"] is None
-        session.journal.append(Over(0))
+        session.journal.append(OverRecord(0))
         assert finish(session)["exit_code"] == 0
 
 
@@ -369,9 +374,9 @@ def test_the_summary_of_many_batches_takes_a_small_part_of_the_time(
 def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> None:
     with begin(tmp_path) as session:
         session.journal.append(composed(3, 3))
-        session.journal.append(Started(3))
+        session.journal.append(StartedRecord(3))
         with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
-            session.journal.keep(Ended(3, 0, GOOD))
+            session.journal.keep(EndedRecord(3, 0, GOOD))
             assert session.document()["counts"] == {"succeeded": 1}
         assert session.journal.error is not None
 

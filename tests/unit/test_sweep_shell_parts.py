@@ -16,19 +16,19 @@ import lllaunch.sweep.schedule as v
 from lllaunch.sweep import prepared
 from lllaunch.sweep.bookkeeping import Books, _believed, kind_of
 from lllaunch.sweep.journal import (
-    Composed,
-    Ended,
+    ComposedRecord,
+    EndedRecord,
     Header,
     Journal,
     Record,
     Result,
     Skipped,
-    Started,
+    StartedRecord,
     read_journal,
 )
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
-from lllaunch.sweep.machine import Machine
+from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
@@ -153,9 +153,9 @@ def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None
     for attempt in (0, 1):
         begun(written, inside, attempt)
     assert written.records() == [
-        Composed(5, ("a=1",), "5", "f", {"a": 1}),
-        Started(5, 0, Lease(("g",)), 77),
-        Started(5, 1, Lease(("g",)), 77),
+        ComposedRecord(5, ("a=1",), "5", "f", {"a": 1}),
+        StartedRecord(5, 0, Lease(("g",)), 77),
+        StartedRecord(5, 1, Lease(("g",)), 77),
     ]
 
 
@@ -163,7 +163,7 @@ def test_a_directory_outside_stays_absolute(written: Written) -> None:
     outside = str(written.place.parent / "elsewhere")
     begun(written, outside)
     composed = written.records()[0]
-    assert isinstance(composed, Composed)
+    assert isinstance(composed, ComposedRecord)
     assert composed.directory == outside
 
 
@@ -181,14 +181,14 @@ def test_an_end_without_a_result(
 ) -> None:
     job = begun(written)
     assert written.books.ended(job, code) == v.JobEnded(5, code, cause)  # type: ignore[arg-type]
-    assert written.records()[-1] == Ended(5, 0, Result(state, code))
+    assert written.records()[-1] == EndedRecord(5, 0, Result(state, code))
 
 
 def test_an_end_with_a_result(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="failed", exit_code=4, limit={"type": "Stalled", "text": "stalled"})
     assert written.books.ended(job, 4) == v.JobEnded(5, 4, "hang", "stalled")
-    assert written.records()[-1] == Ended(5, 0, Result("failed", 4, "stalled"))
+    assert written.records()[-1] == EndedRecord(5, 0, Result("failed", 4, "stalled"))
 
 
 def test_who_is_killed_after_its_success_has_succeeded(written: Written) -> None:
@@ -201,14 +201,14 @@ def test_who_is_killed_later_than_its_failure_was_killed(written: Written) -> No
     job = begun(written, "5")
     written.result("5", state="failed", exit_code=3, error="no")
     assert written.books.ended(job, 137) == v.JobEnded(5, 137, "signal", "no")
-    assert written.records()[-1] == Ended(5, 0, Result("signalled", 137, "no"))
+    assert written.records()[-1] == EndedRecord(5, 0, Result("signalled", 137, "no"))
 
 
 def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:
     written.result("5", state="succeeded", exit_code=0)
     job = begun(written, "5", attempt=1)
     assert written.books.ended(job, 1) == v.JobEnded(5, 1, "failure")
-    assert written.records()[-1] == Ended(5, 1, Result("error", 1))
+    assert written.records()[-1] == EndedRecord(5, 1, Result("error", 1))
 
 
 def test_a_success_counts_though_the_clock_was_set_back_while_the_job_ran(written: Written) -> None:
@@ -216,7 +216,7 @@ def test_a_success_counts_though_the_clock_was_set_back_while_the_job_ran(writte
     past = "1970-01-01T00:00:00.000000Z"
     written.result("5", state="succeeded", exit_code=0, ended=past)
     assert written.books.ended(job, 0) == v.JobEnded(5, 0)
-    assert written.records()[-1] == Ended(5, 0, Result("succeeded", 0))
+    assert written.records()[-1] == EndedRecord(5, 0, Result("succeeded", 0))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_who_cannot_or_need_not_be_composed_again_is_not_tried_again(
     job.answer, job.answered = answer, True
     assert written.books.ended(job, 0) == end
     record = written.records()[-1]
-    assert isinstance(record, Ended)
+    assert isinstance(record, EndedRecord)
     assert record.result.state == ("error" if end.exit_code else "succeeded")
 
 
@@ -245,12 +245,12 @@ def test_a_death_while_composed_again_is_a_signal(written: Written) -> None:
 def test_what_is_settled_before_its_start(written: Written) -> None:
     written.books.composed(1, Prepared(overrides=("a=1",)))
     written.books.settled(v.Settle(1, v.JobState.NOT_RUN))
-    assert written.records() == [Composed(1, ("a=1",), "", None), Skipped(1, "not_run")]
+    assert written.records() == [ComposedRecord(1, ("a=1",), "", None), Skipped(1, "not_run")]
     written.books.composed(2, Prepared(overrides=("a=2",)))
     written.books.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
     assert written.records()[2:] == [
-        Composed(2, ("a=2",), "", None),
-        Ended(2, 0, Result("error", 2, "needs 9 GPUs")),
+        ComposedRecord(2, ("a=2",), "", None),
+        EndedRecord(2, 0, Result("error", 2, "needs 9 GPUs")),
     ]
 
 
@@ -280,7 +280,7 @@ def test_a_job_has_succeeded_if_its_result_says_so(
 
 
 def sweep_of_nothing(ticks: float | None = None) -> Sweep:
-    machine = Machine()
+    machine = SweepMachine()
     given = (machine, SweepPolicy(), Leases(machine), None)
     return Sweep(*given, lambda _: Prepared(), lambda *_: 0, lambda _: None, (), ticks=ticks)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lllaunch.timer import FileTimerRequest
 from lllaunch.timer.service import (
-    Fault,
+    BadLine,
     Read,
     Rejected,
     Rejections,
@@ -169,7 +169,7 @@ def test_a_scope_that_cannot_be_encoded_is_made_readable() -> None:
 def test_a_line_counts_with_its_newline() -> None:
     room = select.PIPE_BUF - 1 - len(line(scope_id=""))
     assert isinstance(parse(line(scope_id="x" * room)), FileTimerRequest)
-    assert isinstance(parse(line(scope_id="x" * (room + 1))), Fault)
+    assert isinstance(parse(line(scope_id="x" * (room + 1))), BadLine)
 
 
 def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:

@@ -14,8 +14,8 @@ from lllaunch.watchdog import stall
 from lllaunch.watchdog.findings import Finding, HeartbeatLost, Stalled
 from lllaunch.watchdog.stall import (
     IDLE_SHARE,
-    Look,
     StallDetector,
+    WorkerActivity,
     heartbeats_lost,
     look_interval,
     next_silence,
@@ -39,15 +39,18 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
 
 
 def watched(
-    looks: list[dict[int, Look]], limit: float = 30.0, scope: StallScope = "group", **more: float
+    looks: list[dict[int, WorkerActivity]],
+    limit: float = 30.0,
+    scope: StallScope = "group",
+    **more: float,
 ) -> list[Stalled | None]:
     """What a detector says to looks that are ten seconds apart, the first at 0."""
     detector = StallDetector(limit, scope, more.get("starts", 0.0))
     return [detector.look(10.0 * index, look) for index, look in enumerate(looks)]
 
 
-def idle(*ranks: int, **more: object) -> dict[int, Look]:
-    return {rank: Look(cpu=5.0, **more) for rank in ranks}  # type: ignore[arg-type]
+def idle(*ranks: int, **more: object) -> dict[int, WorkerActivity]:
+    return {rank: WorkerActivity(cpu=5.0, **more) for rank in ranks}  # type: ignore[arg-type]
 
 
 def test_a_group_that_does_nothing_is_stalled_after_the_limit() -> None:
@@ -67,26 +70,26 @@ def test_a_group_that_does_nothing_is_stalled_after_the_limit() -> None:
 def test_one_sign_of_life_of_one_worker_is_enough_for_the_group(
     change: dict[str, float], rank: int
 ) -> None:
-    alive = idle(0, 1) | {rank: Look(**change)}  # type: ignore[arg-type]
+    alive = idle(0, 1) | {rank: WorkerActivity(**change)}  # type: ignore[arg-type]
     # the sign of life comes at 20, and stays as it was then
     found = watched([idle(0, 1), idle(0, 1), alive, alive, alive, alive])
     assert found == [None] * 5 + [Stalled((0, 1), 30.0, "group")]
 
 
 def test_waking_up_now_and_then_is_no_sign_of_life() -> None:
-    looks = [{0: Look(cpu=0.9 * IDLE_SHARE * 10 * n)} for n in range(4)]
+    looks = [{0: WorkerActivity(cpu=0.9 * IDLE_SHARE * 10 * n)} for n in range(4)]
     assert watched(looks)[-1] == Stalled((0,), 30.0, "group")
 
 
 def test_one_idle_rank_among_busy_ones_is_found_if_it_is_asked_for() -> None:
-    looks = [{0: Look(cpu=10.0 * n), 1: Look(cpu=0.0)} for n in range(4)]
+    looks = [{0: WorkerActivity(cpu=10.0 * n), 1: WorkerActivity(cpu=0.0)} for n in range(4)]
     assert watched(looks, scope="rank")[-1] == Stalled((1,), 30.0, "rank")
     assert watched(looks, scope="group")[-1] is None
 
 
 def test_ranks_that_ended_are_not_waited_for() -> None:
-    looks = [{0: Look(cpu=10.0 * n), 1: Look(cpu=0.0)} for n in range(3)]
-    assert watched([*looks, {1: Look(cpu=0.0)}])[-1] == Stalled((1,), 30.0, "group")
+    looks = [{0: WorkerActivity(cpu=10.0 * n), 1: WorkerActivity(cpu=0.0)} for n in range(3)]
+    assert watched([*looks, {1: WorkerActivity(cpu=0.0)}])[-1] == Stalled((1,), 30.0, "group")
 
 
 def test_nothing_lives_nothing_stalls() -> None:
@@ -106,16 +109,24 @@ def test_a_worker_that_appears_later_is_idle_from_then_on() -> None:
 
 
 def test_uninterruptible_sleep_and_stopped_workers_are_told_apart() -> None:
-    looks = {0: Look(5.0, state="S"), 1: Look(5.0, state="D"), 2: Look(5.0, state="T")}
+    looks = {
+        0: WorkerActivity(5.0, state="S"),
+        1: WorkerActivity(5.0, state="D"),
+        2: WorkerActivity(5.0, state="T"),
+    }
     found = watched([looks] * 4)[-1]
     assert found == Stalled((0, 1, 2), 30.0, "group", asleep=(1,), stopped=(2,))
 
 
 def test_output_that_shrinks_and_cpu_that_falls() -> None:
     """A truncated log is a sign of life; a child's CPU time that went with it is none."""
-    looks = [{0: Look(5.0, output=9)}, {0: Look(5.0, output=9)}, {0: Look(5.0, output=1)}]
+    looks = [
+        {0: WorkerActivity(5.0, output=9)},
+        {0: WorkerActivity(5.0, output=9)},
+        {0: WorkerActivity(5.0, output=1)},
+    ]
     assert watched(looks, limit=20.0) == [None, None, None]
-    looks = [{0: Look(5.0)}, {0: Look(4.0)}, {0: Look(3.0)}]
+    looks = [{0: WorkerActivity(5.0)}, {0: WorkerActivity(4.0)}, {0: WorkerActivity(3.0)}]
     assert watched(looks, limit=20.0)[-1] == Stalled((0,), 20.0, "group")
 
 
@@ -123,7 +134,7 @@ def test_output_that_shrinks_and_cpu_that_falls() -> None:
     st.lists(
         st.dictionaries(
             st.integers(0, 3),
-            st.builds(Look, st.floats(0, 100), st.integers(0, 3), st.integers(0, 3)),
+            st.builds(WorkerActivity, st.floats(0, 100), st.integers(0, 3), st.integers(0, 3)),
             max_size=4,
         ),
         max_size=20,
@@ -131,7 +142,7 @@ def test_output_that_shrinks_and_cpu_that_falls() -> None:
     st.sampled_from(["group", "rank"]),
 )
 def test_a_stall_is_never_shorter_than_the_limit_and_names_live_ranks(
-    looks: list[dict[int, Look]], scope: StallScope
+    looks: list[dict[int, WorkerActivity]], scope: StallScope
 ) -> None:
     for look, found in zip(looks, watched(looks, limit=25.0, scope=scope), strict=True):
         if found is not None:

@@ -17,7 +17,7 @@ from lllaunch.spawner.dump import WATCHED
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage
-from lllaunch.watchdog.watch import TIMER_FILE, Watch
+from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch
 
 MIB = 1 << 20
 
@@ -46,7 +46,7 @@ class Played:
     def __init__(self, policy: WatchdogPolicy, ranks: int = 2) -> None:
         self.clock = FakeClock(1000.0)
         self.sampler = PlayedSampler()
-        self.watch = Watch(policy, ranks, clock=self.clock, sampler=self.sampler)
+        self.watch = AttemptWatch(policy, ranks, clock=self.clock, sampler=self.sampler)
         self.pids = {rank: 100 + rank for rank in range(ranks)}
 
     def begin(self, outputs: dict[int, tuple[str, ...]] | None = None) -> Played:
@@ -207,7 +207,7 @@ def test_memory_is_measured_exactly_before_anybody_is_accused(played: list[Playe
 
 
 def test_the_private_place_goes_with_the_watch() -> None:
-    watch = Watch(WatchdogPolicy(timers=True, stall=60.0), 3)
+    watch = AttemptWatch(WatchdogPolicy(timers=True, stall=60.0), 3)
     paths = {watch.environment(rank)[HEARTBEAT].partition(":")[2] for rank in range(3)}
     fifos = {watch.environment(rank)[TIMER_FILE] for rank in range(3)}
     assert len(paths) == len(fifos) == 1
@@ -226,7 +226,7 @@ def test_the_timer_file_may_be_chosen_and_what_an_agent_left_there_is_replaced(
 ) -> None:
     path = str(tmp_path / "timers")
     os.mkfifo(path)
-    watch = Watch(WatchdogPolicy(timers=True), 1, path)
+    watch = AttemptWatch(WatchdogPolicy(timers=True), 1, path)
     assert watch.environment(0) == {WATCHED: "1", TIMER_FILE: path}
     watch.close()
     assert not os.path.exists(path)
@@ -236,11 +236,11 @@ def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "timers"
     path.write_text("precious")
     with pytest.raises(OutputError, match="timers"):
-        Watch(WatchdogPolicy(timers=True), 1, str(path))
+        AttemptWatch(WatchdogPolicy(timers=True), 1, str(path))
     assert path.read_text() == "precious"
 
 
 def test_where_no_fifo_can_be_made_the_error_names_it(tmp_path: Path) -> None:
     path = str(tmp_path / "missing" / "timers")
     with pytest.raises(OutputError, match="missing/timers"):
-        Watch(WatchdogPolicy(timers=True), 1, path)
+        AttemptWatch(WatchdogPolicy(timers=True), 1, path)

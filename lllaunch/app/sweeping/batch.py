@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime, JobStatus, filter_overrides
 from omegaconf import OmegaConf
 
-from lllaunch.app.boundary import JobEnded, QuietReturn, reason_of, tell_ci, without_variables
+from lllaunch.app.boundary import JobFailed, QuietReturn, reason_of, tell_ci, without_variables
 from lllaunch.app.returned import load
 from lllaunch.app.sweeping.aside import aside_each
 from lllaunch.app.sweeping.jobs import Labels
@@ -33,7 +33,7 @@ from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
 from lllaunch.sweep.results import RESULT
 from lllaunch.sweep.resume import NewJob
-from lllaunch.sweep.schedule import Finish, JobState, Settle
+from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.config.sweep import SweepSettings
     from lllaunch.sweep.leases import Leases
-    from lllaunch.sweep.machine import Machine
+    from lllaunch.sweep.machine import SweepMachine
     from lllaunch.sweep.session import Asked, SweepSession
     from lllaunch.sweep.warmth import Warmth
 
@@ -116,7 +116,7 @@ class SweptJob(QuietReturn):
         self,
         overrides: Sequence[str],
         directory: str,
-        failure: JobEnded | None,
+        failure: JobFailed | None,
         compose: Callable[[], JobConfig],
     ) -> None:
         self.overrides = list(overrides)
@@ -184,7 +184,7 @@ def returned(directory: str) -> ReturnValue | None:
 _TICK_SECONDS = 0.25
 
 
-class Resources(NamedTuple):
+class BatchResources(NamedTuple):
     """What a launcher has for all of its batches.
 
     Attributes:
@@ -200,7 +200,7 @@ class Resources(NamedTuple):
     """
 
     settings: SweepSettings
-    machine: Machine
+    machine: SweepMachine
     leases: Leases
     session: SweepSession
     warmth: Warmth
@@ -229,7 +229,7 @@ class BatchRun:
     """
 
     def __init__(
-        self, opened: Resources, overrides: Sequence[Sequence[str]], first: int, place: int
+        self, opened: BatchResources, overrides: Sequence[Sequence[str]], first: int, place: int
     ) -> None:
         self.concluded = False
         self._opened = opened
@@ -246,7 +246,7 @@ class BatchRun:
         numbers = self._batch.numbers
         self._indices = numbers if isinstance(numbers, range) else _Places(numbers)
 
-    def to_the_end(self) -> Finish:
+    def to_the_end(self) -> FinishSweep:
         """Runs the jobs, and writes and says what became of them, however that ended.
 
         Raises:
@@ -256,7 +256,7 @@ class BatchRun:
         numbers = [number for number in batch.numbers if number not in batch.skipped]
         console = SweepConsole(machine=_machine_text(self._opened.machine))
         failure: LaunchError | None = None
-        finish: Finish | None = None
+        finish: FinishSweep | None = None
         # one that comes while the end is written and told does not keep that from being done
         with (
             SignalSource(quiet=STACKS_ON, stops=True) as signals,
@@ -336,7 +336,7 @@ class BatchRun:
 
     def _sweep(
         self, console: SweepConsole, numbers: Sequence[int], signals: SignalSource
-    ) -> Finish:
+    ) -> FinishSweep:
         opened = self._opened
 
         def observe(event: object) -> None:
@@ -403,7 +403,7 @@ class BatchRun:
     def _returned(self, index: int, number: int) -> JobReturn:
         overrides = self._overrides[index]
         skipped = self._batch.skipped.get(number)
-        failure: JobEnded | None = None
+        failure: JobFailed | None = None
         if skipped is not None:
             directory = skipped.history.directory
         else:
@@ -430,16 +430,16 @@ class _Places:
         return self._places[number]
 
 
-def _failure(name: str, end: Settle | None) -> JobEnded | None:
+def _failure(name: str, end: Settle | None) -> JobFailed | None:
     """The exception of a job that did not succeed, None of one that did."""
     if end is None:
-        return JobEnded(ExitCode.ERROR, f"lllaunch: {name} was not run")
+        return JobFailed(ExitCode.ERROR, f"lllaunch: {name} was not run")
     if end.state in {JobState.SUCCEEDED, JobState.SKIPPED}:
         return None
     code = ExitCode.ERROR if end.exit_code is None else end.exit_code
     if end.state is JobState.NOT_RUN:
-        return JobEnded(code, f"lllaunch: {name} was not run{_after(end.why)}")
-    return JobEnded(code, f"lllaunch: {name} failed (exit code {code}){_after(end.why)}")
+        return JobFailed(code, f"lllaunch: {name} was not run{_after(end.why)}")
+    return JobFailed(code, f"lllaunch: {name} failed (exit code {code}){_after(end.why)}")
 
 
 def _after(why: str) -> str:
@@ -458,6 +458,6 @@ def _common(labels: Sequence[Sequence[str]]) -> frozenset[str]:
     return frozenset(common)
 
 
-def _machine_text(machine: Machine) -> str:
+def _machine_text(machine: SweepMachine) -> str:
     parts = [counted(len(machine.gpus), "GPU")] if machine.gpus else []
     return ", ".join([*parts, counted(len(machine.cpus), "core")])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from hydra.core.utils import env_override, filter_overrides, run_job
 from omegaconf import OmegaConf
 
-from lllaunch.app.boundary import JobEnded, message_of, noting_variables, without_variables
+from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.naming import job_name
 from lllaunch.app.planning import locating, perform
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
-    from lllaunch.sweep.machine import Machine
+    from lllaunch.sweep.machine import SweepMachine
     from lllaunch.sweep.pool import Lease
 
 
@@ -129,7 +129,7 @@ class JobTask:
         outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
         self.outcome = outcome
         if outcome.exit_code:
-            raise JobEnded(outcome.exit_code, f"the run in {outcome.directory} failed")
+            raise JobFailed(outcome.exit_code, f"the run in {outcome.directory} failed")
         value = outcome.return_values.get(0)
         return plain(value) if user is None else load(value)
 
@@ -165,12 +165,12 @@ class NotRun(LaunchError):
         return f"the job could not be run: {self.reason}"
 
 
-def needed(spec: LaunchSpec, machine: Machine) -> Need:
+def needed(spec: LaunchSpec, machine: SweepMachine) -> Need:
     """What a run needs of a machine."""
     return need_of(spec.nproc, spec.resources, bool(machine.gpus), len(machine.cpus))
 
 
-def with_threads(spec: LaunchSpec, machine: Machine, environ: Mapping[str, str]) -> LaunchSpec:
+def with_threads(spec: LaunchSpec, machine: SweepMachine, environ: Mapping[str, str]) -> LaunchSpec:
     """Lets workers compute on the cores that they lease, and not each of them on all there are.
 
     A worker that leases none, but a GPU, has what torchrun would give it.
@@ -222,7 +222,7 @@ class SweepJobs:
         self,
         composer: Composer,
         task_function: Callable[[DictConfig], Any],
-        machine: Machine,
+        machine: SweepMachine,
         environ: Mapping[str, str],
     ) -> None:
         self.composer = composer

@@ -20,7 +20,7 @@ from lllaunch.app.boundary import AppEnded, refusing
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import locating
-from lllaunch.app.sweeping.batch import BatchRun, Resources
+from lllaunch.app.sweeping.batch import BatchResources, BatchRun
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer
 from lllaunch.app.sweeping.jobs import SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.probes import probe
@@ -36,7 +36,7 @@ from lllaunch.records.find import remember
 from lllaunch.run.build import BuildQuery
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.machine import Machine, find_machine
+from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.session import SweepSession
 from lllaunch.sweep.warmth import Warmth
 
@@ -158,7 +158,7 @@ def _batch_size(config: DictConfig) -> object:
 T = TypeVar("T")
 
 
-def read_settings(config: DictConfig) -> tuple[SweepSettings, Machine]:
+def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
     """Returns the launcher's settings, and what they let it lease.
 
     Args:
@@ -233,7 +233,7 @@ class Launching:
         self._task_function = task_function
         self._config = config
         self._on_begin = on_begin
-        self._open: Resources | None = None
+        self._open: BatchResources | None = None
         self._batches = 0
         self._last: BatchRun | None = None
         self._resources = contextlib.ExitStack()
@@ -282,7 +282,7 @@ class Launching:
             with contextlib.suppress(AppEnded), refusing():
                 self._last.conclude()
 
-    def _begin(self, overrides: Sequence[Sequence[str]], first: int) -> Resources:
+    def _begin(self, overrides: Sequence[Sequence[str]], first: int) -> BatchResources:
         if threading.current_thread() is not threading.main_thread():
             raise NotInMainThread
         config = self._config
@@ -313,7 +313,7 @@ class Launching:
         self._resources.callback(leases.close)
         at_once = launches_once(config)
         called = "" if source is None else command()
-        return Resources(settings, machine, leases, session, warmth, jobs, {}, at_once, called)
+        return BatchResources(settings, machine, leases, session, warmth, jobs, {}, at_once, called)
 
 
 def _user(source: TaskSource | None, task_function: TaskFunction) -> UserFunction | None:

@@ -46,7 +46,7 @@ _SHOWN = 5
 _SHARE = 8
 
 
-class Fault(NamedTuple):
+class ProbeProblem(NamedTuple):
     """What is wrong with a job.
 
     Attributes:
@@ -63,7 +63,7 @@ class Fault(NamedTuple):
 class _Look(NamedTuple):
     """What composing a job has shown: what is wrong with it, its spawner, the hash of its plan."""
 
-    fault: Fault | None
+    fault: ProbeProblem | None
     warm: WarmKey | None = None
     plan: str = ""
 
@@ -76,7 +76,7 @@ class SweepRefused(LaunchError):
         faults: what is wrong, by name of the job.
     """
 
-    faults: Mapping[str, Fault]
+    faults: Mapping[str, ProbeProblem]
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
@@ -205,10 +205,10 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     def look(index: int) -> _Look:
         answer = jobs.prepare(overrides[index], labels[index], first + index, None)
         if isinstance(answer, Broken):
-            return _Look(Fault(answer.exit_code, answer.why, answer.problems))
+            return _Look(ProbeProblem(answer.exit_code, answer.why, answer.problems))
         planned: Any = answer.payload
         why = never_fits(answer.need, room)
-        fault = Fault(int(ExitCode.CONFIG), why) if why else None
+        fault = ProbeProblem(int(ExitCode.CONFIG), why) if why else None
         return _Look(fault, answer.warm, plan_hash(planned.spec) if locked else "")
 
     # a process has its own imports to make: not for a few jobs

@@ -82,7 +82,7 @@ class Began(NamedTuple):
     lease: Lease
 
 
-class Over(NamedTuple):
+class JobOver(NamedTuple):
     """What became of a job is known.
 
     Attributes:
@@ -106,7 +106,7 @@ class Over(NamedTuple):
     overrides: str
 
 
-class Again(NamedTuple):
+class JobRetried(NamedTuple):
     """A failed attempt of a job is followed by another.
 
     Attributes:
@@ -167,7 +167,7 @@ class Draining(NamedTuple):
     running: int
 
 
-class Blocked(NamedTuple):
+class StartsBlocked(NamedTuple):
     """No job can be started for now.
 
     Attributes:
@@ -177,11 +177,13 @@ class Blocked(NamedTuple):
     why: str
 
 
-class Unblocked(NamedTuple):
+class StartsUnblocked(NamedTuple):
     """Jobs can be started again."""
 
 
-Change = Began | Over | Again | Held | Signalled | Draining | Blocked | Unblocked
+Change = (
+    Began | JobOver | JobRetried | Held | Signalled | Draining | StartsBlocked | StartsUnblocked
+)
 
 
 # More than fit a terminal.
@@ -325,7 +327,7 @@ class Board:
         job.held = True
         return (Held(event.number, Lease(event.gpus, event.cpus)),)
 
-    def _not_started(self, event: v.NotStarted, _: float) -> Iterable[Change]:
+    def _not_started(self, event: v.JobNotStarted, _: float) -> Iterable[Change]:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
@@ -352,7 +354,7 @@ class Board:
         job.retried[event.cause] += 1
         job.state = J.WAITING if event.at is None else J.PAUSED
         job.lease = Lease()
-        again = Again(
+        again = JobRetried(
             number=job.number,
             attempt=job.attempt,
             cause=event.cause,
@@ -399,12 +401,12 @@ class Board:
         return (Draining(failed, self.running),) if left else ()
 
     def _blocked(self, event: v.Blocked, _: float) -> Iterable[Change]:
-        return (Blocked(event.why),)
+        return (StartsBlocked(event.why),)
 
     def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[Change]:
-        return (Unblocked(),)
+        return (StartsUnblocked(),)
 
-    def _signalled(self, event: v.SignalReceived, _: float) -> Iterable[Change]:
+    def _signalled(self, event: v.SweepSignalled, _: float) -> Iterable[Change]:
         self.ending = True
         self._signals += 1
         if self._signals > 2:
@@ -416,8 +418,8 @@ def _began(job: JobView) -> Began:
     return Began(job.number, job.overrides, job.attempt, job.lease)
 
 
-def _over(job: JobView, attempts: int) -> Over:
-    return Over(
+def _over(job: JobView, attempts: int) -> JobOver:
+    return JobOver(
         number=job.number,
         state=job.state,
         attempts=attempts,
@@ -438,7 +440,7 @@ _TOO_EARLY = (
     v.SignalJobs,
     v.KillJobs,
     v.LeaseRefused,
-    v.NotStarted,
+    v.JobNotStarted,
     v.Blocked,
     v.NoMoreJobs,
 )
@@ -448,7 +450,7 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
     v.JobBroken: Board._broken,
     v.StartJob: Board._start,
     v.LeaseRefused: Board._refused,
-    v.NotStarted: Board._not_started,
+    v.JobNotStarted: Board._not_started,
     JobPrinted: Board._printed,
     v.JobEnded: Board._end,
     v.Blocked: Board._blocked,
@@ -456,5 +458,5 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
     v.Retry: Board._retry,
     v.RetryDue: Board._due,
     v.Settle: Board._settle,
-    v.SignalReceived: Board._signalled,
+    v.SweepSignalled: Board._signalled,
 }

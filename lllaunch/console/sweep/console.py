@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lllaunch.console.sweep.board import Began, Board, Change, Over
+from lllaunch.console.sweep.board import Began, Board, Change, JobOver
 from lllaunch.console.sweep.lines import change_lines
 from lllaunch.console.sweep.paint import is_terminal, painted
-from lllaunch.console.sweep.screen import Flow, Screen, Size, same_file, size_of
-from lllaunch.console.sweep.table import Row, Span, decoded, harmless, table_rows
+from lllaunch.console.sweep.screen import BottomTable, Flow, Size, same_file, size_of
+from lllaunch.console.sweep.table import Row, StyledText, decoded, harmless, table_rows
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.run.files import working_directory
 from lllaunch.sweep.output import JobPrinted, Stopping, Tick
@@ -66,7 +66,7 @@ class SweepConsole:
         joint = stream is not None and out is not None and same_file(stream, out)
         self._out = self._flow if joint else None if out is None else Flow(out, clock)
         self._live = _can_show(stream) if live is None else live and stream is not None
-        self._screen: Screen | None = None
+        self._screen: BottomTable | None = None
         self._board = Board()
         self._begun: float | None = None
         self._directory = self._cwd
@@ -113,10 +113,10 @@ class SweepConsole:
         if resumed:
             text += f"; {resumed} of them had succeeded before"
         if not batch:
-            self._say([(Span(f"lllaunch: {text}"),)])
+            self._say([(StyledText(f"lllaunch: {text}"),)])
         if self._live and self._flow is not None:
             stream = self._flow.stream
-            self._screen = Screen(self._flow, lambda: _size(stream))
+            self._screen = BottomTable(self._flow, lambda: _size(stream))
             self._draw(self._clock())
 
     def awaited(self) -> tuple[int, ...]:
@@ -197,12 +197,15 @@ class SweepConsole:
 
     def _rows(self, change: Change) -> list[Row]:
         """What is said of a change; the table tells by itself who began and who succeeded."""
-        succeeded = isinstance(change, Over) and change.state is JobState.SUCCEEDED
+        succeeded = isinstance(change, JobOver) and change.state is JobState.SUCCEEDED
         if self._screen is not None and (succeeded or isinstance(change, Began)):
             return []
         first, *rest = change_lines(change, self._directory, self._cwd)
         style = "bad" if first.style == "title" else first.style
-        return [(Span(f"lllaunch: {first.text}", style),), *((Span(line.text),) for line in rest)]
+        return [
+            (StyledText(f"lllaunch: {first.text}", style),),
+            *((StyledText(line.text),) for line in rest),
+        ]
 
     def _printed(self, event: JobPrinted) -> None:
         flow = self._out if event.stream == 1 else self._flow

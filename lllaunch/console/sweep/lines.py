@@ -37,20 +37,20 @@ def change_lines(change: c.Change, directory: str, cwd: str) -> list[Line]:
         directory: the sweep's, absolute.
         cwd: directory that paths below it are shown relative to.
     """
-    if isinstance(change, c.Over):
+    if isinstance(change, c.JobOver):
         return _over(change, directory, cwd)
     if isinstance(change, c.Began):
         return [Line(_began(change))]
     if isinstance(change, c.Held):
         slots = lease_text(change.slots)
         return [Line(f"job {change.number} waits for {slots}: held by another launcher")]
-    if isinstance(change, c.Unblocked):
+    if isinstance(change, c.StartsUnblocked):
         return [Line("what failed works again: jobs are started", "good")]
     return [Line(_cause(change), "cause")]
 
 
-def _cause(change: c.Again | c.Signalled | c.Draining | c.Blocked) -> str:
-    if isinstance(change, c.Again):
+def _cause(change: c.JobRetried | c.Signalled | c.Draining | c.StartsBlocked) -> str:
+    if isinstance(change, c.JobRetried):
         return _again(change)
     if isinstance(change, c.Signalled):
         return _signalled(change)
@@ -67,7 +67,7 @@ def _began(change: c.Began) -> str:
     return f"{text}, attempt {change.attempt}" if change.attempt else text
 
 
-def _over(change: c.Over, directory: str, cwd: str) -> list[Line]:
+def _over(change: c.JobOver, directory: str, cwd: str) -> list[Line]:
     job, after = f"job {change.number}", duration(change.seconds)
     if change.state is J.SUCCEEDED:
         return [Line(f"{job} succeeded in {after}", "good")]
@@ -82,7 +82,7 @@ def _over(change: c.Over, directory: str, cwd: str) -> list[Line]:
     return [Line(f"{text}: {ending(change.exit_code, change.why)}; logs in {where}", "title")]
 
 
-def _unable(change: c.Over) -> list[Line]:
+def _unable(change: c.JobOver) -> list[Line]:
     """A job that was never started: why, perhaps in several lines."""
     job = f"job {change.number}"
     if change.overrides:
@@ -107,7 +107,7 @@ def ending(exit_code: int | None, why: str) -> str:
     return ": ".join(filter(None, (text, why))) or "no result"
 
 
-def _again(change: c.Again) -> str:
+def _again(change: c.JobRetried) -> str:
     failed = f"{_FAILED[change.cause]} after {duration(change.seconds)}"
     text = f"job {change.number}: attempt {change.attempt} {failed}"
     when = f" in {duration(change.wait)}" if change.wait else ""
@@ -126,7 +126,7 @@ def _signalled(change: c.Signalled) -> str:
     return f"{text}; {whom}; SIGKILL follows after the grace period, or now on a second signal"
 
 
-def _blocked(change: c.Blocked) -> str:
+def _blocked(change: c.StartsBlocked) -> str:
     why = printable(change.why, _LONGEST_CAUSE)
     return f"{why}; no job is started until that works again, those that run go on"
 

@@ -22,7 +22,7 @@ from lllaunch.console.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lllaunch.console.outlet import Channel
+    from lllaunch.console.outlet import NonBlockingStream
     from lllaunch.console.sweep.table import Row
 
 
@@ -71,7 +71,7 @@ class Flow(Outlet):
         if self.pending:
             self.put("", patience, last=last)
 
-    def _say(self, channel: Channel, text: str, deadline: float) -> bool:
+    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
         self._keep(channel.encoded(text))
         if not self._ready(channel, deadline):
             return False
@@ -134,7 +134,7 @@ def size_of(descriptor: int) -> Size:
     return Size()
 
 
-class Screen:
+class BottomTable:
     """The bottom of a terminal.
 
     Args:

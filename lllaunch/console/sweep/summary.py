@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.console.sweep.lines import ending
 from lllaunch.console.sweep.table import (
     Row,
-    Span,
+    StyledText,
     cells,
     counts_text,
     named_jobs,
@@ -142,12 +142,14 @@ def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
         rows += [(), *_table(chosen, setting, objective=has_objective(jobs))]
         more = len(failed) - len(chosen)
         if len(ran) > _MOST_ROWS and more > 0:
-            rows.append((Span(f"  and {more} more failed, see sweep.json", "faint"),))
+            rows.append((StyledText(f"  and {more} more failed, see sweep.json", "faint"),))
         # some of them are known by now, and others were not even composed
         never = (setting.counts or _counted(jobs, setting)).not_run
         if never:
             were = "was" if never == 1 else "were"
-            rows.append((Span(f"  and {counted(never, 'job')} that {were} not run", "faint"),))
+            rows.append(
+                (StyledText(f"  and {counted(never, 'job')} that {were} not run", "faint"),)
+            )
     if failed:
         rows += [(), *_failures(failed, setting)]
     rows += [(), *_objective(jobs, setting), *_verdict(document, jobs, setting)]
@@ -187,7 +189,7 @@ def _table(jobs: Sequence[Job], setting: Setting, *, objective: bool) -> Iterato
     ]
     styles = ["faint", *(_STYLES.get(_state(job, setting), "") for job in jobs)]
     for texts, style in zip(zip(*cut, strict=True), styles, strict=True):
-        yield (Span(f"  {_GAP.join(texts)}".rstrip(), style),)
+        yield (StyledText(f"  {_GAP.join(texts)}".rstrip(), style),)
 
 
 def _seconds(job: Job) -> str:
@@ -204,7 +206,7 @@ def _failures(failed: Sequence[Job], setting: Setting) -> Iterator[Row]:
         why = _why(jobs[0])
         name = _name(jobs[0], setting) if len(jobs) == 1 else ""
         who = named_jobs(job["job"] for job in jobs) + (f" ({name})" if name else "")
-        yield (Span(f"  {who} failed: ", "bad"), Span(why))
+        yield (StyledText(f"  {who} failed: ", "bad"), StyledText(why))
         tried = [job for job in jobs if job["tries"]]
         logs = [
             shown_path(os.path.join(setting.directory, job["directory"]), setting.cwd)
@@ -212,10 +214,10 @@ def _failures(failed: Sequence[Job], setting: Setting) -> Iterator[Row]:
         ]
         more = f" and {len(tried) - len(logs)} more" if len(tried) > len(logs) else ""
         if logs:
-            yield (Span(f"    logs in {', '.join(logs)}{more}", "faint"),)
+            yield (StyledText(f"    logs in {', '.join(logs)}{more}", "faint"),)
     rest = sum(len(jobs) for jobs in list(groups.values())[_MOST_FAILURES:])
     if rest:
-        yield (Span(f"  and {counted(rest, 'more job')} for other reasons, see sweep.json"),)
+        yield (StyledText(f"  and {counted(rest, 'more job')} for other reasons, see sweep.json"),)
 
 
 def _why(job: Job) -> str:
@@ -233,7 +235,7 @@ def _objective(jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
         name = _name(job, setting)
         told = f" ({name})" if name else ""
         parts.append(f"{what} {objective_text(job)} of job {job['job']}{told}")
-    yield (Span(f"lllaunch: objective: {', '.join(parts)}"),)
+    yield (StyledText(f"lllaunch: objective: {', '.join(parts)}"),)
 
 
 def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
@@ -254,11 +256,11 @@ def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting)
     text += f" (exit code {code})" if code else ""
     path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
     whole = good == sum(counts)
-    yield (Span(f"lllaunch: {text}; {path}", "good" if whole and not code else "error"),)
+    yield (StyledText(f"lllaunch: {text}; {path}", "good" if whole and not code else "error"),)
     if not whole and setting.resume is not None:
         again = resume_override(shown_path(setting.directory, setting.cwd))
         how = f": {setting.resume}" if setting.resume else ", add to the same command:"
-        yield (Span(f"lllaunch: to run the rest{how} {again}"),)
+        yield (StyledText(f"lllaunch: to run the rest{how} {again}"),)
 
 
 def _counted(jobs: Sequence[Job], setting: Setting) -> Summary:

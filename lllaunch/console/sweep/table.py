@@ -186,7 +186,7 @@ _STYLES = {
 }
 
 
-class Span(NamedTuple):
+class StyledText(NamedTuple):
     """A part of a row.
 
     Attributes:
@@ -198,7 +198,7 @@ class Span(NamedTuple):
     style: str = ""
 
 
-Row = tuple[Span, ...]
+Row = tuple[StyledText, ...]
 
 
 def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
@@ -215,14 +215,14 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
         now: the time, seconds.
     """
     width, room = columns - 1, lines - 3
-    rows: list[Row] = [(Span(cut(_header(board, now), width), "title"),)]
+    rows: list[Row] = [(StyledText(cut(_header(board, now), width), "title"),)]
     if room < 1 or width < _LEAST_WIDTH:
         return rows[: max(0, lines - 1)]
     shown, rest = _chosen(board, room, lines // 2)
     if shown:
         rows += _columns(shown, width, now)
     if rest:
-        rows.append((Span(cut(f"and {rest}", width), "faint"),))
+        rows.append((StyledText(cut(f"and {rest}", width), "faint"),))
     return rows
 
 
@@ -310,11 +310,15 @@ def _longest(texts: Sequence[str]) -> int:
     return max(map(cells, texts), default=0)
 
 
-def _spans(row: Sequence[str], state_at: int, style: str) -> list[Span]:
+def _spans(row: Sequence[str], state_at: int, style: str) -> list[StyledText]:
     if style == "faint" or state_at >= len(row):
-        return [Span(_GAP.join(row).rstrip(), style)]
+        return [StyledText(_GAP.join(row).rstrip(), style)]
     before, after = _GAP.join(row[:state_at]), _GAP.join(row[state_at + 1 :])
-    return [Span(f"{before}{_GAP}"), Span(row[state_at], style), Span(f"{_GAP}{after}".rstrip())]
+    return [
+        StyledText(f"{before}{_GAP}"),
+        StyledText(row[state_at], style),
+        StyledText(f"{_GAP}{after}".rstrip()),
+    ]
 
 
 class _Table:

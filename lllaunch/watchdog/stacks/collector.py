@@ -29,7 +29,7 @@ from lllaunch.watchdog.stacks.frames import (
     pyspy_frames,
     users_part,
 )
-from lllaunch.watchdog.stacks.kernel import Look, look
+from lllaunch.watchdog.stacks.kernel import ProcessLook, look
 from lllaunch.watchdog.stacks.pyspy import Spied
 from lllaunch.watchdog.stacks.source import Sources, lock_waits, started_at, with_code
 
@@ -81,7 +81,7 @@ def heading(text: str) -> str:
     return f"{_RULE}\n{text.rstrip()}\n{_RULE}\n"
 
 
-def section(look: Look, role: str, stacks: str, notes: tuple[str, ...] = ()) -> str:
+def section(look: ProcessLook, role: str, stacks: str, notes: tuple[str, ...] = ()) -> str:
     """What is known of one process.
 
     Args:
@@ -127,7 +127,7 @@ class ProcessCase:
 
     def __init__(self, facts: ProcessFacts) -> None:
         self.facts = facts
-        self.seen: Look | None = None
+        self.seen: ProcessLook | None = None
         self.stacks = ""
         self.source: Source = ""
         self._notes: list[str] = []

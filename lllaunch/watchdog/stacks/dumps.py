@@ -14,7 +14,7 @@ import os
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, send_signal
 from lllaunch.spawner.dump import MEMFD_LINK, SIGNUM
-from lllaunch.watchdog.stacks.kernel import Status, bit, status
+from lllaunch.watchdog.stacks.kernel import ProcStatus, bit, status
 
 # A dump that has not grown for so long is whole, if the handler does not run; seconds.
 _SETTLED = 0.03
@@ -108,7 +108,7 @@ class Dump:
             self._memory = -1
 
 
-def objection(current: Status | None) -> str:
+def objection(current: ProcStatus | None) -> str:
     """Why a process must not be sent the signal now; empty if it may."""
     if current is None or current.state in "ZX":
         return "it is gone"

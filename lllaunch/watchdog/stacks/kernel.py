@@ -20,7 +20,7 @@ _ASLEEP = "D"
 COMMAND_WIDTH = 200
 
 
-class Status(NamedTuple):
+class ProcStatus(NamedTuple):
     """What /proc/PID/status says of a process and its main thread.
 
     Attributes:
@@ -40,7 +40,7 @@ class Status(NamedTuple):
     caught: int
 
 
-class Look(NamedTuple):
+class ProcessLook(NamedTuple):
     """One process at one moment.
 
     Attributes:
@@ -69,11 +69,11 @@ class Look(NamedTuple):
 
 
 def bit(signum: int) -> int:
-    """A signal in the masks of `Status`."""
+    """A signal in the masks of `ProcStatus`."""
     return 1 << (signum - 1)
 
 
-def parse_status(text: str) -> Status:
+def parse_status(text: str) -> ProcStatus:
     """Read the text of /proc/PID/status; what is missing counts as zero."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
@@ -87,7 +87,7 @@ def parse_status(text: str) -> Status:
             return 0
 
     threads = fields.get("Threads", "")
-    return Status(
+    return ProcStatus(
         lines=tuple(
             f"{name}: {' '.join(fields[name].split())}" for name in _TOLD if name in fields
         ),
@@ -99,13 +99,13 @@ def parse_status(text: str) -> Status:
     )
 
 
-def status(pid: int) -> Status | None:
+def status(pid: int) -> ProcStatus | None:
     """What /proc/PID/status says, or None if the process is gone."""
     text = proc.read_text(f"/proc/{pid}/status")
     return parse_status(text) if text else None
 
 
-def look(process: proc.ProcessFacts) -> Look | None:
+def look(process: proc.ProcessFacts) -> ProcessLook | None:
     """Look at a process.
 
     Args:
@@ -119,7 +119,7 @@ def look(process: proc.ProcessFacts) -> Look | None:
     if now is None:
         return None
     stack, no_stack = _kernel_stack(pid)
-    return Look(
+    return ProcessLook(
         pid=pid,
         ppid=process.ppid,
         command=_command(pid, now.state),
