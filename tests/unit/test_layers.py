@@ -1,7 +1,8 @@
-"""Imports point downwards and stay cheap: no torch in the launcher, nothing with ``lllaunch``."""
+"""Imports point downwards and stay cheap, and each name stands for one thing."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -73,3 +74,15 @@ def test_public_names_are_there_and_no_others() -> None:
     assert set(lllaunch.__all__) <= set(dir(lllaunch))
     with pytest.raises(AttributeError, match="no attribute 'mian'"):
         lllaunch.mian  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "lllaunch").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
+    # two files name what happened so: events.jsonl the fact, result.json the cause
+    assert twice.pop("SpawnerLost") == ["lllaunch/agent/machine.py", "lllaunch/run/causes.py"]
+    assert not twice
