@@ -166,7 +166,7 @@ def tell_ci(directory: str) -> None:
         directory: of the run or sweep.
     """
     if _in_ci():
-        from lllaunch.reports.announce import announce  # noqa: PLC0415 - in CI only
+        from lllaunch.results.announce import announce  # noqa: PLC0415 - in CI only
 
         announce(directory, os.environ)
 
@@ -179,7 +179,7 @@ def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
         hide: takes secrets out of texts.
     """
     if _in_ci():
-        from lllaunch.reports.announce import announce_error  # noqa: PLC0415 - in CI only
+        from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
 
         found: tuple[Problem, ...] = getattr(error, "problems", ())
         placed = [problem for problem in found if problem.file and "://" not in problem.file]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lllaunch.checking.findings import REFUSED, Diagnostic, Outcome
-from lllaunch.reports.announce import emit, encoded, in_repository, tell_step
-from lllaunch.reports.cases import Case, CodeLine, Log, Report, tidy
-from lllaunch.reports.github import ANNOTATIONS, Level, _code, _escaped, annotation
-from lllaunch.reports.junit import render_junit
+from lllaunch.results.announce import emit, encoded, in_repository, tell_step
+from lllaunch.results.cases import Case, CodeLine, Log, Report, tidy
+from lllaunch.results.github import ANNOTATIONS, Level, _code, _escaped, annotation
+from lllaunch.results.junit import render_junit
 from lllaunch.run.files import naming, write_atomic
 
 VERSION = 1

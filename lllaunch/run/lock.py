@@ -31,7 +31,7 @@ SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
 """What a launcher writes into the lock that it holds: its process id and its host's name."""
 
 # A lock counts as held after so many seconds: somebody may just look whether it is
-# (`lllaunch.records.listing`), or, for who has patience, be a launcher that was killed this moment.
+# (`lllaunch.results.listing`), or, for who has patience, be a launcher that was killed this moment.
 _SHORT, _MOMENT = 0.1, 0.5
 _PAUSE = 0.02
 # what may outlive a launcher

@@ -20,8 +20,8 @@ from lllaunch.console.sweep.table import (
 )
 from lllaunch.console.sweep.table import plain as shown
 from lllaunch.console.wording import counted, shown_path
-from lllaunch.records.find import DEFAULT_ROOTS
-from lllaunch.records.listing import (
+from lllaunch.results.find import DEFAULT_ROOTS
+from lllaunch.results.listing import (
     STATES,
     ListEntry,
     NoSuchRun,

@@ -6,14 +6,14 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.records.listing import LATEST, locate
-from lllaunch.reports.announce import emit, encoded, source_roots, tell_github
+from lllaunch.results.announce import emit, encoded, source_roots, tell_github
+from lllaunch.results.listing import LATEST, locate
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.reports.cases import Report
+    from lllaunch.results.cases import Report
 
 _DESCRIPTION = """\
 Tells what became of a run or a sweep, from the files that it has left.
@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(given: argparse.Namespace) -> None:
     # --help does without
-    from lllaunch.reports.announce import redactor_of  # noqa: PLC0415
-    from lllaunch.reports.read import load  # noqa: PLC0415
+    from lllaunch.results.announce import redactor_of  # noqa: PLC0415
+    from lllaunch.results.report import load  # noqa: PLC0415
 
     path = given.path if os.path.lexists(given.path) else locate(given.path).path
     hide = redactor_of(path, os.environ)
@@ -86,9 +86,9 @@ def _make_directory_of(output: str) -> None:
 
 def _rendered(report: Report, form: str, name: str) -> str:
     if form == "junit":
-        from lllaunch.reports.junit import render_junit  # noqa: PLC0415 - one of several
+        from lllaunch.results.junit import render_junit  # noqa: PLC0415 - one of several
 
         return render_junit(report, name)
-    from lllaunch.reports.text import render_json, render_text  # noqa: PLC0415
+    from lllaunch.results.text import render_json, render_text  # noqa: PLC0415
 
     return render_json(report) if form == "json" else render_text(report)

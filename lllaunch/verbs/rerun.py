@@ -12,8 +12,8 @@ from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.errors import ConfigError, LaunchError, Problem
-from lllaunch.records.find import RESULT, read_json
-from lllaunch.records.listing import LATEST, locate
+from lllaunch.results.find import RESULT, read_json
+from lllaunch.results.listing import LATEST, locate
 from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts

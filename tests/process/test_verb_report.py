@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from support.launching import Launcher, text_of, until
 from support.project import Project, environment
 
-from lllaunch.reports.read import load
+from lllaunch.results.report import load
 from lllaunch.verbs.report import main
 
 # the same lines are measured where others run them

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import lllaunch.records.find as index
-from lllaunch.records.find import (
+import lllaunch.results.find as index
+from lllaunch.results.find import (
     find,
     finite,
     last_event,
@@ -28,7 +28,7 @@ from lllaunch.records.find import (
     remember,
     used_from,
 )
-from lllaunch.records.listing import (
+from lllaunch.results.listing import (
     STATES,
     NoSuchRun,
     entry_of,

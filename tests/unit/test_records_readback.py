@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lllaunch.console.report import report_lines
-from lllaunch.records.readback import read_back
+from lllaunch.results.readback import read_back
 from lllaunch.run.causes import (
     ExitedNonZero,
     HungInKernel,

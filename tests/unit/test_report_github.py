@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.reports.cases import (
+from lllaunch.results.cases import (
     Case,
     CodeLine,
     Log,
@@ -20,7 +20,7 @@ from lllaunch.reports.cases import (
     frames_of,
     without_ours,
 )
-from lllaunch.reports.github import SUMMARY_BYTES, annotation, commands, summary
+from lllaunch.results.github import SUMMARY_BYTES, annotation, commands, summary
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
 
@@ -232,7 +232,7 @@ def test_the_first_root_that_a_file_is_below_of_counts() -> None:
 
 def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
     ours = Case.__module__.replace(".", "/")
-    import lllaunch.reports.cases as module
+    import lllaunch.results.cases as module
 
     assert module.__file__.endswith(f"{ours}.py")
     frame = f'  File "{module.__file__}", line 3 in f'

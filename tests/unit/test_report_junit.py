@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.reports.cases import Case, CodeLine, Log, Report
-from lllaunch.reports.junit import _names, render_junit
+from lllaunch.results.cases import Case, CodeLine, Log, Report
+from lllaunch.results.junit import _names, render_junit
 
 # The rules of the schemas that CI systems go by, as far as they agree: junit-10.xsd of Jenkins'
 # xUnit plugin and JUnit.xsd of Apache Ant (windyroad/JUnit-Schema). What only one of them allows is
@@ -191,7 +191,7 @@ def test_each_name_is_not_compared_with_all_others(monkeypatch: pytest.MonkeyPat
 
         __hash__ = str.__hash__
 
-    monkeypatch.setattr("lllaunch.reports.junit._one_line", Compared)
+    monkeypatch.setattr("lllaunch.results.junit._one_line", Compared)
     count = 500
     _names(Report("sweep", "s", tuple(job(number, "failed") for number in range(count))))
     assert compared < count

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from lllaunch.errors import ConfigError
-from lllaunch.reports.announce import announce, announce_error
-from lllaunch.reports.cases import Report
-from lllaunch.reports.read import LOG_LINES, find, load
-from lllaunch.reports.text import render_json, render_text
+from lllaunch.results.announce import announce, announce_error
+from lllaunch.results.cases import Report
+from lllaunch.results.report import LOG_LINES, find, load
+from lllaunch.results.text import render_json, render_text
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
 from lllaunch.run.fates import Ended, Failed, Succeeded
 from lllaunch.run.hang import Hang
@@ -353,10 +353,10 @@ def test_no_document_of_another_make_is_an_error_of_ours(place: Place) -> None:
     root = RootCause(0, None, None, finding, T0, why, "Trace", hang=hang)
     run = place.ends("failed", 4, root, limit=TimedOut(3.0, "run"))
     document = json.loads((run / "result.json").read_text())
-    from lllaunch.reports.cases import Tree
-    from lllaunch.reports.github import commands, summary
-    from lllaunch.reports.junit import render_junit
-    from lllaunch.reports.read import blamed, run_case
+    from lllaunch.results.cases import Tree
+    from lllaunch.results.github import commands, summary
+    from lllaunch.results.junit import render_junit
+    from lllaunch.results.report import blamed, run_case
 
     for junk in JUNK:
         for _ in changed(document, junk):

@@ -17,9 +17,7 @@ from typing import Any, Literal, NamedTuple
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode
-from lllaunch.records.find import read_overrides
-from lllaunch.records.listing import state_of
-from lllaunch.reports.cases import (
+from lllaunch.results.cases import (
     Case,
     CodeLine,
     Log,
@@ -37,6 +35,8 @@ from lllaunch.reports.cases import (
     tidy,
     whole,
 )
+from lllaunch.results.find import read_overrides
+from lllaunch.results.listing import state_of
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.excerpts import tail
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
@@ -226,7 +226,7 @@ def sweep_cases(
         document: the sweep.json.
         runs: by job, what its result.json tells, where there is one of its own.
         common: overrides that all jobs share; they are left out of names where others are left.
-        state: of the sweep's directory, as `lllaunch.records.listing.STATES` has it.
+        state: of the sweep's directory, as `lllaunch.results.listing.STATES` has it.
     """
     return tuple(
         _job_case(job, runs.get(whole(job, "job") or 0), common, state)
@@ -281,7 +281,7 @@ def unfinished_case(name: str, state: str) -> Case:
 
     Args:
         name: what it is called.
-        state: of its directory, as `lllaunch.records.listing.STATES` has it.
+        state: of its directory, as `lllaunch.results.listing.STATES` has it.
     """
     message = UNFINISHED.get(state, _UNKNOWN)
     return Case(name, "error", state="unfinished", kind="unfinished", message=message)

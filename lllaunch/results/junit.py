@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lllaunch.reports.cases import details, shortened
+from lllaunch.results.cases import details, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from xml.etree.ElementTree import Element
 
-    from lllaunch.reports.cases import Case, Log, Report
+    from lllaunch.results.cases import Case, Log, Report
+
 
 # All that XML 1.0 has no place for; a carriage return would be read as a newline.
 _IMPOSSIBLE = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

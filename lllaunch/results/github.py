@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from lllaunch.reports.cases import Case, Report, details, shortened
+from lllaunch.results.cases import Case, Report, details, shortened
 from lllaunch.units import duration
 
 ANNOTATIONS = 10

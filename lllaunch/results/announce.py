@@ -16,7 +16,7 @@ from lllaunch.run.redact import Redactor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lllaunch.reports.cases import Report
+    from lllaunch.results.cases import Report
 
 
 # What a plan says instead of a value.
@@ -77,7 +77,7 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
         return
     try:
         # only in CI
-        from lllaunch.reports.read import load  # noqa: PLC0415
+        from lllaunch.results.report import load  # noqa: PLC0415
 
         report = load(path, source_roots(environ), redactor_of(path, environ))
         tell_github(report, environ)
@@ -99,8 +99,8 @@ def announce_error(
     """
     if not in_github_actions(environ):
         return
-    from lllaunch.reports.cases import tidy  # noqa: PLC0415 - only in CI
-    from lllaunch.reports.github import ANNOTATIONS, annotation  # noqa: PLC0415
+    from lllaunch.results.cases import tidy  # noqa: PLC0415 - only in CI
+    from lllaunch.results.github import ANNOTATIONS, annotation  # noqa: PLC0415
 
     def annotated(text: str, file: str = "", line: int = 0) -> str:
         path = tidy(in_repository(file, environ)).replace("\n", " ") if file else ""
@@ -162,7 +162,7 @@ def tell_github(report: Report, environ: Mapping[str, str], output: str | None =
         OutputError: the file of the summary cannot be written.
         OSError: standard output, or the step's summary, cannot be written.
     """
-    from lllaunch.reports.github import commands, summary  # noqa: PLC0415
+    from lllaunch.results.github import commands, summary  # noqa: PLC0415
 
     tell_step(commands(report), functools.partial(summary, report), environ, output)
 
@@ -181,7 +181,7 @@ def tell_step(
         environ: as for `tell_github`, which also says what is raised.
         output: the same.
     """
-    from lllaunch.reports.github import SUMMARY_BYTES  # noqa: PLC0415
+    from lllaunch.results.github import SUMMARY_BYTES  # noqa: PLC0415
     from lllaunch.run.files import naming, write_atomic  # noqa: PLC0415
 
     emit("".join(f"{command}\n" for command in commands))

@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.reports.cases import Case, Report, details
+from lllaunch.results.cases import Case, Report, details
 from lllaunch.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 VERSION = 1
 """Version of the JSON form; grows when a field changes its meaning."""

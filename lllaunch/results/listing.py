@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import LaunchError
-from lllaunch.records.find import (
+from lllaunch.results.find import (
     DEFAULT_ROOTS,
     DEPTH,
     PLAN,
@@ -175,7 +175,7 @@ def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[ListEntry]:
 
     Args:
         roots: where to look; each directory counts once.
-        depth: as for `lllaunch.records.find.find`.
+        depth: as for `lllaunch.results.find.find`.
     """
     return sorted(newest(roots, depth), key=lambda entry: entry.started_ns or 0, reverse=True)
 

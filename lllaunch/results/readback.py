@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.records.find import nanoseconds
+from lllaunch.results.find import nanoseconds
 from lllaunch.run import causes
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
@@ -28,6 +28,7 @@ from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack
 if TYPE_CHECKING:
     from lllaunch.run.causes import Cause
     from lllaunch.watchdog.findings import Finding
+
 
 Json = Mapping[str, Any]
 
