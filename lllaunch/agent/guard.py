@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.agent import machine as v
+from lllaunch.linux.process import wait_readable
 from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
+from lllaunch.watchdog.findings import Asked, TimedOut, TimerExpired, kind_of, limit_of, suspects
 
 if TYPE_CHECKING:
     from lllaunch.agent.local_elastic_agent import KernelSleep
     from lllaunch.multiprocessing.api import PContext
-    from lllaunch.watchdog.findings import Asked, Finding
+    from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.collector import StackCollector
     from lllaunch.watchdog.watch import AttemptWatch
 
@@ -189,8 +191,6 @@ class Guard:
         return found
 
     def _run_over(self) -> v.Fact:
-        from lllaunch.watchdog.findings import TimedOut, limit_of  # noqa: PLC0415 - when it happens
-
         self._run_ends, self._run_over_told = None, True
         assert self._policy.run_timeout is not None
         finding = TimedOut(self._policy.run_timeout, "run")
@@ -200,12 +200,6 @@ class Guard:
         return v.WatchdogFired(finding, "timeout", whole_run=True)
 
     def _findings(self, watch: AttemptWatch, observe: Callable[[object], None]) -> list[v.Fact]:
-        from lllaunch.watchdog.findings import (  # noqa: PLC0415 - imported
-            TimerExpired,
-            kind_of,
-            limit_of,
-        )
-
         found: list[v.Fact] = []
         for report in watch.reports():
             if type(report).__name__ == "Rejected":
@@ -243,7 +237,6 @@ class Guard:
         """
         if self._finding is None or self._context is None:
             return None
-        from lllaunch.watchdog.findings import suspects  # noqa: PLC0415 - imported by now
 
         ranks = self._hung or suspects(self._finding) or range(self._context.nprocs)
         return {rank: f"worker {rank} {self._finding}" for rank in ranks}
@@ -264,7 +257,6 @@ class Guard:
         silent = time.time() - max(moments)
         if silent < SILENT_SECONDS:
             return None
-        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - seldom
 
         # Of streams that go to the console nobody knows.
         return Asked(signum, None if "" in files else silent)
@@ -280,7 +272,6 @@ class Guard:
             ranks: local ranks.
             finding: what for.
         """
-        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - imported by now
         from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
 
         assert self._context is not None
@@ -299,7 +290,6 @@ class Guard:
         self._collector.start()
 
     def _stacks_taken(self, collector: StackCollector) -> list[v.Fact]:
-        from lllaunch.linux.process import wait_readable  # noqa: PLC0415 - imported by now
         from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
 
         if not wait_readable(collector, 0) and self._clock() < self._collect_until:

@@ -53,6 +53,7 @@ from lllaunch.spawner.protocol import (
     Swept,
     Target,
 )
+from lllaunch.watchdog.findings import Asked
 
 logger = logging.getLogger(__name__)
 
@@ -451,8 +452,6 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _signalled(self, signum: int) -> v.Fact:
         if signum == self._signals.quiet:
-            from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - seldom
-
             return v.StacksAsked(Asked(signum))
         wait = forwards() and self._machine.state is WorkerState.HEALTHY
         look = self._guard.interrupted(signum) if wait else None

@@ -31,13 +31,14 @@ from lllaunch.app.guarded_loader import GuardedLoader
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PRIMARY
+from lllaunch.app.sweeping.composing import Composer
+from lllaunch.config.provenance import origins
 from lllaunch.errors import LaunchError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from typing_extensions import Self
 
-    from lllaunch.app.sweeping.composing import Composer
     from lllaunch.config.origin import Origins
     from lllaunch.spec import LaunchSpec
 
@@ -235,7 +236,6 @@ class Composition:
     def composer(self, master: DictConfig) -> Composer:
         """Returns what composes the jobs of a sweep."""
         # a run needs none
-        from lllaunch.app.sweeping.composing import Composer  # noqa: PLC0415
 
         return Composer(HydraContext(self.loader, Callbacks()), master, None)
 
@@ -263,8 +263,6 @@ class Composition:
         Raises:
             ComposeFailed: Hydra cannot compose it.
         """
-        from lllaunch.config.provenance import origins  # noqa: PLC0415 - not every verb asks
-
         with composing():
             return origins(self.loader, self.config_name, [*self.command.overrides, *overrides])
 

@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.naming import experiment_name, job_name, words_of
 from lllaunch.config.tree import shown_path
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.errors import Problem
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
     from lllaunch.review.refused import PlanRefused
@@ -91,8 +91,6 @@ def expect_own_environment(config: DictConfig) -> None:
     names = [str(name) for name in node] if isinstance(node, DictConfig) else []
     ours = [name for name in names if name.startswith(_OURS)]
     if ours:
-        from lllaunch.errors import ConfigError, Problem  # noqa: PLC0415 - as above
-
         message = "may not be set by a config: lllaunch itself reads it"
         problems = [Problem(f"hydra.job.env_set.{name}", "", message) for name in ours]
         raise ConfigError(tuple(problems))
@@ -133,7 +131,6 @@ def _against_lock(
     users_own: bool,
 ) -> PlanRefused:
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
-    from lllaunch.errors import Problem  # noqa: PLC0415 - as above
     from lllaunch.review.lock import compare, renew_command  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
@@ -163,7 +160,6 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         PlanRefused: somebody edited it, or the run has no name.
         ConfigError: it cannot be read.
     """
-    from lllaunch.errors import Problem  # noqa: PLC0415 - as above
     from lllaunch.review.lock import lock_path  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
@@ -195,7 +191,6 @@ def variables_of_hydra(env_set: object) -> list[Problem]:
     Args:
         env_set: ``hydra.job.env_set`` as plain data, unresolved.
     """
-    from lllaunch.errors import Problem  # noqa: PLC0415 - as above
     from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
     return [

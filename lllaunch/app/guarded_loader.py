@@ -31,14 +31,13 @@ from lllaunch.app.search_path import PACKAGED
 from lllaunch.config.schema import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import literals, literals_in, problems_with
 from lllaunch.config.tree import value_at
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, Problem
 from lllaunch.review.places import LOCKS, tree_top
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.config_search_path import ConfigSearchPath
 
-    from lllaunch.errors import Problem
     from lllaunch.review.policy import Policy
 
 _SEARCHPATH = "hydra.searchpath"
@@ -81,7 +80,6 @@ def guarded() -> Iterator[None]:
 def _refuse_pickle(path: str) -> None:
     if not has_rules():
         return
-    from lllaunch.errors import Problem  # noqa: PLC0415 - if something is wrong
 
     message = "holds code that nobody can review"
     hint = "'python -m lllaunch rerun RUN' runs a plan again"

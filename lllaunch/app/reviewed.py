@@ -17,9 +17,11 @@ from omegaconf import OmegaConf
 from lllaunch.app.composed import Composition, composing
 from lllaunch.app.naming import as_written, experiment_name, job_name
 from lllaunch.app.planning import locating
+from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.config.locate import Located, locate, locate_main
 from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
+from lllaunch.config.provenance import origins
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.review.annotated import OriginAnnotator, streams_of
@@ -128,7 +130,6 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         ComposeFailed: Hydra cannot compose the sweep.
     """
     # a run needs none
-    from lllaunch.app.sweeping.sweeper import grid_of  # noqa: PLC0415
 
     master = composed.master()
     _expect_grid(master)
@@ -162,8 +163,6 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
 
 
 def _origins(composed: Composition, master: DictConfig, overrides: Sequence[str]) -> Origins:
-    from lllaunch.config.provenance import origins  # noqa: PLC0415 - as above
-
     every = [*as_written(master.hydra.overrides.hydra), *overrides]
     with composing():
         return origins(composed.loader, composed.config_name, every, RunMode.RUN)

@@ -10,6 +10,7 @@ from lllaunch.console.outlet import Outlet
 from lllaunch.console.wording import Line, counted, shown_path
 from lllaunch.run.files import working_directory
 from lllaunch.units import duration, visible
+from lllaunch.watchdog.findings import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,7 +152,6 @@ class Console:
             fired_text,
             look_lines,
         )
-        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - as above
 
         if isinstance(hang.finding, Asked):
             title = str(hang.finding)
@@ -162,7 +162,6 @@ class Console:
     def stacks_taken(self, hang: Hang) -> None:
         """Says who hangs, as far as that can be told, and where all stacks are."""
         from lllaunch.console.hang import located_text  # noqa: PLC0415 - as above
-        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - as above
 
         text = located_text(hang, self._cwd)
         if text:

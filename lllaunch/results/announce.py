@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from lllaunch.results.cases import tidy
+from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
+from lllaunch.results.report import load
 from lllaunch.run.execute import PLAN
-from lllaunch.run.files import write_all
+from lllaunch.run.files import naming, write_all, write_atomic
 from lllaunch.run.redact import Redactor
 
 if TYPE_CHECKING:
@@ -77,7 +80,6 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
         return
     try:
         # only in CI
-        from lllaunch.results.report import load  # noqa: PLC0415
 
         report = load(path, source_roots(environ), redactor_of(path, environ))
         tell_github(report, environ)
@@ -99,8 +101,6 @@ def announce_error(
     """
     if not in_github_actions(environ):
         return
-    from lllaunch.results.cases import tidy  # noqa: PLC0415 - only in CI
-    from lllaunch.results.github import ANNOTATIONS, annotation  # noqa: PLC0415
 
     def annotated(text: str, file: str = "", line: int = 0) -> str:
         path = tidy(in_repository(file, environ)).replace("\n", " ") if file else ""
@@ -162,8 +162,6 @@ def tell_github(report: Report, environ: Mapping[str, str], output: str | None =
         OutputError: the file of the summary cannot be written.
         OSError: standard output, or the step's summary, cannot be written.
     """
-    from lllaunch.results.github import commands, summary  # noqa: PLC0415
-
     tell_step(commands(report), functools.partial(summary, report), environ, output)
 
 
@@ -181,9 +179,6 @@ def tell_step(
         environ: as for `tell_github`, which also says what is raised.
         output: the same.
     """
-    from lllaunch.results.github import SUMMARY_BYTES  # noqa: PLC0415
-    from lllaunch.run.files import naming, write_atomic  # noqa: PLC0415
-
     emit("".join(f"{command}\n" for command in commands))
     if output is not None:
         write_atomic(output, encoded(summary(SUMMARY_BYTES)))

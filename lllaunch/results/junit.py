@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lllaunch.results.cases import details, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from xml.etree.ElementTree import Element
 
     from lllaunch.results.cases import Case, Log, Report
 
@@ -38,8 +38,6 @@ def render_junit(report: Report, name: str = "lllaunch") -> str:
         report: what is told.
         name: class name of the test cases: what CI systems group them by.
     """
-    from xml.etree.ElementTree import Element, indent, tostring  # noqa: PLC0415 - only here
-
     root = Element("testsuites")
     names = _names(report)
     for index, case in enumerate(report.cases):
@@ -65,8 +63,6 @@ def _names(report: Report) -> list[str]:
 
 
 def _suite(report: Report, case: Case, index: int, group: str, name: str) -> Element:
-    from xml.etree.ElementTree import Element, SubElement  # noqa: PLC0415 - as above
-
     seconds = f"{case.seconds or 0:.3f}"
     suite = Element(
         "testsuite",

@@ -40,6 +40,8 @@ from lllaunch.results.listing import state_of
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.excerpts import tail
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.sweep.history import SweepHistory, summary_of
+from lllaunch.sweep.journal import read_journal
 from lllaunch.units import spans
 
 _VERSION = 1
@@ -523,8 +525,6 @@ def _last_record(path: str) -> Fields | None:
 def _from_journal(path: str) -> Fields:
     """Returns what sweep.json would hold if a sweep that goes on were over."""
     # only for these
-    from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415
-    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
 
     history = SweepHistory(read_journal(path))
     return {**summary_of(history, history.started_ns), "seconds": None, "exit_code": None}

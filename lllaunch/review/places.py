@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from lllaunch.errors import ConfigError, Problem
+
 POLICY_FILE = "conf/lllaunch.yaml"
 """Relative to the top of the working tree."""
 
@@ -54,7 +56,6 @@ def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
     tree, real = os.path.realpath(top), os.path.realpath(path)
     if os.path.commonpath((tree, real)) != tree:
         # most runs have no policy, and those that do a file of their own
-        from lllaunch.errors import ConfigError, Problem  # noqa: PLC0415
 
         message = f"leads out of {top!r}, to {real!r}"
         hint = f"an allowlist is a file of the project; {POLICY_VARIABLE} names another one"

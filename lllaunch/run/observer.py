@@ -42,6 +42,7 @@ from lllaunch.spawner.protocol import (
     StartFailed,
     Swept,
 )
+from lllaunch.watchdog.findings import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -336,7 +337,6 @@ class Recorder:
             What that says.
         """
         from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
-        from lllaunch.watchdog.findings import Asked  # noqa: PLC0415 - seldom
 
         attempt = self._attempts[-1]
         ends = attempt.finding == fact.finding

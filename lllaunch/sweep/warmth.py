@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lllaunch.linux.process import process_ended
-from lllaunch.spawner.client import Branch
+from lllaunch.spawner.client import Branch, Spawner
 from lllaunch.spawner.environment import Shared
 from lllaunch.spawner.protocol import Died, Fact, PreloadBroken
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.protocol import Channel, Message
     from lllaunch.sweep.prepared import WarmKey
 
@@ -158,8 +157,6 @@ class Warmth:
         return Shared(key.environ(self._environ), key.cwd, key.preload)
 
     def _start(self, key: WarmKey) -> _Kept | None:
-        from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where jobs are warm
-
         if len(self.spawners()) >= self._limit and not self._make_room():
             return None
         spawner, self._prestarted = self._prestarted, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,8 +158,6 @@ def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -
 
 
 def _words(job: str) -> tuple[str, ...]:
-    import shlex  # noqa: PLC0415 - of sweeps only
-
     return tuple(shlex.split(job))
 
 

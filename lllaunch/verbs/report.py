@@ -6,8 +6,12 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.results.announce import emit, encoded, source_roots, tell_github
+from lllaunch.results.announce import emit, encoded, redactor_of, source_roots, tell_github
+from lllaunch.results.junit import render_junit
 from lllaunch.results.listing import LATEST, locate
+from lllaunch.results.report import load
+from lllaunch.results.text import render_json, render_text
+from lllaunch.run.files import naming, write_atomic
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
@@ -56,8 +60,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(given: argparse.Namespace) -> None:
     # --help does without
-    from lllaunch.results.announce import redactor_of  # noqa: PLC0415
-    from lllaunch.results.report import load  # noqa: PLC0415
 
     path = given.path if os.path.lexists(given.path) else locate(given.path).path
     hide = redactor_of(path, os.environ)
@@ -71,14 +73,11 @@ def _report(given: argparse.Namespace) -> None:
     if given.output is None:
         emit(text)
         return
-    from lllaunch.run.files import write_atomic  # noqa: PLC0415 - as above
 
     write_atomic(given.output, encoded(text))
 
 
 def _make_directory_of(output: str) -> None:
-    from lllaunch.run.files import naming  # noqa: PLC0415 - as above
-
     if directory := os.path.dirname(output):
         with naming(output):
             os.makedirs(directory, exist_ok=True)
@@ -86,9 +85,6 @@ def _make_directory_of(output: str) -> None:
 
 def _rendered(report: Report, form: str, name: str) -> str:
     if form == "junit":
-        from lllaunch.results.junit import render_junit  # noqa: PLC0415 - one of several
-
         return render_junit(report, name)
-    from lllaunch.results.text import render_json, render_text  # noqa: PLC0415
 
     return render_json(report) if form == "json" else render_text(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from lllaunch.linux.process import signal_group, wait_readable
 from lllaunch.multiprocessing.numa import wrap_command
 
 if TYPE_CHECKING:
-    import subprocess
-
     from lllaunch.multiprocessing.context import PContext
 
 __all__ = ["SubprocessHandler"]
@@ -57,8 +56,6 @@ class ContextProcess:
         while (status := self.poll()) is None:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                import subprocess  # noqa: PLC0415 - for its exception only
-
                 raise subprocess.TimeoutExpired(str(self._context.entrypoint), timeout or 0.0)
             wait_readable(self._context, left)
         return status
@@ -95,8 +92,6 @@ class SubprocessHandler:
         local_rank_id: int,
         numa_options: Any = None,
     ) -> None:
-        import subprocess  # noqa: PLC0415 - contexts start their processes through the spawner
-
         self.local_rank_id = local_rank_id
         command = wrap_command((entrypoint, *map(str, args)), local_rank_id, numa_options)
         files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115

@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -51,7 +52,6 @@ class _Spy:
 
     def __init__(self, program: str, pid: int, tries: int) -> None:
         # Only where a process is really read: it takes the launcher 5 ms.
-        import subprocess  # noqa: PLC0415
 
         self.pid = pid
         self.tries = tries
@@ -89,8 +89,6 @@ class _Spy:
 
     def end(self) -> Spied:
         """What it told; it is killed if it runs still. To be called once."""
-        import subprocess  # noqa: PLC0415 - imported by now
-
         status = self._process.poll()
         if status is None:
             self._process.kill()
