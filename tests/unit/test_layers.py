@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +88,19 @@ def test_no_two_public_classes_have_one_name() -> None:
     # two files name what happened so: events.jsonl the fact, result.json the cause
     assert twice.pop("SpawnerLost") == ["lllaunch/agent/machine.py", "lllaunch/run/causes.py"]
     assert not twice
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(lllaunch[\w.:]*)`", ARCHITECTURE))))
+def test_what_the_page_of_the_architecture_names_is_there(name: str) -> None:
+    module, _, attribute = name.partition(":")
+    found = importlib.import_module(module)
+    for part in attribute.split(".") if attribute else ():
+        found = getattr(found, part)
+
+
+def test_every_room_is_on_the_page_of_the_architecture() -> None:
+    rooms = {path.parent.name for path in (ROOT / "lllaunch").glob("*/__init__.py")} - {"conf"}
+    assert {room for room in rooms if f"`lllaunch.{room}`" not in ARCHITECTURE} == set()
