@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 # reaches the isolated environments that packages are built in, too.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each of the thousands of interpreters that the tests start compiles all that it
+# imports; empty is as good as not set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: resnet test quick faults lint format clean help
 .DELETE_ON_ERROR:
