@@ -22,7 +22,6 @@ from omegaconf import OmegaConf, open_dict, read_write
 from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
 from lllaunch.app.gate import admit
 from lllaunch.app.naming import is_of_a_moment
-from lllaunch.app.own_worker import UserFunction
 from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.results.find import remember
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
+    from lllaunch.app.own_worker import UserFunction
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
@@ -161,7 +161,10 @@ class Jobs:
         """
         node: Any = HydraConfig.get()
         _refuse_resume(node)
-        self._user = self._function and UserFunction.importable(self._function)
+        if self._function is not None:
+            from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
+
+            self._user = UserFunction.importable(self._function)
         where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
         spec = plan_job(cfg, where, self._user)
         if self._expect is not None:
