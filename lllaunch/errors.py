@@ -84,27 +84,6 @@ class ConfigError(LaunchError):
 
 
 @dataclass(eq=False)
-class SpawnFailed(LaunchError):
-    """A worker could not be started.
-
-    Attributes:
-        rank: local rank of the worker.
-        path: the program or file concerned, or an empty string.
-        reason: what the system said.
-        errno: the system's error number, 0 where there is none.
-    """
-
-    rank: int
-    path: str
-    reason: str
-    errno: int = 0
-
-    def __str__(self) -> str:
-        what = f" {self.path!r}" if self.path else ""
-        return f"worker {self.rank} could not be started:{what} {self.reason}"
-
-
-@dataclass(eq=False)
 class SpawnerDied(LaunchError):
     """The spawner, the helper process that starts all workers, ended before its workers did.
 
