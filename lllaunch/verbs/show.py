@@ -16,12 +16,10 @@ from lllaunch.console.report import failure_text, report_lines
 from lllaunch.console.sweep.summary import Setting, summary_rows
 from lllaunch.console.sweep.table import Row, StyledText, cells, padded
 from lllaunch.console.wording import counted, shown_path
-from lllaunch.results.announce import names_in, redactor
 from lllaunch.results.find import PLAN, last_event, nanoseconds, read_text
 from lllaunch.results.listing import LATEST, ListEntry, holder, locate, plain, read
 from lllaunch.results.readback import read_back
 from lllaunch.run.directory import LOCK_NAME
-from lllaunch.run.excerpts import tail
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.units import duration, size
 from lllaunch.verbs.ls import counts_of
@@ -102,6 +100,8 @@ def _outcome(entry: ListEntry, document: Mapping[str, Any], text: str | None) ->
     if outcome is None or root is None or root.traceback or not _is_own(root.files.stderr, entry):
         return outcome
     # not every run has failed
+    from lllaunch.results.announce import names_in, redactor  # noqa: PLC0415
+    from lllaunch.run.excerpts import tail  # noqa: PLC0415
 
     hide = redactor(names_in(text or ""), os.environ)
     return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))

@@ -9,7 +9,7 @@ import pytest
 from support.project import Project, quiet_environment, result
 
 TRAIN = """
-import logging, os, sys
+import logging, os, sys, time
 import lllaunch
 from omegaconf import DictConfig, OmegaConf
 from hydra.core.hydra_config import HydraConfig
@@ -31,7 +31,12 @@ def train(cfg: DictConfig):
         "argv": sys.argv[1:],
         "here": os.getcwd(),
     }
+    logged = "logged" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    if os.environ["RANK"] == "0":
+        open(logged, "w").close()
     if cfg.fail == os.environ["RANK"]:
+        while not os.path.exists(logged):
+            time.sleep(0.01)
         raise ValueError("the reason")
     return Loss(facts) if cfg.own_class else facts
 

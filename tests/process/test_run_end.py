@@ -70,11 +70,11 @@ def test_too_few_descriptors_are_named_with_their_limit_and_the_result_is_true(
 # Preloaded: lets this spawner end nothing, as where the kernel does not let go of a process.
 HELPLESS = """
 import sys
-from lllaunch.spawner import server, tree
+from lllaunch.spawner import orphans, server
 
 server._GIVE_UP_SECONDS = 0.5
 server._BRANCH_SECONDS = 0.1
-tree.signal_process = lambda known, signum: False
+orphans.signal_process = lambda known, signum: False
 open("helpless", "w").close()
 """
 
@@ -89,6 +89,7 @@ def test_an_orphaned_spawner_gives_up_on_what_does_not_end(tmp_path: Path) -> No
     node = {"entrypoint": "work.py", "tee": "none", "preload": ["helpless"]}
     launcher = Launcher(tmp_path, node)
     until(lambda: text_of(tmp_path / "pid").endswith("\n"), "the worker")
+    assert (tmp_path / "helpless").exists()
     worker, spawner = int(text_of(tmp_path / "pid")), launcher.spawner()
     launcher.process.kill()
     launcher.process.communicate()

@@ -22,14 +22,14 @@ SLOW_SPAWNER = """
 import os, sys, time
 
 if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
-    from lllaunch.spawner import tree
+    from lllaunch.spawner import orphans
 
-    def kill(*args, _real=tree._kill, **options):
+    def kill(*args, _real=orphans._kill, **options):
         while not os.path.exists(os.environ["LET_DIE"]):
             time.sleep(0.01)
         return _real(*args, **options)
 
-    tree._kill = kill
+    orphans._kill = kill
 elif "COLD" in os.environ:
     from lllaunch.sweep.warmth import Warmth
 
