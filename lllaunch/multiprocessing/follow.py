@@ -359,6 +359,7 @@ class FollowedFile:
         behind: there was more to be shown when it was last looked at.
         due: when, by `time.monotonic`, the line in the making is to be shown; None if it is not.
         blocks: how many blocks have been read and shown.
+        silent: whether no further line is shown.
     """
 
     def __init__(
@@ -376,6 +377,7 @@ class FollowedFile:
         self.behind = False
         self.due: float | None = None
         self.blocks = 0
+        self.silent = False
         self._fd: int | None = None
         self._destination = destination
         self._filter = line_filter
@@ -535,6 +537,8 @@ class FollowedFile:
             self._write([self._splitter.prefix + notice + end])
 
     def _write(self, parts: Iterable[bytes]) -> None:
+        if self.silent:
+            return
         try:
             with guarded(self._lock, self._gate):
                 self._destination.write(parts, self)
@@ -670,7 +674,13 @@ class Follower:
             self._notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            self._wait()
+            try:
+                self._wait()
+            except BaseException:
+                # a signal: the process may end at any moment, and a line that began would be cut
+                for file in list(self._files):
+                    file.silent = True
+                raise
             if join and not self._given_up:
                 thread.join()
 

@@ -6,6 +6,8 @@ import errno
 import io
 import logging
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -13,12 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from support.launching import until
+
 from lllaunch.multiprocessing.follow import Follower
 from lllaunch.multiprocessing.output import Destination
 from lllaunch.multiprocessing.tail_log import TailLog
 
 if TYPE_CHECKING:
-    import pytest
+    from types import FrameType
 
 Append = Callable[[Path, bytes], None]
 
@@ -244,3 +249,36 @@ def test_file_that_cannot_be_read_is_given_up(
     TailLog("t", {0: str(log)}, sink).start().stop()
     assert "Input/output error" in caplog.text
     assert sink.getvalue() == ""
+
+
+def test_a_stop_that_a_signal_interrupts_begins_no_further_line(log: Path, append: Append) -> None:
+    line = b"x" * 100_000 + b"\n"
+    append(log, line * 20)
+    read_end, write_end = os.pipe()
+    pipe = open(write_end, "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    follower = Follower()
+    follower.add(str(log), b"", pipe)
+    follower.start()
+    until(lambda: not select.select([], [write_end], [], 0)[1], "the pipe to be full")
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(InterruptedError):
+            follower.stop()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    shown = b""
+    while not follower.stopped() or select.select([read_end], [], [], 0)[0]:
+        if select.select([read_end], [], [], 0.01)[0]:
+            shown += os.read(read_end, 1 << 20)
+    pipe.close()
+    os.close(read_end)
+    # the block of lines that was being written is whole
+    count = shown.count(b"\n")
+    assert 0 < count < 20
+    assert shown == line * count
