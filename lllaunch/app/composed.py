@@ -235,8 +235,6 @@ class Composition:
 
     def composer(self, master: DictConfig) -> Composer:
         """Returns what composes the jobs of a sweep."""
-        # a run needs none
-
         return Composer(HydraContext(self.loader, Callbacks()), master, None)
 
     def is_sweep(self) -> bool:

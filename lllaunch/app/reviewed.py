@@ -129,8 +129,6 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         JobsRefused: something is wrong with some of its jobs.
         ComposeFailed: Hydra cannot compose the sweep.
     """
-    # a run needs none
-
     master = composed.master()
     _expect_grid(master)
     with composing():

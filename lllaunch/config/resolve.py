@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.agent.environ import CONTRACT_NAMES
-from lllaunch.config import fields
 from lllaunch.config.command import (
     EntrypointCall,
     SearchPlace,
@@ -30,7 +29,22 @@ from lllaunch.config.command import (
     read_call_of,
     why_empty,
 )
-from lllaunch.config.fields import Findings, Unfit, known_items
+from lllaunch.config.fields import (
+    UNLOCKED,
+    Findings,
+    Unfit,
+    known_items,
+    read_choice,
+    read_count,
+    read_directory,
+    read_flag,
+    read_line,
+    read_locked,
+    read_new_directory,
+    read_prefix,
+    read_signal,
+    read_text,
+)
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.read import Reader, register_resolvers
@@ -328,7 +342,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     variables = _Variables(env, _read_env_per_rank(settings, nproc))
     cwd = settings.scalar(
         "cwd",
-        lambda v: fields.read_directory(v, around.runtime_cwd, around.output_dir),
+        lambda v: read_directory(v, around.runtime_cwd, around.output_dir),
         around.runtime_cwd,
     )
     place = _place(cwd, variables, nproc, around)
@@ -457,19 +471,19 @@ def _refuse_entrypoint(settings: Settings) -> None:
 
 def _read_names(settings: Settings, around: HostContext) -> dict[str, Any]:
     def read_method(value: object) -> str:
-        return fields.read_choice(value, _METHODS, _METHOD_HINTS)
+        return read_choice(value, _METHODS, _METHOD_HINTS)
 
     def read_log_dir(value: object) -> str:
-        return fields.read_new_directory(value, around.runtime_cwd)
+        return read_new_directory(value, around.runtime_cwd)
 
     run_id = default_run_id(around.output_dir)
     return {
-        "role": settings.scalar("role", fields.read_line, ""),
+        "role": settings.scalar("role", read_line, ""),
         "start_method": settings.scalar("start_method", read_method, ""),
         "log_dir": settings.scalar("log_dir", read_log_dir, around.output_dir),
-        "run_id": settings.scalar("run_id", fields.read_line, run_id),
-        "virtual_local_rank": settings.scalar("virtual_local_rank", fields.read_flag, False),
-        "locked": settings.scalar("locked", fields.read_locked, fields.UNLOCKED),
+        "run_id": settings.scalar("run_id", read_line, run_id),
+        "virtual_local_rank": settings.scalar("virtual_local_rank", read_flag, False),
+        "locked": settings.scalar("locked", read_locked, UNLOCKED),
     }
 
 
@@ -486,9 +500,9 @@ def _read_output(settings: Settings, nproc: int | None) -> dict[str, Any]:
         "redirects": redirects,
         "tee": tee,
         "local_ranks_filter": _read_ranks_filter(settings, nproc),
-        "duplicate_stdout_filters": settings.each("duplicate_stdout_filters", fields.read_text),
-        "duplicate_stderr_filters": settings.each("duplicate_stderr_filters", fields.read_text),
-        "log_line_prefix": settings.scalar("log_line_prefix", fields.read_prefix, None),
+        "duplicate_stdout_filters": settings.each("duplicate_stdout_filters", read_text),
+        "duplicate_stderr_filters": settings.each("duplicate_stderr_filters", read_text),
+        "log_line_prefix": settings.scalar("log_line_prefix", read_prefix, None),
     }
 
 
@@ -533,9 +547,9 @@ def _joined(ranges: Sequence[range]) -> list[range]:
 def _read_ending(settings: Settings) -> dict[str, Any]:
     return {
         "grace_period": settings.scalar("grace_period", parse_duration, 0.0, format_duration),
-        "signals": settings.each("signals", fields.read_signal, lambda signum: signum.name),
+        "signals": settings.each("signals", read_signal, lambda signum: signum.name),
         "watchdog": read_watchdog(settings),
-        "max_restarts": settings.scalar("max_restarts", fields.read_count, 0),
+        "max_restarts": settings.scalar("max_restarts", read_count, 0),
         "restart": read_restart(settings),
         "resources": read_resources(settings),
     }

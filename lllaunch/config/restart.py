@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lllaunch.config import fields
-from lllaunch.config.fields import Findings, Unfit, known_items
+from lllaunch.config.fields import Findings, Unfit, known_items, read_choice, read_each
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal, show
 from lllaunch.config.values import format_duration, parse_duration
@@ -91,7 +90,7 @@ def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartC
     if plain is None or plain is True or plain == "" or isinstance(plain, dict):
         findings.add(key, tree, Unfit(_CAUSES, "write all or none"))
         return None
-    causes = {*fields.read_each(tree, key, findings, _read_cause)}
+    causes = {*read_each(tree, key, findings, _read_cause)}
     if "none" in causes and len(causes) > 1:
         findings.add(key, tree, Unfit("causes or 'none', not both"))
     if findings.count > before or tree is BROKEN:
@@ -102,7 +101,7 @@ def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartC
 
 
 def _read_cause(value: object) -> str:
-    return fields.read_choice(value, (*RESTART_CAUSES, "all", "none"), _CAUSE_HINTS)
+    return read_choice(value, (*RESTART_CAUSES, "all", "none"), _CAUSE_HINTS)
 
 
 def _check_delays(

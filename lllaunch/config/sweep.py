@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from lllaunch.config import fields
-from lllaunch.config.fields import Findings, Unfit, known_items
+from lllaunch.config.fields import (
+    Findings,
+    Unfit,
+    known_items,
+    read_choice,
+    read_count,
+    read_each,
+    read_flag,
+    read_text,
+)
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.restart import CAUSE_SYNONYMS
@@ -97,8 +105,8 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         policy,
         gpus=reading.limit("gpus", "GPUs"),
         cpus=reading.limit("cpus", "CPU slots"),
-        pin_cpus=reading.scalar("pin_cpus", fields.read_flag, False),
-        resume=reading.scalar("resume", fields.read_text, None),
+        pin_cpus=reading.scalar("pin_cpus", read_flag, False),
+        resume=reading.scalar("resume", read_text, None),
     )
     findings.raise_if_any([f"{key}.{name}" for name in SWEEP_KEYS])
     return settings
@@ -125,7 +133,7 @@ class _Reading:
         tree, key = self._items.get(name), f"{self._key}.{name}"
         plain = reveal(tree)
         if plain is None or isinstance(plain, list):
-            entries = fields.read_each(tree, key, self._findings, _read_entry)
+            entries = read_each(tree, key, self._findings, _read_entry)
             return None if plain is None else entries
 
         def read(value: object) -> int | str:
@@ -133,7 +141,7 @@ class _Reading:
             if isinstance(word, str) and not word.isdecimal():
                 return _read_names(word, what)
             try:
-                return fields.read_count(word)
+                return read_count(word)
             except Unfit as unfit:
                 raise Unfit(_limit(what)) from unfit
 
@@ -163,7 +171,7 @@ class _Reading:
         causes = Retries._fields
         items = known_items(tree or {}, key, causes, CAUSE_SYNONYMS, findings)
         numbers = {
-            cause: findings.attempt(f"{key}.{cause}", item, fields.read_count)
+            cause: findings.attempt(f"{key}.{cause}", item, read_count)
             for cause, item in items.items()
             if reveal(item) is not None
         }
@@ -181,7 +189,7 @@ def _refuse_keys_of_jobs(node: Mapping[str, Any], key: str, findings: Findings) 
 
 def _read_positive(value: object) -> int:
     try:
-        number = fields.read_count(value)
+        number = read_count(value)
     except Unfit as unfit:
         raise Unfit("a whole number, 1 or more", unfit.hint) from None
     if not number:
@@ -206,7 +214,7 @@ def _read_max_failures(value: object) -> int:
 
 def _read_on_failure(value: object) -> str:
     try:
-        return fields.read_choice(value, _FAILURE_WORDS, _FAILURE_HINTS)
+        return read_choice(value, _FAILURE_WORDS, _FAILURE_HINTS)
     except Unfit as unfit:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint

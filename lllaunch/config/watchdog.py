@@ -7,8 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lllaunch.config import fields
-from lllaunch.config.fields import Findings, Unfit, did_you_mean, known_items, one_of
+from lllaunch.config.fields import (
+    Findings,
+    Unfit,
+    did_you_mean,
+    known_items,
+    one_of,
+    read_choice,
+    read_flag,
+)
 from lllaunch.config.schema import DEFAULT, PRESETS
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal
@@ -152,7 +159,7 @@ def _parts(item: dict[str, Tree], key: str, findings: Findings) -> tuple[Tree, s
     parts = known_items(item, key, ("after", "action"), {}, findings)
     action = parts.get("action", "end")
     read = findings.attempt(
-        f"{key}.action", action, lambda value: fields.read_choice(value, ("end", "report"), {})
+        f"{key}.action", action, lambda value: read_choice(value, ("end", "report"), {})
     )
     return parts.get("after"), read or "end"
 
@@ -191,11 +198,11 @@ def _means_off(value: object) -> bool:
 
 
 _READERS: dict[str, Callable[[object], Any]] = {
-    "timers": fields.read_flag,
+    "timers": read_flag,
     "timeout": _read_limit,
     "run_timeout": _read_limit,
     "stall": partial(_read_limit, least=_SHORTEST),
-    "stall_scope": lambda value: fields.read_choice(value, ("group", "rank"), _SCOPE_HINTS),
+    "stall_scope": lambda value: read_choice(value, ("group", "rank"), _SCOPE_HINTS),
     "warmup": parse_duration,
     "heartbeat": partial(_read_limit, least=_SHORTEST),
     "memory": _read_memory,

@@ -212,7 +212,9 @@ class Outlet:
         if not self._drain(channel, deadline):
             return False
         if self._missed:
-            if not self._put(channel, channel.encoded(_notice(self._missed)), deadline):
+            if not self._put(
+                channel, channel.encoded(notice(self._missed, "events.jsonl")), deadline
+            ):
                 return False
             self._missed = 0
         return all(self._put(channel, piece, deadline) for piece in pieces(channel.encoded(text)))
@@ -262,9 +264,10 @@ def pieces(data: bytes) -> list[bytes]:
     return found
 
 
-def _notice(missed: int) -> str:
+def notice(missed: int, where: str) -> str:
+    """Return the line that says how many messages were left out, and where they are."""
     were = "was" if missed == 1 else "were"
     return (
         f"lllaunch: {counted(missed, 'message')} {were} not shown: the console took nothing; "
-        "see events.jsonl\n"
+        f"see {where}\n"
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lllaunch.console.fates import cause_text, fate_key, fate_text, first_line, victim_text
-from lllaunch.console.hang import hang_lines, hang_text, look_lines
-from lllaunch.console.places import frame_text
 from lllaunch.console.wording import Line, capitalised, counted, ranks, shown_path, wrapped
 from lllaunch.run.causes import (
     CalledExit,
@@ -24,7 +22,6 @@ from lllaunch.run.causes import (
 from lllaunch.run.fates import Victim
 from lllaunch.run.tracebacks import cause_of, folded, users_call
 from lllaunch.units import duration, size
-from lllaunch.watchdog.findings import TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,6 +77,8 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
     if outcome.importing:
         return  # nothing has run
     if outcome.look is not None:
+        from lllaunch.console.hang import look_lines  # noqa: PLC0415 - only where there is one
+
         yield Line("")
         yield Line(f"  {capitalised(str(outcome.look.finding))}:")
         yield from look_lines(outcome.look, cwd)
@@ -108,6 +107,8 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
 
 
 def _limit(limit: Finding) -> str:
+    from lllaunch.watchdog.findings import TimedOut  # noqa: PLC0415 - imported by now
+
     assert isinstance(limit, TimedOut)
     allowed = duration(limit.limit)
     return f"The run's time limit ({allowed}) was over before the next attempt."
@@ -140,10 +141,14 @@ def _root(
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
         yield from (Line(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
     if root.frames:
+        from lllaunch.console.places import frame_text  # noqa: PLC0415 - only where there are some
+
         yield Line("")
         yield Line(f"    {capitalised(who)} was here (innermost call first):")
         yield from (Line(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
+        from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - only where there is one
+
         yield from hang_lines(root, workers, cwd)
     if not _says_all(root):
         yield from _excerpt(root, excerpt, cwd)
@@ -156,6 +161,8 @@ def _who(root: RootCause) -> str:
 def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
     """Returns how the one that is meant, or all, failed."""
     if root.hang is not None and root.of_watchdog:
+        from lllaunch.console.hang import hang_text  # noqa: PLC0415 - only where there is one
+
         return hang_text(root.hang, cwd, when=when)
     text = _cause(root, cwd)
     return text if root.rank is not None else text.replace("was lost", "were lost", 1)

@@ -79,8 +79,6 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     if not in_github_actions(environ):
         return
     try:
-        # only in CI
-
         report = load(path, source_roots(environ), redactor_of(path, environ))
         tell_github(report, environ)
     except Exception as error:  # noqa: BLE001 - a report that fails must not fail the run

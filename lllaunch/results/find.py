@@ -105,7 +105,17 @@ def last_event(directory: str) -> dict[str, Any] | None:
     Args:
         directory: of the run.
     """
-    lines = (_read(os.path.join(directory, "events.jsonl"), _TAIL) or b"").split(b"\n")
+    return last_record(os.path.join(directory, "events.jsonl"), _TAIL)
+
+
+def last_record(path: str, window: int) -> dict[str, Any] | None:
+    """Returns the last whole line that says anything of a file of JSON lines, None without one.
+
+    Args:
+        path: of the file.
+        window: how many bytes at its end are looked at.
+    """
+    lines = (_read(path, window) or b"").split(b"\n")
     return next((found for line in reversed(lines[:-1]) if (found := _object(line))), None)
 
 

@@ -35,7 +35,7 @@ from lllaunch.results.cases import (
     tidy,
     whole,
 )
-from lllaunch.results.find import read_overrides
+from lllaunch.results.find import last_record, read_overrides
 from lllaunch.results.listing import state_of
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.excerpts import tail
@@ -499,33 +499,12 @@ def _goes_on(path: str, ended: str, last_type: str = "") -> bool:
         ended: when the document was written, ISO 8601; both have one format, in order of time.
         last_type: a record of this type may be the last one after that.
     """
-    last = _last_record(path)
+    last = last_record(path, _LAST_LINE)
     return last is not None and text(last, "time") > ended and last.get("type") != last_type
-
-
-def _last_record(path: str) -> Fields | None:
-    """Returns the last whole line of a file of JSON lines, None if there is none."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _LAST_LINE))
-            lines = file.read(_LAST_LINE).split(b"\n")[:-1]
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            return found
-    return None
 
 
 def _from_journal(path: str) -> Fields:
     """Returns what sweep.json would hold if a sweep that goes on were over."""
-    # only for these
-
     history = SweepHistory(read_journal(path))
     return {**summary_of(history, history.started_ns), "seconds": None, "exit_code": None}
 

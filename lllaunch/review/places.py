@@ -55,8 +55,6 @@ def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
         return None
     tree, real = os.path.realpath(top), os.path.realpath(path)
     if os.path.commonpath((tree, real)) != tree:
-        # most runs have no policy, and those that do a file of their own
-
         message = f"leads out of {top!r}, to {real!r}"
         hint = f"an allowlist is a file of the project; {POLICY_VARIABLE} names another one"
         raise ConfigError((Problem(path, "", message, hint),))

@@ -42,10 +42,10 @@ from lllaunch.linux.process import (
     wait_pidfd,
 )
 from lllaunch.moments import since_boot_ns
-from lllaunch.spawner import preloading, signals
+from lllaunch.spawner import signals
 from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
-from lllaunch.spawner.preloading import Preloaded, preload
+from lllaunch.spawner.preloading import Preloaded, pause, preload
 from lllaunch.spawner.protocol import Channel, Message, Order
 
 
@@ -593,12 +593,12 @@ class Server:
 
     def _check(self, message: Message) -> None:
         assert self._around is not None
-        preloading.pause(self._preloaded.runtimes)
+        pause(self._preloaded.runtimes)
         self._checks.start(message, self._around, self._foreign_fds())
 
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
-        preloading.pause(self._preloaded.runtimes)
+        pause(self._preloaded.runtimes)
         order = Order.decode(message)
         if not self._preloaded.fork_safe:
             order = replace(order, fresh=True)
@@ -618,7 +618,7 @@ class Server:
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
         assert self._around is not None
-        preloading.pause(self._preloaded.runtimes)
+        pause(self._preloaded.runtimes)
         try:
             sock, launcher = message.fds
             pid = os.fork()

@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 from lllaunch.linux.process import flush_c_streams, show_command
 from lllaunch.spawner.dump import CRASH_FILE, WATCHED, arm, catch_crashes
 from lllaunch.spawner.protocol import Function, Module, Pickled, Script
-from lllaunch.spawner.values import EXIT_FILE
+from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
 
 def library_directories() -> tuple[str, ...]:
@@ -292,7 +292,6 @@ def run_pickled(target: Pickled) -> None:
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Functions are recorded always, as in torch's elastic multiprocessing.
     from lllaunch.multiprocessing.errors import record  # noqa: PLC0415
-    from lllaunch.spawner.values import save_return_value  # noqa: PLC0415
 
     save_return_value(record(function)(*args, **kwargs))
 

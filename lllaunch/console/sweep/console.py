@@ -12,7 +12,6 @@ from lllaunch.console.sweep.board import Began, Board, Change, JobOver
 from lllaunch.console.sweep.lines import change_lines
 from lllaunch.console.sweep.paint import is_terminal, painted
 from lllaunch.console.sweep.screen import BottomTable, Flow, Size, same_file, size_of
-from lllaunch.console.sweep.summary import Setting, summary_rows
 from lllaunch.console.sweep.table import Row, StyledText, decoded, harmless, table_rows
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.run.files import working_directory
@@ -164,6 +163,7 @@ class SweepConsole:
                 needs; empty where it needs the whole command line; None if there is none.
         """
         # What only the end needs is imported then.
+        from lllaunch.console.sweep.summary import Setting, summary_rows  # noqa: PLC0415
 
         self.close()
         setting = Setting(

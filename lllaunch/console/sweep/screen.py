@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from lllaunch.console.outlet import Outlet, pieces
+from lllaunch.console.outlet import Outlet, notice, pieces
 from lllaunch.console.sweep.paint import painted
 from lllaunch.console.sweep.table import cells
 from lllaunch.console.wording import counted
@@ -81,7 +81,7 @@ class Flow(Outlet):
                 self._rest = self._kept.popleft()
                 self._size -= len(self._rest)
             elif self._left_out:
-                self._rest = channel.encoded(_notice(self._left_out))
+                self._rest = channel.encoded(notice(self._left_out, "the jobs' logs"))
                 self._left_out = 0
             else:
                 return True
@@ -105,14 +105,6 @@ def same_file(one: TextIO, other: TextIO) -> bool:
         ours, theirs = os.fstat(one.fileno()), os.fstat(other.fileno())
         return os.path.samestat(ours, theirs)
     return False
-
-
-def _notice(number: int) -> str:
-    were = "was" if number == 1 else "were"
-    return (
-        f"lllaunch: {counted(number, 'message')} {were} not shown: the console took nothing; "
-        "see the jobs' logs\n"
-    )
 
 
 _ERASE_LINE, _ERASE_BELOW = "\x1b[K", "\x1b[J"
