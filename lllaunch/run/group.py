@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lllaunch.agent.api import WorkerSpec
@@ -73,14 +74,13 @@ def _pickled(
 
 
 def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the user's variables of one worker: ``env``, then those of its rank over them.
+    """Returns the variables of one worker: those of all, then those of its rank over them.
 
     Args:
         spec: the run.
         facts: what is known of the worker; ``local_rank`` chooses among ``env_per_rank``.
     """
-    own = spec.env_per_rank.get(int(facts["local_rank"]), {})
-    return dict(substitute({**spec.env, **own}, facts, bare=False))
+    return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _agent(
         directory,
         dict(spec.redirects),
         dict(spec.tee),
-        None if spec.local_ranks_filter is None else set(spec.local_ranks_filter),
+        None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)},
         on_attempt=watcher.begin,
     )
 
@@ -250,7 +250,7 @@ def _agent(
         observer=watcher.observe,
         targets=lambda facts: make(numbered(facts)),
         env=lambda facts: env_of(spec, numbered(facts)),
-        preload=spec.preload,
+        preload=spec.imports,
         cwd=spec.cwd,
         spawner_cwd=spec.spawner_cwd or None,
         run_id=spec.run_id,
@@ -309,7 +309,7 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher, signals: Signal
     target = target_of(spec, _place(spec, 0).facts())
     assert isinstance(target, Function)
     with signals.raising():
-        spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.preload)
+        spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.imports)
         problem = spawner.check_function(
             target.module,
             target.qualname,
