@@ -7,14 +7,75 @@ carries the exit code (docs/reference/exit-codes.md) that ``python -m lllaunch``
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Code = Literal[
+    "arguments",
+    "base-60",
+    "changed",
+    "choice",
+    "circular",
+    "compose",
+    "cpus",
+    "directory",
+    "duration",
+    "entrypoint",
+    "file",
+    "gpus",
+    "in-use",
+    "interpolation",
+    "journal",
+    "lock",
+    "lock-edited",
+    "lock-name",
+    "mask",
+    "missing",
+    "more",
+    "no-lock",
+    "no-policy",
+    "not-allowed",
+    "not-reviewed",
+    "nproc",
+    "number",
+    "outside",
+    "overrides",
+    "own-app",
+    "package",
+    "pickle",
+    "plan",
+    "policy",
+    "preload",
+    "preset",
+    "ranks",
+    "rerun",
+    "reserved-variable",
+    "resume",
+    "secret",
+    "shadowed",
+    "signal",
+    "size",
+    "start-method",
+    "sweeper",
+    "text",
+    "too-large",
+    "type",
+    "unknown-key",
+    "unlocked-variable",
+    "unread",
+    "unused-key",
+    "variable",
+    "worker-variable",
+    "yaml",
+]
+"""Kinds of what is wrong with inputs (docs/reference/diagnostics.md); they do not change."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a configuration.
+class Diagnostic:
+    """One thing that is wrong with an input.
 
     Attributes:
+        code: its kind; what programs decide by.
         key: dotted key of the value, such as ``launch.tee``; empty if it is about a file.
         value: the value, already redacted, as the user wrote it.
         message: what is wrong, as the predicate of a sentence (``"does not exist"``); empty where
@@ -27,6 +88,7 @@ class Problem:
             (``"a mask (none, out, err, all, ...)"``); empty where ``message`` says what is wrong.
     """
 
+    code: Code
     key: str
     value: str
     message: str
@@ -44,10 +106,58 @@ class Problem:
             sentence = f"{self.value} {self.message}" if self.value else self.message
         return f"{sentence}; {self.hint}" if self.hint else sentence
 
+    @property
+    def place(self) -> str:
+        """File and line as compilers write them."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+    @property
+    def said(self) -> str:
+        """Key, text and code, for where its place is told otherwise."""
+        first, *more = (f"{self.key}: {self.text}" if self.key else self.text).split("\n")
+        head = first.removesuffix(":")
+        return "\n".join([f"{head} [{self.code}]{first[len(head) :]}", *more])
+
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        before = "".join(f"{each}: " for each in (place, self.key) if each)
-        return f"{before}{self.text}"
+        return f"{self.place}: {self.said}" if self.place else self.said
+
+
+class Unfit(ValueError):
+    """A value is not what it should be; who knows its key makes a `Diagnostic` of it.
+
+    Attributes:
+        expected: what was expected in its place, with the choices or an example (``"a duration (90,
+            90s, ...)"``); empty where ``message`` says what is wrong. Never quotes the value.
+        hint: what was probably meant, or an empty string. May quote parts of the value.
+        detail: what exactly is wrong, or an empty string. May quote parts of the value.
+        message: of a value that is of the right kind: what is wrong with it, the predicate of a
+            sentence about it (``"does not exist"``), or an empty string. Never quotes it.
+        code: its kind.
+    """
+
+    def __init__(
+        self, expected: str = "", hint: str = "", detail: str = "", *, message: str = "", code: Code
+    ) -> None:
+        super().__init__(expected or message, hint, detail)
+        self.expected = expected
+        self.hint = hint
+        self.detail = detail
+        self.message = message
+        self.code: Code = code
+
+    def at(self, key: str, value: str, *, secret: bool = False) -> Diagnostic:
+        """Return what is wrong with the value of a key.
+
+        Args:
+            key: dotted key of the value.
+            value: as it is shown.
+            secret: whether nothing that may quote the value is to be said.
+        """
+        detail, hint = ("", "") if secret else (self.detail, self.hint)
+        message = f"{self.message}: {detail}" if self.message and detail else self.message
+        if self.expected:
+            hint = "; ".join(filter(None, (detail, hint)))
+        return Diagnostic(self.code, key, value, message, hint, expected=self.expected)
 
 
 class LaunchError(Exception):
@@ -76,7 +186,7 @@ class ConfigError(LaunchError):
         problems: everything that is wrong, at least one.
     """
 
-    problems: tuple[Problem, ...]
+    problems: tuple[Diagnostic, ...]
     exit_code: ClassVar[int] = 2
 
     def __str__(self) -> str:

@@ -50,7 +50,7 @@ from lllaunch.units import visible
 if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
-    from lllaunch.errors import Problem
+    from lllaunch.errors import Diagnostic
 
 
 _open: list[list[str]] = []
@@ -181,14 +181,14 @@ def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
     if _in_ci():
         from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
 
-        found: tuple[Problem, ...] = getattr(error, "problems", ())
+        found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
         placed = [problem for problem in found if problem.file and "://" not in problem.file]
-        lines = [(p.file, p.line, hide(str(replace(p, file="", line=0)))) for p in placed]
+        lines = [(p.file, p.line, hide(p.said)) for p in placed]
         rest = _rest(error, placed) if placed else str(error)
         announce_error(hide(rest), os.environ, lines)
 
 
-def _rest(error: LaunchError | str, placed: list[Problem]) -> str:
+def _rest(error: LaunchError | str, placed: list[Diagnostic]) -> str:
     """Return what an error says beside some of its problems."""
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - in CI only
 

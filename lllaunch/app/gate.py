@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.naming import experiment_name, job_name, words_of
 from lllaunch.config.tree import shown_path
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def expect_own_environment(config: DictConfig) -> None:
     ours = [name for name in names if name.startswith(_OURS)]
     if ours:
         message = "may not be set by a config: lllaunch itself reads it"
-        problems = [Problem(f"hydra.job.env_set.{name}", "", message) for name in ours]
+        problems = [
+            Diagnostic("reserved-variable", f"hydra.job.env_set.{name}", "", message)
+            for name in ours
+        ]
         raise ConfigError(tuple(problems))
 
 
@@ -126,7 +129,7 @@ def _against_lock(
     spec: LaunchSpec,
     config: DictConfig,
     job: JobOf | None,
-    problems: list[Problem],
+    problems: list[Diagnostic],
     *,
     users_own: bool,
 ) -> PlanRefused:
@@ -137,7 +140,7 @@ def _against_lock(
     if users_own:
         message = "is of an app of its own, and locks hold plans of python -m lllaunch"
         hint = "name the function as launch.entrypoint, or do not lock it"
-        own = Problem("the function", repr(spec.entrypoint.text), message, hint)
+        own = Diagnostic("own-app", "the function", repr(spec.entrypoint.text), message, hint)
         return PlanRefused(problems=(*problems, own))
     plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
     problems = [*problems, *variables_of_hydra(plain)]
@@ -146,7 +149,7 @@ def _against_lock(
     lock = find_lock(spec, config)
     if isinstance(lock, str):
         message = "does not exist: this plan has not been reviewed"
-        missing = Problem(lock, "", message)
+        missing = Diagnostic("no-lock", lock, "", message)
         command = words_of(config) if job is None else ("-m", *words_of(job.master))
         return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
     changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
@@ -166,7 +169,9 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
     name = spec.locked if isinstance(spec.locked, str) else experiment_name(config)
     if not name:
         message = "has no name that a lock could be found by"
-        raise PlanRefused(problems=(Problem("", "the run", message, "set launch.locked=NAME"),))
+        raise PlanRefused(
+            problems=(Diagnostic("lock-name", "", "the run", message, "set launch.locked=NAME"),)
+        )
     path = lock_path(spec.runtime_cwd, name)
     told = os.path.relpath(path, spec.runtime_cwd)
     return replace(_read_lock(path), path=told) if os.path.lexists(path) else told
@@ -185,7 +190,7 @@ def _read_lock(path: str) -> Lock:
     return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def variables_of_hydra(env_set: object) -> list[Problem]:
+def variables_of_hydra(env_set: object) -> list[Diagnostic]:
     """Tells which variables Hydra sets for a run; no lock has them.
 
     Args:
@@ -194,7 +199,8 @@ def variables_of_hydra(env_set: object) -> list[Problem]:
     from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
     return [
-        Problem(
+        Diagnostic(
+            "unlocked-variable",
             f"hydra.job.env_set.{name}",
             "",
             "is in no lock, and workers see it",

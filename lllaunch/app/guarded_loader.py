@@ -31,7 +31,7 @@ from lllaunch.app.search_path import PACKAGED
 from lllaunch.config.schema import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import literals, literals_in, problems_with
 from lllaunch.config.tree import value_at
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.places import LOCKS, tree_top
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _refuse_pickle(path: str) -> None:
 
     message = "holds code that nobody can review"
     hint = "'python -m lllaunch rerun RUN' runs a plan again"
-    _refuse_if_any([Problem("--experimental-rerun", repr(path), message, hint)])
+    _refuse_if_any([Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)])
 
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -243,7 +243,7 @@ class GuardedLoader(ConfigLoaderImpl):
         return self._known
 
 
-def _foreign(entries: object, policy: Policy) -> list[Problem]:
+def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
     """Return which entries of a search path are not allowed."""
     from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - if there is a policy
 
@@ -251,7 +251,7 @@ def _foreign(entries: object, policy: Policy) -> list[Problem]:
     return check_searchpath(given, policy, tree_top(os.getcwd()))
 
 
-def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Problem]:
+def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Diagnostic]:
     """Return the same of the primary config, with its file and the line."""
     loaded = repo.load_config(config_path=name) if name else None
     found = _foreign(_selected(loaded.config), policy) if loaded is not None else []
@@ -267,7 +267,7 @@ def _selected(config: Any) -> Any:
     return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_list(found) else None
 
 
-def _refuse_if_any(problems: list[Problem]) -> None:
+def _refuse_if_any(problems: list[Diagnostic]) -> None:
     if problems:
         from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
 

@@ -23,7 +23,7 @@ from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
 from lllaunch.app.gate import admit
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
-from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.results.find import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
@@ -288,7 +288,11 @@ def _refuse_resume(hydra: Any) -> None:
     """
     resume = OmegaConf.select(hydra, "launcher.resume")
     if hydra.mode == RunMode.RUN and resume is not None:
-        problem = Problem(
-            "hydra.launcher.resume", repr(resume), "is for sweeps, and this is a run", "add -m"
+        problem = Diagnostic(
+            "resume",
+            "hydra.launcher.resume",
+            repr(resume),
+            "is for sweeps, and this is a run",
+            "add -m",
         )
         raise ConfigError((problem,))

@@ -39,7 +39,7 @@ from hydra.core.utils import JobRuntime, configure_log, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.read import register_resolvers
-from lllaunch.errors import ConfigError, NotPicklable, Problem
+from lllaunch.errors import ConfigError, Diagnostic, NotPicklable
 from lllaunch.linux.process import show_command
 from lllaunch.spawner.protocol import Forked, Function, Target
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
@@ -383,7 +383,8 @@ def not_found(reach: Reach) -> ConfigError:
     """The error that says that workers cannot find a function."""
     return ConfigError(
         (
-            Problem(
+            Diagnostic(
+                "own-app",
                 "lllaunch.main",
                 f"{reach.module}:{reach.qualname}",
                 "is not what workers find under that name",

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lllaunch.app.naming import as_written
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -57,7 +57,7 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
-        problems: tuple[Problem, ...] = getattr(error, "problems", ())
+        problems: tuple[Diagnostic, ...] = getattr(error, "problems", ())
         if not all(problem.file for problem in problems):
             with contextlib.suppress(Exception):
                 found = _origins_of(loader, config)
@@ -143,7 +143,9 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
     settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
     command = shlex.join(["python", spec.entrypoint.text, *settings])
     message = "is an lllaunch.main app, which launches its workers itself"
-    problem = Problem("launch.entrypoint", repr(spec.entrypoint.text), message, f"run: {command}")
+    problem = Diagnostic(
+        "own-app", "launch.entrypoint", repr(spec.entrypoint.text), message, f"run: {command}"
+    )
     raise ConfigError((problem,))
 
 
@@ -151,7 +153,8 @@ def _expect_forks(spec: LaunchSpec, user: UserFunction) -> None:
     """Raises unless workers may be forked."""
     if spec.start_method == "spawn":
         function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
-        problem = Problem(
+        problem = Diagnostic(
+            "start-method",
             "launch.start_method",
             "'spawn'",
             f"needs a function that workers can import, and {function} is none",

@@ -25,7 +25,7 @@ from lllaunch.app.search_path import AGAIN, PRIMARY
 from lllaunch.config.plan import SOURCES, complete, portable_plan
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.difference import Change, differences, text_lines
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.review.document import parse, read_text
 
@@ -96,7 +96,7 @@ def read_again(directory: str) -> RerunRequest:
     path = os.path.join(directory, PLAN)
     plan = parse(read_text(path), path).data
     if not isinstance(plan, dict) or not isinstance(plan.get("launch"), dict):
-        raise ConfigError((Problem(path, "", "is no plan (launch: {...})"),))
+        raise ConfigError((Diagnostic("plan", path, "", "is no plan (launch: {...})"),))
     rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
     node = _mapping(hydra.get("hydra"))
     runtime = _mapping(node.get("runtime"))
@@ -129,7 +129,9 @@ def run_again(again: RerunRequest, spawner: Spawner | None) -> int:
     except (OmegaConfBaseException, RecursionError) as error:
         nested = isinstance(error, RecursionError)
         message = "is nested too deeply" if nested else f"is no config: {reason_of(error)}"
-        raise ConfigError((Problem(again.path, "", f"or what is beside it {message}"),)) from None
+        raise ConfigError(
+            (Diagnostic("plan", again.path, "", f"or what is beside it {message}"),)
+        ) from None
     return run(spawner, AGAIN, again.expect)
 
 
@@ -152,7 +154,7 @@ def _with_tags(text: str, path: str) -> dict[Any, Any]:
         data: Any = OmegaConf.to_container(config, resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = reason_of(error) if isinstance(error, OmegaConfBaseException) else "of its tags"
-        raise ConfigError((Problem(path, "", f"cannot be read: {reason}"),)) from None
+        raise ConfigError((Diagnostic("plan", path, "", f"cannot be read: {reason}"),)) from None
     return _mapping(data)
 
 
@@ -180,7 +182,9 @@ def _expect_ours(directory: str, node: Mapping[Any, Any], launch: Mapping[Any, A
         command = f"cd {shlex.quote(cwd)} && {command}"
     name = str(_mapping(node.get("job")).get("name"))
     message = f"was run by an app of its own, {name!r}"
-    raise ConfigError((Problem("RUN", repr(directory), message, f"to run it again: {command}"),))
+    raise ConfigError(
+        (Diagnostic("own-app", "RUN", repr(directory), message, f"to run it again: {command}"),)
+    )
 
 
 def _experiment(node: Mapping[Any, Any]) -> str | None:

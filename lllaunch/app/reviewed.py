@@ -23,7 +23,7 @@ from lllaunch.config.origin import Origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.provenance import origins
 from lllaunch.config.secrets import safe_source
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.review.annotated import OriginAnnotator, streams_of
 
 if TYPE_CHECKING:
@@ -165,15 +165,15 @@ def _origins(composed: Composition, master: DictConfig, overrides: Sequence[str]
 
 
 def located(
-    runs: Iterable[Reviewed], find: Callable[[Reviewed], Iterable[Problem]]
-) -> tuple[Problem, ...]:
+    runs: Iterable[Reviewed], find: Callable[[Reviewed], Iterable[Diagnostic]]
+) -> tuple[Diagnostic, ...]:
     """Return the problems of runs, each once, with the files and lines that they stand in.
 
     Args:
         runs: any number of them.
         find: finds the problems of one.
     """
-    found: dict[Problem, Problem] = {}
+    found: dict[Diagnostic, Diagnostic] = {}
     for run in runs:
         for problem in find(run):
             if problem in found:
@@ -187,7 +187,8 @@ def located(
 def _expect_grid(master: DictConfig) -> None:
     target = OmegaConf.select(master, "hydra.sweeper._target_")
     if target not in _SWEEPERS:
-        problem = Problem(
+        problem = Diagnostic(
+            "sweeper",
             "hydra.sweeper._target_",
             repr(target),
             "chooses its jobs while it runs: there is no list of them",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lllaunch.checking.examine import CheckContext, Examined, examine
-from lllaunch.checking.findings import Checked, Diagnostic, Outcome, merged
+from lllaunch.checking.findings import Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.lint import lint, misplaced, superseded, told_unused
 from lllaunch.checking.locks import Locks, not_locked
 from lllaunch.checking.tree import (
@@ -88,8 +89,8 @@ def _examined(experiments: Iterable[Experiment], around: CheckContext) -> Iterat
     yield from examine(readable, around)
 
 
-def _hitting(found: Diagnostic, name: str) -> Diagnostic:
-    return Diagnostic(found.code, found.file, found.line, found.key, found.message, (name,))
+def _hitting(found: CheckedDiagnostic, name: str) -> CheckedDiagnostic:
+    return replace(found, experiments=(name,))
 
 
 class _Unreadable:
@@ -109,9 +110,11 @@ class _Unreadable:
         )
 
 
-def _policy(tree: ConfigTree, environ: Mapping[str, str]) -> tuple[Policy | None, list[Diagnostic]]:
+def _policy(
+    tree: ConfigTree, environ: Mapping[str, str]
+) -> tuple[Policy | None, list[CheckedDiagnostic]]:
     """The policy that counts, and what is wrong with this one and those of the tree."""
-    found: list[Diagnostic] = []
+    found: list[CheckedDiagnostic] = []
     counting = policy_path(tree_top(os.getcwd()), environ)
     policy = None
     paths = [*tree.policies, *([counting] if counting else [])]

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
 from lllaunch.app.naming import experiment_name
 from lllaunch.app.search_path import DIRECTORY
-from lllaunch.checking.findings import REFUSED, WRONG, Diagnostic
+from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic
 from lllaunch.checking.lint import (
     KeyUsage,
     may_be_shadowed,
@@ -29,7 +29,7 @@ from lllaunch.config.fields import did_you_mean
 from lllaunch.config.origin import Origins, parts_of
 from lllaunch.config.plan import plan_hash
 from lllaunch.config.tree import shorten, shown_path, value_at
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import Code, ConfigError, Diagnostic
 from lllaunch.review.allow import check
 from lllaunch.review.places import POLICY_FILE, locks_all
 from lllaunch.review.refused import PlanRefused
@@ -68,19 +68,20 @@ class ProblemLocator:
         self._config = config
         self._origins = origins
 
-    def found(self, problem: Problem, code: int) -> Diagnostic:
+    def found(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
         """Returns a problem with its place.
 
         Args:
             problem: with a dotted key of the config, or with any other one.
-            code: as `Diagnostic` has it.
+            exit_code: as `CheckedDiagnostic` has it.
         """
         missing = self._missing(problem)
         at = missing[1] if missing else problem.key
         file, line = self.place(at)
         if missing and not problem.hint:
             problem = replace(problem, hint=self._meant(missing[0]))
-        return Diagnostic(code, file, line, problem.key, problem.text, (self._experiment,))
+        placed = replace(problem, file=file, line=line)
+        return CheckedDiagnostic.of(placed, exit_code, (self._experiment,))
 
     def place(self, key: str) -> tuple[str, int]:
         """File and line of a key, of what it refers to, or of what it is in."""
@@ -89,9 +90,9 @@ class ProblemLocator:
             return origin.where, origin.line or 1
         return self._file.path, self._file.line_of(*parts_of(key)[:1])
 
-    def _missing(self, problem: Problem) -> tuple[str, str] | None:
+    def _missing(self, problem: Diagnostic) -> tuple[str, str] | None:
         """The key that an interpolation asks for in vain, and the key where it does."""
-        told = _MISSING_KEY.search(problem.message)
+        told = _MISSING_KEY.search(problem.message) if problem.code == "interpolation" else None
         if told is None:
             return None
         for link in self._origins.chain(problem.key):
@@ -123,8 +124,8 @@ def _is_near(other: str, key: str, above: str) -> bool:
 
 
 def compose_problem(
-    reason: str, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile], code: int
-) -> Diagnostic:
+    reason: str, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile], exit_code: int
+) -> CheckedDiagnostic:
     """Returns why Hydra cannot compose an experiment, at the line that asks for what is not there.
 
     Args:
@@ -132,7 +133,7 @@ def compose_problem(
         experiment: the name of the experiment.
         file: its own file.
         files: of the tree, by name.
-        code: as `Diagnostic` has it.
+        exit_code: as `CheckedDiagnostic` has it.
     """
     asked_by = _ASKED_BY.search(reason)
     asking = files.get(asked_by[1], file) if asked_by else file
@@ -144,7 +145,7 @@ def compose_problem(
     elif full := _FULL_KEY.search(reason):
         key, line = full[1], asking.line_of(*parts_of(full[1]))
     said = message if name else f"cannot be composed: {message}"
-    return Diagnostic(code, asking.path, line, key, said, (experiment,))
+    return CheckedDiagnostic.at(exit_code, "compose", asking.path, line, key, said, (experiment,))
 
 
 def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
@@ -169,9 +170,7 @@ def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
     return name, f"there is no config {name!r}" + (f"; {hint}" if hint else "")
 
 
-_ENTRYPOINT = "launch.entrypoint"
 # what a config that others complete need not have
-_TO_BE_GIVEN = "cannot be resolved:"
 _NOT_CHOSEN = ("You must specify", "Missing mandatory value")
 
 
@@ -220,7 +219,7 @@ class Examined:
 
     experiment: Experiment
     command: ConfigRequest
-    found: list[Diagnostic] = field(default_factory=list)
+    found: list[CheckedDiagnostic] = field(default_factory=list)
     spec: LaunchSpec | None = None
     lock: str = ""
     lock_place: tuple[str, int] = ("", 0)
@@ -232,10 +231,10 @@ class Examined:
         whole = self.spec is not None and self.spec.entrypoint.text
         return plan_hash(self.spec) if self.spec is not None and whole else ""
 
-    def note(self, code: int, message: str, file: str = "", line: int = 1) -> None:
-        """Notes what is wrong with it, at its own file unless another one is named."""
-        name, own = self.experiment.name, self.experiment.file.path
-        self.found.append(Diagnostic(code, file or own, line, "", message, (name,)))
+    def note(self, code: Code, message: str, file: str, line: int) -> None:
+        """Notes why it may not run."""
+        names = (self.experiment.name,)
+        self.found.append(CheckedDiagnostic.at(REFUSED, code, file, line, "", message, names))
 
 
 def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
@@ -263,7 +262,9 @@ def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator
                 yield examined
 
 
-def _failure(experiment: Experiment, error: Exception, around: CheckContext) -> list[Diagnostic]:
+def _failure(
+    experiment: Experiment, error: Exception, around: CheckContext
+) -> list[CheckedDiagnostic]:
     """Why an experiment has come to no plan."""
     name, file = experiment.name, experiment.file
     if isinstance(error, ConfigError):
@@ -272,7 +273,7 @@ def _failure(experiment: Experiment, error: Exception, around: CheckContext) -> 
     if isinstance(error, PlanRefused):
         line = file.line_of("hydra", "searchpath")
         return [
-            Diagnostic(REFUSED, file.path, line, each.key, each.text, (name,))
+            CheckedDiagnostic.of(replace(each, file=file.path, line=line), REFUSED, (name,))
             for each in error.problems
         ]
     reason = f"{type(error).__name__}: {error}"
@@ -303,7 +304,7 @@ class _Examination:
         self._experiment = examined.experiment
         self._composed = composed
         self._around = around
-        self._problems: list[tuple[Problem, int]] = []
+        self._problems: list[tuple[Diagnostic, int]] = []
 
     def perform(self) -> None:
         """Notes everything in the result.
@@ -352,14 +353,18 @@ class _Examination:
         around = self._around
         everywhere = locks_all(around.environ) and not self._experiment.is_preset
         locked = bool(spec.locked) or (everywhere and not users_own)
+        # the app itself names a function
         problems = check(
-            spec, config, around.policy, around.top, locked=locked, environ=around.environ
+            *(spec, config, around.policy, around.top),
+            locked=locked,
+            environ=around.environ,
+            entrypoint=not users_own,
         )
         for each in problems:
-            if each.key == POLICY_FILE:
+            if each.code == "no-policy":
                 path = shown_path(os.path.join(around.top, POLICY_FILE))
-                self._examined.note(REFUSED, each.text, path, 0)
-            elif not (users_own and each.key == _ENTRYPOINT):  # the app itself names a function
+                self._examined.note(each.code, each.text, path, 0)
+            else:
                 self._problems.append((each, REFUSED))
         return locked
 
@@ -372,14 +377,13 @@ class _Examination:
         examined.lock_place = place
         if users_own:
             message = "is locked, and is an app of its own: locks hold plans of python -m lllaunch"
-            examined.note(REFUSED, message, *place)
+            examined.note("own-app", message, *place)
             examined.lock = ""
         elif not examined.lock:
             message = "is locked, and has no name that a lock could be found by"
-            examined.note(REFUSED, f"{message}; set launch.locked=NAME", *place)
+            examined.note("lock-name", f"{message}; set launch.locked=NAME", *place)
 
 
-def _may_be_given(problem: Problem) -> bool:
+def _may_be_given(problem: Diagnostic) -> bool:
     """Whether other configs may give what is not there."""
-    missing = problem.value == repr(MISSING)
-    return missing or problem.key == _ENTRYPOINT or problem.message.startswith(_TO_BE_GIVEN)
+    return problem.code in {"missing", "interpolation", "entrypoint"}

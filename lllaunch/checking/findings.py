@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from lllaunch.errors import Code, Diagnostic
 
 Level = Literal["error", "warning"]
 
@@ -19,44 +21,51 @@ MOST_ALIKE = 20
 
 
 @dataclass(frozen=True)
-class Diagnostic:
+class CheckedDiagnostic(Diagnostic):
     """One thing that a check has found.
 
     Attributes:
-        code: 2 for what is wrong, 5 for what was not reviewed or is not allowed, 0 for a warning.
-        file: path, as the user would type it.
-        line: from 1; 0 where it is about the file as a whole.
-        key: dotted key, or an empty string.
-        message: what is to be said about it.
+        exit_code: 2 for what is wrong, 5 for what was not reviewed or is not allowed, 0 for a
+            warning.
         experiments: names of those that it hits.
     """
 
-    code: int
-    file: str
-    line: int
-    key: str
-    message: str
+    exit_code: int = WRONG
     experiments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, diagnostic: Diagnostic, exit_code: int, experiments: tuple[str, ...] = ()
+    ) -> CheckedDiagnostic:
+        """Return a diagnostic as one of a check."""
+        known: dict[str, Any] = {
+            each.name: getattr(diagnostic, each.name) for each in fields(Diagnostic)
+        }
+        return cls(**known, exit_code=exit_code, experiments=experiments)
+
+    @classmethod
+    def at(
+        cls,
+        exit_code: int,
+        code: Code,
+        file: str,
+        line: int,
+        key: str,
+        message: str,
+        experiments: tuple[str, ...] = (),
+    ) -> CheckedDiagnostic:
+        """Return what is wrong at a line of a file."""
+        return cls.of(Diagnostic(code, key, "", message, "", file, line), exit_code, experiments)
 
     @property
     def level(self) -> Level:
         """``warning``, or ``error`` for what changes the exit code."""
-        return "error" if self.code else "warning"
-
-    @property
-    def place(self) -> str:
-        """File and line as compilers write them."""
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-    @property
-    def said(self) -> str:
-        """The message, with the key before it."""
-        return f"{self.key}: {self.message}" if self.key else self.message
+        return "error" if self.exit_code else "warning"
 
 
-def merged(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+def merged(found: Iterable[CheckedDiagnostic]) -> list[CheckedDiagnostic]:
     """Returns what was found, each thing once with all experiments that it hits, in order."""
-    experiments: dict[Diagnostic, dict[str, None]] = {}
+    experiments: dict[CheckedDiagnostic, dict[str, None]] = {}
     for each in found:
         alone = replace(each, experiments=())
         experiments.setdefault(alone, {}).update(dict.fromkeys(each.experiments))
@@ -64,20 +73,28 @@ def merged(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     return sorted(whole, key=lambda each: (each.file, each.line, each.level))
 
 
-def exit_code(found: Iterable[Diagnostic], *, strict: bool = False) -> int:
+def exit_code(found: Iterable[CheckedDiagnostic], *, strict: bool = False) -> int:
     """Returns the exit code: 2 if something is wrong, else 5 if something is refused, else 0.
 
     Args:
         found: everything.
         strict: whether warnings count as wrong.
     """
-    codes = {WRONG if strict and not each.code else each.code for each in found}
+    codes = {WRONG if strict and not each.exit_code else each.exit_code for each in found}
     return next((code for code in (WRONG, REFUSED) if code in codes), 0)
 
 
-def without(found: Iterable[Diagnostic], hide: Callable[[str], str]) -> list[Diagnostic]:
+def without(
+    found: Iterable[CheckedDiagnostic], hide: Callable[[str], str]
+) -> list[CheckedDiagnostic]:
     """Returns what was found without the secrets that texts of it may hold."""
-    return [replace(each, key=hide(each.key), message=hide(each.message)) for each in found]
+
+    def hidden(each: CheckedDiagnostic) -> CheckedDiagnostic:
+        names = ("key", "value", "message", "hint", "expected")
+        texts: dict[str, Any] = {name: hide(getattr(each, name)) for name in names}
+        return replace(each, **texts)
+
+    return [hidden(each) for each in found]
 
 
 @dataclass(frozen=True)
@@ -115,7 +132,7 @@ class Outcome:
     experiments: tuple[Checked, ...]
     locks: tuple[str, ...]
     files: tuple[str, ...]
-    found: tuple[Diagnostic, ...]
+    found: tuple[CheckedDiagnostic, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Returns what the verb ends with.
@@ -128,7 +145,7 @@ class Outcome:
     def verdict(self) -> str:
         """Returns one line: ``12 experiments, 3 problems, 1 warning``."""
         count = len(self.experiments)
-        problems = sum(bool(each.code) for each in self.found)
+        problems = sum(bool(each.exit_code) for each in self.found)
         warnings = len(self.found) - problems
         if not self.found:
             return f"{counted(count, 'experiment')}, no problems" if count else "no experiments"

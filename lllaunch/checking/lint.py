@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lllaunch.checking.findings import MOST_ALIKE, WRONG, Diagnostic
+from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile, Sexagesimal
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.origin import Origin, Origins, dotted, parts_of
@@ -299,7 +299,7 @@ def _spot(path: tuple[Any, ...], origins: Origins, files: frozenset[str]) -> Spo
     return Spot(origin.where, origin.line or 1, key)
 
 
-def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[Diagnostic]:
+def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[CheckedDiagnostic]:
     """Tells what no experiment uses, the key above where all that it holds is unused.
 
     Args:
@@ -327,7 +327,11 @@ def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[Diagnostic]:
     for spot, names in hit.items():
         missing = {key: by for name in names for key, by in usages[name].uses.missing.items()}
         message = _message(spot.key, missing)
-        found.append(Diagnostic(0, spot.file, spot.line, spot.key, message, tuple(names)))
+        found.append(
+            CheckedDiagnostic.at(
+                0, "unused-key", spot.file, spot.line, spot.key, message, tuple(names)
+            )
+        )
     yield from _few(found)
 
 
@@ -371,7 +375,7 @@ def may_be_shadowed(file: ConfigFile) -> bool:
 
 def shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
-) -> Iterator[Diagnostic]:
+) -> Iterator[CheckedDiagnostic]:
     """Tells what an experiment's own file says in vain, since what it includes comes later.
 
     Args:
@@ -385,7 +389,7 @@ def shadowed(
 
 def _shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
-) -> Iterator[Diagnostic]:
+) -> Iterator[CheckedDiagnostic]:
     for key, origin in _leaf_origins(config, origins):
         if origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
             continue
@@ -394,7 +398,9 @@ def _shadowed(
             message = (
                 f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
             )
-            yield Diagnostic(0, own, lost[-1].line or 1, key, message, (experiment,))
+            yield CheckedDiagnostic.at(
+                0, "shadowed", own, lost[-1].line or 1, key, message, (experiment,)
+            )
 
 
 def _leaf_origins(config: Mapping[Any, Any], origins: Origins) -> Iterator[tuple[str, Origin]]:
@@ -411,9 +417,9 @@ def _leaf_origins(config: Mapping[Any, Any], origins: Origins) -> Iterator[tuple
             yield key, origin
 
 
-def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+def _few(found: Iterable[CheckedDiagnostic]) -> Iterator[CheckedDiagnostic]:
     """As many as somebody may read of each file; the others are counted."""
-    by_file: dict[str, list[Diagnostic]] = {}
+    by_file: dict[str, list[CheckedDiagnostic]] = {}
     for each in found:
         by_file.setdefault(each.file, []).append(each)
     for file, some in by_file.items():
@@ -421,7 +427,8 @@ def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
         more = some[MOST_ALIKE:]
         if more:
             names = tuple(dict.fromkeys(name for each in more for name in each.experiments))
-            yield Diagnostic(0, file, 0, "", f"has {len(more)} more keys without effect", names)
+            message = f"has {len(more)} more keys without effect"
+            yield CheckedDiagnostic.at(0, more[0].code, file, 0, "", message, names)
 
 
 # Here a number of base 60 can only be something else that was not quoted.
@@ -431,7 +438,7 @@ _NEVER_NUMBERS = (
 )
 
 
-def lint(file: ConfigFile) -> Iterator[Diagnostic]:
+def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
     """Tells what is wrong with a file.
 
     Args:
@@ -441,12 +448,13 @@ def lint(file: ConfigFile) -> Iterator[Diagnostic]:
     for number, each in enumerate(file.facts.sexagesimals):
         if number == MOST_ALIKE:
             more = len(file.facts.sexagesimals) - MOST_ALIKE
-            yield Diagnostic(0, file.path, 0, "", f"has {more} more numbers of base 60: quote them")
+            message = f"has {more} more numbers of base 60: quote them"
+            yield CheckedDiagnostic.at(0, "base-60", file.path, 0, "", message)
             return
         yield _told(file, each)
 
 
-def _told(file: ConfigFile, each: Sexagesimal) -> Diagnostic:
+def _told(file: ConfigFile, each: Sexagesimal) -> CheckedDiagnostic:
     key = dotted([*file.package.split("."), *each.path] if file.package else each.path)
     never = any(_is_in(key, name) for name in _NEVER_NUMBERS)
     if any(map(is_secret_name, each.path)):
@@ -454,32 +462,37 @@ def _told(file: ConfigFile, each: Sexagesimal) -> Diagnostic:
     else:
         text, number = shorten(each.text, 40), shorten(repr(each.number), 40)
         message = f"YAML reads {text} as {number}: quote it"
-    return Diagnostic(WRONG if never else 0, file.path, each.line, shorten(key), message)
+    code = WRONG if never else 0
+    return CheckedDiagnostic.at(code, "base-60", file.path, each.line, shorten(key), message)
 
 
 def _is_in(key: str, name: str) -> bool:
     return key == name or key.startswith(f"{name}.")
 
 
-def misplaced(file: ConfigFile) -> Iterator[Diagnostic]:
+def misplaced(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
     """Tells if a file is put elsewhere than its text seems to say."""
     if file.facts.late:
         message = "comes too late: '# @package' has to stand before anything else, comments too"
-        yield Diagnostic(WRONG, file.path, file.facts.late, "", message)
+        yield CheckedDiagnostic.at(WRONG, "package", file.path, file.facts.late, "", message)
         return
     if not file.name.startswith(f"{EXPERIMENTS}/"):
         return
     if not isinstance(file.facts.data, (dict, type(None))):
-        yield Diagnostic(WRONG, file.path, 1, "", "is no mapping of keys to values")
+        message = "is no mapping of keys to values"
+        yield CheckedDiagnostic.at(WRONG, "type", file.path, 1, "", message)
     elif file.facts.package is None and "launch" in file.data:
         message = (
             f"is put under {file.package}, where nothing reads it; "
             "begin the file with '# @package _global_'"
         )
-        yield Diagnostic(WRONG, file.path, file.line_of("launch"), "launch", message)
+        line = file.line_of("launch")
+        yield CheckedDiagnostic.at(WRONG, "package", file.path, line, "launch", message)
 
 
-def superseded(found: Iterable[Diagnostic], by: Iterable[Diagnostic]) -> list[Diagnostic]:
+def superseded(
+    found: Iterable[CheckedDiagnostic], by: Iterable[CheckedDiagnostic]
+) -> list[CheckedDiagnostic]:
     """Leaves out what says again, in other words, what the text of a file shows.
 
     Args:
@@ -488,7 +501,7 @@ def superseded(found: Iterable[Diagnostic], by: Iterable[Diagnostic]) -> list[Di
     """
     known: dict[tuple[str, int], list[str]] = {}
     for each in by:
-        if each.code:
+        if each.exit_code:
             known.setdefault((each.file, each.line), []).append(each.key)
     return [
         each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest, composing
@@ -12,12 +13,12 @@ from lllaunch.app.naming import as_written, job_name
 from lllaunch.app.reviewed import name_of
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import Examined, in_short
-from lllaunch.checking.findings import REFUSED, WRONG, Diagnostic, counted
+from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic, counted
 from lllaunch.checking.tree import found_in
 from lllaunch.config.plan import portable_plan
 from lllaunch.config.tree import shorten, shown_path
 from lllaunch.difference import Change, differences, text_lines
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, Unfit
 from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, sweep_plan
 from lllaunch.review.refused import PlanRefused
 
@@ -32,10 +33,6 @@ _JOBS = "jobs"
 _CHOICE = re.compile(r"\+{0,2}([\w/.-]+)(?:@[^=]*)?=([\w/.+-]+)")
 
 
-class _Unfit(Exception):
-    """A lock cannot be held against anything."""
-
-
 class Locks:
     """Compares the locks of a tree.
 
@@ -48,7 +45,7 @@ class Locks:
         self._examined = {each.command: each for each in examined}
         self._unreadable = unreadable
 
-    def compare(self, name: str, path: str) -> Iterator[Diagnostic]:
+    def compare(self, name: str, path: str) -> Iterator[CheckedDiagnostic]:
         """Tells what is wrong with a lock, or differs from it.
 
         Args:
@@ -64,12 +61,13 @@ class Locks:
             for each in refused.problems:
                 line = each.line if each.file else 1
                 message = f"{each.text}: {refused.renew}"
-                yield Diagnostic(REFUSED, path, line, each.key, message)
+                yield CheckedDiagnostic.at(REFUSED, each.code, path, line, each.key, message)
             return
         try:
             experiment, changes = self._changes(lock, name)
-        except _Unfit as unfit:
-            yield Diagnostic(WRONG, path, 1, "command", str(unfit))
+        except Unfit as unfit:
+            wrong = replace(unfit.at("command", ""), file=path, line=1)
+            yield CheckedDiagnostic.of(wrong, WRONG)
             return
         except ConfigError as error:  # of the policy
             yield from found_in(error)
@@ -79,27 +77,32 @@ class Locks:
             advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
             whose = f"the plan of {experiment}" if experiment else "the plan"
             message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
-            yield Diagnostic(REFUSED, path, 1, "", message, (experiment,) if experiment else ())
+            names = (experiment,) if experiment else ()
+            yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
 
     def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
         """The experiment of a lock, if it is one of the tree, and what differs.
 
         Raises:
-            _Unfit: there is nothing to compare.
+            Unfit: there is nothing to compare.
         """
         try:
             named, words = _without_name(lock.command)
             command = ConfigRequest.parse(words)
         except ValueError as error:
-            raise _Unfit(f"is no command that makes a plan: {shorten(str(error))}") from None
+            raise Unfit(
+                message=f"is no command that makes a plan: {shorten(str(error))}", code="lock"
+            ) from None
         known = self._examined.get(command)
         if known is not None and _JOBS not in lock.plan:
             if known.spec is None:
-                raise _Unfit(f"makes no plan any more: see {known.experiment.file.path}")
+                raise Unfit(
+                    message=f"makes no plan any more: see {known.experiment.file.path}", code="lock"
+                )
             return known.experiment.name, differences(lock.plan, portable_plan(known.spec))
         for config in _chosen(command):
             if self._unreadable(config):
-                raise _Unfit(f"makes no plan any more: {config} cannot be read")
+                raise Unfit(message=f"makes no plan any more: {config} cannot be read", code="lock")
         try:
             return "", _composed_changes(lock, command, None if named else name)
         except ComposeFailed as error:
@@ -108,10 +111,11 @@ class Locks:
             if all(each.file for each in error.problems):
                 raise
             more = len(error.problems) - 1
-            reason = str(error.problems[0]) + (f" (and {more} more)" if more else "")
+            first = error.problems[0]
+            reason = f"{first.key}: {first.text}" + (f" (and {more} more)" if more else "")
         except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
             reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
-        raise _Unfit(f"makes no plan any more: {reason}")
+        raise Unfit(message=f"makes no plan any more: {reason}", code="lock")
 
 
 def _without_name(words: Sequence[str]) -> tuple[bool, list[str]]:
@@ -148,7 +152,10 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
     with composing():
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
         if len(grid) > MOST_JOBS:
-            raise _Unfit(f"is a sweep of more than {counted(MOST_JOBS, 'job')}: not compared")
+            raise Unfit(
+                message=f"is a sweep of more than {counted(MOST_JOBS, 'job')}: not compared",
+                code="lock",
+            )
         composer = composed.composer(master)
         for number, overrides in enumerate(grid):
             job = composer.compose(overrides, number)
@@ -157,7 +164,7 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
                 yield job_name(overrides), spec
 
 
-def not_locked(examined: Iterable[Examined]) -> Iterator[Diagnostic]:
+def not_locked(examined: Iterable[Examined]) -> Iterator[CheckedDiagnostic]:
     """Tells which experiments must have a lock and have none where runs look for it.
 
     Args:
@@ -171,13 +178,15 @@ def not_locked(examined: Iterable[Examined]) -> Iterator[Diagnostic]:
             path = lock_path(os.getcwd(), each.lock)
         except ConfigError as error:
             problem = error.problems[0]
+            code = problem.code
             message = f"is locked, but {problem.key}: {problem.text}"
         else:
             if os.path.lexists(path):
                 continue
+            code = "no-lock"
             command = renew_command(each.command.words)
             message = (
                 f"is locked, and there is no {shown_path(path)}: "
                 f"its plan has not been reviewed; to write it: {command}"
             )
-        yield Diagnostic(REFUSED, file, line, "", message, (each.experiment.name,))
+        yield CheckedDiagnostic.at(REFUSED, code, file, line, "", message, (each.experiment.name,))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lllaunch.checking.findings import REFUSED, Diagnostic, Outcome
+from lllaunch.checking.findings import REFUSED, CheckedDiagnostic, Outcome
 from lllaunch.results.announce import emit, encoded, in_repository, tell_step
 from lllaunch.results.cases import Case, CodeLine, Log, Report, tidy
 from lllaunch.results.github import ANNOTATIONS, Level, _code, _escaped, annotation
@@ -34,8 +34,8 @@ def render_text(outcome: Outcome) -> str:
     return "".join(f"{line}\n" for line in [*lines, outcome.verdict()])
 
 
-def _line(found: Diagnostic, outcome: Outcome) -> str:
-    warning = "" if found.code else "warning: "
+def _line(found: CheckedDiagnostic, outcome: Outcome) -> str:
+    warning = "" if found.exit_code else "warning: "
     first, *more = tidy(found.said).splitlines() or [""]
     hits = hit_text(found, outcome)
     place = " ".join(tidy(found.place).split("\n"))
@@ -43,7 +43,7 @@ def _line(found: Diagnostic, outcome: Outcome) -> str:
     return "\n".join([f"{place}: {warning}{first}{end}", *(f"    {line}" for line in more)])
 
 
-def hit_text(found: Diagnostic, outcome: Outcome) -> str:
+def hit_text(found: CheckedDiagnostic, outcome: Outcome) -> str:
     """Returns which experiments something hits; nothing if its file is that of the only one.
 
     Args:
@@ -84,11 +84,12 @@ def render_json(outcome: Outcome, *, strict: bool = False) -> str:
         "problems": [
             {
                 "level": each.level,
-                "code": each.code,
+                "code": each.exit_code,
+                "kind": each.code,
                 "file": tidy(each.file),
                 "line": each.line or None,
                 "key": tidy(each.key) or None,
-                "message": tidy(each.message),
+                "message": tidy(each.text),
                 "experiments": [tidy(name) for name in each.experiments],
             }
             for each in outcome.found
@@ -113,8 +114,8 @@ def render_checks(outcome: Outcome, *, strict: bool = False) -> str:
 
 
 def _cases(outcome: Outcome, *, strict: bool) -> Iterator[Case]:
-    by_file: dict[str, list[Diagnostic]] = {}
-    by_experiment: dict[str, list[Diagnostic]] = {}
+    by_file: dict[str, list[CheckedDiagnostic]] = {}
+    by_experiment: dict[str, list[CheckedDiagnostic]] = {}
     for each in outcome.found:
         by_file.setdefault(each.file, []).append(each)
         for name in each.experiments:
@@ -134,12 +135,12 @@ def _cases(outcome: Outcome, *, strict: bool) -> Iterator[Case]:
 
 def _case(
     name: str,
-    found: Sequence[Diagnostic],
+    found: Sequence[CheckedDiagnostic],
     strict: bool,
     command: tuple[str, ...] = (),
     plan_hash: str = "",
 ) -> Case:
-    bad = [each for each in found if each.code or strict]
+    bad = [each for each in found if each.exit_code or strict]
     told = [tidy(f"{each.place}: {each.said}") for each in found if each not in bad]
     warnings = (Log("stdout", "the warnings", tuple(told)),) if told else ()
     case = Case(tidy(name), "succeeded", overrides=command, plan_hash=plan_hash, logs=warnings)
@@ -160,10 +161,10 @@ def _case(
     )
 
 
-def _kind(found: Diagnostic) -> str:
-    if not found.code:
+def _kind(found: CheckedDiagnostic) -> str:
+    if not found.exit_code:
         return "warning"
-    return "review" if found.code == REFUSED else "config"
+    return "review" if found.exit_code == REFUSED else "config"
 
 
 def commands(
@@ -177,8 +178,8 @@ def commands(
         strict: whether warnings are errors.
         path: returns the path of a file from the top of the checkout.
     """
-    errors = [each for each in outcome.found if each.code or strict]
-    warnings = [each for each in outcome.found if not each.code and not strict]
+    errors = [each for each in outcome.found if each.exit_code or strict]
+    warnings = [each for each in outcome.found if not each.exit_code and not strict]
     return [
         *_annotations("error", errors, outcome, path),
         *_annotations("warning", warnings, outcome, path),
@@ -186,7 +187,7 @@ def commands(
 
 
 def _annotations(
-    level: Level, found: Sequence[Diagnostic], outcome: Outcome, path: Callable[[str], str]
+    level: Level, found: Sequence[CheckedDiagnostic], outcome: Outcome, path: Callable[[str], str]
 ) -> Iterator[str]:
     room = ANNOTATIONS if len(found) <= ANNOTATIONS else ANNOTATIONS - 1
     for each in found[:room]:
@@ -221,7 +222,7 @@ def _table(outcome: Outcome) -> Iterator[str]:
     yield "| | where | what | experiments |"
     yield "|---|---|---|---|"
     for each in outcome.found[:_ROWS]:
-        level = f"**{each.level}**" if each.code else each.level
+        level = f"**{each.level}**" if each.exit_code else each.level
         names = ", ".join(each.experiments[:10])
         cells = (level, _code(tidy(each.place)), _escaped(tidy(each.said)), _escaped(tidy(names)))
         yield f"| {' | '.join(cells)} |"

@@ -11,12 +11,12 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-from lllaunch.checking.findings import WRONG, Diagnostic
+from lllaunch.checking.findings import WRONG, CheckedDiagnostic
 from lllaunch.config.tree import shorten, shown_path
 from lllaunch.errors import ConfigError
 
@@ -208,7 +208,7 @@ class ConfigFile:
     name: str
     path: str
     facts: Facts = field(default=_EMPTY, repr=False)
-    problem: Diagnostic | None = None
+    problem: CheckedDiagnostic | None = None
 
     @property
     def group(self) -> str:
@@ -255,7 +255,7 @@ class ConfigTree:
     files: dict[str, ConfigFile]
     locks: dict[str, str]
     policies: tuple[str, ...] = ()
-    found: tuple[Diagnostic, ...] = ()
+    found: tuple[CheckedDiagnostic, ...] = ()
 
 
 def read_tree(directory: str) -> ConfigTree:
@@ -264,7 +264,7 @@ def read_tree(directory: str) -> ConfigTree:
     Args:
         directory: its top.
     """
-    found: list[Diagnostic] = []
+    found: list[CheckedDiagnostic] = []
     files: dict[str, ConfigFile] = {}
     locks: dict[str, str] = {}
     policies = []
@@ -273,7 +273,7 @@ def read_tree(directory: str) -> ConfigTree:
         stem, extension = os.path.splitext(name)
         if extension == ".yml":
             message = "is never read: for Hydra the names of configs end in .yaml"
-            found.append(Diagnostic(0, path, 0, "", message))
+            found.append(CheckedDiagnostic.at(0, "unread", path, 0, "", message))
         if extension != ".yaml":
             continue
         if name == _OURS:
@@ -299,7 +299,7 @@ def read_file(name: str, path: str) -> ConfigFile:
         return ConfigFile(name, path, problem=found_in(error)[0])
 
 
-def found_in(error: ConfigError, file: str = "") -> list[Diagnostic]:
+def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:
     """Returns the problems of a file, which know their place.
 
     Args:
@@ -311,11 +311,11 @@ def found_in(error: ConfigError, file: str = "") -> list[Diagnostic]:
         line = 0
         if each.file:
             file, line = shown_path(each.file), each.line
-        found.append(Diagnostic(WRONG, file, line, each.key, each.text))
+        found.append(CheckedDiagnostic.of(replace(each, file=file, line=line), WRONG))
     return found
 
 
-def _names(directory: str, found: list[Diagnostic]) -> Iterator[str]:
+def _names(directory: str, found: list[CheckedDiagnostic]) -> Iterator[str]:
     """Paths of all files, relative to the directory, in order; hidden ones are left out."""
     waiting = [""]
     # links may lead back to where they are
@@ -328,9 +328,8 @@ def _names(directory: str, found: list[Diagnostic]) -> Iterator[str]:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
             status = os.stat(path)
         except OSError as error:
-            found.append(
-                Diagnostic(WRONG, shown_path(path), 0, "", f"cannot be read: {error.strerror}")
-            )
+            message = f"cannot be read: {error.strerror}"
+            found.append(CheckedDiagnostic.at(WRONG, "file", shown_path(path), 0, "", message))
             continue
         if (status.st_dev, status.st_ino) in seen:
             continue
@@ -340,7 +339,8 @@ def _names(directory: str, found: list[Diagnostic]) -> Iterator[str]:
             count += 1
             if count > MOST_FILES:
                 message = f"holds more than {MOST_FILES} files: the others are not checked"
-                found.append(Diagnostic(WRONG, shown_path(directory), 0, "", message))
+                top = shown_path(directory)
+                found.append(CheckedDiagnostic.at(WRONG, "too-large", top, 0, "", message))
                 return
             if entry.name.startswith(".") or entry.name == "__pycache__":
                 continue
@@ -351,9 +351,8 @@ def _names(directory: str, found: list[Diagnostic]) -> Iterator[str]:
                 directories.append(name)
             else:
                 message = f"is more than {DEEPEST} directories deep: it is not checked"
-                found.append(
-                    Diagnostic(WRONG, shown_path(os.path.join(directory, name)), 0, "", message)
-                )
+                below = shown_path(os.path.join(directory, name))
+                found.append(CheckedDiagnostic.at(WRONG, "too-large", below, 0, "", message))
         waiting += reversed(directories)
 
 
@@ -613,7 +612,7 @@ def too_much(
     directory: str,
     files: Mapping[str, ConfigFile],
     graph: Graph,
-) -> tuple[list[Experiment], list[Diagnostic]]:
+) -> tuple[list[Experiment], list[CheckedDiagnostic]]:
     """Leaves out what nobody could compose, or only in a very long time.
 
     Args:
@@ -626,7 +625,7 @@ def too_much(
         The others, and why each of those was left out.
     """
     kept: list[Experiment] = []
-    found: list[Diagnostic] = []
+    found: list[CheckedDiagnostic] = []
     values, left_out = 0, 0
     for each in experiments:
         problem = _endless(each, files, graph)
@@ -640,20 +639,21 @@ def too_much(
             kept.append(each)
     if left_out:
         message = f"is too much for one check: {left_out} experiments are not checked"
-        found.append(Diagnostic(WRONG, directory, 0, "", message))
+        found.append(CheckedDiagnostic.at(WRONG, "too-large", directory, 0, "", message))
     return kept, found
 
 
 def _endless(
     experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
-) -> Diagnostic | None:
+) -> CheckedDiagnostic | None:
     name, path = experiment.file.name, experiment.file.path
     circle = graph.circle(name)
     if circle:
         first = files[circle[0]]
         message = f"these configs include each other: {_trail(circle)}"
         line = next(each.line for each in graph.own(circle[0]) if each.name == circle[1])
-        return Diagnostic(WRONG, first.path, line, "defaults", message, (experiment.name,))
+        names = (experiment.name,)
+        return CheckedDiagnostic.at(WRONG, "circular", first.path, line, "defaults", message, names)
     configs, values = graph.cost(name)
     if configs > MOST_INCLUDES:
         message = f"includes more than {MOST_INCLUDES} configs"
@@ -662,7 +662,7 @@ def _endless(
     else:
         return None
     line = experiment.file.line_of("defaults") if configs > 1 else 0
-    return Diagnostic(WRONG, path, line, "", message, (experiment.name,))
+    return CheckedDiagnostic.at(WRONG, "too-large", path, line, "", message, (experiment.name,))
 
 
 def _trail(names: tuple[str, ...]) -> str:
@@ -672,7 +672,7 @@ def _trail(names: tuple[str, ...]) -> str:
 
 def broken_by(
     experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
-) -> tuple[Diagnostic, ...]:
+) -> tuple[CheckedDiagnostic, ...]:
     """Returns what is wrong with the files of an experiment, so that it cannot be composed."""
     problems = (files[name].problem for name in sorted(graph.reached([experiment.file.name])))
     return tuple(each for each in problems if each is not None)

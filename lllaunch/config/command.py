@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lllaunch.config.fields import Findings, Unfit, did_you_mean, nearest, one_of
+from lllaunch.config.fields import Findings, did_you_mean, nearest, one_of
 from lllaunch.config.locate import Located, NameStatus, locate, locate_main, misfits
 from lllaunch.config.settings import read_call, read_command_line
 from lllaunch.config.tree import BROKEN, Tree, has_secrets
+from lllaunch.errors import Unfit
 from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint, Path
 
@@ -44,16 +45,17 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
         Unfit: it has none of the forms.
     """
     if not isinstance(value, str):
-        raise Unfit(f"an entrypoint ({FORMS})", "quote it")
+        raise Unfit(f"an entrypoint ({FORMS})", "quote it", code="entrypoint")
     text = value.strip()
     if "\0" in text:
-        raise Unfit("text without NUL characters")
+        raise Unfit("text without NUL characters", code="entrypoint")
     if text == "-m" or text.startswith("-m "):
         return _module(text)
     if _INTERPRETERS.match(text):
         raise Unfit(
             "one file, module, function or program, not a command line",
             "name the script itself (Python is started for you) and give its arguments as 'args'",
+            code="entrypoint",
         )
     if text.endswith(".py"):
         return Entrypoint("script", os.path.join(runtime_cwd, text), text)
@@ -66,12 +68,12 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
 def _module(text: str) -> Entrypoint:
     name = text[2:].strip()
     if name.endswith(".py"):
-        raise Unfit(_MODULE, f"write {name!r}, without -m")
+        raise Unfit(_MODULE, f"write {name!r}, without -m", code="entrypoint")
     if is_dotted(name):
         return Entrypoint("module", name, text)
     if name and is_dotted(name.split()[0]):
-        raise Unfit(_MODULE, "give the arguments as 'args'")
-    raise Unfit(_MODULE)
+        raise Unfit(_MODULE, "give the arguments as 'args'", code="entrypoint")
+    raise Unfit(_MODULE, code="entrypoint")
 
 
 def _function(text: str) -> Entrypoint:
@@ -81,11 +83,16 @@ def _function(text: str) -> Entrypoint:
         raise Unfit(
             _ONE_FORM,
             f"did you mean '{dotted}:{qualname}' or {module!r}?",
+            code="entrypoint",
         )
     if not is_dotted(module) or not is_dotted(qualname):
-        raise Unfit("a function (package.module:callable, of dotted names)")
+        raise Unfit("a function (package.module:callable, of dotted names)", code="entrypoint")
     if module == "__main__":
-        raise Unfit("a function that workers can import", "name its module in place of __main__")
+        raise Unfit(
+            "a function that workers can import",
+            "name its module in place of __main__",
+            code="entrypoint",
+        )
     return Entrypoint("function", module, text, qualname)
 
 
@@ -95,6 +102,7 @@ def _not_a_file_and_name(path: str) -> str:
         raise Unfit(
             _ONE_FORM,
             f"a function is named by its module, as 'package.module:{tail}'",
+            code="entrypoint",
         )
     return path
 
@@ -110,14 +118,14 @@ def check_script(entrypoint: Entrypoint) -> None:
     """
     path = entrypoint.name
     if os.path.isdir(path):
-        raise Unfit(message="is a directory, not a script")
+        raise Unfit(message="is a directory, not a script", code="entrypoint")
     if not os.path.exists(path):
         message = f"does not exist in {_directory(entrypoint)}"
-        raise Unfit(message=message, hint=_script_hint(entrypoint))
+        raise Unfit(message=message, hint=_script_hint(entrypoint), code="entrypoint")
     if not os.path.isfile(path):
-        raise Unfit(message="is not a file")
+        raise Unfit(message="is not a file", code="entrypoint")
     if not os.access(path, os.R_OK):
-        raise Unfit(message="cannot be read: permission denied")
+        raise Unfit(message="cannot be read: permission denied", code="entrypoint")
 
 
 def _directory(entrypoint: Entrypoint) -> str:
@@ -155,20 +163,26 @@ def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) ->
         return
     if files:
         hint, detail = f"chmod +x {files[0]}", f"found only {files[0]!r}"
-        raise Unfit(message="is not executable", hint=hint, detail=detail)
+        raise Unfit(message="is not executable", hint=hint, detail=detail, code="entrypoint")
     hint = _program_hint(name, search_path, runtime_cwd)
-    raise Unfit(message="is not a program on PATH", hint=hint)
+    raise Unfit(message="is not a program on PATH", hint=hint, code="entrypoint")
 
 
 def _check_executable(entrypoint: Entrypoint) -> None:
     path = entrypoint.name
     if os.path.isdir(path):
-        raise Unfit(message="is a directory, not a program")
+        raise Unfit(message="is a directory, not a program", code="entrypoint")
     if not os.path.exists(path):
         directory, name = os.path.split(path)
-        raise Unfit(message="does not exist", hint=did_you_mean(name, _names_in(directory)))
+        raise Unfit(
+            message="does not exist",
+            hint=did_you_mean(name, _names_in(directory)),
+            code="entrypoint",
+        )
     if not os.access(path, os.X_OK):
-        raise Unfit(message="is not executable", hint=f"chmod +x {entrypoint.text}")
+        raise Unfit(
+            message="is not executable", hint=f"chmod +x {entrypoint.text}", code="entrypoint"
+        )
 
 
 def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
@@ -294,7 +308,9 @@ def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Located:
 
 def _found(located: Located) -> Located:
     if located.status is NameStatus.MISSING:
-        raise Unfit(message="cannot be run", hint=located.hint, detail=located.reason)
+        raise Unfit(
+            message="cannot be run", hint=located.hint, detail=located.reason, code="entrypoint"
+        )
     return located
 
 
@@ -303,7 +319,7 @@ def _check_fit(located: Located | None, call: EntrypointCall, key: str, findings
         return
     name = call.entrypoint.text
     for keyword, message, hint in misfits(located.signature, call.args, call.kwargs, name):
-        findings.add_about(f"{key}.{keyword}" if keyword else key, message, hint)
+        findings.add_about(f"{key}.{keyword}" if keyword else key, message, hint, code="arguments")
 
 
 def check_preload(module: object, sys_path: Sequence[str]) -> str:
@@ -313,10 +329,12 @@ def check_preload(module: object, sys_path: Sequence[str]) -> str:
         Unfit: it cannot.
     """
     if not isinstance(module, str) or not is_dotted(module):
-        raise Unfit("the name of a module (package.module)")
+        raise Unfit("the name of a module (package.module)", code="preload")
     located = locate(module, "", sys_path)
     if located.status is NameStatus.MISSING:
-        raise Unfit(message="cannot be imported", hint=located.hint, detail=located.reason)
+        raise Unfit(
+            message="cannot be imported", hint=located.hint, detail=located.reason, code="preload"
+        )
     return module
 
 
@@ -335,17 +353,17 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
     for name, value in root.items():
         if name != key and isinstance(value, dict) and key in value:
             hint = "put the line '# @package _global_' at the top of that config file"
-            return Unfit(expected, hint, f"there is {name}.{key}")
+            return Unfit(expected, hint, f"there is {name}.{key}", code="entrypoint")
     groups = [name for name, value in root.items() if _may_be_group(name, value)]
     if not groups:
-        return Unfit(expected)
+        return Unfit(expected, code="entrypoint")
     groups.sort(key=lambda name: name != "exp")
     choices = one_of([repr(name) for name in groups[:3]])
     looked = f" in {', '.join(searched)}" if searched else ""
     meant = f"{groups[0]}={root[groups[0]]}"
     near = _near_group(groups[0], str(root[groups[0]]), searched)
     hint = near or f"{meant!r} was taken for a plain value"
-    return Unfit(expected, hint, f"there is no config group {choices}{looked}")
+    return Unfit(expected, hint, f"there is no config group {choices}{looked}", code="entrypoint")
 
 
 def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal, shorten, show
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import Code, ConfigError, Diagnostic, Unfit
 from lllaunch.macros import WORKER_NAMES
 
 
@@ -47,28 +47,6 @@ T = TypeVar("T")
 MOST_PROBLEMS = 50
 
 
-class Unfit(ValueError):
-    """A value is not what it should be.
-
-    Attributes:
-        expected: what was expected in its place, with the choices or an example (``"a duration (90,
-            90s, ...)"``); empty where ``message`` says what is wrong. Never quotes the value.
-        hint: what was probably meant, or an empty string. May quote parts of the value.
-        detail: what exactly is wrong, or an empty string. May quote parts of the value.
-        message: of a value that is of the right kind: what is wrong with it, the predicate of a
-            sentence about it (``"does not exist"``), or an empty string. Never quotes it.
-    """
-
-    def __init__(
-        self, expected: str = "", hint: str = "", detail: str = "", *, message: str = ""
-    ) -> None:
-        super().__init__(expected or message, hint, detail)
-        self.expected = expected
-        self.hint = hint
-        self.detail = detail
-        self.message = message
-
-
 class Findings:
     """Collects problems, in the order in which they are found.
 
@@ -78,7 +56,7 @@ class Findings:
     """
 
     def __init__(self) -> None:
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self.count = 0
 
     def add(self, key: str, value: Tree, unfit: Unfit) -> None:
@@ -89,17 +67,12 @@ class Findings:
             value: shown without its secrets.
             unfit: what is wrong with it; its hint and detail are left out if the value is secret.
         """
-        if value is BROKEN:
-            return
-        detail, hint = ("", "") if has_secrets(value) else (unfit.detail, unfit.hint)
-        message = f"{unfit.message}: {detail}" if unfit.message and detail else unfit.message
-        if unfit.expected:
-            hint = "; ".join(filter(None, (detail, hint)))
-        self.note(Problem(key, show(value), message, hint, expected=unfit.expected))
+        if value is not BROKEN:
+            self.note(unfit.at(key, show(value), secret=has_secrets(value)))
 
-    def add_about(self, key: str, message: str, hint: str = "") -> None:
+    def add_about(self, key: str, message: str, hint: str = "", *, code: Code) -> None:
         """Notes a problem with a key that has no value worth showing."""
-        self.note(Problem(key, "", message, hint))
+        self.note(Diagnostic(code, key, "", message, hint))
 
     def attempt(self, key: str, value: Tree, read: Callable[[Any], T]) -> T | None:
         """Calls ``read`` with the plain value of ``value``.
@@ -130,16 +103,16 @@ class Findings:
             return
         places = {key: place for place, key in enumerate(order)}
 
-        def place(problem: Problem) -> int:
+        def place(problem: Diagnostic) -> int:
             parts = problem.key.partition("[")[0].split(".")
             above = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
             return next((places[key] for key in above if key in places), len(places))
 
         left_out = self.count - len(self.problems)
-        more = [Problem("and", "", f"{left_out} more problems")] if left_out else []
+        more = [Diagnostic("more", "and", "", f"{left_out} more problems")] if left_out else []
         raise ConfigError((*sorted(self.problems, key=place), *more))
 
-    def note(self, problem: Problem) -> None:
+    def note(self, problem: Diagnostic) -> None:
         """Notes a problem that shows no secrets."""
         self.count += 1
         if len(self.problems) < MOST_PROBLEMS:
@@ -179,10 +152,10 @@ def known_items(
     unknown = [name for name in node if name not in names]
     for name in unknown[:_MOST_UNKNOWN]:
         hint = explained.get(str(name)) or _meant(str(name), names, synonyms)
-        findings.add_about(f"{key}.{name}", "unknown setting", hint)
+        findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
     if len(unknown) > _MOST_UNKNOWN:
         more = len(unknown) - _MOST_UNKNOWN
-        findings.add_about(key, f"{more} more unknown settings")
+        findings.add_about(key, f"{more} more unknown settings", code="unknown-key")
     return {name: item for name, item in node.items() if name in names}
 
 
@@ -211,11 +184,13 @@ def read_text(value: object) -> str:
         Unfit: it is anything else.
     """
     if not isinstance(value, str):
-        raise Unfit("text", "quote it" if isinstance(value, (bool, int, float)) else "")
+        raise Unfit(
+            "text", "quote it" if isinstance(value, (bool, int, float)) else "", code="text"
+        )
     if not value.strip():
-        raise Unfit("text that is not empty")
+        raise Unfit("text that is not empty", code="text")
     if "\0" in value:
-        raise Unfit("text without NUL characters")
+        raise Unfit("text without NUL characters", code="text")
     return value
 
 
@@ -227,7 +202,7 @@ def read_line(value: object) -> str:
     """
     text = read_text(value)
     if not text.isprintable():
-        raise Unfit("one line of printable characters")
+        raise Unfit("one line of printable characters", code="text")
     return text
 
 
@@ -240,7 +215,7 @@ def read_locked(value: object) -> bool | str:
     if isinstance(value, bool):
         return value
     if not isinstance(value, str):
-        raise Unfit("true, false or the name of a lock")
+        raise Unfit("true, false or the name of a lock", code="choice")
     return read_line(value)
 
 
@@ -252,7 +227,7 @@ def read_flag(value: object) -> bool:
     """
     if not isinstance(value, bool):
         quoted = isinstance(value, str) and value.lower() in {"true", "false"}
-        raise Unfit("true or false", "write it without quotes" if quoted else "")
+        raise Unfit("true or false", "write it without quotes" if quoted else "", code="choice")
     return value
 
 
@@ -266,9 +241,9 @@ def read_count(value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Unfit("a whole number, 0 or more")
+        raise Unfit("a whole number, 0 or more", code="number")
     if value > _MOST_RESTARTS:
-        raise Unfit(f"a whole number, {_MOST_RESTARTS} at most")
+        raise Unfit(f"a whole number, {_MOST_RESTARTS} at most", code="number")
     return value
 
 
@@ -284,7 +259,7 @@ def read_choice(value: object, choices: Iterable[str], synonyms: dict[str, str])
     hint = ""
     if isinstance(value, str):
         hint = synonyms.get(value.lower(), "") or did_you_mean(value, words)
-    raise Unfit(one_of(words), hint)
+    raise Unfit(one_of(words), hint, code="choice")
 
 
 def read_signal(value: object) -> signal.Signals:
@@ -295,14 +270,16 @@ def read_signal(value: object) -> signal.Signals:
     """
     names = [each.name for each in signal.Signals]
     if not isinstance(value, str):
-        raise Unfit(_SIGNAL)
+        raise Unfit(_SIGNAL, code="signal")
     word = value.strip().upper()
     word = word if word.startswith("SIG") else f"SIG{word}"
     if word not in names:
-        raise Unfit(_SIGNAL, did_you_mean(word, names))
+        raise Unfit(_SIGNAL, did_you_mean(word, names), code="signal")
     signum = signal.Signals[word]
     if signum in _REFUSED_SIGNALS:
-        raise Unfit("a signal that the launcher can handle", _REFUSED_SIGNALS[signum])
+        raise Unfit(
+            "a signal that the launcher can handle", _REFUSED_SIGNALS[signum], code="signal"
+        )
     return signum
 
 
@@ -324,7 +301,7 @@ def read_each(
     if plain is None:
         return ()
     if isinstance(plain, dict):
-        findings.add(key, tree, Unfit("a list"))
+        findings.add(key, tree, Unfit("a list", code="type"))
         return ()
     if isinstance(tree, list):
         elements = [(f"{key}[{index}]", item) for index, item in enumerate(tree)]
@@ -358,7 +335,7 @@ def no_such_name(name: str) -> Unfit:
     """Return what is wrong with text that has ``${worker:NAME}`` for a name that there is not."""
     hint = did_you_mean(name, WORKER_NAMES) or f"there are {', '.join(WORKER_NAMES)}"
     expected = "${worker:NAME} with the name of a fact (rank, local_rank, hostname, ...)"
-    return Unfit(expected, hint, f"there is no {name!r}")
+    return Unfit(expected, hint, f"there is no {name!r}", code="worker-variable")
 
 
 def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
@@ -375,7 +352,9 @@ def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     if os.path.isdir(path) or (path == made and not os.path.lexists(path)):
         return path
-    raise Unfit("a directory" if os.path.exists(path) else "a directory that exists")
+    raise Unfit(
+        "a directory" if os.path.exists(path) else "a directory that exists", code="directory"
+    )
 
 
 def read_new_directory(value: object, runtime_cwd: str) -> str:
@@ -390,4 +369,9 @@ def read_new_directory(value: object, runtime_cwd: str) -> str:
         existing = os.path.dirname(existing)
     if os.path.isdir(existing):
         return path
-    raise Unfit("a directory that exists or can be made", "", f"{existing!r} is not a directory")
+    raise Unfit(
+        "a directory that exists or can be made",
+        "",
+        f"{existing!r} is not a directory",
+        code="directory",
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from lllaunch.errors import Problem
+    from lllaunch.errors import Diagnostic
 
 Kind = Literal["file", "package", "schema", "override", "hydra", "unknown"]
 
@@ -175,7 +175,7 @@ class Origins:
                 break  # a default: nobody wrote it anywhere
         return None
 
-    def locate(self, problem: Problem) -> Problem:
+    def locate(self, problem: Diagnostic) -> Diagnostic:
         """Return a problem with the file and line that its key stands in, if it names no file."""
         origin = None if problem.file else self.stands_in(problem.key)
         if origin is None:

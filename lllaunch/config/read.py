@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from lllaunch.config.fields import Findings, Unfit
+from lllaunch.config.fields import Findings
 from lllaunch.config.secrets import (
     holds_env,
     is_literal,
@@ -25,6 +25,7 @@ from lllaunch.config.secrets import (
     without_defaults,
 )
 from lllaunch.config.tree import BROKEN, Tree, Withheld
+from lllaunch.errors import Unfit
 from lllaunch.secret_names import is_secret_name
 
 # Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
@@ -132,7 +133,9 @@ class Reader:
                     return self._container(raw, key, name, reads, "")
                 return raw
         except _TooMuchError:
-            self._findings.add_about(key, f"it expands to more than {MOST_LEAVES} values")
+            self._findings.add_about(
+                key, f"it expands to more than {MOST_LEAVES} values", code="too-large"
+            )
             return BROKEN
 
     def _item(
@@ -152,7 +155,7 @@ class Reader:
         try:
             value = parent[index]
         except MissingMandatoryValue:
-            self._findings.add(key, MISSING, Unfit("a value"))
+            self._findings.add(key, MISSING, Unfit("a value", code="missing"))
             return BROKEN
         except (OmegaConfBaseException, RecursionError) as error:
             if _is_unset(error, reads) and key.startswith(self._unset):
@@ -171,7 +174,7 @@ class Reader:
     ) -> Tree:
         if id(node) in self._open or len(self._open) >= _DEEPEST:
             why = "it contains itself" if id(node) in self._open else "it is nested too deeply"
-            self._findings.add_about(key, why)
+            self._findings.add_about(key, why, code="too-large")
             return BROKEN
         raw: Any = _raw(node)
         self._open.append(id(node))
@@ -217,9 +220,9 @@ class Reader:
         else:
             message = f"cannot be resolved: {_first_line(error)}"
         if shown is None:
-            self._findings.add_about(key, message)
+            self._findings.add_about(key, message, code="interpolation")
         else:
-            self._findings.add(key, shown, Unfit(message=message))
+            self._findings.add(key, shown, Unfit(message=message, code="interpolation"))
 
 
 def _is_unset(error: Exception, reads: Sequence[str]) -> bool:

@@ -32,7 +32,6 @@ from lllaunch.config.command import (
 from lllaunch.config.fields import (
     UNLOCKED,
     Findings,
-    Unfit,
     known_items,
     read_choice,
     read_count,
@@ -81,7 +80,7 @@ from lllaunch.config.values import (
     parse_ranks,
 )
 from lllaunch.config.watchdog import check_replaced, read_watchdog
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.macros import names_in
 from lllaunch.multiprocessing.std import Std
 from lllaunch.secret_names import is_secret_name
@@ -157,7 +156,7 @@ def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        findings.add(key, tree, Unfit("a mapping of variables (NAME: value)"))
+        findings.add(key, tree, Unfit("a mapping of variables (NAME: value)", code="type"))
         return {}
     env = {}
     for name, value in tree.items():
@@ -171,25 +170,29 @@ def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise Unfit("the name of a variable, text", "quote the name")
+        raise Unfit("the name of a variable, text", "quote the name", code="variable")
     if not name or "=" in name or "\0" in name:
-        raise Unfit("the name of a variable, without '=' and NUL characters")
+        raise Unfit("the name of a variable, without '=' and NUL characters", code="variable")
     if name in CONTRACT_NAMES or name.startswith(CONTRACT_PREFIXES):
-        raise Unfit("a variable that the launcher does not set for each worker", "leave it out")
+        raise Unfit(
+            "a variable that the launcher does not set for each worker",
+            "leave it out",
+            code="variable",
+        )
     return name
 
 
 def _text(value: Any) -> str:
     if isinstance(value, (dict, list)):
-        raise Unfit("text, as a variable has one value")
+        raise Unfit("text, as a variable has one value", code="variable")
     if value is None:
-        raise Unfit("text", "quote it, or leave the variable out")
+        raise Unfit("text", "quote it, or leave the variable out", code="variable")
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         hint = "quote it (in a shell NAME=\"'...'\"): YAML may have changed how it was written"
-        raise Unfit("text", hint)
+        raise Unfit("text", hint, code="variable")
     text = str(value)
     if "\0" in text:
-        raise Unfit("text without NUL characters")
+        raise Unfit("text without NUL characters", code="variable")
     return text
 
 
@@ -217,7 +220,7 @@ def read_env_per_rank(
         return {}
     if not isinstance(tree, dict):
         expected = "a mapping of local ranks to variables (0: {NAME: value})"
-        findings.add(key, tree, Unfit(expected))
+        findings.add(key, tree, Unfit(expected, code="type"))
         return {}
     env: dict[range, dict[str, Tree]] = {}
     for ranks, variables in tree.items():
@@ -225,13 +228,15 @@ def read_env_per_rank(
         numbers = findings.attempt(where, ranks, partial(_ranks, nproc=nproc))
         own = read_env(variables, where, findings)
         if numbers in env:
-            findings.add(key, ranks, Unfit("each rank at most once"))
+            findings.add(key, ranks, Unfit("each rank at most once", code="ranks"))
         elif numbers is not None:
             env[numbers] = own
     shared = overlap(list(env))
     if shared:
         first, second = (write_range(ranks) for ranks in shared)
-        findings.add_about(key, f"expected each rank at most once, got {first} and {second}")
+        findings.add_about(
+            key, f"expected each rank at most once, got {first} and {second}", code="ranks"
+        )
     return dict(sorted(env.items(), key=lambda item: item[0].start))
 
 
@@ -282,7 +287,7 @@ class Layers:
         node = reader.read(cfg, self.key)
         if node is not None and not isinstance(node, dict):
             expected = "a mapping of settings (entrypoint, nproc, ...)"
-            findings.add(self.key, node, Unfit(expected))
+            findings.add(self.key, node, Unfit(expected, code="type"))
             findings.raise_if_any()
         items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings, EXPLAINED)
         if items.keys() == set(KEYS):
@@ -466,7 +471,7 @@ def _refuse_entrypoint(settings: Settings) -> None:
         value = settings[name]
         if reveal(value) not in (None, "", [], {}):
             message = "is not used here: what the workers run is the decorated function"
-            unfit = Unfit(message=message, hint="leave it out")
+            unfit = Unfit(message=message, hint="leave it out", code="own-app")
             settings.findings.add(settings.key_of(name), value, unfit)
 
 
@@ -634,7 +639,7 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
         _expect_an_end(own)
         found = list(literals(own))
     except RecursionError:
-        problem = Problem("", "the config", "is nested too deeply to be read")
+        problem = Diagnostic("too-large", "", "the config", "is nested too deeply to be read")
         raise ConfigError((problem,)) from None
     if outer is not None:
         found += literals(value_at(root, outer.split(".")), outer)
@@ -644,6 +649,6 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
 def _expect_an_end(root: Mapping[Any, Any]) -> None:
     """Raises if values come to too much: resolving them would take hours, or all memory."""
     message = f"it comes to more than {MOST_STEPS} references"
-    problems = [Problem(shorten(key), "", message) for key in endless(root)]
+    problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(root)]
     if problems:
         raise ConfigError(tuple(problems[:_MOST_ENDLESS]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lllaunch.config.fields import Unfit, known_items, read_count
+from lllaunch.config.fields import known_items, read_count
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, reveal
+from lllaunch.errors import Unfit
 from lllaunch.spec import Resources
 
 RESOURCE_KEYS = Resources._fields
@@ -42,4 +43,4 @@ def read_resources(settings: Settings) -> Resources:
 def _refuse(value: object) -> None:
     number = isinstance(value, int) and not isinstance(value, bool)
     hint = f"did you mean {{gpus_per_proc: {value}}}?" if number else ""
-    raise Unfit(f"a mapping of numbers ({', '.join(RESOURCE_KEYS)})", hint)
+    raise Unfit(f"a mapping of numbers ({', '.join(RESOURCE_KEYS)})", hint, code="type")

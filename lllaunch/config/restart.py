@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lllaunch.config.fields import Findings, Unfit, known_items, read_choice, read_each
+from lllaunch.config.fields import Findings, known_items, read_choice, read_each
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, reveal, show
 from lllaunch.config.values import format_duration, parse_duration
+from lllaunch.errors import Unfit
 from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
 
 RESTART_KEYS = ("on", "delay", "max_delay")
@@ -77,7 +78,7 @@ def _refuse(value: object) -> None:
         hint = "causes go under 'on': {on: [hang, oom]}"
     elif isinstance(value, (bool, int)):
         hint = "max_restarts says how often"
-    raise Unfit(f"a mapping of settings ({', '.join(RESTART_KEYS)})", hint)
+    raise Unfit(f"a mapping of settings ({', '.join(RESTART_KEYS)})", hint, code="type")
 
 
 def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartCause] | None:
@@ -86,11 +87,11 @@ def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartC
     if plain is False:
         return frozenset()
     if plain is None or plain is True or plain == "" or isinstance(plain, dict):
-        findings.add(key, tree, Unfit(_CAUSES, "write all or none"))
+        findings.add(key, tree, Unfit(_CAUSES, "write all or none", code="choice"))
         return None
     causes = {*read_each(tree, key, findings, _read_cause)}
     if "none" in causes and len(causes) > 1:
-        findings.add(key, tree, Unfit("causes or 'none', not both"))
+        findings.add(key, tree, Unfit("causes or 'none', not both", code="choice"))
     if findings.count > before or tree is BROKEN:
         return None
     if "all" in causes:
@@ -109,7 +110,7 @@ def _check_delays(
         return
     longest = show(items.get("max_delay", format_duration(policy.max_delay)))
     message = f"is more than {key}.max_delay, which is {longest}"
-    unfit = Unfit(message=message, hint="set max_delay as well")
+    unfit = Unfit(message=message, hint="set max_delay as well", code="duration")
     findings.add(f"{key}.delay", items["delay"], unfit)
 
 

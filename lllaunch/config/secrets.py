@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lllaunch.errors import Problem
+from lllaunch.errors import Diagnostic
 from lllaunch.secret_names import is_never_counted, is_plain_key, is_secret_name
 
 _ENV = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,{}]+?)\s*(?:,\s*([^{}]*?)\s*)?\}")
@@ -112,12 +112,17 @@ def literals(raw: Any, key: str = "", name: object = "") -> Iterator[tuple[str, 
         yield from ((key, source, text) for source, text in _literals_of(raw, name))
 
 
-def problems_with(secrets: Iterable[tuple[str, str, str]]) -> list[Problem]:
+def problems_with(secrets: Iterable[tuple[str, str, str]]) -> list[Diagnostic]:
     """Return what is wrong with the secrets that `literals` found."""
     expected = "a secret to come from the environment"
     return [
-        Problem(
-            key, "a literal", "", f"write {source}, or give the key another name", expected=expected
+        Diagnostic(
+            "secret",
+            key,
+            "a literal",
+            "",
+            f"write {source}, or give the key another name",
+            expected=expected,
         )
         for key, source, _ in secrets
     ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lllaunch.config.fields import Findings, Unfit, no_such_name, read_each
+from lllaunch.config.fields import Findings, no_such_name, read_each
 from lllaunch.config.schema import KEYS, PER_WORKER
 from lllaunch.config.tree import BROKEN, Tree, Withheld, leaves, reveal
+from lllaunch.errors import Unfit
 from lllaunch.macros import WORKER_NAMES, names_in
 from lllaunch.spec import Path
 
@@ -29,7 +30,7 @@ def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dic
         return [], {}
     for name in tree or {}:
         if not isinstance(name, str) or not name.isidentifier():
-            unfit = Unfit("the name of an argument of a function")
+            unfit = Unfit("the name of an argument of a function", code="arguments")
             findings.add(f"{key}.{name}", name, unfit)
     return [], dict(tree or {})
 
@@ -65,13 +66,15 @@ def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Word]:
 def _is_mapping_or_none(tree: Tree, key: str, findings: Findings) -> bool:
     if tree is None or isinstance(tree, dict):
         return True
-    findings.add(key, tree, Unfit("a list or a mapping of arguments"))
+    findings.add(key, tree, Unfit("a list or a mapping of arguments", code="type"))
     return False
 
 
 def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Word]:
     if not isinstance(name, str) or not name or any(c.isspace() or c in "=\0" for c in name):
-        unfit = Unfit("the name of an option, text without blanks and '='", "quote it")
+        unfit = Unfit(
+            "the name of an option, text without blanks and '='", "quote it", code="arguments"
+        )
         findings.add(key, name, unfit)
         return []
     plain = reveal(value)
@@ -98,15 +101,15 @@ def _text(value: Tree, key: str, findings: Findings) -> Tree:
 
 def _as_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
-        raise Unfit("text or a number", "quote it, or leave it out")
+        raise Unfit("text or a number", "quote it, or leave it out", code="arguments")
     if isinstance(value, (dict, list)):
-        raise Unfit("text or a number", "quote it")
+        raise Unfit("text or a number", "quote it", code="arguments")
     try:
         text = str(value)
     except ValueError:
-        raise Unfit("a number of fewer digits", "quote it") from None
+        raise Unfit("a number of fewer digits", "quote it", code="arguments") from None
     if "\0" in text:
-        raise Unfit("text without NUL characters")
+        raise Unfit("text without NUL characters", code="arguments")
     return text
 
 
@@ -179,5 +182,7 @@ class Settings:
             if names_in(reveal(leaf), bare=False):
                 message = "asks for a worker's fact where all workers have one value"
                 hint = f"only {', '.join(sorted(PER_WORKER))} may have ${{worker:...}}"
-                self.findings.add(where, leaf, Unfit(message=message, hint=hint))
+                self.findings.add(
+                    where, leaf, Unfit(message=message, hint=hint, code="worker-variable")
+                )
                 self._tree[name] = BROKEN

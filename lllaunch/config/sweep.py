@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from lllaunch.config.fields import (
     Findings,
-    Unfit,
     known_items,
     read_choice,
     read_count,
@@ -21,6 +20,7 @@ from lllaunch.config.restart import CAUSE_SYNONYMS
 from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
+from lllaunch.errors import Unfit
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 SWEEP_KEYS: tuple[str, ...] = (
@@ -143,7 +143,7 @@ class _Reading:
             try:
                 return read_count(word)
             except Unfit as unfit:
-                raise Unfit(_limit(what)) from unfit
+                raise Unfit(_limit(what), code="number") from unfit
 
         found = self._findings.attempt(key, tree, read)
         return tuple(part.strip() for part in found.split(",")) if isinstance(found, str) else found
@@ -158,7 +158,9 @@ class _Reading:
         synonyms = dict.fromkeys(("max", "failures", "count", "n", "limit", "after"), names[0])
         items = known_items(tree, key, names, synonyms, findings)
         if not tree:
-            findings.add(key, tree, Unfit("a number of failures", "write {max_failures: 3}"))
+            findings.add(
+                key, tree, Unfit("a number of failures", "write {max_failures: 3}", code="number")
+            )
         where = f"{key}.max_failures"
         return findings.attempt(where, items.get("max_failures", BROKEN), _read_max_failures)
 
@@ -183,7 +185,7 @@ def _refuse_keys_of_jobs(node: Mapping[str, Any], key: str, findings: Findings) 
     for name in _OF_JOBS:
         if name in node:
             expected = "unknown setting: each job has its own"
-            findings.add_about(f"{key}.{name}", expected, f"set launch.{name}")
+            findings.add_about(f"{key}.{name}", expected, f"set launch.{name}", code="unknown-key")
     return [name for name in node if name not in _OF_JOBS]
 
 
@@ -191,9 +193,9 @@ def _read_positive(value: object) -> int:
     try:
         number = read_count(value)
     except Unfit as unfit:
-        raise Unfit("a whole number, 1 or more", unfit.hint) from None
+        raise Unfit("a whole number, 1 or more", unfit.hint, code="number") from None
     if not number:
-        raise Unfit("a whole number, 1 or more")
+        raise Unfit("a whole number, 1 or more", code="number")
     return number
 
 
@@ -201,7 +203,7 @@ def _read_max_parallel(value: object) -> int:
     try:
         return _read_positive(value)
     except Unfit as unfit:
-        raise Unfit(unfit.expected, "null is as many as have room") from None
+        raise Unfit(unfit.expected, "null is as many as have room", code=unfit.code) from None
 
 
 def _read_max_failures(value: object) -> int:
@@ -209,7 +211,7 @@ def _read_max_failures(value: object) -> int:
         return _read_positive(value)
     except Unfit as unfit:
         hint = "write on_failure: continue for no limit" if not value else ""
-        raise Unfit(unfit.expected, hint) from None
+        raise Unfit(unfit.expected, hint, code=unfit.code) from None
 
 
 def _read_on_failure(value: object) -> str:
@@ -218,13 +220,13 @@ def _read_on_failure(value: object) -> str:
     except Unfit as unfit:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
-        raise Unfit(_FAILURE_FORMS, hint) from None
+        raise Unfit(_FAILURE_FORMS, hint, code="choice") from None
 
 
 def _refuse_retries(value: object) -> None:
     number = value if isinstance(value, int) and not isinstance(value, bool) else 1
     hint = f"say for what: {{failure: {number}}}"
-    raise Unfit(f"a mapping of causes to numbers ({', '.join(Retries._fields)})", hint)
+    raise Unfit(f"a mapping of causes to numbers ({', '.join(Retries._fields)})", hint, code="type")
 
 
 def _limit(what: str) -> str:
@@ -236,13 +238,13 @@ def _read_names(text: str, what: str) -> str:
     word = text.lower()
     if word in _ALL_WORDS or word in _NONE_WORDS:
         hint = "null is all of them" if word in _ALL_WORDS else "write 0"
-        raise Unfit(_limit(what), hint)
+        raise Unfit(_limit(what), hint, code="number")
     if not all(part.strip() for part in text.split(",")):
-        raise Unfit(_limit(what))
+        raise Unfit(_limit(what), code="number")
     return text
 
 
 def _read_entry(value: object) -> int | str:
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
-        raise Unfit("a number or a name")
+        raise Unfit("a number or a name", code="type")
     return value

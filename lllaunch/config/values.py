@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from lllaunch.config.fields import Findings, Unfit, did_you_mean
+from lllaunch.config.fields import Findings, did_you_mean
 from lllaunch.config.tree import Tree
+from lllaunch.errors import Unfit
 from lllaunch.linux import gpus as driver
 from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
 from lllaunch.multiprocessing.std import Std
@@ -69,34 +70,36 @@ def parse_duration(value: object, *, zero: bool = True) -> float:
     """
     seconds = _seconds(value)
     if seconds < 0:
-        raise Unfit("a duration of 0 or more" if zero else _MORE_THAN_0)
+        raise Unfit("a duration of 0 or more" if zero else _MORE_THAN_0, code="duration")
     if seconds == 0 and not zero:
-        raise Unfit(_MORE_THAN_0)
+        raise Unfit(_MORE_THAN_0, code="duration")
     if 0 < seconds < _SHORTEST:
-        raise Unfit("a duration of a nanosecond or more")
+        raise Unfit("a duration of a nanosecond or more", code="duration")
     if seconds > _LONGEST_DAYS * _SECONDS["d"]:
-        raise Unfit(f"a duration of {_LONGEST_DAYS} days at most")
+        raise Unfit(f"a duration of {_LONGEST_DAYS} days at most", code="duration")
     return float(seconds)
 
 
 def _seconds(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise Unfit(_DURATION)
+        raise Unfit(_DURATION, code="duration")
     if not isinstance(value, str):
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         if not number.is_finite():
-            raise Unfit(_DURATION, detail="a duration has an end")
+            raise Unfit(_DURATION, detail="a duration has an end", code="duration")
         return number
     text = value.strip()
     if len(text) > _LONGEST_TEXT:
-        raise Unfit(_DURATION)
+        raise Unfit(_DURATION, code="duration")
     if ":" in text:
-        raise Unfit(_DURATION, _without_colons(text), "colons could mean hours or minutes")
+        raise Unfit(
+            _DURATION, _without_colons(text), "colons could mean hours or minutes", code="duration"
+        )
     if _NUMBER.fullmatch(text):
         return Decimal(text)
     parts = _PARTS.fullmatch(text.lower())
     if not parts or not any(parts.groups()):
-        raise Unfit(_DURATION)
+        raise Unfit(_DURATION, code="duration")
     pairs = zip(parts.groups(), _SECONDS.values(), strict=True)
     return sum((Decimal(part) * unit for part, unit in pairs if part), Decimal(0))
 
@@ -149,21 +152,21 @@ def parse_size(value: object) -> int:
         Unfit: it is no size, is negative, or is no whole number of bytes.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise Unfit(_SIZE)
+        raise Unfit(_SIZE, code="size")
     size = Decimal(value) if isinstance(value, int) else _sized(value.strip())
     if size < 0:
-        raise Unfit("a size of 0 or more")
+        raise Unfit("a size of 0 or more", code="size")
     if size != size.to_integral_value():
-        raise Unfit("a whole number of bytes")
+        raise Unfit("a whole number of bytes", code="size")
     if size > _LARGEST_SIZE:
-        raise Unfit("a size of less than 8 EiB")
+        raise Unfit("a size of less than 8 EiB", code="size")
     return int(size)
 
 
 def _sized(text: str) -> Decimal:
     match = _SIZED.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if not match:
-        raise Unfit(_SIZE)
+        raise Unfit(_SIZE, code="size")
     number, unit = match[1], match[2].lower()
     if not unit:
         unit = "b"
@@ -171,7 +174,7 @@ def _sized(text: str) -> Decimal:
         letter = unit[0].upper()
         meant = unit in {"k", "m", "g", "t", "p", "ki", "mi", "gi", "ti", "pi"}
         hint = f"write {number}{letter}B (powers of 1000) or {number}{letter}iB" if meant else ""
-        raise Unfit(_SIZE, hint)
+        raise Unfit(_SIZE, hint, code="size")
     return Decimal(number) * _BYTES[unit]
 
 
@@ -211,11 +214,13 @@ def parse_ranks(value: object) -> range:
         value = str(value)
     match = _RANKS.fullmatch(value.strip()) if isinstance(value, str) else None
     if not match:
-        raise Unfit("a local rank or a range of them (0, 3, '1-7')")
+        raise Unfit("a local rank or a range of them (0, 3, '1-7')", code="ranks")
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     if last < first:
-        raise Unfit("a range from a lower to a higher rank", f"did you mean '{last}-{first}'?")
+        raise Unfit(
+            "a range from a lower to a higher rank", f"did you mean '{last}-{first}'?", code="ranks"
+        )
     return range(first, last + 1)
 
 
@@ -236,7 +241,7 @@ def check_within(ranks: range, nproc: int) -> None:
     """
     if ranks.stop > nproc:
         ranks_there = "rank 0 only" if nproc == 1 else f"ranks from 0 to {nproc - 1}"
-        raise Unfit(f"{ranks_there}, as nproc is {nproc}")
+        raise Unfit(f"{ranks_there}, as nproc is {nproc}", code="ranks")
 
 
 _NAMES = {"none": Std.NONE, "out": Std.OUT, "err": Std.ERR, "all": Std.ALL}
@@ -313,7 +318,7 @@ def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
     if shared and findings.count == before:
         first, second = (write_range(ranks) for ranks in shared)
         detail = f"{first} and {second} overlap"
-        findings.add(key, value, Unfit("each rank at most once", detail=detail))
+        findings.add(key, value, Unfit("each rank at most once", detail=detail, code="mask"))
     return mask if findings.count == before else None
 
 
@@ -324,7 +329,7 @@ def check_mask(mask: Mask, value: Tree, key: str, nproc: int, findings: Findings
             check_within(ranks, nproc)
         except Unfit as unfit:
             detail = f"no worker has {write_range(ranks)}"
-            findings.add(key, value, Unfit(unfit.expected, detail=detail))
+            findings.add(key, value, Unfit(unfit.expected, detail=detail, code="mask"))
 
 
 def _pair(ranks: object, streams: Tree, key: str, findings: Findings) -> tuple[range, Std] | None:
@@ -341,11 +346,13 @@ def _from_scalar(value: object) -> Mask:
     for pair in re.split(r"\s*,\s*|\s+", value.strip()):
         ranks, colon, streams = pair.partition(":")
         if not colon:
-            raise Unfit(_MASK, "write it as '0:all 1-7:out'", f"{pair!r} has no rank")
+            raise Unfit(_MASK, "write it as '0:all 1-7:out'", f"{pair!r} has no rank", code="mask")
         try:
             numbers = parse_ranks(ranks)
         except Unfit as unfit:
-            raise Unfit(_MASK, unfit.hint, f"{ranks!r} is not {unfit.expected}") from None
+            raise Unfit(
+                _MASK, unfit.hint, f"{ranks!r} is not {unfit.expected}", code="mask"
+            ) from None
         parts.append((numbers, _streams_of_pair(streams)))
     return Mask(tuple(parts))
 
@@ -354,35 +361,41 @@ def _streams_of_pair(streams: str) -> Std:
     try:
         return _streams(streams, _STREAMS)
     except Unfit as unfit:
-        raise Unfit(_MASK, unfit.hint, f"{streams!r} is not {unfit.expected}") from None
+        raise Unfit(
+            _MASK, unfit.hint, f"{streams!r} is not {unfit.expected}", code="mask"
+        ) from None
 
 
 def _streams(value: object, expected: str) -> Std:
     if value is None or value is False or value == "":
         return Std.NONE
     if isinstance(value, bool):
-        raise Unfit(expected, "did you mean 'all'?")
+        raise Unfit(expected, "did you mean 'all'?", code="mask")
     if isinstance(value, (int, float)):
         return _numbered(value, expected)
     if not isinstance(value, str):
-        raise Unfit(expected)
+        raise Unfit(expected, code="mask")
     word = value.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
     if word in _SYNONYMS:
-        raise Unfit(expected, f"did you mean {_SYNONYMS[word]!r}?")
-    raise Unfit(expected, did_you_mean(word, _NAMES))
+        raise Unfit(expected, f"did you mean {_SYNONYMS[word]!r}?", code="mask")
+    raise Unfit(expected, did_you_mean(word, _NAMES), code="mask")
 
 
 def _numbered(value: float, expected: str) -> Std:
     if not isinstance(value, int):
-        raise Unfit(expected)
+        raise Unfit(expected, code="mask")
     if 0 <= value <= Std.ALL:
         return Std(value)
     if value >= _SEXAGESIMAL:
         ranks, streams = divmod(value, 60)
-        raise Unfit(expected, f"YAML reads {ranks}:{streams} without quotes as {value}: quote it")
-    raise Unfit(expected)
+        raise Unfit(
+            expected,
+            f"YAML reads {ranks}:{streams} without quotes as {value}: quote it",
+            code="mask",
+        )
+    raise Unfit(expected, code="mask")
 
 
 def write_mask(streams: Mapping[int, Std]) -> str:
@@ -458,7 +471,9 @@ def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], in
 def _one_or_more(gpus: int) -> int:
     if not gpus:
         raise Unfit(
-            message="found no visible GPU", hint="see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'"
+            message="found no visible GPU",
+            hint="see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'",
+            code="nproc",
         )
     return gpus
 
@@ -475,11 +490,13 @@ def _number(value: object) -> int:
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Unfit(_EXPECTED, did_you_mean(value, WORDS) if isinstance(value, str) else "")
+        raise Unfit(
+            _EXPECTED, did_you_mean(value, WORDS) if isinstance(value, str) else "", code="nproc"
+        )
     if value < 1:
-        raise Unfit("a number of workers, 1 or more")
+        raise Unfit("a number of workers, 1 or more", code="nproc")
     if value > MOST_WORKERS:
-        raise Unfit(f"a number of workers, {MOST_WORKERS} at most")
+        raise Unfit(f"a number of workers, {MOST_WORKERS} at most", code="nproc")
     return value
 
 
@@ -508,11 +525,11 @@ def count_gpus(
             return len(pretended_gpus(pretended, visible))
         except ValueError as error:
             detail = f"{PRETEND}: expected {error}, got {pretended!r}"
-            raise Unfit(message="cannot be counted", detail=detail) from error
+            raise Unfit(message="cannot be counted", detail=detail, code="gpus") from error
     try:
         return driver.count_gpus(visible, nvml)
     except driver.GpusUnknown as unknown:
-        raise Unfit(message=str(unknown)) from unknown
+        raise Unfit(message=str(unknown), code="gpus") from unknown
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from lllaunch.config.fields import (
     Findings,
-    Unfit,
     did_you_mean,
     known_items,
     one_of,
@@ -20,6 +19,7 @@ from lllaunch.config.schema import DEFAULT, PRESETS
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
+from lllaunch.errors import Unfit
 from lllaunch.policies import WatchdogPolicy
 
 # `report` stands in the values of the limits that it names.
@@ -95,7 +95,7 @@ def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
     if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= {*WATCHDOG_KEYS}:
         message = "names no preset, and has replaced what another config said"
         hint = f"add preset: {one_of(PRESETS)}"
-        findings.add(key, tree, Unfit(message=message, hint=hint))
+        findings.add(key, tree, Unfit(message=message, hint=hint, code="preset"))
 
 
 def _read_preset(value: object) -> WatchdogPolicy:
@@ -105,7 +105,7 @@ def _read_preset(value: object) -> WatchdogPolicy:
         return PRESETS[value]
     word = str(value).strip().lower() if isinstance(value, (str, bool, int)) else ""
     hint = _PRESET_HINTS.get(word) or did_you_mean(word, PRESETS)
-    raise Unfit(f"a preset ({', '.join(PRESETS)})", hint)
+    raise Unfit(f"a preset ({', '.join(PRESETS)})", hint, code="preset")
 
 
 def _read_scalar(value: object) -> WatchdogPolicy:
@@ -113,7 +113,7 @@ def _read_scalar(value: object) -> WatchdogPolicy:
         return _read_preset(value)
     except Unfit as unfit:
         hint = unfit.hint or _for_duration(value)
-        raise Unfit(f"{unfit.expected} or a mapping of settings", hint) from None
+        raise Unfit(f"{unfit.expected} or a mapping of settings", hint, code=unfit.code) from None
 
 
 def _for_duration(value: object) -> str:
@@ -160,10 +160,10 @@ def _read_limit(value: object, least: float = 0.0) -> float:
         seconds = parse_duration(value, zero=False)
     except Unfit as unfit:
         hint = unfit.hint or (_NO_LIMIT if _means_off(value) else "")
-        raise Unfit(unfit.expected, hint, unfit.detail) from None
+        raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
     if seconds < least:
         expected = f"a duration of at least {format_duration(least)}"
-        raise Unfit(expected, "a shorter time is no more than a pause")
+        raise Unfit(expected, "a shorter time is no more than a pause", code="duration")
     return seconds
 
 
@@ -172,12 +172,12 @@ def _read_memory(value: object) -> int:
         size = parse_size(value)
     except Unfit as unfit:
         hint = unfit.hint or (_NO_LIMIT if _means_off(value) else "")
-        raise Unfit(unfit.expected, hint, unfit.detail) from None
+        raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
     if size >= _SMALLEST:
         return size
     bare = isinstance(value, int) or str(value).strip().isdecimal()
     hint = f"a number without a unit is bytes: write {size}GiB or {size}MiB" if bare else ""
-    raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT)
+    raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT, code="size")
 
 
 def _means_off(value: object) -> bool:

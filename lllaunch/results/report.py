@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.cases import (
     Case,
@@ -169,7 +169,7 @@ def read_document(path: str) -> Fields | None:
 
 
 def _wrong(path: str, message: str, hint: str = "") -> ConfigError:
-    return ConfigError((Problem("report", repr(path), message, hint),))
+    return ConfigError((Diagnostic("file", "report", repr(path), message, hint),))
 
 
 _MOST_LINES = 300

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import holds_env
 from lllaunch.config.tree import shorten, show, value_at
-from lllaunch.errors import Problem
+from lllaunch.errors import Diagnostic
 from lllaunch.review.objects import Objects
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
@@ -318,7 +318,8 @@ _OWN_TARGETS = {
 }
 
 
-NO_POLICY = Problem(
+NO_POLICY = Diagnostic(
+    "no-policy",
     POLICY_FILE,
     "",
     "is not there, and a locked run needs it: it lists what may run",
@@ -349,7 +350,8 @@ def check(
     locked: bool = False,
     environ: Mapping[str, str] | None = None,
     sys_path: Iterable[str] | None = None,
-) -> list[Problem]:
+    entrypoint: bool = True,
+) -> list[Diagnostic]:
     """Tells what of a run its project does not allow.
 
     Args:
@@ -360,6 +362,7 @@ def check(
         locked: whether the run must be a reviewed one.
         environ: of the launcher, for PATH; None for the real one.
         sys_path: of the launcher; None for the real one.
+        entrypoint: whether what the workers run is known, and judged.
 
     Returns:
         A problem for each value that is not allowed; with exit code 5 they belong into a
@@ -371,7 +374,8 @@ def check(
     sys_path = sys.path if sys_path is None else sys_path
     # as workers have it: their own directory first
     judge = _Judge(policy, root, environ, (spec.cwd, spec.runtime_cwd, *sys_path))
-    judge.entrypoint(spec)
+    if entrypoint:
+        judge.entrypoint(spec)
     judge.directories(spec)
     judge.preload(spec)
     judge.variables(_variables(spec))
@@ -379,7 +383,7 @@ def check(
     return judge.problems
 
 
-def check_config(config: Mapping[Any, Any], policy: Policy, root: str) -> list[Problem]:
+def check_config(config: Mapping[Any, Any], policy: Policy, root: str) -> list[Diagnostic]:
     """Tells what of a config its project does not allow, before Hydra makes anything of it.
 
     Args:
@@ -394,7 +398,7 @@ def check_config(config: Mapping[Any, Any], policy: Policy, root: str) -> list[P
     return judge.problems
 
 
-def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> list[Problem]:
+def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> list[Diagnostic]:
     """Tells which entries of ``hydra.searchpath`` a project does not allow.
 
     Hydra imports packages that it looks in, so they are judged before anything is composed.
@@ -417,7 +421,7 @@ class _Judge:
         environ: Mapping[str, str],
         sys_path: Iterable[str],
     ) -> None:
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self._policy = policy
         self._root = os.path.realpath(root)
         self._environ = environ
@@ -500,7 +504,9 @@ class _Judge:
         for key, env in nodes.items():
             if isinstance(env, str):
                 told = "comes from elsewhere in the config, so nothing tells which variables it has"
-                self.problems.append(Problem(key, show(env), told, "write them out"))
+                self.problems.append(
+                    Diagnostic("not-allowed", key, show(env), told, "write them out")
+                )
             for name in map(str, env if isinstance(env, Mapping) else ()):
                 allowed = (*HARMLESS_VARIABLES, *self._policy.env)
                 if not any(fnmatchcase(name, each) for each in allowed):
@@ -509,7 +515,9 @@ class _Judge:
     def asked(self, asked: Requested) -> None:
         value, name = asked.value, asked.lists[0]
         if not isinstance(value, str):
-            problem = Problem(asked.key, show(value), "", expected="text, which can be judged")
+            problem = Diagnostic(
+                "not-allowed", asked.key, show(value), "", expected="text, which can be judged"
+            )
             self.problems.append(problem)
             return
         patterns = [each for name in asked.lists for each in getattr(self._policy, name)]
@@ -546,7 +554,9 @@ class _Judge:
     def _refuse(self, key: str, value: str, message: str, name: str, wanted: str) -> None:
         path = self._policy.path
         hint = f"to allow it, add {wanted!r} to allow.{name} in {path}" if wanted else ""
-        self.problems.append(Problem(shorten(key), value, shorten(message), shorten(hint)))
+        self.problems.append(
+            Diagnostic("not-allowed", shorten(key), value, shorten(message), shorten(hint))
+        )
 
 
 def _not_in(name: str) -> str:

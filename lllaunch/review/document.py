@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.config.tree import shorten
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import Code, ConfigError, Diagnostic
 
 LONGEST = 2 * 1024 * 1024
 """Size of a file, bytes."""
@@ -112,17 +112,20 @@ def telling(text: str, file: str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         hint = _meant(text, line)
-        raise wrong(file, line, f"is not valid YAML: {error.problem}", hint) from None
+        raise wrong(file, line, f"is not valid YAML: {error.problem}", hint, code="yaml") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise wrong(file, line, "is not valid YAML: a character that it may not hold") from None
+        message = "is not valid YAML: a character that it may not hold"
+        raise wrong(file, line, message, code="yaml") from None
     except UnicodeEncodeError:
         raise wrong(file, 0, "is not UTF-8 text") from None
 
 
-def wrong(file: str, line: int, message: str, hint: str = "") -> ConfigError:
+def wrong(
+    file: str, line: int, message: str, hint: str = "", *, code: Code = "file"
+) -> ConfigError:
     """Returns an error about one line of a file."""
-    return ConfigError((Problem("", "", shorten(message), hint, file, line),))
+    return ConfigError((Diagnostic(code, "", "", shorten(message), hint, file, line),))
 
 
 def _reason(error: Exception) -> str:
@@ -252,4 +255,4 @@ class Builder:
             raise self._wrong(event, "has a number that cannot be read", "quote it") from None
 
     def _wrong(self, event: Any, message: str, hint: str = "") -> ConfigError:
-        return wrong(self._file, event.start_mark.line + 1, message, hint)
+        return wrong(self._file, event.start_mark.line + 1, message, hint, code="yaml")

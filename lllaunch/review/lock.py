@@ -20,7 +20,7 @@ from lllaunch.config.fields import did_you_mean
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import shorten, show
 from lllaunch.difference import Change, differences
-from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.review.document import parse, read_text
 from lllaunch.review.places import LOCKS
 from lllaunch.review.refused import PlanRefused
@@ -51,13 +51,13 @@ def lock_path(root: str, name: str) -> str:
         top, real = os.path.realpath(root), os.path.realpath(path)
         if os.path.commonpath((top, real)) != top:
             message = f"leads out of {root!r}, to {shorten(repr(real))}"
-            problem = Problem(path, "", message, "a lock is a file of the project")
+            problem = Diagnostic("outside", path, "", message, "a lock is a file of the project")
     if problem is not None:
         raise ConfigError((problem,))
     return path
 
 
-def name_problem(name: str) -> Problem | None:
+def name_problem(name: str) -> Diagnostic | None:
     """Tells what is wrong with the name of a lock, None if nothing is."""
     expected, hint = "", ""
     if len(name) > _LONGEST_NAME:
@@ -71,7 +71,7 @@ def name_problem(name: str) -> Problem | None:
         hint = "separate them by /"
     if not expected:
         return None
-    return Problem("the lock's name", show(name), "", hint, expected=expected)
+    return Diagnostic("lock-name", "the lock's name", show(name), "", hint, expected=expected)
 
 
 FORMAT = 2
@@ -189,7 +189,7 @@ def parse_lock(text: str, path: str) -> Lock:
         message = "does not fit the plan below it: the file was edited by hand"
         line = document.lines[("plan_hash",)]
         shown = f"{data['plan_hash'][:12]}..."
-        edited = Problem("plan_hash", shown, message, "renew it", path, line)
+        edited = Diagnostic("lock-edited", "plan_hash", shown, message, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
     return lock
 
@@ -277,14 +277,16 @@ def _read_back(text: str, content: Mapping[str, Any]) -> None:
     except LaunchError as error:
         same, reason = False, str(error)
     if not same:
-        problem = Problem("", "the plan", f"cannot be written as a lock: {shorten(reason)}")
+        problem = Diagnostic(
+            "lock", "", "the plan", f"cannot be written as a lock: {shorten(reason)}"
+        )
         raise ConfigError((problem,))
 
 
-def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list[Problem]:
-    def problem(key: str, shown: str, expected: str, hint: str = "renew it") -> Problem:
+def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list[Diagnostic]:
+    def problem(key: str, shown: str, expected: str, hint: str = "renew it") -> Diagnostic:
         line = lines.get((key,), 1)
-        return Problem(key, shown, "", hint, path, line, expected)
+        return Diagnostic("lock", key, shown, "", hint, path, line, expected)
 
     if not isinstance(data, dict) or "lock" not in data:
         shown = "no key 'lock'" if isinstance(data, dict) else show(data)
@@ -294,7 +296,9 @@ def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list
         expected = f"a format that this lllaunch reads ({FORMAT})"
         return [problem("lock", show(found), expected, "renew it, or use a newer lllaunch")]
     problems = [
-        Problem(str(key), "", "unknown key", did_you_mean(str(key), _KEYS), path, lines[(key,)])
+        Diagnostic(
+            "lock", str(key), "", "unknown key", did_you_mean(str(key), _KEYS), path, lines[(key,)]
+        )
         for key in data
         if key not in _KEYS
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 
 POLICY_FILE = "conf/lllaunch.yaml"
 """Relative to the top of the working tree."""
@@ -57,7 +57,7 @@ def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
     if os.path.commonpath((tree, real)) != tree:
         message = f"leads out of {top!r}, to {real!r}"
         hint = f"an allowlist is a file of the project; {POLICY_VARIABLE} names another one"
-        raise ConfigError((Problem(path, "", message, hint),))
+        raise ConfigError((Diagnostic("outside", path, "", message, hint),))
     return path
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.config.fields import MOST_PROBLEMS, did_you_mean, one_of
 from lllaunch.config.tree import shorten, show
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.document import Document, parse, read_text
 
 
@@ -115,14 +115,14 @@ def parse_policy(text: str, path: str) -> Policy:
     lists = reader.lists()
     if reader.problems:
         more = len(reader.problems) - MOST_PROBLEMS
-        left_out = [Problem("and", "", f"{more} more problems")] if more > 0 else []
+        left_out = [Diagnostic("more", "and", "", f"{more} more problems")] if more > 0 else []
         raise ConfigError((*reader.problems[:MOST_PROBLEMS], *left_out))
     return Policy(path, **lists)
 
 
 class _Reader:
     def __init__(self, document: Document, path: str) -> None:
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self._document = document
         self._path = path
 
@@ -165,12 +165,16 @@ class _Reader:
         for key in node:
             if key not in names:
                 hint = did_you_mean(str(key), names)
-                self._add((*where, key), Problem("", "", "unknown key", shorten(hint)))
+                self._add(
+                    (*where, key), Diagnostic("unknown-key", "", "", "unknown key", shorten(hint))
+                )
 
     def _note(self, where: tuple[Any, ...], value: Any, expected: str, hint: str = "") -> None:
-        self._add(where, Problem("", show(value), "", shorten(hint), expected=expected))
+        self._add(
+            where, Diagnostic("policy", "", show(value), "", shorten(hint), expected=expected)
+        )
 
-    def _add(self, where: tuple[Any, ...], problem: Problem) -> None:
+    def _add(self, where: tuple[Any, ...], problem: Diagnostic) -> None:
         line = self._document.lines.get(where, 1)
         key = ".".join(str(part) for part in where if not isinstance(part, int))
         self.problems.append(replace(problem, key=shorten(key), file=self._path, line=line))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lllaunch.difference import Change, text_lines
-from lllaunch.errors import LaunchError, Problem
+from lllaunch.errors import Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 
 _MOST = 50  # lines of each kind
@@ -25,7 +25,7 @@ class PlanRefused(LaunchError):
 
     lock: str = ""
     changes: tuple[Change, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
     renew: str = ""
     exit_code: ClassVar[int] = ExitCode.REFUSED
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lllaunch.agent.api import WorkerSpec
 from lllaunch.agent.environ import WorkerPlace, contract
 from lllaunch.agent.local_elastic_agent import LocalElasticAgent
-from lllaunch.errors import ConfigError, NotPicklable, PreloadFailed, Problem, SpawnerDied
+from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PreloadFailed, SpawnerDied
 from lllaunch.macros import WORKER_NAMES, substitute
 from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs, announce, destinations
 from lllaunch.multiprocessing.signals import SignalException, SignalSource
@@ -325,8 +325,11 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher, signals: Signal
     # More than a line is the traceback of code that failed while it was imported: no matter of
     # the config, and its attempt will show it whole.
     if problem and "\n" not in problem:
-        found = Problem(
-            "launch.entrypoint", repr(spec.entrypoint.text), f"cannot be run: {problem}"
+        found = Diagnostic(
+            "entrypoint",
+            "launch.entrypoint",
+            repr(spec.entrypoint.text),
+            f"cannot be run: {problem}",
         )
         raise ConfigError((found,))
 

@@ -15,7 +15,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Literal
 
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.linux import proc
 from lllaunch.run.files import naming, write_all
 
@@ -178,17 +178,17 @@ def _signer(lock: str) -> int:
     return int(signed[1]) if signed is not None and signed[2] == socket.gethostname() else 0
 
 
-def _refusal(path: str, lock: str, key: str, kind: str, *, ended: bool) -> Problem:
+def _refusal(path: str, lock: str, key: str, kind: str, *, ended: bool) -> Diagnostic:
     signed = proc.read_text(lock)[:200].strip()
     holder = f" ({signed})" if signed else ""
     other = f"choose another directory with hydra.{kind}.dir=..."
     if not ended:
         message = f"is in use by another {kind}{holder}"
-        return Problem(key, repr(path), message, f"wait for it, or {other}")
+        return Diagnostic("in-use", key, repr(path), message, f"wait for it, or {other}")
     message = f"is still in use by {_PARTS[kind]} of a {kind} whose launcher{holder} has ended"
     pids = ", ".join(map(str, _having_open(lock)))
     hint = f"wait for them, or end them (pids {pids})" if pids else f"wait for them, or {other}"
-    return Problem(key, repr(path), message, hint)
+    return Diagnostic("in-use", key, repr(path), message, hint)
 
 
 def _having_open(file: str) -> list[int]:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_all, write_atomic
 from lllaunch.sweep.pool import Lease
@@ -440,7 +440,9 @@ class Journal:
             directory = os.path.dirname(path)
             message = "has a sweep in it already"
             hint = f"choose another directory, or go on with that one: {_RESUME}={directory}"
-            raise ConfigError((Problem("hydra.sweep.dir", repr(directory), message, hint),))
+            raise ConfigError(
+                (Diagnostic("in-use", "hydra.sweep.dir", repr(directory), message, hint),)
+            )
         entry = JournalEntry(now(), header)
         line = encode(header, entry.time_ns)
         write_atomic(path, line)
@@ -673,4 +675,4 @@ def _unknown(path: str, unknown: UnknownVersion) -> ConfigError:
 
 
 def _problem(path: str, message: str, hint: str) -> ConfigError:
-    return ConfigError((Problem(_RESUME, repr(path), message, hint),))
+    return ConfigError((Diagnostic("journal", _RESUME, repr(path), message, hint),))

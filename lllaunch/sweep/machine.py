@@ -13,30 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus, pretended_gpus
 from lllaunch.sweep.pool import Lease
 
 _RANGE = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
 _MOST_SHOWN = 80
-
-
-class Refused(Exception):
-    """A limit is wrong, or cannot be met.
-
-    Attributes:
-        expected: what was expected in place of the value, or an empty string.
-        hint: what can be done, or an empty string.
-        message: of a value that is of the right kind: what is wrong with it, the predicate of a
-            sentence about it, or an empty string.
-    """
-
-    def __init__(self, expected: str = "", hint: str = "", *, message: str = "") -> None:
-        super().__init__(expected or message, hint)
-        self.expected = expected
-        self.hint = hint
-        self.message = message
 
 
 def gives_none(limit: object) -> bool:
@@ -54,18 +37,18 @@ def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tu
         why_none: if there is nothing: why, a predicate.
 
     Raises:
-        Refused: it is none of these, or not all of them are there.
+        Unfit: it is none of these, or not all of them are there.
     """
     if limit is None:
         return tuple(visible)
     count = _number(limit)
     if count is None and not _is_list(limit):
-        raise Refused("a number of GPUs (0, 1, 2, ...) or a list of them")
+        raise Unfit("a number of GPUs (0, 1, 2, ...) or a list of them", code="gpus")
     if count is not None and count < 0:
-        raise Refused("a number of GPUs, 0 or more")
+        raise Unfit("a number of GPUs, 0 or more", code="gpus")
     if (count or limit) and not visible:
         message = f"asks for GPUs, but {why_none or 'found no GPU'}"
-        raise Refused(message=message, hint="leave it out")
+        raise Unfit(message=message, hint="leave it out", code="gpus")
     if count is not None:
         return tuple(visible[: _at_most(count, len(visible), "GPUs that are visible")])
     assert isinstance(limit, Sequence)
@@ -73,7 +56,7 @@ def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tu
     for entry in limit:
         gpu = _named(entry, visible)
         if gpu in chosen:
-            raise Refused("each GPU at most once", f"{gpu.name} is named twice")
+            raise Unfit("each GPU at most once", f"{gpu.name} is named twice", code="gpus")
         chosen.append(gpu)
     return tuple(chosen)
 
@@ -90,7 +73,7 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
         Their numbers, ascending.
 
     Raises:
-        Refused: it is none of these, or not all of them may be used.
+        Unfit: it is none of these, or not all of them may be used.
     """
     if limit is None:
         quota = len(cores.numbers) if cores.quota is None else int(cores.quota)
@@ -98,11 +81,11 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
     count = _number(limit)
     if count is not None:
         if count < 0:
-            raise Refused("a number of CPU slots, 0 or more")
+            raise Unfit("a number of CPU slots, 0 or more", code="cpus")
         hint = "for more jobs side by side: launch.resources.cpus_per_proc=0 and max_parallel"
         return cores.numbers[: _at_most(count, len(cores.numbers), "cores that may be used", hint)]
     if not _is_list(limit):
-        raise Refused("a number of CPU slots (0, 1, 2, ...) or a list of cores")
+        raise Unfit("a number of CPU slots (0, 1, 2, ...) or a list of cores", code="cpus")
     assert isinstance(limit, Sequence)
     chosen: set[int] = set()
     for low, high in map(_range, limit):
@@ -111,10 +94,10 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
         if len(within) != high - low + 1:
             which = str(low) if low == high else f"{low}-{high}"
             expected = f"cores that may be used ({_written(cores)})"
-            raise Refused(expected, f"{which} may not be used")
+            raise Unfit(expected, f"{which} may not be used", code="cpus")
         if chosen.intersection(within):
             twice = min(chosen.intersection(within))
-            raise Refused("each core at most once", f"{twice} is named twice")
+            raise Unfit("each core at most once", f"{twice} is named twice", code="cpus")
         chosen.update(within)
     return tuple(sorted(chosen))
 
@@ -141,21 +124,21 @@ def _is_list(value: object) -> bool:
 
 def _at_most(count: int, there: int, what: str, hint: str = "") -> int:
     if count > there:
-        raise Refused(f"at most {there}, the number of {what}", hint)
+        raise Unfit(f"at most {there}, the number of {what}", hint, code="number")
     return count
 
 
 def _named(entry: object, visible: Sequence[Gpu]) -> Gpu:
     name = entry.strip() if isinstance(entry, str) else str(entry)
     if not isinstance(entry, str) and (isinstance(entry, bool) or not isinstance(entry, int)):
-        raise Refused("names of GPUs", f"{shown(entry)} is not one")
+        raise Unfit("names of GPUs", f"{shown(entry)} is not one", code="gpus")
     found = [gpu for gpu in visible if gpu.name == name]
     if not found and name.startswith(("GPU-", "MIG-")):
         found = [gpu for gpu in visible if gpu.uuid.startswith(name)]
     if len(found) != 1:
         names = ", ".join(gpu.name for gpu in visible)
         number = "several of them" if found else "none of them"
-        raise Refused(f"names of visible GPUs ({names})", f"{shown(name)} is {number}")
+        raise Unfit(f"names of visible GPUs ({names})", f"{shown(name)} is {number}", code="gpus")
     return found[0]
 
 
@@ -165,7 +148,9 @@ def _range(entry: object) -> tuple[int, int]:
         return number, number
     match = _RANGE.fullmatch(entry.strip()) if isinstance(entry, str) else None
     if match is None or int(match[1]) > int(match[2]):
-        raise Refused("cores and ranges of them (0, 3, '0-3')", f"{shown(entry)} is neither")
+        raise Unfit(
+            "cores and ranges of them (0, 3, '0-3')", f"{shown(entry)} is neither", code="cpus"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -245,12 +230,12 @@ def find_machine(
     if not problems:
         try:
             chosen_gpus = choose_gpus(gpus, found.gpus, found.why_none)
-        except Refused as refused:
-            problems.append(_problem(f"{key}.gpus", gpus, refused))
+        except Unfit as unfit:
+            problems.append(_problem(f"{key}.gpus", gpus, unfit))
     try:
         chosen_cpus = choose_cpus(cpus, find_cores() if cores is None else cores)
-    except Refused as refused:
-        problems.append(_problem(f"{key}.cpus", cpus, refused))
+    except Unfit as unfit:
+        problems.append(_problem(f"{key}.cpus", cpus, unfit))
     if problems:
         raise ConfigError(tuple(problems))
     masks = bool(found.gpus) or gives_none(gpus)
@@ -270,7 +255,7 @@ def pin(lease: Lease) -> None:
 class _Visible(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     why_none: str = ""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
 
 
 def _visible(environ: Mapping[str, str], nvml: Nvml | None) -> _Visible:
@@ -288,7 +273,9 @@ def _pretended(names: str, visible: str | None) -> _Visible:
     try:
         gpus = pretended_gpus(names, visible)
     except ValueError as error:
-        return _Visible(problems=(Problem(PRETEND, shown(names), "", expected=str(error)),))
+        return _Visible(
+            problems=(Diagnostic("gpus", PRETEND, shown(names), "", expected=str(error)),)
+        )
     return _Visible(gpus, _why_none(gpus, visible))
 
 
@@ -298,6 +285,5 @@ def _why_none(gpus: tuple[Gpu, ...], visible: str | None) -> str:
     return "found no GPU" if visible is None else f"found no GPU with {VISIBLE}={shown(visible)}"
 
 
-def _problem(key: str, value: object, refused: Refused) -> Problem:
-    found = shown(value)
-    return Problem(key, found, refused.message, refused.hint, expected=refused.expected)
+def _problem(key: str, value: object, unfit: Unfit) -> Diagnostic:
+    return unfit.at(key, shown(value))

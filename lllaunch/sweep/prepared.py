@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lllaunch.errors import Problem
+from lllaunch.errors import Diagnostic
 from lllaunch.sweep.journal import ComposedRecord
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Lease, Need
@@ -88,7 +88,7 @@ class Broken(NamedTuple):
     why: str
     overrides: tuple[str, ...] = ()
     directory: str = ""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
 
 
 Answer = Prepared | Broken

@@ -13,7 +13,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.difference import Change, differences, text_lines
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.sweep.fingerprint import overrides_key
 from lllaunch.units import spans
 
@@ -272,7 +272,7 @@ def _decide(match: Match) -> Skip | RunAgain | RunNew:
 
 def _problems(
     changed: Mapping[tuple[str, ...], Iterable[OldJob]], others: int
-) -> tuple[Problem, ...]:
+) -> tuple[Diagnostic, ...]:
     """Returns a message for each difference, with all jobs that have it."""
     jobs = [
         (change, sorted(whose, key=lambda job: job.number)) for change, whose in changed.items()
@@ -282,7 +282,7 @@ def _problems(
     return tuple(_problem(*one) for one in (*most, (*last[:2], others)))
 
 
-def _problem(change: Sequence[str], jobs: Sequence[OldJob], others: int) -> Problem:
+def _problem(change: Sequence[str], jobs: Sequence[OldJob], others: int) -> Diagnostic:
     what = [*change] or ["what has changed is not known: the old config was not kept"]
     if others:
         what.append(f"({others} more of those that have finished were not compared)")
@@ -297,4 +297,4 @@ def _problem(change: Sequence[str], jobs: Sequence[OldJob], others: int) -> Prob
         message = "have finished, and their configs have changed since"
         delete = "delete their result.json files to run them again"
     ways = f"put it back, begin another sweep, or {delete}"
-    return Problem(_RESUME, whose, message, "\n    ".join([f"{ways}:", *what]))
+    return Diagnostic("changed", _RESUME, whose, message, "\n    ".join([f"{ways}:", *what]))

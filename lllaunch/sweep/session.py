@@ -14,7 +14,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
@@ -287,7 +287,7 @@ def _expect_sweep(path: str) -> None:
             message = message or f"holds no sweep: there is no {JOURNAL} in it"
     if message:
         hint = "give the directory of a sweep, such as multirun/DATE/TIME"
-        raise ConfigError((Problem(_RESUME, repr(path), message, hint),))
+        raise ConfigError((Diagnostic("resume", _RESUME, repr(path), message, hint),))
 
 
 def _id_of(path: str) -> str:

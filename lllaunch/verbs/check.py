@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def _directory(given: argparse.Namespace) -> str:
     if len({*map(os.path.abspath, named)}) > 1:
         message = f"is another tree than {given.directory!r}"
         hint = "check them one after the other"
-        raise ConfigError((Problem("--config-dir", repr(given.config_dir), message, hint),))
+        raise ConfigError(
+            (Diagnostic("directory", "--config-dir", repr(given.config_dir), message, hint),)
+        )
     return str(named[0]) if named else _CONF
 
 

@@ -23,7 +23,7 @@ from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse
 from lllaunch.console.sweep.table import StyledText
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
@@ -103,7 +103,9 @@ def show_difference(
     for wanted in _locks(runs, command, name):
         path = os.path.relpath(lock_path(os.getcwd(), wanted.name))
         if not os.path.lexists(path):
-            missing = Problem(path, "", "does not exist: this plan has not been reviewed")
+            missing = Diagnostic(
+                "no-lock", path, "", "does not exist: this plan has not been reviewed"
+            )
             raise PlanRefused(problems=(missing,), renew=renew_command(wanted.command))
         lock = read_lock(path)
         changes = differences(lock.plan, wanted.plan)
@@ -143,7 +145,7 @@ def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -
         own = run.name if name is None else name
         if not own:
             hint = "give one with --name NAME, and to runs with launch.locked=NAME"
-            raise ConfigError((Problem("", "the lock", "has no name", hint),))
+            raise ConfigError((Diagnostic("lock-name", "", "the lock", "has no name", hint),))
         by_name.setdefault(own, []).append(run)
     given = ["--name", name] if name is not None else []
     for own, members in by_name.items():

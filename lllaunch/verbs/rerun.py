@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.results.find import RESULT, read_json
 from lllaunch.results.listing import LATEST, locate
 from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
@@ -81,7 +81,8 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
 def _prepare(given: argparse.Namespace) -> RerunRequest:
     found = locate(given.run)
     problems = [
-        Problem(
+        Diagnostic(
+            "rerun",
             text,
             "",
             "would make another plan",
@@ -93,7 +94,7 @@ def _prepare(given: argparse.Namespace) -> RerunRequest:
     if found.kind == "sweep":
         resume = shlex.join([f"hydra.launcher.resume={found.path}"])
         hint = f"name one of its jobs; to run the rest of the sweep: {program()} -m {resume}"
-        problems.insert(0, Problem("RUN", repr(found.path), "is a sweep", hint))
+        problems.insert(0, Diagnostic("rerun", "RUN", repr(found.path), "is a sweep", hint))
     if problems:
         raise ConfigError(tuple(problems))
     directory = os.path.abspath(found.path)
@@ -118,7 +119,9 @@ def _expect_same_rules(run: str, cwd: str) -> None:
     ruled = locks_all(os.environ) or (policy is not None and not os.environ.get(POLICY_VARIABLE))
     if ruled and os.path.realpath(here) != there:
         message = f"was started in {cwd!r}, where the rules of this tree do not hold"
-        raise PlanRefused(problems=(Problem("RUN", repr(run), message, "run it again there"),))
+        raise PlanRefused(
+            problems=(Diagnostic("rerun", "RUN", repr(run), message, "run it again there"),)
+        )
 
 
 def _tell_of_other_code(directory: str) -> None:

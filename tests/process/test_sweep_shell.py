@@ -19,7 +19,7 @@ from support.launching import gone, text_of, until
 from support.sweeps import NAMES, ONE, Played, each, machine
 
 import lllaunch.sweep.schedule as v
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.signals import STOP_AND_CONTINUE
 from lllaunch.sweep.journal import OverRecord, read_journal
@@ -71,7 +71,7 @@ def many_ways_to_prepare(number: int) -> Answer:
     if number == 5:
         raise LookupError("no such thing")
     if number == 6:
-        raise ConfigError((Problem("launch.x", "3", "is wrong"),))
+        raise ConfigError((Diagnostic("type", "launch.x", "3", "is wrong"),))
     if number == 7:
         os.kill(os.getpid(), signal.SIGKILL)
     others: dict[int, Answer] = {

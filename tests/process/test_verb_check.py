@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,28 +110,37 @@ def test_all_problems_at_once_by_file_and_line(
     nothing = "has no effect: nothing under launch refers to it"
     *lines, verdict = ended.out.splitlines()
     assert lines == [
-        "conf/exp/asks.yaml:4: defaults: there is no config 'model/smal'; did you mean 'small'?",
+        (
+            "conf/exp/asks.yaml:4: defaults: there is no config 'model/smal'; did "
+            "you mean 'small'? [compose]"
+        ),
         (
             "conf/exp/broken.yaml:3: is not valid YAML: expected ',' or '}', but got '<stream end>'"
-            " (in broken, uses/it)"
+            " [yaml] (in broken, uses/it)"
         ),
         (
             "conf/exp/resnet.yaml:8: launch.args.lr: '${params.lr}' cannot be resolved:"
-            " Interpolation key 'params.lr' not found; did you mean 'parms.lr'?"
+            " Interpolation key 'params.lr' not found; did you mean 'parms.lr'? [interpolation]"
         ),
-        f"conf/exp/resnet.yaml:11: launch.tee: {mask}; did you mean 'all'?",
-        "conf/exp/resnet.yaml:12: launch.redirects: YAML reads 1:3 as 63: quote it",
-        ("conf/exp/resnet.yaml:13: launch.watchdgo: unknown setting; did you mean 'watchdog'?"),
-        "conf/exp/resnet.yaml:15: warning: launch.env.AT: YAML reads 10:30 as 630: quote it",
+        f"conf/exp/resnet.yaml:11: launch.tee: {mask}; did you mean 'all'? [mask]",
+        "conf/exp/resnet.yaml:12: launch.redirects: YAML reads 1:3 as 63: quote it [base-60]",
+        (
+            "conf/exp/resnet.yaml:13: launch.watchdgo: unknown setting; did you mean "
+            "'watchdog'? [unknown-key]"
+        ),
+        (
+            "conf/exp/resnet.yaml:15: warning: launch.env.AT: YAML reads 10:30 as "
+            "630: quote it [base-60]"
+        ),
         (
             f"conf/exp/resnet.yaml:16: warning: parms: {nothing};"
-            " did you mean 'params.lr'? launch.args.lr refers to that"
+            " did you mean 'params.lr'? launch.args.lr refers to that [unused-key]"
         ),
         (
             "conf/exp/shadowed.yaml:7: warning: launch.nproc: has no effect, conf/quick/two.yaml:3"
-            " overrides it; put _self_ last in the defaults list"
+            " overrides it; put _self_ last in the defaults list [shadowed]"
         ),
-        f"conf/model/small.yaml:2: warning: model.height: {nothing} (in resnet)",
+        f"conf/model/small.yaml:2: warning: model.height: {nothing} [unused-key] (in resnet)",
     ]
     assert verdict == "8 experiments, 6 problems, 4 warnings"
     assert not (project.root / "imported").exists()
@@ -188,7 +198,7 @@ def test_another_tree_than_conf(project: Project, checked: Check) -> None:
 
 def test_no_such_tree(project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ended = call(check.main, ["nowhere"], capsys)
-    assert ended == Ended(2, "", "lllaunch: nowhere: is not a directory\n")
+    assert ended == Ended(2, "", "lllaunch: nowhere: is not a directory [file]\n")
     assert call(check.main, ["--frmat"], capsys).code == 2
     two = call(check.main, ["apps", "--config-dir", "conf"], capsys)
     assert (two.code, two.out) == (2, "")
@@ -219,11 +229,11 @@ def test_plans_that_differ_from_their_locks(
     named = f"{renew} --name"
     role = 'role: "default" -> "other"'
     assert ended.out == (
-        "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n"
+        "conf/locks/a.yaml:1: the plan of a is not the reviewed one [not-reviewed]:\n"
         f"      launch.{role}\n    {renew} +exp=a\n"
-        "conf/locks/four.yaml:1: the plan is not the reviewed one:\n"
+        "conf/locks/four.yaml:1: the plan is not the reviewed one [not-reviewed]:\n"
         f"      launch.{role}\n    {named} four +exp=a launch.nproc=4\n"
-        "conf/locks/sweep.yaml:1: the plan is not the reviewed one:\n"
+        "conf/locks/sweep.yaml:1: the plan is not the reviewed one [not-reviewed]:\n"
         f'      jobs["+exp=a launch.nproc=1"].launch.{role}\n'
         f'      jobs["+exp=a launch.nproc=2"].launch.{role}\n'
         f"    {named} sweep -m +exp=a launch.nproc=1,2\n"
@@ -248,13 +258,15 @@ def test_locks_that_are_none_any_more(
     lines = ended.out.splitlines()
     assert "does not fit the plan below it: the file was edited by hand" in lines[1]
     assert lines[1].startswith("conf/locks/a.yaml:")
-    assert lines[1].endswith("python -m lllaunch plan --lock +exp=a")
+    assert lines[1].endswith("python -m lllaunch plan --lock +exp=a [lock-edited]")
     assert lines[2].startswith("conf/locks/b.yaml:3: is not valid YAML")
     assert lines[3] == (
         "conf/locks/c.yaml:1: command: makes no plan any more: there is no config 'exp/c';"
-        " there are a, b, d, e in exp"
+        " there are a, b, d, e in exp [lock]"
     )
-    assert lines[4] == ("conf/locks/d.yaml:1: command: makes no plan any more: see conf/exp/d.yaml")
+    assert lines[4] == (
+        "conf/locks/d.yaml:1: command: makes no plan any more: see conf/exp/d.yaml [lock]"
+    )
     assert lines[5].startswith("conf/locks/e.yaml:1: command: is no command that makes a plan")
     codes = [each["code"] for each in json.loads(checked("--format", "json").out)["problems"]]
     assert codes == [2, 5, 2, 2, 2, 2]
@@ -280,7 +292,8 @@ def test_what_is_locked_needs_a_lock_and_a_policy(
     review = "its plan has not been reviewed; to write it: python -m lllaunch plan --lock"
     first, second, *_ = ended.out.splitlines()
     assert first == (
-        f"conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml: {review} +exp=a"
+        f"conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml: "
+        f"{review} +exp=a [no-lock]"
     )
     assert second.startswith("conf/lllaunch.yaml: is not there, and a locked run needs it")
     configs(project, lllaunch=ALLOW)
@@ -310,13 +323,16 @@ def test_the_allowlist_refuses_by_file_and_line(project: Project, checked: Check
     )
     ended = checked()
     assert ended.code == 5
-    assert [line.partition(";")[0] for line in ended.out.splitlines()] == [
-        "conf/exp/b.yaml:3: launch.entrypoint: 'env' is not in allow.programs",
-        "conf/exp/b.yaml:4: launch.preload: 'json' is not in allow.preload",
-        "conf/exp/b.yaml:5: launch.env.LD_X: is not in allow.env",
-        "conf/exp/b.yaml:6: x._target_: 'os.system' is not in allow.targets",
-        "conf/exp/b.yaml:6: warning: x: has no effect: nothing under launch refers to it",
-        "conf/own.yaml:1: launch.env.LD_X: is not in allow.env",
+    assert [re.sub("; .*(?= \\[)", "", line) for line in ended.out.splitlines()] == [
+        "conf/exp/b.yaml:3: launch.entrypoint: 'env' is not in allow.programs [not-allowed]",
+        "conf/exp/b.yaml:4: launch.preload: 'json' is not in allow.preload [not-allowed]",
+        "conf/exp/b.yaml:5: launch.env.LD_X: is not in allow.env [not-allowed]",
+        "conf/exp/b.yaml:6: x._target_: 'os.system' is not in allow.targets [not-allowed]",
+        (
+            "conf/exp/b.yaml:6: warning: x: has no effect: nothing under launch "
+            "refers to it [unused-key]"
+        ),
+        "conf/own.yaml:1: launch.env.LD_X: is not in allow.env [not-allowed]",
         "3 experiments, 5 problems, 1 warning",
     ]
 
@@ -424,7 +440,7 @@ def test_as_the_user_calls_it(project: Project) -> None:
     ended = project.lllaunch("check", "--format", "text", env={"LC_ALL": "C"})
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr == ""
-    assert ended.stdout.endswith("did you mean 'all'?\n1 experiment, 1 problem\n")
+    assert ended.stdout.endswith("did you mean 'all'? [mask]\n1 experiment, 1 problem\n")
 
 
 def test_this_repository(

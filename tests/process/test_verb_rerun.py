@@ -243,4 +243,4 @@ def test_the_run_of_an_app_of_its_own_is_refused(project: Project) -> None:
     assert (
         "was run by an app of its own, 'own'; to run it again: python own.py +x=1" in ended.stderr
     )
-    assert ended.stderr.endswith("; to run it again: python own.py +x=1\n")
+    assert ended.stderr.endswith("; to run it again: python own.py +x=1 [own-app]\n")

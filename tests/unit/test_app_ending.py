@@ -10,9 +10,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException
 
 from lllaunch.app.boundary import JobFailed, Ledger, reporting_readably
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 
-WRONG = ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))
+WRONG = ConfigError((Diagnostic("mask", "launch.tee", "'al'", "", expected="a mask"),))
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_a_failed_job_ends_the_app_with_its_code_and_its_message(
     ended = ledger.note(JobFailed(2, str(WRONG), WRONG))
     assert "HYDRA_FULL_ERROR" not in os.environ
     assert ends(ledger, ended) == 2
-    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al'\n"
+    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al' [mask]\n"
 
 
 def test_a_failed_run_has_said_everything_in_its_report(

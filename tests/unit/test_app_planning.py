@@ -6,7 +6,7 @@ import pytest
 
 from lllaunch.app.planning import importing_from_runtime_cwd, locating
 from lllaunch.config.plan import plan_node
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 SPEC = LaunchSpec(
@@ -47,7 +47,7 @@ def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
 
 
 def test_an_error_is_what_it_was_where_its_line_cannot_be_told() -> None:
-    wrong = Problem("launch.tee", "'al'", "", expected="a mask")
+    wrong = Diagnostic("mask", "launch.tee", "'al'", "", expected="a mask")
     with pytest.raises(ConfigError) as caught, locating(None, None):  # type: ignore[arg-type]
         raise ConfigError((wrong,))
     assert caught.value.problems == (wrong,)

@@ -30,7 +30,7 @@ from lllaunch.app.sweeping.resume import check, completed
 from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.sweeping.sweeper import Grid, _dimensions, grid_of
 from lllaunch.config.sweep import sweep_settings
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.prepared import Broken
 
@@ -188,7 +188,7 @@ def test_large_answers_that_nobody_waits_for_end_with_the_asking() -> None:
 def test_an_error_of_ours_comes_from_aside_as_it_is() -> None:
     def refuse(item: int) -> int:
         if item == 2:
-            raise ConfigError((Problem("a", "2", "is too much"),))
+            raise ConfigError((Diagnostic("type", "a", "2", "is too much"),))
         return item
 
     found = aside_each(refuse, range(4), 2)
@@ -306,9 +306,9 @@ def test_a_result_that_is_none_is_an_error(tmp_path: Any, text: str | None) -> N
 
 def test_what_is_wrong_ends_the_app_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end, refusing():
-        raise ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))
+        raise ConfigError((Diagnostic("mask", "launch.tee", "'al'", "", expected="a mask"),))
     assert end.value.code == 2
-    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al'\n"
+    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al' [mask]\n"
 
 
 def test_a_reason_names_what_caused_it_once() -> None:

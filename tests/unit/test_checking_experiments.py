@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.checking import tree as module
-from lllaunch.checking.findings import Diagnostic
+from lllaunch.checking.findings import CheckedDiagnostic
 from lllaunch.checking.tree import (
     MOST_INCLUDES,
     ConfigFile,
@@ -112,7 +112,7 @@ def test_names_are_told_apart_and_quoted() -> None:
     }
 
 
-def kept(files: dict[str, ConfigFile]) -> tuple[list[str], list[Diagnostic]]:
+def kept(files: dict[str, ConfigFile]) -> tuple[list[str], list[CheckedDiagnostic]]:
     graph = Graph(files)
     left, problems = too_much(find_experiments(files, graph), "conf", files, graph)
     return [each.name for each in left], problems
@@ -174,7 +174,7 @@ def test_an_experiment_is_broken_by_the_files_that_it_includes() -> None:
     files = tree(
         exp__a=f"{GLOBAL}defaults: [/model: big]\n", exp__b="{}", model__big="defaults: [../bad]\n"
     )
-    problem = Diagnostic(2, "conf/bad.yaml", 3, "", "is not valid YAML")
+    problem = CheckedDiagnostic.at(2, "type", "conf/bad.yaml", 3, "", "is not valid YAML [yaml]")
     files["bad"] = ConfigFile("bad", "conf/bad.yaml", problem=problem)
     files["exp/c"] = tree(exp__c="defaults: [{/model: 'b${x}'}]\n")["exp/c"]
     files["exp/d"] = tree(exp__d="defaults: [{/model: 'a${x:{y}}${z}'}]\n")["exp/d"]

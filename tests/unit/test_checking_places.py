@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from lllaunch.checking.examine import ProblemLocator, compose_problem, in_short
-from lllaunch.checking.findings import Diagnostic, exit_code, merged, without
+from lllaunch.checking.findings import CheckedDiagnostic, exit_code, merged, without
 from lllaunch.checking.lint import lint, superseded
 from lllaunch.checking.tree import ConfigFile, found_in, read_facts
 from lllaunch.config.origin import Origin
 from lllaunch.config.provenance import Layer, OriginTree, lines_of
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 
 GLOBAL = "# @package _global_\n"
 MAIN = """# @package _global_
@@ -65,8 +65,10 @@ def test_the_line_of_a_key(key: str, line: int) -> None:
     assert places().place(key) == ("conf/exp/a.yaml", line)
 
 
-def missing(key: str, asked: str) -> Problem:
-    return Problem(key, "'x'", f"cannot be resolved: Interpolation key '{asked}' not found")
+def missing(key: str, asked: str) -> Diagnostic:
+    return Diagnostic(
+        "interpolation", key, "'x'", f"cannot be resolved: Interpolation key '{asked}' not found"
+    )
 
 
 def test_a_reference_to_nothing_is_told_where_it_stands_with_what_was_meant() -> None:
@@ -75,17 +77,17 @@ def test_a_reference_to_nothing_is_told_where_it_stands_with_what_was_meant() ->
     text = MAIN.replace("learning", "lrr")
     found = places(text).found(missing("launch.args.lr", "params.lr"), 2)
     assert found.place == "conf/exp/a.yaml:5"
-    assert found.message.endswith("'params.lr' not found; did you mean 'params.lrr'?")
+    assert found.text.endswith("'params.lr' not found; did you mean 'params.lrr'?")
     assert found.experiments == ("a",)
 
 
 def test_another_place_for_a_key_is_found() -> None:
     text = MAIN.replace("params: {", "parms: {lr: 2, ")
     found = places(text).found(missing("launch.args.lr", "params.lr"), 2)
-    assert found.message.endswith("; did you mean 'parms.lr'?")
+    assert found.text.endswith("; did you mean 'parms.lr'?")
     # not the mapping that is there, but what it holds
     found = places().found(missing("launch.args.lr", "params.lr"), 2)
-    assert found.message.endswith("; there is params.learning")
+    assert found.text.endswith("; there is params.learning")
 
 
 # ---- what Hydra says
@@ -108,7 +110,9 @@ def failure(reason: str, text: str) -> Diagnostic:
 def test_a_config_that_is_not_there_is_told_where_it_is_asked_for() -> None:
     found = failure(NOT_FOUND, f"{GLOBAL}defaults:\n  - _self_\n  - /model: larg\n")
     assert found.place == "conf/exp/a.yaml:4"
-    assert found.said == "defaults: there is no config 'model/larg'; did you mean 'large'?"
+    assert (
+        found.said == "defaults: there is no config 'model/larg'; did you mean 'large'? [compose]"
+    )
     found = failure(NOT_FOUND, f"{GLOBAL}x: 1\ndefaults:\n  - /model: ${{y}}\n")
     assert found.place == "conf/exp/a.yaml:3"
     found = failure(NOT_FOUND.replace("exp/a", "exp/b").replace("model/larg", "exp/y"), GLOBAL)
@@ -152,14 +156,14 @@ def test_unquoted_colons() -> None:
 params: {{at: 1:2:3, b: "1:3"}}
 """
     assert told("exp/a", text) == [
-        "conf/exp/a.yaml:3 error launch.tee: YAML reads 1:3 as 63: quote it",
-        "conf/exp/a.yaml:4 error launch.redirects.0: YAML reads 2:1 as 121: quote it",
-        "conf/exp/a.yaml:5 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it",
-        "conf/exp/a.yaml:7 warning launch.env.A: YAML reads 10:30 as 630: quote it",
-        "conf/exp/a.yaml:8 warning params.at: YAML reads 1:2:3 as 3723: quote it",
+        "conf/exp/a.yaml:3 error launch.tee: YAML reads 1:3 as 63: quote it [base-60]",
+        "conf/exp/a.yaml:4 error launch.redirects.0: YAML reads 2:1 as 121: quote it [base-60]",
+        "conf/exp/a.yaml:5 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it [base-60]",
+        "conf/exp/a.yaml:7 warning launch.env.A: YAML reads 10:30 as 630: quote it [base-60]",
+        "conf/exp/a.yaml:8 warning params.at: YAML reads 1:2:3 as 3723: quote it [base-60]",
     ]
     assert told("quiet/x", "# @package launch.watchdog\nstall: 1:30\n") == [
-        "conf/quiet/x.yaml:2 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it"
+        "conf/quiet/x.yaml:2 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it [base-60]"
     ]
 
 
@@ -173,15 +177,15 @@ def test_files_that_are_put_elsewhere_than_they_seem_to_say() -> None:
     assert told("exp/v/a", "x: 1\nlaunch: {}\n") == [
         (
             "conf/exp/v/a.yaml:2 error launch: is put under exp.v, where nothing reads it; "
-            "begin the file with '# @package _global_'"
+            "begin the file with '# @package _global_' [package]"
         )
     ]
-    late = "comes too late: '# @package' has to stand before anything else, comments too"
+    late = "comes too late: '# @package' has to stand before anything else, comments too [package]"
     assert told("model/a", f"# Mine.\n{GLOBAL}launch: {{}}\n") == [
         f"conf/model/a.yaml:2 error {late}"
     ]
     assert told("exp/a", f"{GLOBAL}[launch]\n") == [
-        "conf/exp/a.yaml:1 error is no mapping of keys to values"
+        "conf/exp/a.yaml:1 error is no mapping of keys to values [type]"
     ]
     assert told("model/a", "launch: {}\n") == told("exp/a", "defaults: [b]\n") == []
     assert told("exp/a", "") == []
@@ -189,9 +193,15 @@ def test_files_that_are_put_elsewhere_than_they_seem_to_say() -> None:
 
 def test_what_the_text_shows_is_not_told_twice() -> None:
     (shown,) = lint(a_file(f"{GLOBAL}launch: {{tee: 1:3, nproc: x}}\n"))
-    tee = Diagnostic(2, shown.file, shown.line, "launch.tee", "63 is not a mask", ("a",))
-    nproc = Diagnostic(2, shown.file, shown.line, "launch.nproc", "'x' is not a number", ("a",))
-    elsewhere = Diagnostic(2, "conf/b.yaml", shown.line, "launch.tee", "63 is not a mask", ("a",))
+    tee = CheckedDiagnostic.at(
+        2, "type", shown.file, shown.line, "launch.tee", "63 is not a mask", ("a",)
+    )
+    nproc = CheckedDiagnostic.at(
+        2, "type", shown.file, shown.line, "launch.nproc", "'x' is not a number", ("a",)
+    )
+    elsewhere = CheckedDiagnostic.at(
+        2, "type", "conf/b.yaml", shown.line, "launch.tee", "63 is not a mask", ("a",)
+    )
     assert superseded([tee, nproc, elsewhere], [shown]) == [nproc, elsewhere]
 
 
@@ -200,13 +210,13 @@ def test_what_the_text_shows_is_not_told_twice() -> None:
 
 def test_the_same_is_told_once_with_all_that_it_hits() -> None:
     found = [
-        Diagnostic(2, "b", 3, "k", "m", ("x",)),
-        Diagnostic(0, "a", 9, "k", "m", ("x",)),
-        Diagnostic(2, "b", 3, "k", "m", ("y", "x")),
-        Diagnostic(5, "b", 3, "k", "m"),
-        Diagnostic(2, "b", 1, "", "other"),
+        CheckedDiagnostic.at(2, "type", "b", 3, "k", "m", ("x",)),
+        CheckedDiagnostic.at(0, "type", "a", 9, "k", "m", ("x",)),
+        CheckedDiagnostic.at(2, "type", "b", 3, "k", "m", ("y", "x")),
+        CheckedDiagnostic.at(5, "type", "b", 3, "k", "m"),
+        CheckedDiagnostic.at(2, "type", "b", 1, "", "other"),
     ]
-    assert [(each.place, each.code, each.experiments) for each in merged(found)] == [
+    assert [(each.place, each.exit_code, each.experiments) for each in merged(found)] == [
         ("a:9", 0, ("x",)),
         ("b:1", 2, ()),
         ("b:3", 2, ("x", "y")),
@@ -227,19 +237,24 @@ def test_the_same_is_told_once_with_all_that_it_hits() -> None:
     ],
 )
 def test_exit_codes(codes: list[int], strict: bool, code: int) -> None:
-    assert exit_code([Diagnostic(each, "f", 1, "", "m") for each in codes], strict=strict) == code
+    assert (
+        exit_code(
+            [CheckedDiagnostic.at(each, "type", "f", 1, "", "m") for each in codes], strict=strict
+        )
+        == code
+    )
 
 
 def test_secrets_are_taken_out_of_messages_and_keys() -> None:
-    found = [Diagnostic(2, "f", 1, "a.hunter22", "is hunter22", ("e",))]
+    found = [CheckedDiagnostic.at(2, "type", "f", 1, "a.hunter22", "is hunter22", ("e",))]
     (one,) = without(found, lambda text: text.replace("hunter22", "..."))
     assert (one.key, one.message, one.experiments) == ("a....", "is ...", ("e",))
 
 
 def test_problems_of_files_know_their_place() -> None:
     problems = (
-        Problem("allow", "3", "is no list", "", "conf/l.yaml", 4),
-        Problem("k", "", "x"),
+        Diagnostic("type", "allow", "3", "is no list", "", "conf/l.yaml", 4),
+        Diagnostic("type", "k", "", "x"),
     )
     assert [each.place for each in found_in(ConfigError(problems))] == [
         "conf/l.yaml:4",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.checking.findings import Checked, Diagnostic, Outcome
+from lllaunch.checking.findings import Checked, CheckedDiagnostic, Outcome
 from lllaunch.checking.render import (
     commands,
     render_checks,
@@ -25,33 +25,43 @@ from lllaunch.checking.render import (
 A = Checked("a", "conf/exp/a.yaml", ("+exp=a",), "ab" * 32, locked=True)
 B = Checked("vision/b", "conf/exp/vision/b.yaml", ("+exp=vision/b",))
 FOUND = (
-    Diagnostic(0, "conf/exp/a.yaml", 3, "params.lr", "has no effect", ("a",)),
-    Diagnostic(2, "conf/exp/a.yaml", 6, "launch.tee", "expected a mask, got 'al'", ("a",)),
-    Diagnostic(2, "conf/exp/broken.yaml", 2, "", "is not valid YAML"),
-    Diagnostic(
-        5, "conf/locks/a.yaml", 1, "", "the plan of a is not the reviewed one:\n  x: 2", ("a",)
+    CheckedDiagnostic.at(
+        0, "unused-key", "conf/exp/a.yaml", 3, "params.lr", "has no effect", ("a",)
     ),
-    Diagnostic(2, "conf/model/m.yaml", 0, "width", "is wrong", ("a", "vision/b")),
+    CheckedDiagnostic.at(
+        2, "mask", "conf/exp/a.yaml", 6, "launch.tee", "expected a mask, got 'al'", ("a",)
+    ),
+    CheckedDiagnostic.at(2, "yaml", "conf/exp/broken.yaml", 2, "", "is not valid YAML"),
+    CheckedDiagnostic.at(
+        5,
+        "type",
+        "conf/locks/a.yaml",
+        1,
+        "",
+        "the plan of a is not the reviewed one:\n  x: 2",
+        ("a",),
+    ),
+    CheckedDiagnostic.at(2, "type", "conf/model/m.yaml", 0, "width", "is wrong", ("a", "vision/b")),
 )
 
 
-def outcome(*found: Diagnostic) -> Outcome:
+def outcome(*found: CheckedDiagnostic) -> Outcome:
     files = ("conf/exp/a.yaml", "conf/exp/vision/b.yaml", "conf/exp/broken.yaml")
     return Outcome("conf", (A, B), ("conf/locks/a.yaml", "conf/locks/b.yaml"), files, found)
 
 
 def test_text_as_compilers_write_it() -> None:
     assert render_text(outcome(*FOUND)) == (
-        "conf/exp/a.yaml:3: warning: params.lr: has no effect\n"
-        "conf/exp/a.yaml:6: launch.tee: expected a mask, got 'al'\n"
-        "conf/exp/broken.yaml:2: is not valid YAML\n"
-        "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n"
+        "conf/exp/a.yaml:3: warning: params.lr: has no effect [unused-key]\n"
+        "conf/exp/a.yaml:6: launch.tee: expected a mask, got 'al' [mask]\n"
+        "conf/exp/broken.yaml:2: is not valid YAML [yaml]\n"
+        "conf/locks/a.yaml:1: the plan of a is not the reviewed one [type]:\n"
         "      x: 2\n"
-        "conf/model/m.yaml: width: is wrong (in a, vision/b)\n"
+        "conf/model/m.yaml: width: is wrong [type] (in a, vision/b)\n"
         "2 experiments, 4 problems, 1 warning\n"
     )
-    many = Diagnostic(2, "f", 1, "", "m", tuple("abcdef"))
-    assert "f:1: m (in a, b, c, d and 2 more)\n" in render_text(outcome(many))
+    many = CheckedDiagnostic.at(2, "type", "f", 1, "", "m", tuple("abcdef"))
+    assert "f:1: m [type] (in a, b, c, d and 2 more)\n" in render_text(outcome(many))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +75,7 @@ def test_text_as_compilers_write_it() -> None:
     ],
 )
 def test_the_verdict(
-    experiments: tuple[Checked, ...], found: tuple[Diagnostic, ...], text: str
+    experiments: tuple[Checked, ...], found: tuple[CheckedDiagnostic, ...], text: str
 ) -> None:
     assert Outcome("conf", experiments, (), (), found).verdict() == text
 
@@ -84,6 +94,7 @@ def test_json() -> None:
     assert document["problems"][1] == {
         "level": "error",
         "code": 2,
+        "kind": "mask",
         "file": "conf/exp/a.yaml",
         "line": 6,
         "key": "launch.tee",
@@ -129,16 +140,19 @@ def test_each_experiment_lock_and_file_is_a_test_case() -> None:
     failed = {
         name: (each.get("type"), each.text) for name, each in found.items() if each is not None
     }
-    tee = "conf/exp/a.yaml:6: launch.tee: expected a mask, got 'al'\n"
-    review = "conf/locks/a.yaml:1: the plan of a is not the reviewed one:\n  x: 2\n"
-    width = "conf/model/m.yaml: width: is wrong\n"
-    warned = "\nAll of the warnings:\nconf/exp/a.yaml:3: params.lr: has no effect\n"
+    tee = "conf/exp/a.yaml:6: launch.tee: expected a mask, got 'al' [mask]\n"
+    review = "conf/locks/a.yaml:1: the plan of a is not the reviewed one [type]:\n  x: 2\n"
+    width = "conf/model/m.yaml: width: is wrong [type]\n"
+    warned = "\nAll of the warnings:\nconf/exp/a.yaml:3: params.lr: has no effect [unused-key]\n"
     assert failed == {
         "experiment a": ("config", tee + review + width + warned),
         "experiment vision/b": ("config", width),
         "lock conf/locks/a.yaml": ("review", review),
         "file conf/exp/a.yaml": ("config", tee + warned),
-        "file conf/exp/broken.yaml": ("config", "conf/exp/broken.yaml:2: is not valid YAML\n"),
+        "file conf/exp/broken.yaml": (
+            "config",
+            "conf/exp/broken.yaml:2: is not valid YAML [yaml]\n",
+        ),
         "file conf/model/m.yaml": ("config", width),
     }
     assert {name for name in found if name not in failed} == {
@@ -150,7 +164,7 @@ def test_each_experiment_lock_and_file_is_a_test_case() -> None:
 def test_warnings_are_output_and_with_strict_failures() -> None:
     warned = outcome(FOUND[0])
     assert set(cases(warned).values()) == {None}
-    assert "conf/exp/a.yaml:3: params.lr: has no effect" in render_checks(warned)
+    assert "conf/exp/a.yaml:3: params.lr: has no effect [unused-key]" in render_checks(warned)
     strict = cases(warned, strict=True)
     failure = strict["experiment a"]
     assert failure is not None
@@ -162,14 +176,14 @@ def test_github_shows_ten_annotations_of_each_kind() -> None:
     assert commands(outcome(*FOUND))[:2] == [
         (
             "::error file=conf/exp/a.yaml,line=6,title=lllaunch check::"
-            "launch.tee: expected a mask, got 'al'"
+            "launch.tee: expected a mask, got 'al' [mask]"
         ),
-        "::error file=conf/exp/broken.yaml,line=2,title=lllaunch check::is not valid YAML",
+        "::error file=conf/exp/broken.yaml,line=2,title=lllaunch check::is not valid YAML [yaml]",
     ]
     assert "%0A  x: 2" in commands(outcome(*FOUND))[2]
     assert [each.split()[0] for each in commands(outcome(*FOUND))].count("::warning") == 1
     assert "::warning" not in " ".join(commands(outcome(*FOUND), strict=True))
-    many = [Diagnostic(2, "f", line, "", "m") for line in range(1, 30)]
+    many = [CheckedDiagnostic.at(2, "type", "f", line, "", "m") for line in range(1, 30)]
     lines = commands(outcome(*many))
     assert len(lines) == 10
     assert lines[-1].endswith("::20 more errors are in the summary and the log")
@@ -181,7 +195,9 @@ def test_the_summary_of_a_step_fits() -> None:
     assert text.count("\n| ") == 6
     assert "<code>conf/exp/a.yaml&#58;6</code>" in text
     assert "**error**" in text
-    many = [Diagnostic(2, "f", line, "", "message " * 20) for line in range(1, 500)]
+    many = [
+        CheckedDiagnostic.at(2, "type", "f", line, "", "message " * 20) for line in range(1, 500)
+    ]
     assert "299 more are in the log." in summary(outcome(*many), 1_000_000)
     short = summary(outcome(*many), 3000)
     assert len(short.encode()) <= 3000
@@ -191,7 +207,7 @@ def test_the_summary_of_a_step_fits() -> None:
 
 
 def test_secrets_are_hidden_in_all_forms() -> None:
-    found = Diagnostic(2, "f", 1, "launch.x", "it is hunter22", ("a",))
+    found = CheckedDiagnostic.at(2, "type", "f", 1, "launch.x", "it is hunter22", ("a",))
     secret = Checked("a", "conf/exp/a.yaml", ("+exp=a", "x=hunter22"))
     hidden = Outcome("conf", (secret,), (), (), (found,)).hiding(
         lambda text: text.replace("hunter22", "${oc.env:X}")
@@ -209,7 +225,11 @@ def test_any_text_can_be_told(file: str, key: str, message: str, code: int) -> N
     name = f"x{message}"
     one = Checked(name, file, (f"+exp={message}",))
     whole = Outcome(
-        file, (one,), (), (f"y{file}",), (Diagnostic(code, file, 1, key, message, (name,)),)
+        file,
+        (one,),
+        (),
+        (f"y{file}",),
+        (CheckedDiagnostic.at(code, "type", file, 1, key, message, (name,)),),
     )
     json.loads(render_json(whole))
     assert ET.fromstring(render_checks(whole, strict=True).encode()) is not None

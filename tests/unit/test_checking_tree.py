@@ -97,13 +97,13 @@ def test_numbers_of_base_60_are_found_also_as_keys_and_in_lists() -> None:
     ("text", "said"),
     [
         ("a: 1\nb: [\n", "f.yaml:3: is not valid YAML"),
-        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: has the key 'a' of line 1 a second time"),
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: has the key 'a' of line 1 a second time [yaml]"),
         ("a: !!python/object/apply:os.system [x]\n", "has a tag"),
         ("a: !mine x\n", "has a tag"),
-        ("a: 1\n---\nb: 2\n", "holds more than one document"),
+        ("a: 1\n---\nb: 2\n", "holds more than one document [yaml]"),
         ("a: " + "[" * 500 + "]" * 500, "is nested more than"),
-        ("? [a]\n: 1\n", "has a key that is not a plain value"),
-        ("a: {<<: 3}\n", "merges (<<) what is not a mapping"),
+        ("? [a]\n: 1\n", "has a key that is not a plain value [yaml]"),
+        ("a: {<<: 3}\n", "merges (<<) what is not a mapping [yaml]"),
         ("a: &a [*a]\n", "holds itself"),
         ("a: \x07\n", "a character that it may not hold"),
         ("a: " + "9" * 10_000 + "\n", "has a number that cannot be read"),
@@ -124,10 +124,10 @@ def test_aliases_that_come_to_very_much_are_not_followed() -> None:
     for level in range(1, 12):
         items = ", ".join([f"*a{level - 1}"] * 10)
         lines.append(f"a{level}: &a{level} [{items}]")
-    assert "comes to more than 100000 values" in refusal("\n".join(lines))
+    assert "comes to more than 100000 values [yaml]" in refusal("\n".join(lines))
     merged = ["m0: &m0 {x: {y: {z: 1}}}"]
     merged += [f"m{n}: &m{n} {{a: *m{n - 1}, b: *m{n - 1}, <<: *m{n - 1}}}" for n in range(1, 30)]
-    assert "comes to more than 100000 values" in refusal("\n".join(merged))
+    assert "comes to more than 100000 values [yaml]" in refusal("\n".join(merged))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_trees_without_end(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (conf / "exp" / "vision" / "c" / "d" / "e").mkdir(parents=True)
     (conf / "exp" / "vision" / "c" / "d" / "e" / "x.yaml").write_text("a: 1\n")
     (only,) = read_tree("conf").found
-    assert only.said == "is more than 3 directories deep: it is not checked"
+    assert only.said == "is more than 3 directories deep: it is not checked [too-large]"
     assert only.file == "conf/exp/vision/c/d"
     for number in range(20):
         (conf / "exp" / f"{number}.yaml").write_text("a: 1\n")

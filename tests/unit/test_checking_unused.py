@@ -216,11 +216,23 @@ nproc: 4
 lr: 3
 """
     assert told(a=Composition(("a.yaml", text))) == [
-        "a.yaml:2 lauch: is no key that lllaunch or Hydra knows; did you mean 'launch'? [a]",
-        f"a.yaml:3 params.lrr: {NOTHING}; did you mean 'params.lr'? launch.x refers to that [a]",
-        "a.yaml:4 default: is no key that lllaunch or Hydra knows; did you mean 'defaults'? [a]",
-        f"a.yaml:5 nproc: {NOTHING}; did you mean 'launch.nproc'? [a]",
-        f"a.yaml:6 lr: {NOTHING}; did you mean 'params.lr'? launch.x refers to that [a]",
+        (
+            "a.yaml:2 lauch: is no key that lllaunch or Hydra knows; did you mean "
+            "'launch'? [unused-key] [a]"
+        ),
+        (
+            f"a.yaml:3 params.lrr: {NOTHING}; did you mean 'params.lr'? launch.x "
+            "refers to that [unused-key] [a]"
+        ),
+        (
+            "a.yaml:4 default: is no key that lllaunch or Hydra knows; did you mean "
+            "'defaults'? [unused-key] [a]"
+        ),
+        f"a.yaml:5 nproc: {NOTHING}; did you mean 'launch.nproc'? [unused-key] [a]",
+        (
+            f"a.yaml:6 lr: {NOTHING}; did you mean 'params.lr'? launch.x refers to "
+            "that [unused-key] [a]"
+        ),
     ]
 
 
@@ -228,7 +240,7 @@ def test_no_more_is_told_than_anybody_reads() -> None:
     text = LAUNCH + "".join(f"k{number}: {number}\n" for number in range(1_000))
     lines = told(a=Composition(("a.yaml", text)))
     assert len(lines) == MOST_ALIKE + 1
-    assert lines[-1] == f"a.yaml has {1_000 - MOST_ALIKE} more keys without effect [a]"
+    assert lines[-1] == f"a.yaml has {1_000 - MOST_ALIKE} more keys without effect [unused-key] [a]"
 
 
 def shadows(own: str, *layers: tuple[str, str]) -> list[str]:
@@ -242,8 +254,8 @@ def test_what_an_include_overrides_that_comes_later() -> None:
     later = ("b.yaml", "launch:\n  nproc: 4\n  args: [2, 3]\n  env: {B: y}\n")
     advice = "put _self_ last in the defaults list"
     assert shadows("a.yaml", own, later) == [
-        f"a.yaml:2 launch.nproc: has no effect, b.yaml:2 overrides it; {advice}",
-        f"a.yaml:3 launch.args: has no effect, b.yaml:3 overrides it; {advice}",
+        f"a.yaml:2 launch.nproc: has no effect, b.yaml:2 overrides it; {advice} [shadowed]",
+        f"a.yaml:3 launch.args: has no effect, b.yaml:3 overrides it; {advice} [shadowed]",
     ]
     # that is Hydra's normal way
     assert shadows("a.yaml", later, own) == []

@@ -71,27 +71,39 @@ OPTION = "expected the name of an option, text without blanks and '='"
 @pytest.mark.parametrize(
     ("tree", "complaint"),
     [
-        ("--lr 1", "launch.x: expected a list or a mapping of arguments, got '--lr 1'"),
+        ("--lr 1", "launch.x: expected a list or a mapping of arguments, got '--lr 1' [type]"),
         (
             [True],
-            "launch.x[0]: expected text or a number, got true; quote it, or leave it out",
+            (
+                "launch.x[0]: expected text or a number, got true; quote it, or leave it "
+                "out [arguments]"
+            ),
         ),
         (
             [None],
-            "launch.x[0]: expected text or a number, got null; quote it, or leave it out",
+            (
+                "launch.x[0]: expected text or a number, got null; quote it, or leave it "
+                "out [arguments]"
+            ),
         ),
-        ([[1]], "launch.x[0]: expected text or a number, got [1]; quote it"),
+        ([[1]], "launch.x[0]: expected text or a number, got [1]; quote it [arguments]"),
         (
             {"a": {"b": 1}},
-            "launch.x.a: expected text or a number, got {b: 1}; quote it",
+            "launch.x.a: expected text or a number, got {b: 1}; quote it [arguments]",
         ),
         (
             {"a": [True]},
-            "launch.x.a[0]: expected text or a number, got true; quote it, or leave it out",
+            (
+                "launch.x.a[0]: expected text or a number, got true; quote it, or leave "
+                "it out [arguments]"
+            ),
         ),
-        ({1: 2}, f"launch.x.1: {OPTION}, got 1; quote it"),
-        ({"a b": 2}, f"launch.x.a b: {OPTION}, got 'a b'; quote it"),
-        ({"a": "x\0"}, "launch.x.a: expected text without NUL characters, got 'x\\x00'"),
+        ({1: 2}, f"launch.x.1: {OPTION}, got 1; quote it [arguments]"),
+        ({"a b": 2}, f"launch.x.a b: {OPTION}, got 'a b'; quote it [arguments]"),
+        (
+            {"a": "x\0"},
+            "launch.x.a: expected text without NUL characters, got 'x\\x00' [arguments]",
+        ),
     ],
 )
 def test_what_cannot_be_a_command_line(tree: Any, complaint: str) -> None:
@@ -110,11 +122,11 @@ def test_a_call_is_positional_or_by_keyword() -> None:
     assert read_call(None, "k", findings) == ([], {})
     assert findings.count == 0
     assert complaints(read_call, {"a-b": 1, 3: 1}) == [
-        "launch.x.a-b: expected the name of an argument of a function, got 'a-b'",
-        "launch.x.3: expected the name of an argument of a function, got 3",
+        "launch.x.a-b: expected the name of an argument of a function, got 'a-b' [arguments]",
+        "launch.x.3: expected the name of an argument of a function, got 3 [arguments]",
     ]
     assert complaints(read_call, 3) == [
-        "launch.x: expected a list or a mapping of arguments, got 3"
+        "launch.x: expected a list or a mapping of arguments, got 3 [type]"
     ]
 
 
@@ -124,12 +136,15 @@ def test_a_misspelt_fact_of_a_worker_is_told() -> None:
         "launch.x.a[0]: expected ${worker:NAME} with the name of a fact (rank, local_rank, "
     )
     assert complaint.endswith(
-        "got '--x=${worker:local_rnak}'; there is no 'local_rnak'; did you mean 'local_rank'?"
+        "got '--x=${worker:local_rnak}'; there is no 'local_rnak'; did you mean 'local_rank'? "
+        "[worker-variable]"
     )
     assert complaints(check_worker_names, {"a": "${worker:rank} ${hostname}"}) == []
     (complaint,) = complaints(check_worker_names, "${worker:zzz}")
     assert complaint.endswith(
-        ("got '${worker:zzz}'; there is no 'zzz'; there are ") + ", ".join(WORKER_NAMES)
+        ("got '${worker:zzz}'; there is no 'zzz'; there are ")
+        + ", ".join(WORKER_NAMES)
+        + " [worker-variable]"
     )
 
 
@@ -207,15 +222,21 @@ NAME = "expected the name of a variable, without '=' and NUL characters"
 @pytest.mark.parametrize(
     ("tree", "complaint"),
     [
-        ({"A": True}, f"launch.x.A: expected text, got true; {QUOTE}"),
-        ({"A": 1.10}, f"launch.x.A: expected text, got 1.1; {QUOTE}"),
-        ({"A": None}, "launch.x.A: expected text, got null; quote it, or leave the variable out"),
-        ({"A": [1]}, "launch.x.A: expected text, as a variable has one value, got [1]"),
-        ({1: "a"}, "launch.x.1: expected the name of a variable, text, got 1; quote the name"),
-        ({"A=B": "a"}, f"launch.x.A=B: {NAME}, got 'A=B'"),
-        ({"": "a"}, f"launch.x.: {NAME}, got ''"),
-        ({"A": "\0"}, "launch.x.A: expected text without NUL characters, got '\\x00'"),
-        ("A=1", "launch.x: expected a mapping of variables (NAME: value), got 'A=1'"),
+        ({"A": True}, f"launch.x.A: expected text, got true; {QUOTE} [variable]"),
+        ({"A": 1.10}, f"launch.x.A: expected text, got 1.1; {QUOTE} [variable]"),
+        (
+            {"A": None},
+            "launch.x.A: expected text, got null; quote it, or leave the variable out [variable]",
+        ),
+        ({"A": [1]}, "launch.x.A: expected text, as a variable has one value, got [1] [variable]"),
+        (
+            {1: "a"},
+            "launch.x.1: expected the name of a variable, text, got 1; quote the name [variable]",
+        ),
+        ({"A=B": "a"}, f"launch.x.A=B: {NAME}, got 'A=B' [variable]"),
+        ({"": "a"}, f"launch.x.: {NAME}, got '' [variable]"),
+        ({"A": "\0"}, "launch.x.A: expected text without NUL characters, got '\\x00' [variable]"),
+        ("A=1", "launch.x: expected a mapping of variables (NAME: value), got 'A=1' [type]"),
     ],
 )
 def test_what_cannot_be_a_variable(tree: Any, complaint: str) -> None:
@@ -232,7 +253,7 @@ def test_what_cannot_be_a_variable(tree: Any, complaint: str) -> None:
 )
 def test_the_variables_of_the_contract_may_not_be_set(name: str) -> None:
     expected = "expected a variable that the launcher does not set for each worker"
-    complaint = f"launch.x.{name}: {expected}, got '{name}'; leave it out"
+    complaint = f"launch.x.{name}: {expected}, got '{name}'; leave it out [variable]"
     assert complaints(read_env, {name: "1"}) == [complaint]
 
 
@@ -250,17 +271,23 @@ def test_variables_by_rank() -> None:
     [
         (
             [1],
-            "launch.x: expected a mapping of local ranks to variables (0: {NAME: value}), got [1]",
+            (
+                "launch.x: expected a mapping of local ranks to variables (0: {NAME: "
+                "value}), got [1] [type]"
+            ),
         ),
-        ({"a": {}}, "launch.x.a: expected a local rank or a range of them (0, 3, '1-7'), got 'a'"),
+        (
+            {"a": {}},
+            "launch.x.a: expected a local rank or a range of them (0, 3, '1-7'), got 'a' [ranks]",
+        ),
         (
             {4: {}},
-            "launch.x.4: expected ranks from 0 to 3, as nproc is 4, got 4",
+            "launch.x.4: expected ranks from 0 to 3, as nproc is 4, got 4 [ranks]",
         ),
-        ({"0-2": {}, 1: {}}, "launch.x: expected each rank at most once, got 0-2 and 1"),
-        ({"1": {}, 1: {}}, "launch.x: expected each rank at most once, got 1"),
-        ({0: {"A": True}}, f"launch.x.0.A: expected text, got true; {QUOTE}"),
-        ({0: 3}, "launch.x.0: expected a mapping of variables (NAME: value), got 3"),
+        ({"0-2": {}, 1: {}}, "launch.x: expected each rank at most once, got 0-2 and 1 [ranks]"),
+        ({"1": {}, 1: {}}, "launch.x: expected each rank at most once, got 1 [ranks]"),
+        ({0: {"A": True}}, f"launch.x.0.A: expected text, got true; {QUOTE} [variable]"),
+        ({0: 3}, "launch.x.0: expected a mapping of variables (NAME: value), got 3 [type]"),
     ],
 )
 def test_what_cannot_be_variables_by_rank(tree: Any, complaint: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lllaunch.config.command import check_program, check_script, parse_entrypoint
-from lllaunch.config.fields import Unfit
+from lllaunch.errors import Unfit
 from lllaunch.spec import Entrypoint
 
 

@@ -129,7 +129,7 @@ def test_a_value_that_is_set_to_the_default_beats_the_launchers() -> None:
 def test_a_wrong_value_that_only_equals_the_default_is_told() -> None:
     composed = {**schema_node(), "nproc": True}
     assert complaints({"nproc": 4}, composed) == [
-        "launch.nproc: expected a number of workers (1, 2, ... or auto, cpu, gpu), got true"
+        "launch.nproc: expected a number of workers (1, 2, ... or auto, cpu, gpu), got true [nproc]"
     ]
 
 
@@ -199,7 +199,7 @@ def test_a_literal_secret_of_the_launcher_is_refused() -> None:
     (line,) = complaints({"env": {"HF_TOKEN": "hunter2"}})
     assert line == (
         "hydra.launcher.env.HF_TOKEN: expected a secret to come from the environment, "
-        "got a literal; write ${oc.env:HF_TOKEN}, or give the key another name"
+        "got a literal; write ${oc.env:HF_TOKEN}, or give the key another name [secret]"
     )
 
 

@@ -81,65 +81,86 @@ RANKS = "a local rank or a range of them (0, 3, '1-7')"
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ("al", f"launch.tee: {EXPECTED}, got 'al'; did you mean 'all'?"),
-        ("stdout", f"launch.tee: {EXPECTED}, got 'stdout'; did you mean 'out'?"),
-        ("both", f"launch.tee: {EXPECTED}, got 'both'; did you mean 'all'?"),
-        ("off", f"launch.tee: {EXPECTED}, got 'off'; did you mean 'none'?"),
-        (True, f"launch.tee: {EXPECTED}, got true; did you mean 'all'?"),
-        (4, f"launch.tee: {EXPECTED}, got 4"),
-        (-1, f"launch.tee: {EXPECTED}, got -1"),
-        (1.0, f"launch.tee: {EXPECTED}, got 1.0"),
-        (float("nan"), f"launch.tee: {EXPECTED}, got nan"),
-        (63, f"launch.tee: {EXPECTED}, got 63; YAML reads 1:3 without quotes as 63: quote it"),
-        (630, f"launch.tee: {EXPECTED}, got 630; YAML reads 10:30 without quotes as 630: quote it"),
-        ([3], f"launch.tee: {EXPECTED}, got [3]"),
+        ("al", f"launch.tee: {EXPECTED}, got 'al'; did you mean 'all'? [mask]"),
+        ("stdout", f"launch.tee: {EXPECTED}, got 'stdout'; did you mean 'out'? [mask]"),
+        ("both", f"launch.tee: {EXPECTED}, got 'both'; did you mean 'all'? [mask]"),
+        ("off", f"launch.tee: {EXPECTED}, got 'off'; did you mean 'none'? [mask]"),
+        (True, f"launch.tee: {EXPECTED}, got true; did you mean 'all'? [mask]"),
+        (4, f"launch.tee: {EXPECTED}, got 4 [mask]"),
+        (-1, f"launch.tee: {EXPECTED}, got -1 [mask]"),
+        (1.0, f"launch.tee: {EXPECTED}, got 1.0 [mask]"),
+        (float("nan"), f"launch.tee: {EXPECTED}, got nan [mask]"),
+        (
+            63,
+            f"launch.tee: {EXPECTED}, got 63; YAML reads 1:3 without quotes as 63: quote it [mask]",
+        ),
+        (
+            630,
+            (
+                f"launch.tee: {EXPECTED}, got 630; YAML reads 10:30 without quotes as "
+                "630: quote it [mask]"
+            ),
+        ),
+        ([3], f"launch.tee: {EXPECTED}, got [3] [mask]"),
         (
             "0:3,1",
-            f"launch.tee: {EXPECTED}, got '0:3,1'; '1' has no rank; write it as '0:all 1-7:out'",
+            (
+                f"launch.tee: {EXPECTED}, got '0:3,1'; '1' has no rank; write it as "
+                "'0:all 1-7:out' [mask]"
+            ),
         ),
         (
             "0:al",
-            f"launch.tee: {EXPECTED}, got '0:al'; 'al' is not {STREAMS}; did you mean 'all'?",
+            (
+                f"launch.tee: {EXPECTED}, got '0:al'; 'al' is not {STREAMS}; did you mean "
+                "'all'? [mask]"
+            ),
         ),
-        ("x:all", f"launch.tee: {EXPECTED}, got 'x:all'; 'x' is not {RANKS}"),
+        ("x:all", f"launch.tee: {EXPECTED}, got 'x:all'; 'x' is not {RANKS} [mask]"),
         (
             "7-1:all",
             (
                 f"launch.tee: {EXPECTED}, got '7-1:all'; '7-1' is not a range from a lower to a "
-                "higher rank; did you mean '1-7'?"
+                "higher rank; did you mean '1-7'? [mask]"
             ),
         ),
         (
             "0:all 0:out",
-            "launch.tee: expected each rank at most once, got '0:all 0:out'; 0 and 0 overlap",
+            (
+                "launch.tee: expected each rank at most once, got '0:all 0:out'; 0 and 0 "
+                "overlap [mask]"
+            ),
         ),
         (
             {0: "all", "0-3": "out"},
             (
                 "launch.tee: expected each rank at most once, got {0: 'all', 0-3: 'out'}; "
-                "0 and 0-3 overlap"
+                "0 and 0-3 overlap [mask]"
             ),
         ),
-        ({0: "al"}, f"launch.tee.0: expected {STREAMS}, got 'al'; did you mean 'all'?"),
+        ({0: "al"}, f"launch.tee.0: expected {STREAMS}, got 'al'; did you mean 'all'? [mask]"),
         (
             {0: 63},
             (
                 f"launch.tee.0: expected {STREAMS}, got 63; YAML reads 1:3 "
-                "without quotes as 63: quote it"
+                "without quotes as 63: quote it [mask]"
             ),
         ),
-        ({0: {1: "all"}}, f"launch.tee.0: expected {STREAMS}, got {{1: 'all'}}"),
-        ({1.5: "all"}, f"launch.tee.1.5: expected {RANKS}, got 1.5"),
-        ({True: "all"}, f"launch.tee.True: expected {RANKS}, got true"),
+        ({0: {1: "all"}}, f"launch.tee.0: expected {STREAMS}, got {{1: 'all'}} [mask]"),
+        ({1.5: "all"}, f"launch.tee.1.5: expected {RANKS}, got 1.5 [ranks]"),
+        ({True: "all"}, f"launch.tee.True: expected {RANKS}, got true [ranks]"),
         (
             "8:all",
-            "launch.tee: expected ranks from 0 to 7, as nproc is 8, got '8:all'; no worker has 8",
+            (
+                "launch.tee: expected ranks from 0 to 7, as nproc is 8, got '8:all'; no "
+                "worker has 8 [mask]"
+            ),
         ),
         (
             {"6-9": "all"},
             (
                 "launch.tee: expected ranks from 0 to 7, as nproc is 8, got {6-9: 'all'}; "
-                "no worker has 6-9"
+                "no worker has 6-9 [mask]"
             ),
         ),
     ],
@@ -154,7 +175,7 @@ def test_each_bad_entry_of_a_mapping_is_told() -> None:
 
 def test_a_range_without_bounds_costs_nothing() -> None:
     (complaint,) = complaints("0-999999999:all", nproc=1)
-    assert complaint.endswith("no worker has 0-999999999")
+    assert complaint.endswith("no worker has 0-999999999 [mask]")
 
 
 masks = st.lists(st.sampled_from(list(Std)), min_size=1, max_size=40).map(

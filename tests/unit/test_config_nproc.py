@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.nvml import FakeNvml, FakeNvmlError
 
-from lllaunch.config.fields import Unfit
 from lllaunch.config.values import count_cpus, count_gpus, parse_nproc
+from lllaunch.errors import Unfit
 
 
 def gpus_of(number: int) -> Any:
@@ -16,7 +16,7 @@ def gpus_of(number: int) -> Any:
 
 
 def no_driver() -> int:
-    raise Unfit("found no NVIDIA driver (it is not there)")
+    raise Unfit("found no NVIDIA driver (it is not there)", code="gpus")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.config.fields import Unfit
 from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
+from lllaunch.errors import Unfit
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,19 @@ def test_every_leaf_that_cannot_be_read_is_told() -> None:
         {"m": "???"},
     )
     assert problems == [
-        "launch.a: '${nope}' cannot be resolved: Interpolation key 'nope' not found",
-        "launch.b[0]: expected a value, got '???'",
-        "launch.b[1]: '${b}' cannot be resolved: Interpolation key 'b' not found",
-        "launch.c: '${oc.env:NOT_SET}' cannot be resolved: the variable NOT_SET is not set",
+        (
+            "launch.a: '${nope}' cannot be resolved: Interpolation key 'nope' not "
+            "found [interpolation]"
+        ),
+        "launch.b[0]: expected a value, got '???' [missing]",
+        "launch.b[1]: '${b}' cannot be resolved: Interpolation key 'b' not found [interpolation]",
+        (
+            "launch.c: '${oc.env:NOT_SET}' cannot be resolved: the variable NOT_SET "
+            "is not set [interpolation]"
+        ),
         (
             "launch.d.e: '${m}' cannot be resolved: MissingMandatoryValue while resolving "
-            "interpolation: Missing mandatory value: m"
+            "interpolation: Missing mandatory value: m [interpolation]"
         ),
     ]
     assert tree["b"] == [BROKEN, BROKEN, 1]
@@ -105,7 +111,7 @@ def test_a_reason_that_could_quote_a_secret_is_not_told() -> None:
     assert problems == [
         (
             "launch.a: '${oc.decode:${oc.env:BROKEN_YAML}}' cannot be resolved: its value is "
-            "withheld here"
+            "withheld here [interpolation]"
         )
     ]
 

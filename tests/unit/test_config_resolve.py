@@ -20,7 +20,7 @@ from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, schema_node
 from lllaunch.config.tree import show
 from lllaunch.config.watchdog import WATCHDOG_KEYS
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.multiprocessing.std import Std
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spec import Entrypoint, LaunchSpec
@@ -171,7 +171,7 @@ def test_programs_are_looked_for_on_the_path_of_each_worker(tmp_path: Path) -> N
     path = {"PATH": str(tmp_path)}
     assert spec_of({**launch, "env": path})
     assert spec_of({**launch, "env_per_rank": {"0-1": path}})
-    told = ["launch.entrypoint: 'only-here' is not a program on PATH"]
+    told = ["launch.entrypoint: 'only-here' is not a program on PATH [entrypoint]"]
     assert complaints({**launch, "env_per_rank": {0: path}})[0].startswith(told[0])
     assert spec_of({**launch, "env": {"PATH": "/${worker:rank}"}})
 
@@ -204,11 +204,11 @@ def test_a_users_own_app_has_no_entrypoint() -> None:
     assert complaints({"entrypoint": "env", "args": [1]}, entrypoint_required=False) == [
         (
             "launch.entrypoint: 'env' is not used here: what the workers run is the decorated "
-            "function; leave it out"
+            "function; leave it out [own-app]"
         ),
         (
             "launch.args: [1] is not used here: what the workers run is the decorated function; "
-            "leave it out"
+            "leave it out [own-app]"
         ),
     ]
 
@@ -217,118 +217,125 @@ def test_a_users_own_app_has_no_entrypoint() -> None:
 MISTAKES = r"""
 nproc: atuo
     launch.nproc: expected a number of workers (1, 2, ... or auto, cpu, gpu), got
-    'atuo'; did you mean 'auto'?
+    'atuo'; did you mean 'auto'? [nproc]
 nproc: "???"
-    launch.nproc: expected a value, got '???'
+    launch.nproc: expected a value, got '???' [missing]
 tee: al
     launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
-    'al'; did you mean 'all'?
+    'al'; did you mean 'all'? [mask]
 tee: 1:all
-    launch.tee: expected rank 0 only, as nproc is 1, got '1:all'; no worker has 1
+    launch.tee: expected rank 0 only, as nproc is 1, got '1:all'; no worker has 1 [mask]
 redirects: 1:3
     launch.redirects: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'),
-    got 63; YAML reads 1:3 without quotes as 63: quote it
+    got 63; YAML reads 1:3 without quotes as 63: quote it [mask]
 role: ""
-    launch.role: expected text that is not empty, got ''
+    launch.role: expected text that is not empty, got '' [text]
 role: 3
-    launch.role: expected text, got 3; quote it
+    launch.role: expected text, got 3; quote it [text]
 role: "a\nb"
-    launch.role: expected one line of printable characters, got 'a\nb'
+    launch.role: expected one line of printable characters, got 'a\nb' [text]
 role: "${worker:rank}"
     launch.role: '${worker:rank}' asks for a worker's fact where all workers have one value; only
-    args, env, env_per_rank, log_line_prefix may have ${worker:...}
+    args, env, env_per_rank, log_line_prefix may have ${worker:...} [worker-variable]
 run_id: "a\0"
-    launch.run_id: expected text without NUL characters, got 'a\x00'
+    launch.run_id: expected text without NUL characters, got 'a\x00' [text]
 start_method: fork
     launch.start_method: expected forkserver or spawn, got 'fork'; use 'forkserver': 'fork' is
-    for the Python API
+    for the Python API [choice]
 start_method: forksrver
-    launch.start_method: expected forkserver or spawn, got 'forksrver'; did you mean 'forkserver'?
+    launch.start_method: expected forkserver or spawn, got 'forksrver'; did you mean
+    'forkserver'? [choice]
 start_method: 1
-    launch.start_method: expected forkserver or spawn, got 1
+    launch.start_method: expected forkserver or spawn, got 1 [choice]
 preload: [json, a b]
-    launch.preload[1]: expected the name of a module (package.module), got 'a b'
+    launch.preload[1]: expected the name of a module (package.module), got 'a b' [preload]
 preload: jsn
     launch.preload: 'jsn' cannot be imported: there is no module 'jsn'; did you mean 'json'?
+    [preload]
 preload: {a: 1}
-    launch.preload: expected a list, got {a: 1}
+    launch.preload: expected a list, got {a: 1} [type]
 cwd: nowhere
-    launch.cwd: expected a directory that exists, got 'nowhere'
+    launch.cwd: expected a directory that exists, got 'nowhere' [directory]
 cwd: test_config_resolve.py
-    launch.cwd: expected a directory, got 'test_config_resolve.py'
+    launch.cwd: expected a directory, got 'test_config_resolve.py' [directory]
 log_dir: test_config_resolve.py/x
     launch.log_dir: expected a directory that exists or can be made, got 'test_config_resolve.py/x';
-    'HERE/test_config_resolve.py' is not a directory
+    'HERE/test_config_resolve.py' is not a directory [directory]
 local_ranks_filter: [0, 9]
-    launch.local_ranks_filter[1]: expected rank 0 only, as nproc is 1, got 9
+    launch.local_ranks_filter[1]: expected rank 0 only, as nproc is 1, got 9 [ranks]
 local_ranks_filter: x
     launch.local_ranks_filter: expected a local rank or a range of them (0, 3, '1-7'), got 'x'
+    [ranks]
 duplicate_stdout_filters: [1]
-    launch.duplicate_stdout_filters[0]: expected text, got 1; quote it
+    launch.duplicate_stdout_filters[0]: expected text, got 1; quote it [text]
 duplicate_stderr_filters: [""]
-    launch.duplicate_stderr_filters[0]: expected text that is not empty, got ''
+    launch.duplicate_stderr_filters[0]: expected text that is not empty, got '' [text]
 log_line_prefix: \${rnak}
     launch.log_line_prefix: expected ${worker:NAME} with the name of a fact (rank, local_rank,
-    hostname, ...), got '${rnak}'; there is no 'rnak'; did you mean 'rank'?
+    hostname, ...), got '${rnak}'; there is no 'rnak'; did you mean 'rank'? [worker-variable]
 log_line_prefix: 1
-    launch.log_line_prefix: expected text, got 1; quote it
+    launch.log_line_prefix: expected text, got 1; quote it [text]
 grace_period: "1:30"
     launch.grace_period: expected a duration (90, 90s, 10m, 1h30m, 1d), got '1:30';
-    colons could mean hours or minutes; write 1h30m or 1m30s
+    colons could mean hours or minutes; write 1h30m or 1m30s [duration]
 grace_period: soon
-    launch.grace_period: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'soon'
+    launch.grace_period: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'soon' [duration]
 grace_period: -1
-    launch.grace_period: expected a duration of 0 or more, got -1
+    launch.grace_period: expected a duration of 0 or more, got -1 [duration]
 signals: [SIGKILL]
     launch.signals[0]: expected a signal that the launcher can handle, got 'SIGKILL'; no process can
-    handle it
+    handle it [signal]
 signals: SIGTREM
     launch.signals: expected the name of a signal (SIGTERM, SIGINT, ...), got
-    'SIGTREM'; did you mean 'SIGTERM'?
+    'SIGTREM'; did you mean 'SIGTERM'? [signal]
 signals: [15]
-    launch.signals[0]: expected the name of a signal (SIGTERM, SIGINT, ...), got 15
+    launch.signals[0]: expected the name of a signal (SIGTERM, SIGINT, ...), got 15 [signal]
 signals: CHLD
     launch.signals: expected a signal that the launcher can handle, got 'CHLD'; by it the
-    system tells the launcher of its own children
+    system tells the launcher of its own children [signal]
 max_restarts: -1
-    launch.max_restarts: expected a whole number, 0 or more, got -1
+    launch.max_restarts: expected a whole number, 0 or more, got -1 [number]
 max_restarts: 1.5
-    launch.max_restarts: expected a whole number, 0 or more, got 1.5
+    launch.max_restarts: expected a whole number, 0 or more, got 1.5 [number]
 max_restarts: 1000001
-    launch.max_restarts: expected a whole number, 1000000 at most, got 1000001
+    launch.max_restarts: expected a whole number, 1000000 at most, got 1000001 [number]
 virtual_local_rank: "true"
-    launch.virtual_local_rank: expected true or false, got 'true'; write it without quotes
+    launch.virtual_local_rank: expected true or false, got 'true'; write it without quotes [choice]
 env: {A: "${worker:rnk}"}
     launch.env.A: expected ${worker:NAME} with the name of a fact (rank, local_rank, hostname,
-    ...), got '${worker:rnk}'; there is no 'rnk'; did you mean 'rank'?
+    ...), got '${worker:rnk}'; there is no 'rnk'; did you mean 'rank'? [worker-variable]
 env: {A: "${nope}"}
-    launch.env.A: '${nope}' cannot be resolved: Interpolation key 'nope' not found
+    launch.env.A: '${nope}' cannot be resolved: Interpolation key 'nope' not found [interpolation]
 env: {A: "${nope:1}"}
     launch.env.A: '${nope:1}' cannot be resolved: Unsupported interpolation type nope
+    [interpolation]
 env: {A: "${launch.env.A}"}
     launch.env.A: '${launch.env.A}' cannot be resolved: Recursive interpolation detected
+    [interpolation]
 env: {A: "???"}
-    launch.env.A: expected a value, got '???'
+    launch.env.A: expected a value, got '???' [missing]
 args: ["${launch}"]
     launch.args[0]: '${launch}' cannot be resolved: Interpolation to parent node detected
+    [interpolation]
 entrypoint: 3
     launch.entrypoint: expected an entrypoint (package.module:callable, a path ending in .py,
-    -m package.module, or a program), got 3; quote it
+    -m package.module, or a program), got 3; quote it [entrypoint]
 entrypoint: test_config_resolv.py
     launch.entrypoint: 'test_config_resolv.py' does not exist in
-    'HERE'; did you mean 'test_config_resolve.py'?
+    'HERE'; did you mean 'test_config_resolve.py'? [entrypoint]
 entrypoint: -m jsn.tool
-    launch.entrypoint: '-m jsn.tool' cannot be run: there is no module 'jsn'; did you mean 'json'?
+    launch.entrypoint: '-m jsn.tool' cannot be run: there is no module 'jsn'; did you mean
+    'json'? [entrypoint]
 entrypoint: -m json.tol
     launch.entrypoint: '-m json.tol' cannot be run: package 'json' has no module
-    'tol'; did you mean 'tool'?
+    'tol'; did you mean 'tool'? [entrypoint]
 entrypoint: json.tool:mian
     launch.entrypoint: 'json.tool:mian' cannot be run: 'JSON_TOOL' defines no
-    'mian'; did you mean 'main'?
+    'mian'; did you mean 'main'? [entrypoint]
 entrypoint: python train.py
     launch.entrypoint: expected one file, module, function or program, not a command line, got
     'python train.py'; name the script itself (Python is started for you) and give its arguments
-    as 'args'
+    as 'args' [entrypoint]
 """
 
 
@@ -396,7 +403,7 @@ def test_an_unknown_key_says_what_was_meant(written: str) -> None:
         "log-dir": "log_dir",
         "argz": "args",
     }.get(written)
-    assert line == f"launch.{written}: unknown setting; did you mean {meant!r}?"
+    assert line == f"launch.{written}: unknown setting; did you mean {meant!r}? [unknown-key]"
 
 
 def test_other_words_stand_for_settings_that_there_are() -> None:
@@ -463,7 +470,7 @@ def test_an_empty_entrypoint_says_which_group_was_not_found() -> None:
         (
             f"launch.entrypoint: {ENTRYPOINT}, got null; there is no "
             "config group 'exp' in /a/conf, "
-            "pkg://lllaunch.conf; 'exp=resnet' was taken for a plain value"
+            "pkg://lllaunch.conf; 'exp=resnet' was taken for a plain value [entrypoint]"
         )
     ]
     (line,) = complaints({"entrypoint": ""}, {"name": "x", "exp": "resnet", "lr": 0.1})
@@ -483,14 +490,14 @@ def test_an_empty_entrypoint_says_that_a_package_line_is_missing() -> None:
     assert complaints({}, {"exp": {"launch": {"entrypoint": "env"}}}) == [
         (
             f"launch.entrypoint: {ENTRYPOINT}, got null; there is exp.launch; put the line "
-            "'# @package _global_' at the top of that config file"
+            "'# @package _global_' at the top of that config file [entrypoint]"
         )
     ]
 
 
 def test_an_empty_entrypoint_alone() -> None:
     (line,) = complaints({}, {"api_key": "${oc.env:HOME}", "text": "two words", "n": 1})
-    assert line == f"launch.entrypoint: {ENTRYPOINT}, got null"
+    assert line == f"launch.entrypoint: {ENTRYPOINT}, got null [entrypoint]"
     with pytest.raises(ConfigError, match=r"launch\.entrypoint: expected an entrypoint"):
         resolve(OmegaConf.create({}), runtime_cwd=HERE, output_dir="/out")
 
@@ -499,8 +506,11 @@ def test_arguments_are_tried_on_a_function(tmp_path: Path) -> None:
     (tmp_path / "fit_module.py").write_text("def train(lr, *, epochs=1): ...\n")
     launch = {"entrypoint": "fit_module:train", "args": {"epoch": 3}}
     assert complaints(launch, runtime_cwd=str(tmp_path)) == [
-        "launch.args.epoch: fit_module:train has no such argument; did you mean 'epochs'?",
-        "launch.args: fit_module:train also requires 'lr'",
+        (
+            "launch.args.epoch: fit_module:train has no such argument; did you mean "
+            "'epochs'? [arguments]"
+        ),
+        "launch.args: fit_module:train also requires 'lr' [arguments]",
     ]
     broken = {**launch, "args": "${nope}"}
     assert len(complaints(broken, runtime_cwd=str(tmp_path))) == 1
@@ -511,10 +521,10 @@ def test_a_thousand_workers_and_ten_thousand_keys() -> None:
     assert len(spec_of({"entrypoint": "env", "env": many, "nproc": 1000}, many).env) == 10_000
     lines = complaints({"entrypoint": "env", **many})
     assert len(lines) == 21
-    assert lines[-1] == "launch: 9980 more unknown settings"
+    assert lines[-1] == "launch: 9980 more unknown settings [unknown-key]"
     lines = complaints({"entrypoint": "env", "env": dict.fromkeys(many, 1.5)})
     assert len(lines) == 51
-    assert lines[-1] == "and: 9950 more problems"
+    assert lines[-1] == "and: 9950 more problems [more]"
 
 
 def test_references_that_expand_without_end_are_stopped() -> None:
@@ -522,7 +532,7 @@ def test_references_that_expand_without_end_are_stopped() -> None:
     for level in range(1, 9):
         root[f"l{level}"] = [f"${{l{level - 1}}}"] * 10
     assert complaints({"entrypoint": "env", "args": ["${l8}"]}, root) == [
-        "launch: it expands to more than 20000 values"
+        "launch: it expands to more than 20000 values [too-large]"
     ]
 
 
@@ -538,7 +548,7 @@ def test_deep_nesting_is_refused() -> None:
     for _ in range(60):
         deep = [deep]
     (line,) = complaints({"entrypoint": "os.path:join", "args": deep})
-    assert line.endswith("is nested too deeply")
+    assert line.endswith("is nested too deeply [too-large]")
 
 
 def test_a_config_too_deep_for_python_is_refused() -> None:
@@ -568,7 +578,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-def told_about(launch: dict[str, Any]) -> tuple[Problem, ...]:
+def told_about(launch: dict[str, Any]) -> tuple[Diagnostic, ...]:
     try:
         spec_of(launch)
     except ConfigError as error:

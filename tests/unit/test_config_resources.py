@@ -8,13 +8,12 @@ import pytest
 from omegaconf import OmegaConf
 from support.nvml import FakeNvml
 
-from lllaunch.config.fields import Unfit
 from lllaunch.config.plan import plan_node, plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS, SYNONYMS
 from lllaunch.config.schema import schema_node
 from lllaunch.config.values import count_gpus
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, Unfit
 from lllaunch.spec import LaunchSpec, Resources
 from lllaunch.sweep.pool import Need, need_of
 
@@ -47,10 +46,19 @@ def test_resources_are_read_and_written(written: Any, resources: Resources) -> N
     ("written", "told"),
     [
         ({"gpu_per_proc": 1}, ".gpu_per_proc: unknown setting; did you mean 'gpus_per_"),
-        ({"gpus": 1}, ".gpus: unknown setting; did you mean 'gpus_per_proc'?"),
-        ({"gpus_per_proc": -1}, ".gpus_per_proc: expected a whole number, 0 or more, got -1"),
-        ({"cpus_per_proc": 0.5}, ".cpus_per_proc: expected a whole number, 0 or more, got 0.5"),
-        ({"cpus_per_proc": True}, ".cpus_per_proc: expected a whole number, 0 or more, got true"),
+        ({"gpus": 1}, ".gpus: unknown setting; did you mean 'gpus_per_proc'? [unknown-key]"),
+        (
+            {"gpus_per_proc": -1},
+            ".gpus_per_proc: expected a whole number, 0 or more, got -1 [number]",
+        ),
+        (
+            {"cpus_per_proc": 0.5},
+            ".cpus_per_proc: expected a whole number, 0 or more, got 0.5 [number]",
+        ),
+        (
+            {"cpus_per_proc": True},
+            ".cpus_per_proc: expected a whole number, 0 or more, got true [number]",
+        ),
         (
             2,
             (

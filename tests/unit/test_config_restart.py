@@ -106,7 +106,7 @@ def test_a_secret_longest_delay_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -
     (line,) = complaints({"delay": "2m", "max_delay": "${oc.env:LONGEST}"})
     assert line == (
         "launch.restart.delay: '2m' is more than launch.restart.max_delay, which is "
-        "'${oc.env:LONGEST}'; set max_delay as well"
+        "'${oc.env:LONGEST}'; set max_delay as well [duration]"
     )
 
 
@@ -118,35 +118,50 @@ _NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout)"
 _NO_CAUSE = "expected failure, signal, oom, hang, timeout, all or none"
 _NO_MAPPING = "expected a mapping of settings (on, delay, max_delay)"
 MISTAKES = [
-    ("all", f": {_NO_MAPPING}, got 'all'; causes go under 'on': {{on: [hang, oom]}}"),
-    (["hang"], f": {_NO_MAPPING}, got ['hang']; causes go under 'on': {{on: [hang, oom]}}"),
-    (3, f": {_NO_MAPPING}, got 3; max_restarts says how often"),
-    (False, f": {_NO_MAPPING}, got false; max_restarts says how often"),
-    ({"on": "hng"}, f".on: {_NO_CAUSE}, got 'hng'; did you mean 'hang'?"),
-    ({"on": ["hang", "memory"]}, f".on[1]: {_NO_CAUSE}, got 'memory'; did you mean 'oom'?"),
-    ({"on": [3]}, f".on[0]: {_NO_CAUSE}, got 3"),
-    ({"on": ["hang", "none"]}, ".on: expected causes or 'none', not both, got ['hang', 'none']"),
-    ({"on": None}, f".on: {_NO_CAUSES}, got null; write all or none"),
-    ({"on": True}, f".on: {_NO_CAUSES}, got true; write all or none"),
-    ({"on": ""}, f".on: {_NO_CAUSES}, got ''; write all or none"),
-    ({"on": {"hang": 1}}, f".on: {_NO_CAUSES}, got {{hang: 1}}; write all or none"),
+    ("all", f": {_NO_MAPPING}, got 'all'; causes go under 'on': {{on: [hang, oom]}} [type]"),
+    (["hang"], f": {_NO_MAPPING}, got ['hang']; causes go under 'on': {{on: [hang, oom]}} [type]"),
+    (3, f": {_NO_MAPPING}, got 3; max_restarts says how often [type]"),
+    (False, f": {_NO_MAPPING}, got false; max_restarts says how often [type]"),
+    ({"on": "hng"}, f".on: {_NO_CAUSE}, got 'hng'; did you mean 'hang'? [choice]"),
+    (
+        {"on": ["hang", "memory"]},
+        f".on[1]: {_NO_CAUSE}, got 'memory'; did you mean 'oom'? [choice]",
+    ),
+    ({"on": [3]}, f".on[0]: {_NO_CAUSE}, got 3 [choice]"),
+    (
+        {"on": ["hang", "none"]},
+        ".on: expected causes or 'none', not both, got ['hang', 'none'] [choice]",
+    ),
+    ({"on": None}, f".on: {_NO_CAUSES}, got null; write all or none [choice]"),
+    ({"on": True}, f".on: {_NO_CAUSES}, got true; write all or none [choice]"),
+    ({"on": ""}, f".on: {_NO_CAUSES}, got ''; write all or none [choice]"),
+    ({"on": {"hang": 1}}, f".on: {_NO_CAUSES}, got {{hang: 1}}; write all or none [choice]"),
     (
         {"delay": "10m"},
-        ".delay: '10m' is more than launch.restart.max_delay, which is '5m'; set max_delay as well",
+        (
+            ".delay: '10m' is more than launch.restart.max_delay, which is '5m'; set "
+            "max_delay as well [duration]"
+        ),
     ),
     (
         {"delay": "10s", "max_delay": 5},
-        ".delay: '10s' is more than launch.restart.max_delay, which is 5; set max_delay as well",
+        (
+            ".delay: '10s' is more than launch.restart.max_delay, which is 5; set "
+            "max_delay as well [duration]"
+        ),
     ),
-    ({"delay": -1}, ".delay: expected a duration of 0 or more, got -1"),
-    ({"delay": None}, ".delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got null"),
-    ({"max_delay": "x"}, ".max_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'x'"),
-    ({"dealy": 3}, ".dealy: unknown setting; did you mean 'delay'?"),
+    ({"delay": -1}, ".delay: expected a duration of 0 or more, got -1 [duration]"),
+    ({"delay": None}, ".delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got null [duration]"),
+    (
+        {"max_delay": "x"},
+        ".max_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'x' [duration]",
+    ),
+    ({"dealy": 3}, ".dealy: unknown setting; did you mean 'delay'? [unknown-key]"),
     (
         {"on": "${worker:rank}"},
         (
             ".on: '${worker:rank}' asks for a worker's fact where all workers have one value; "
-            "only args, env, env_per_rank, log_line_prefix may have ${worker:...}"
+            "only args, env, env_per_rank, log_line_prefix may have ${worker:...} [worker-variable]"
         ),
     ),
 ]
@@ -160,7 +175,7 @@ def test_one_mistake_is_one_line(restart: Any, told: str) -> None:
 @pytest.mark.parametrize("written", SYNONYMS)
 def test_another_word_for_a_key_says_which(written: str) -> None:
     (line,) = complaints({written: 1})
-    told = f"unknown setting; did you mean {SYNONYMS[written]!r}?"
+    told = f"unknown setting; did you mean {SYNONYMS[written]!r}? [unknown-key]"
     assert line == f"launch.restart.{written}: {told}"
 
 

@@ -284,8 +284,8 @@ def test_what_a_command_line_makes_of_it(stored: Path, overrides: str, policy: S
 def test_a_misspelt_key_on_the_command_line_gets_as_far_as_our_own_check(stored: Path) -> None:
     cfg = composed(stored, "hydra.launcher.max_paralel=2", "hydra.launcher.retries.hnag=1")
     assert complaints(cfg.hydra.launcher) == [
-        "hydra.launcher.retries.hnag: unknown setting; did you mean 'hang'?",
-        "hydra.launcher.max_paralel: unknown setting; did you mean 'max_parallel'?",
+        "hydra.launcher.retries.hnag: unknown setting; did you mean 'hang'? [unknown-key]",
+        "hydra.launcher.max_paralel: unknown setting; did you mean 'max_parallel'? [unknown-key]",
     ]
 
 

@@ -171,70 +171,76 @@ def test_what_came_from_the_environment_is_named_and_not_written(
 MISTAKES = [
     (
         True,
-        f": expected a preset ({NAMES}) or a mapping of settings, got true; write default",
+        f": expected a preset ({NAMES}) or a mapping of settings, got true; write default [preset]",
     ),
     (
         "yes",
-        f": expected a preset ({NAMES}) or a mapping of settings, got 'yes'; write default",
+        (
+            f": expected a preset ({NAMES}) or a mapping of settings, got 'yes'; "
+            "write default [preset]"
+        ),
     ),
     (
         "off",
-        f": expected a preset ({NAMES}) or a mapping of settings, got 'off'; write none",
+        f": expected a preset ({NAMES}) or a mapping of settings, got 'off'; write none [preset]",
     ),
     (
         "strickt",
         (
             f": expected a preset ({NAMES}) or a mapping of settings, got "
-            "'strickt'; did you mean 'strict'?"
+            "'strickt'; did you mean 'strict'? [preset]"
         ),
     ),
     (
         "30m",
         (
             f": expected a preset ({NAMES}) or a mapping of settings, got '30m'; "
-            "write {stall: 30m} or {timeout: 30m}"
+            "write {stall: 30m} or {timeout: 30m} [preset]"
         ),
     ),
     (
         ["default"],
-        f": expected a preset ({NAMES}) or a mapping of settings, got ['default']",
+        f": expected a preset ({NAMES}) or a mapping of settings, got ['default'] [preset]",
     ),
     (
         {"preset": "defualt"},
-        f".preset: expected a preset ({NAMES}), got 'defualt'; did you mean 'default'?",
+        f".preset: expected a preset ({NAMES}), got 'defualt'; did you mean 'default'? [preset]",
     ),
     (
         {"preset": True},
-        f".preset: expected a preset ({NAMES}), got true; write default",
+        f".preset: expected a preset ({NAMES}), got true; write default [preset]",
     ),
-    ({"stal": 3}, ".stal: unknown setting; did you mean 'stall'?"),
-    ({"Stall": 3}, ".Stall: unknown setting; did you mean 'stall'?"),
-    ({1: 3}, ".1: unknown setting"),
-    ({"stall": 0}, ".stall: expected a duration of more than 0, got 0; write null for no limit"),
+    ({"stal": 3}, ".stal: unknown setting; did you mean 'stall'? [unknown-key]"),
+    ({"Stall": 3}, ".Stall: unknown setting; did you mean 'stall'? [unknown-key]"),
+    ({1: 3}, ".1: unknown setting [unknown-key]"),
+    (
+        {"stall": 0},
+        ".stall: expected a duration of more than 0, got 0; write null for no limit [duration]",
+    ),
     (
         {"stall": "0.5"},
         (
             ".stall: expected a duration of at least 1s, got '0.5'; a "
-            "shorter time is no more than a pause"
+            "shorter time is no more than a pause [duration]"
         ),
     ),
-    ({"stall": True}, ".stall: expected a duration (90, 90s, 10m, 1h30m, 1d), got true"),
+    ({"stall": True}, ".stall: expected a duration (90, 90s, 10m, 1h30m, 1d), got true [duration]"),
     (
         {"heartbeat": "999ms"},
         (
             ".heartbeat: expected a duration of at least 1s, got "
-            "'999ms'; a shorter time is no more than a pause"
+            "'999ms'; a shorter time is no more than a pause [duration]"
         ),
     ),
     (
         {"timeout": -1},
-        ".timeout: expected a duration of more than 0, got -1; write null for no limit",
+        ".timeout: expected a duration of more than 0, got -1; write null for no limit [duration]",
     ),
     (
         {"timeout": "none"},
         (
             ".timeout: expected a duration (90, 90s, 10m, 1h30m, 1d), "
-            "got 'none'; write null for no limit"
+            "got 'none'; write null for no limit [duration]"
         ),
     ),
     (
@@ -242,46 +248,58 @@ MISTAKES = [
         (
             ".run_timeout: expected a duration (90, 90s, 10m, 1h30m, 1d), got '1:30'; "
             "colons could mean hours or minutes; "
-            "write 1h30m or 1m30s"
+            "write 1h30m or 1m30s [duration]"
         ),
     ),
-    ({"warmup": -1}, ".warmup: expected a duration of 0 or more, got -1"),
-    ({"warmup": None}, ".warmup: expected a duration (90, 90s, 10m, 1h30m, 1d), got null"),
+    ({"warmup": -1}, ".warmup: expected a duration of 0 or more, got -1 [duration]"),
+    (
+        {"warmup": None},
+        ".warmup: expected a duration (90, 90s, 10m, 1h30m, 1d), got null [duration]",
+    ),
     (
         {"memory": 16},
         (
             ".memory: expected a size of at least 1MiB, got 16; a number "
-            "without a unit is bytes: write 16GiB or 16MiB"
+            "without a unit is bytes: write 16GiB or 16MiB [size]"
         ),
     ),
-    ({"memory": "8kB"}, ".memory: expected a size of at least 1MiB, got '8kB'"),
-    ({"memory": 0}, ".memory: expected a size of at least 1MiB, got 0; write null for no limit"),
+    ({"memory": "8kB"}, ".memory: expected a size of at least 1MiB, got '8kB' [size]"),
+    (
+        {"memory": 0},
+        ".memory: expected a size of at least 1MiB, got 0; write null for no limit [size]",
+    ),
     (
         {"memory": "16G"},
         (
             ".memory: expected a size (1048576, 512MiB, 16GB), got '16G'; "
-            "write 16GB (powers of 1000) or 16GiB"
+            "write 16GB (powers of 1000) or 16GiB [size]"
         ),
     ),
     (
         {"memory": "off"},
-        ".memory: expected a size (1048576, 512MiB, 16GB), got 'off'; write null for no limit",
+        (
+            ".memory: expected a size (1048576, 512MiB, 16GB), got 'off'; write null "
+            "for no limit [size]"
+        ),
     ),
     (
         {"stall_scope": "all"},
-        ".stall_scope: expected group or rank, got 'all'; did you mean 'group'?",
+        ".stall_scope: expected group or rank, got 'all'; did you mean 'group'? [choice]",
     ),
-    ({"timers": "true"}, ".timers: expected true or false, got 'true'; write it without quotes"),
+    (
+        {"timers": "true"},
+        ".timers: expected true or false, got 'true'; write it without quotes [choice]",
+    ),
     (
         {"stall": "${worker:rank}"},
         (
             ".stall: '${worker:rank}' asks for a worker's fact where all workers have one value; "
-            "only args, env, env_per_rank, log_line_prefix may have ${worker:...}"
+            "only args, env, env_per_rank, log_line_prefix may have ${worker:...} [worker-variable]"
         ),
     ),
     (
         {"stall": "${nope}"},
-        ".stall: '${nope}' cannot be resolved: Interpolation key 'nope' not found",
+        ".stall: '${nope}' cannot be resolved: Interpolation key 'nope' not found [interpolation]",
     ),
 ]
 
@@ -295,7 +313,7 @@ def test_one_mistake_is_one_line(watchdog: Any, told: str) -> None:
 def test_another_word_for_a_key_says_which(written: str) -> None:
     meant = SYNONYMS[written.lower().replace("-", "_")]
     (line,) = complaints({written: 1})
-    told = f"unknown setting; did you mean {meant!r}?"
+    told = f"unknown setting; did you mean {meant!r}? [unknown-key]"
     assert line == f"launch.watchdog.{written}: {told}"
 
 
@@ -316,7 +334,7 @@ def test_mistakes_are_told_together() -> None:
 def test_many_unknown_keys_are_counted() -> None:
     lines = complaints({f"k{number}": 1 for number in range(1000)})
     assert len(lines) == 21
-    assert lines[-1] == "launch.watchdog: 980 more unknown settings"
+    assert lines[-1] == "launch.watchdog: 980 more unknown settings [unknown-key]"
 
 
 def composed(watchdog: Any) -> WatchdogPolicy:
@@ -329,7 +347,7 @@ def test_a_mapping_that_undid_a_preset_unseen_is_refused() -> None:
         composed({"stall": "10m"})
     assert str(caught.value) == (
         "launch.watchdog: {stall: '10m'} names no preset, and has replaced what another config "
-        "said; add preset: none, report, default or strict"
+        "said; add preset: none, report, default or strict [preset]"
     )
     assert composed({"preset": "none", "stall": "10m"}) == WatchdogPolicy(stall=600)
     everything = plan_of(spec_of({"watchdog": "strict"}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.causes import ExitedNonZero
 from lllaunch.run.outcome import RootCause, RunOutcome
 
@@ -75,12 +75,12 @@ def test_messages(speak, text):
 
 def test_error_shows_all_problems():
     problems = (
-        Problem("launch.tee", "'al'", "", "did you mean 'all'?", expected="a mask"),
-        Problem("launch.nproc", "0", "is not positive"),
+        Diagnostic("mask", "launch.tee", "'al'", "", "did you mean 'all'?", expected="a mask"),
+        Diagnostic("type", "launch.nproc", "0", "is not positive"),
     )
     assert said(lambda console: console.error(ConfigError(problems))) == (
-        "lllaunch: launch.tee: expected a mask, got 'al'; did you mean 'all'?\n"
-        "  launch.nproc: 0 is not positive\n"
+        "lllaunch: launch.tee: expected a mask, got 'al'; did you mean 'all'? [mask]\n"
+        "  launch.nproc: 0 is not positive [type]\n"
     )
     error = OutputError("/full/plan.yaml", "No space left on device")
     assert said(lambda console: console.error(error)) == (

@@ -18,7 +18,7 @@ from lllaunch.difference import (
     differences,
     text_lines,
 )
-from lllaunch.errors import Problem
+from lllaunch.errors import Diagnostic
 from lllaunch.review.refused import PlanRefused
 
 keys = st.sampled_from(["a", "b", "A.B", "1", "é"]) | st.integers(0, 3)
@@ -156,13 +156,13 @@ def test_text_that_would_turn_a_line_around_is_escaped() -> None:
 
 
 def test_a_refusal_says_all_and_is_picklable() -> None:
-    problem = Problem("launch.preload", "'evil'", "is not in allow.preload")
+    problem = Diagnostic("not-allowed", "launch.preload", "'evil'", "is not in allow.preload")
     refused = PlanRefused("conf/locks/a.yaml", differences(OLD, NEW)[1:2], (problem,), "renew me")
     expected = (
         "the plan is not the reviewed one, conf/locks/a.yaml:\n"
         "  launch.nproc: 2 -> 4\n"
         "this may not run:\n"
-        "  launch.preload: 'evil' is not in allow.preload\n"
+        "  launch.preload: 'evil' is not in allow.preload [not-allowed]\n"
         "if this is what shall run, have the lock reviewed anew: renew me"
     )
     assert str(refused) == expected
@@ -175,7 +175,7 @@ def test_a_refusal_says_all_and_is_picklable() -> None:
 
 def test_a_refusal_of_very_much_is_short() -> None:
     changes = differences({}, {str(number): number for number in range(10_000)})
-    problems = (Problem("a", "b", "c"),) * 1000
+    problems = (Diagnostic("type", "a", "b", "c"),) * 1000
     lines = str(PlanRefused("l", changes, problems)).splitlines()
     assert len(lines) == 104
     assert lines[51] == "  ... and 9950 more"

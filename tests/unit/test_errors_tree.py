@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import ast
 import pickle
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from lllaunch import errors
-from lllaunch.errors import LaunchError, Problem
+from lllaunch.errors import Code, Diagnostic, LaunchError, Unfit
 
 KINDS = [
     kind
@@ -18,7 +22,9 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_survive_pickling_with_all_they_know(kind: type[LaunchError]) -> None:
     values = [
-        (Problem("a.b", "1", "is wrong", "write 2"),) if each.name == "problems" else each.name
+        (Diagnostic("type", "a.b", "1", "is wrong", "write 2"),)
+        if each.name == "problems"
+        else each.name
         for each in fields(kind)  # type: ignore[arg-type]
     ]
     error = kind(*values)
@@ -26,3 +32,32 @@ def test_errors_survive_pickling_with_all_they_know(kind: type[LaunchError]) -> 
     assert type(again) is kind
     assert [getattr(again, each.name) for each in fields(kind)] == values  # type: ignore[arg-type]
     assert again.exit_code == error.exit_code
+
+
+def test_each_kind_of_diagnostic_is_explained_and_made_somewhere() -> None:
+    root = Path(errors.__file__).parent
+    page = (root.parent / "docs/reference/diagnostics.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)
+    assert rows == sorted(get_args(Code))
+    sources = (path for path in root.rglob("*.py") if path != Path(errors.__file__))
+    nodes = (node for path in sources for node in ast.walk(ast.parse(path.read_text())))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    assert texts >= {*rows}
+
+
+def test_a_diagnostic_reads_like_a_compilers() -> None:
+    unfit = Unfit("a mask (none, all)", "did you mean 'all'?", code="mask")
+    found = unfit.at("launch.tee", "'al'")
+    assert str(found) == (
+        "launch.tee: expected a mask (none, all), got 'al'; did you mean 'all'? [mask]"
+    )
+    placed = replace(found, file="conf/exp/a.yaml", line=9)
+    assert str(placed) == f"conf/exp/a.yaml:9: {found}"
+    assert placed.said == str(found)
+    secret = unfit.at("launch.tee", "'${oc.env:X}'", secret=True)
+    assert str(secret) == "launch.tee: expected a mask (none, all), got '${oc.env:X}' [mask]"
+
+
+def test_the_code_stands_in_the_line_that_says_what_is_wrong() -> None:
+    found = Diagnostic("changed", "a", "job 1", "has changed", "put it back:\n  x: 1 -> 2")
+    assert str(found) == "a: job 1 has changed; put it back [changed]:\n  x: 1 -> 2"

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
-from lllaunch.errors import Problem
+from lllaunch.errors import Diagnostic
 from lllaunch.review.allow import HARMLESS_VARIABLES, check
 from lllaunch.review.objects import Objects
 from lllaunch.review.policy import Policy, parse_policy
@@ -60,14 +60,14 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return top
 
 
-Refusals = Callable[..., list[Problem]]
+Refusals = Callable[..., list[Diagnostic]]
 
 
 @pytest.fixture
 def refusals(tree: Path) -> Refusals:
     def ask(
         launch: dict[str, Any], config: dict[str, Any] | None = None, **lists: list[str]
-    ) -> list[Problem]:
+    ) -> list[Diagnostic]:
         if "entrypoint" not in launch:
             launch = {"entrypoint": "pkg.train:main", **launch}
             lists = {"entrypoints": ["pkg.train:main"], **lists}
@@ -188,7 +188,7 @@ def test_programs(tree: Path, refusals: Refusals) -> None:
     tool.symlink_to("/bin/sh")
     real = os.path.realpath("/bin/sh")
 
-    def ask(entrypoint: str, *programs: str) -> list[Problem]:
+    def ask(entrypoint: str, *programs: str) -> list[Diagnostic]:
         return refusals({"entrypoint": entrypoint}, programs=programs, entrypoints=["*"])
 
     assert ask("env", "env") == ask("env", "e*") == ask("env", "*") == []
@@ -214,9 +214,9 @@ def test_a_secret_name_is_not_shown(refusals: Refusals, monkeypatch: pytest.Monk
         "preload": ["${oc.env:MODULE}"],
     }
     text = "\n".join(map(str, refusals(launch)))
-    assert "launch.entrypoint: '${oc.env:WHAT}' is not in allow.entrypoints" in text
+    assert "launch.entrypoint: '${oc.env:WHAT}' is not in allow.entrypoints [not-allowed]" in text
     assert "launch.log_dir: is outside of the tree" in text
-    assert "launch.preload: is not in allow.preload" in text
+    assert "launch.preload: is not in allow.preload [not-allowed]" in text
     for value in ("no.py", "planted", "decimal"):
         assert value not in text
 
@@ -227,7 +227,7 @@ def test_preloads(refusals: Refusals) -> None:
     (problem,) = refusals(launch, preload=["json"])
     expected = (
         "launch.preload: 'decimal' is not in allow.preload; "
-        "to allow it, add 'decimal' to allow.preload in conf/lllaunch.yaml"
+        "to allow it, add 'decimal' to allow.preload in conf/lllaunch.yaml [not-allowed]"
     )
     assert str(problem) == expected
 

@@ -64,19 +64,22 @@ allow:
   env: {A: b}
 """
     assert problems_of(text) == [
-        "p.yaml:1: alow: unknown key; did you mean 'allow'?",
-        "p.yaml:3: allow.entrypoint: unknown key; did you mean 'entrypoints'?",
-        "p.yaml:4: allow.programs: expected a list of patterns, got 'python'; write ['python']",
-        "p.yaml:7: allow.preload: expected text, got 3.1; quote it",
-        "p.yaml:8: allow.preload: expected text, got true; quote it",
-        "p.yaml:9: allow.preload: expected text, got {a: 'b'}",
-        "p.yaml:10: allow.preload: expected text without blanks around it, got ''",
+        "p.yaml:1: alow: unknown key; did you mean 'allow'? [unknown-key]",
+        "p.yaml:3: allow.entrypoint: unknown key; did you mean 'entrypoints'? [unknown-key]",
+        (
+            "p.yaml:4: allow.programs: expected a list of patterns, got 'python'; "
+            "write ['python'] [policy]"
+        ),
+        "p.yaml:7: allow.preload: expected text, got 3.1; quote it [policy]",
+        "p.yaml:8: allow.preload: expected text, got true; quote it [policy]",
+        "p.yaml:9: allow.preload: expected text, got {a: 'b'} [policy]",
+        "p.yaml:10: allow.preload: expected text without blanks around it, got '' [policy]",
         (
             "p.yaml:11: allow.targets: expected a list of patterns, got "
-            "null; leave it out, or write []"
+            "null; leave it out, or write [] [policy]"
         ),
-        "p.yaml:13: allow.env: expected a list of patterns, got {A: 'b'}",
-        f"p.yaml:12: allow.paths: expected an absolute path, got 'scratch'; {ANYWAY}",
+        "p.yaml:13: allow.env: expected a list of patterns, got {A: 'b'} [policy]",
+        f"p.yaml:12: allow.paths: expected an absolute path, got 'scratch'; {ANYWAY} [policy]",
     ]
 
 
@@ -98,11 +101,14 @@ def test_allow_is_a_mapping(allow: str) -> None:
     [
         ("allow:\n  programs: [*]\n", "p.yaml:2: is not valid YAML"),
         ("allow:\n  entrypoints: [*.py]\n", "quote a pattern that begins with *"),
-        ("allow:\n  entrypoints: [*a]\n", "has no &a for *a; quote a pattern that begins with *"),
+        (
+            "allow:\n  entrypoints: [*a]\n",
+            "has no &a for *a; quote a pattern that begins with * [yaml]",
+        ),
         ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
         ("allow: !!python/name:os.system\n", "has a tag"),
         ("allow: !include other.yaml\n", "has a tag"),
-        ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1"),
+        ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1 [yaml]"),
         ("allow: &a\n  programs: *a\n", "p.yaml:2: holds itself"),
         ("allow: {programs: [a\n", "is not valid YAML"),
         ("%TAG ! tag:x,2000:\n---\nallow: !y {}\n", "has a tag"),
@@ -116,7 +122,7 @@ def test_broken_and_hostile_yaml(text: str, expected: str) -> None:
 def test_ten_thousand_wrong_keys_fill_no_screen() -> None:
     problems = problems_of("allow:\n" + "".join(f"  k{n}: []\n" for n in range(10_000)))
     assert len(problems) == 51
-    assert problems[-1] == "and: 9950 more problems"
+    assert problems[-1] == "and: 9950 more problems [more]"
 
 
 def test_the_file_that_counts(tmp_path: Path) -> None:

@@ -125,21 +125,21 @@ def test_gpus_within_limits(limit: object, visible: str, chosen: list[str]) -> N
 @pytest.mark.parametrize(
     ("limit", "problem"),
     [
-        (3, "expected at most 2, the number of GPUs that are visible, got 3"),
-        (-1, "expected a number of GPUs, 0 or more, got -1"),
-        (True, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got True"),
-        (1.5, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 1.5"),
-        ("some", "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 'some'"),
-        ([0], "expected names of visible GPUs (3, 1), got [0]; '0' is none of them"),
-        ([None], "expected names of GPUs, got [None]; None is not one"),
-        ([3, 1, 3], "expected each GPU at most once, got [3, 1, 3]; 3 is named twice"),
+        (3, "expected at most 2, the number of GPUs that are visible, got 3 [number]"),
+        (-1, "expected a number of GPUs, 0 or more, got -1 [gpus]"),
+        (True, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got True [gpus]"),
+        (1.5, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 1.5 [gpus]"),
+        ("some", "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 'some' [gpus]"),
+        ([0], "expected names of visible GPUs (3, 1), got [0]; '0' is none of them [gpus]"),
+        ([None], "expected names of GPUs, got [None]; None is not one [gpus]"),
+        ([3, 1, 3], "expected each GPU at most once, got [3, 1, 3]; 3 is named twice [gpus]"),
         (
             ["3", uuid(3)],
-            f"expected each GPU at most once, got ['3', '{uuid(3)}']; 3 is named twice",
+            f"expected each GPU at most once, got ['3', '{uuid(3)}']; 3 is named twice [gpus]",
         ),
         (
             ["GPU-"],
-            "expected names of visible GPUs (3, 1), got ['GPU-']; 'GPU-' is several of them",
+            "expected names of visible GPUs (3, 1), got ['GPU-']; 'GPU-' is several of them [gpus]",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_limits_of_gpus_that_are_wrong(limit: object, problem: str) -> None:
 
 def test_gpus_that_are_not_there_are_told_with_the_reason() -> None:
     assert problems(gpus=1, number=0) == [
-        "hydra.launcher.gpus: 1 asks for GPUs, but found no GPU; leave it out"
+        "hydra.launcher.gpus: 1 asks for GPUs, but found no GPU; leave it out [gpus]"
     ]
     (problem,) = problems(gpus=[0], CUDA_VISIBLE_DEVICES="x")
     assert "[0] asks for GPUs, but found no GPU with CUDA_VISIBLE_DEVICES='x';" in problem
@@ -237,21 +237,21 @@ def test_slots_by_quota(quota: float | None, number: int) -> None:
     ("limit", "problem"),
     [
         (7, "expected at most 6, the number of cores that may be used, got 7"),
-        (-1, "expected a number of CPU slots, 0 or more, got -1"),
-        (True, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got True"),
-        ({}, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got {}"),
-        ([4], "expected cores that may be used (0-3, 8-9), got [4]; 4 may not be used"),
-        ([-1], "expected cores that may be used (0-3, 8-9), got [-1]; -1 may not be used"),
+        (-1, "expected a number of CPU slots, 0 or more, got -1 [cpus]"),
+        (True, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got True [cpus]"),
+        ({}, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got {} [cpus]"),
+        ([4], "expected cores that may be used (0-3, 8-9), got [4]; 4 may not be used [cpus]"),
+        ([-1], "expected cores that may be used (0-3, 8-9), got [-1]; -1 may not be used [cpus]"),
         (
             ["0-999999999"],
             (
                 "expected cores that may be used (0-3, 8-9), got "
-                "['0-999999999']; 0-999999999 may not be used"
+                "['0-999999999']; 0-999999999 may not be used [cpus]"
             ),
         ),
         (["3-1"], f"{CORES_OR_RANGES}, got ['3-1']; '3-1' is neither"),
         ([1.0], f"{CORES_OR_RANGES}, got [1.0]; 1.0 is neither"),
-        ([0, "0-1"], "expected each core at most once, got [0, '0-1']; 0 is named twice"),
+        ([0, "0-1"], "expected each core at most once, got [0, '0-1']; 0 is named twice [cpus]"),
     ],
 )
 def test_limits_of_cores_that_are_wrong(limit: object, problem: str) -> None:

@@ -182,7 +182,7 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
     assert caught.value.exit_code == 2
     assert str(caught.value) == (
         "hydra.launcher.resume: job 0 (lr=1) has finished, and its config has changed since; "
-        "put it back, begin another sweep, or delete its result.json to run it again:\n"
+        "put it back, begin another sweep, or delete its result.json to run it again [changed]:\n"
         "    params.epochs: 3 -> 5\n"
         '    params.net[1]: "b" -> "c"\n'
         "    params.gone: was null, is gone\n"

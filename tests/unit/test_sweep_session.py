@@ -190,7 +190,9 @@ def test_what_is_no_sweep_cannot_be_resumed(tmp_path: Path) -> None:
         path = tmp_path / name
         with pytest.raises(ConfigError) as caught:
             resume(path)
-        assert str(caught.value) == f"hydra.launcher.resume: {str(path)!r} {expected}; {hint}"
+        assert (
+            str(caught.value) == f"hydra.launcher.resume: {str(path)!r} {expected}; {hint} [resume]"
+        )
     # nothing was made
     assert sorted(os.listdir(tmp_path)) == ["empty", "file"]
     assert os.listdir(tmp_path / "empty") == []
@@ -302,7 +304,8 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
             session.plan(wanted, 0, changed)
         assert str(caught.value) == (
             "hydra.launcher.resume: jobs 0-1 have finished, and their configs have changed since; "
-            "put it back, begin another sweep, or delete their result.json files to run them again:"
+            "put it back, begin another sweep, or delete their result.json files "
+            "to run them again [changed]:"
             "\n    epochs: new, 3"
         )
         with pytest.raises(ConfigError):

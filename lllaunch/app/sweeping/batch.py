@@ -24,7 +24,7 @@ from lllaunch.app.sweeping.aside import aside_each
 from lllaunch.app.sweeping.jobs import Labels
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
-from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
 from lllaunch.run.outcome import ReturnValue
@@ -96,7 +96,9 @@ class Comparing:
         except Exception as error:
             name = f"job {number} ({' '.join(label)})"
             reason = without_variables(reason_of(error))
-            problem = Problem(name, "", f"cannot be composed any more: {reason}")
+            problem = Diagnostic(
+                "interpolation", name, "", f"cannot be composed any more: {reason}"
+            )
             raise ConfigError((problem,)) from error
         former = job_key(planned.former())
         return NewJob(label, job_key(planned.identity), planned.identity, former)

@@ -25,7 +25,7 @@ from lllaunch.config.secrets import literals
 from lllaunch.config.values import WORDS
 from lllaunch.config.whole import public_config, redacted_overrides, with_sources
 from lllaunch.console.job import JobConsole, Reported
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.spec import rank_key
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
@@ -353,7 +353,8 @@ class SweepJobs:
         named = {"launch.env": spec.env, "hydra.job.env_set": env_set}
         named |= {f"launch.env_per_rank.{rank_key(rank)}": env for rank, env in ranks}
         problems = [
-            Problem(
+            Diagnostic(
+                "reserved-variable",
                 f"{key}.{VISIBLE}",
                 repr(str(env[VISIBLE])),
                 "is set for each job of a sweep by its lease",

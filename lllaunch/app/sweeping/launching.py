@@ -29,7 +29,7 @@ from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.config.whole import redacted_overrides
-from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.find import remember
@@ -133,7 +133,9 @@ def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
         message = "cannot be resumed with a sweeper that chooses jobs by the results of others"
         if _target(config) == _BASIC:
             message = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
-        problem = Problem("hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS)
+        problem = Diagnostic(
+            "sweeper", "hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS
+        )
         problems.append(problem)
     stated = OmegaConf.select(config, "hydra.launcher.on_failure")
     if stated == "continue" and _target(config) == _BASIC and _batch_size(config):
@@ -141,7 +143,9 @@ def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
             "is not what Hydra's basic sweeper does with hydra.sweeper.max_batch_size: it ends "
             "with the first batch in which a job fails"
         )
-        problem = Problem("hydra.launcher.on_failure", "'continue'", message, _CHOOSE_OURS)
+        problem = Diagnostic(
+            "sweeper", "hydra.launcher.on_failure", "'continue'", message, _CHOOSE_OURS
+        )
         problems.append(problem)
     if problems:
         raise ConfigError(tuple(problems))
@@ -167,7 +171,7 @@ def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
     Raises:
         ConfigError: something is wrong; it holds everything that is.
     """
-    problems: dict[str, Problem] = {}
+    problems: dict[str, Diagnostic] = {}
 
     def attempt(step: Callable[[], T]) -> T | None:
         try:

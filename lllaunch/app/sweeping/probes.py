@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
-    from lllaunch.errors import Problem
+    from lllaunch.errors import Diagnostic
     from lllaunch.sweep.prepared import WarmKey
     from lllaunch.sweep.warmth import Warmth
 
@@ -57,7 +57,7 @@ class ProbeProblem(NamedTuple):
 
     exit_code: int
     why: str
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
 
 
 class _Look(NamedTuple):
@@ -84,7 +84,7 @@ class SweepRefused(LaunchError):
         return next(iter(self.faults.values())).exit_code
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[Diagnostic, ...]:
         """What is wrong with these jobs and is known to stand in a file, each thing once."""
         every = (problem for fault in self.faults.values() for problem in fault.problems)
         return tuple(dict.fromkeys(every))

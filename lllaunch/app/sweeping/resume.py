@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import yaml  # type: ignore[import-untyped]
 
 from lllaunch.console.wording import shown_path
-from lllaunch.errors import ConfigError, Problem
+from lllaunch.errors import ConfigError, Diagnostic
 
 KEY = "hydra.launcher.resume"
 DIRECTORY = "hydra.sweep.dir"
@@ -121,5 +121,5 @@ def check(resume: str | None, sweep_dir: str, cwd: str) -> None:
     theirs, ours = (os.path.realpath(os.path.join(cwd, path)) for path in (sweep_dir, resume))
     if theirs != ours:
         message = f"is not the sweep's directory ({sweep_dir})"
-        problem = Problem(KEY, repr(resume), message, f"add {DIRECTORY}={resume}")
+        problem = Diagnostic("resume", KEY, repr(resume), message, f"add {DIRECTORY}={resume}")
         raise ConfigError((problem,))

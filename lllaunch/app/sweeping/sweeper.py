@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.boundary import AppEnded, refusing
 from lllaunch.app.sweeping.resume import MULTIRUN
-from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) 
         return Grid(_dimensions(parser.parse_overrides([*params, *arguments])))
     except OverflowError as error:
         message = f"ask for {error} jobs, expected {sys.maxsize} at most"
-        raise ConfigError((Problem("", "the overrides", message),)) from None
+        raise ConfigError((Diagnostic("overrides", "", "the overrides", message),)) from None
 
 
 def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:
@@ -120,7 +120,8 @@ def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:
 
 def _check(sweeper: LllaunchSweeper) -> None:
     if sweeper.max_batch_size is not None:
-        problem = Problem(
+        problem = Diagnostic(
+            "overrides",
             "hydra.sweeper.max_batch_size",
             repr(sweeper.max_batch_size),
             "has no meaning here: a job starts as soon as there is room for it",
@@ -149,11 +150,11 @@ def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
             message = f"is a sweep of a kind ({kind}) that gives no list of values"
             hint = "use choice(...) or range(...), or a sweeper that searches, such as Optuna's"
             text = override.get_value_string()
-            raise ConfigError((Problem(key, repr(text), message, hint),))
+            raise ConfigError((Diagnostic("overrides", key, repr(text), message, hint),))
     empty = [key for key, choices in found.items() if not choices]
     if empty:
         message = "gives no value to sweep over"
-        raise ConfigError(tuple(Problem(key, texts[key], message) for key in empty))
+        raise ConfigError(tuple(Diagnostic("overrides", key, texts[key], message) for key in empty))
     return list(found.values())
 
 
