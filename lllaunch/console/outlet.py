@@ -26,7 +26,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.wording import counted
-from lllaunch.multiprocessing.output import screen_of
+from lllaunch.workers.terminal import screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.events import Orphan
 from lllaunch.results.find import nanoseconds
 from lllaunch.run import causes
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
@@ -20,7 +21,6 @@ from lllaunch.run.hang import Hang
 from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
-from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog import findings
 from lllaunch.watchdog.findings import suspects
 from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack
@@ -152,7 +152,7 @@ def _attempt(found: Json, directory: str) -> AttemptOutcome:
         workers=workers,
         root_cause=_root_of_attempt(found, workers),
         leftovers=tuple(
-            Leftover(each["pid"], each["command"], each["killed"]) for each in found["leftovers"]
+            Orphan(each["pid"], each["command"], each["killed"]) for each in found["leftovers"]
         ),
     )
 

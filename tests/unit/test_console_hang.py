@@ -12,6 +12,7 @@ import pytest
 from lllaunch.console.hang import fired_text, located_text
 from lllaunch.console.places import frame_text, place_text, printable
 from lllaunch.console.report import failure_text, report_lines
+from lllaunch.events import Exited, Started
 from lllaunch.run.hang import Hang, hang_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import Excerpt, RootCause, summarize
@@ -22,7 +23,6 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.protocol import Exited, Started
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
