@@ -62,3 +62,9 @@ def visible(text: str) -> str:
     return "".join(
         char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
     )
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """Return the first line of a text that says something, shortened to ``most`` characters."""
+    line = next((line for line in text.splitlines() if line.strip()), "").strip()
+    return line if len(line) <= most else f"{line[: most - 3]}..."

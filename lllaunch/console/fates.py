@@ -18,6 +18,7 @@ _LOST = {
     "spawner": "ended with the process that forks workers",
     "kernel": "hung in the kernel, SIGKILL did not end it",
     "error": "ended when lllaunch failed",
+    "unknown": "ended in a way that this version does not know",
 }
 _LONGEST_MESSAGE = 200
 # Where in its own source a C++ library checked, of which the user has no copy: gloo, NCCL, torch.

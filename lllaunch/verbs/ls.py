@@ -20,8 +20,8 @@ from lllaunch.console.sweep.table import (
 )
 from lllaunch.console.sweep.table import plain as shown
 from lllaunch.console.wording import counted, shown_path
-from lllaunch.results.find import DEFAULT_ROOTS
-from lllaunch.results.listing import (
+from lllaunch.results.index import DEFAULT_ROOTS
+from lllaunch.results.store import (
     STATES,
     ListEntry,
     NoSuchRun,
@@ -148,7 +148,7 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         ("code", [_number(entry.exit_code) for entry in entries], True),
         ("time", [_time(entry) for entry in entries], True),
         ("tries", [_number(entry.attempts) for entry in entries], True),
-        ("value", [objective_text({"return_value": entry.value}) for entry in entries], True),
+        ("value", [objective_text(entry.value) for entry in entries], True),
     ]
     columns = {title: _padded(title, texts, right) for title, texts, right in table if any(texts)}
     while width and _room(columns, width) < _WANTED_OVERRIDES:

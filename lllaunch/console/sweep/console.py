@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.sweep.board import Began, Board, Change, JobOver
 from lllaunch.console.sweep.lines import change_lines
@@ -19,6 +20,7 @@ from lllaunch.sweep.output import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 
 if TYPE_CHECKING:
+    from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.policy import SweepPolicy
 
 # How long a message waits for a stream, seconds; jobs wait for the launcher meanwhile.
@@ -148,7 +150,7 @@ class SweepConsole:
 
     def finished(
         self,
-        document: Mapping[str, Any],
+        result: SweepResult,
         numbers: Collection[int] | None = None,
         *,
         resume: str | None = "",
@@ -156,7 +158,7 @@ class SweepConsole:
         """Shows the summary of a sweep that is over.
 
         Args:
-            document: what sweep.json holds, see `lllaunch.sweep.history`.
+            result: what became of it.
             numbers: of the jobs that are meant: a sweep that is resumed may have had others. None
                 for all, also those of batches before.
             resume: how the app was called, where that and the directory are all that a resume
@@ -179,9 +181,9 @@ class SweepConsole:
         )
         if numbers is not None:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)
-            jobs = [job for job in document["jobs"] if job["job"] in numbers]
-            document = {**document, "jobs": jobs}
-        self._say(summary_rows(document, setting), last=True)
+            jobs = tuple(job for job in result.jobs if job.job in numbers)
+            result = replace(result, jobs=jobs)
+        self._say(summary_rows(result, setting), last=True)
 
     def _since_begun(self) -> float | None:
         return None if self._begun is None else self._clock() - self._begun
