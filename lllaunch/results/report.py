@@ -20,10 +20,10 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of, tidy
 from lllaunch.results.store import EVENTS, FoundDirectory, read_overrides, state_of
 from lllaunch.run.causes import signal_name
-from lllaunch.run.directory import LOCK_NAME
+from lllaunch.run.directory import LOCK_NAME, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
-from lllaunch.run.result import RESULT, ResultFile
+from lllaunch.run.result import ResultFile
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of

@@ -22,11 +22,11 @@ from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import last_record, read_json, read_text
 from lllaunch.errors import LaunchError
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
-from lllaunch.run.directory import LOCK_NAME
+from lllaunch.run.directory import LOCK_NAME, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import SIGNED, launcher_is_dead
-from lllaunch.run.result import RESULT, ResultFile
+from lllaunch.run.result import ResultFile
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.units import first_line

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RESULT = "result.json"
-"""Its name in the directory of a run."""
-
 VERSION = 1
 """Version of result.json's schema; grows when a field changes its meaning."""
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from lllaunch.documents import Fields, load_json
 from lllaunch.errors import OutputError
-from lllaunch.run.result import RESULT, ResultFile
+from lllaunch.run.directory import RESULT
 from lllaunch.sweep.journal import Result
 from lllaunch.units import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lllaunch.run.result import ResultFile
     from lllaunch.sweep.history import JobHistory
 
 RETURN_LIMIT = 4096
@@ -53,7 +54,12 @@ def read_result(directory: str) -> ResultFile | None:
         raise OutputError(path, error.strerror or str(error)) from error
     except ValueError:
         return None
-    return None if document is None else ResultFile(Fields(document), directory)
+    if document is None:
+        return None
+    # a sweep that begins has none to read
+    from lllaunch.run.result import ResultFile  # noqa: PLC0415
+
+    return ResultFile(Fields(document), directory)
 
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:

@@ -17,7 +17,8 @@ from lllaunch.results.store import LATEST, locate
 from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
-from lllaunch.run.result import RESULT, ResultFile
+from lllaunch.run.directory import RESULT
+from lllaunch.run.result import ResultFile
 from lllaunch.verbs.printing import Parser, commit_text, complain
 
 _DESCRIPTION = """\
