@@ -8,17 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lllaunch.run.excerpts import clean
-from lllaunch.units import duration
-
-# what UTF-8 or XML cannot hold
-_NEVER = re.compile("[\ud800-\udfff\ufffe\uffff]")
-
-
-def tidy(text: str) -> str:
-    """Returns a text that a terminal, a file in UTF-8 and an XML document can hold."""
-    return _NEVER.sub("\N{REPLACEMENT CHARACTER}", clean(text))
-
+from lllaunch.text import duration, shorten
 
 # Python's tracebacks (of exception groups, too), and what faulthandler writes
 _FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<python>,|$)?', re.M)
@@ -242,7 +232,7 @@ class Report:
         if case.job is None:
             return "run"
         own = " ".join(each for each in case.overrides if each not in self.common)
-        return f"job {case.job} ({shortened(own, longest)})" if own else f"job {case.job}"
+        return f"job {case.job} ({shorten(own, longest)})" if own else f"job {case.job}"
 
     def verdict(self) -> str:
         """Returns one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
@@ -268,11 +258,6 @@ class Report:
             if count := self.count(outcome):
                 text += f", {count} {adjective}"
         return text if self.finished else f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
-
-
-def shortened(text: str, longest: int) -> str:
-    """Returns a text of at most so many characters."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def details(case: Case, log_lines: int = 20) -> Iterator[str]:

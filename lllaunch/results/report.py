@@ -17,7 +17,7 @@ from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import Fields, last_record, load_json, nanoseconds
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode
-from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of, tidy
+from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
 from lllaunch.results.store import EVENTS, FoundDirectory, read_overrides, state_of
 from lllaunch.run.causes import signal_name
 from lllaunch.run.directory import LOCK_NAME, RESULT
@@ -28,7 +28,7 @@ from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import read_journal
-from lllaunch.units import first_line, spans
+from lllaunch.text import first_line, spans, tidy
 
 if TYPE_CHECKING:
     from lllaunch.run.hang import Hang

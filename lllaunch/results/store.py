@@ -29,7 +29,7 @@ from lllaunch.run.lock import SIGNED, launcher_is_dead
 from lllaunch.run.result import ResultFile
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
-from lllaunch.units import first_line
+from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -10,7 +10,7 @@ from lllaunch.documents import Fields, load_json
 from lllaunch.errors import OutputError
 from lllaunch.run.directory import RESULT
 from lllaunch.sweep.journal import Result
-from lllaunch.units import first_line
+from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

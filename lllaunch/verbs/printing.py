@@ -9,12 +9,12 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lllaunch.console.sweep.paint import is_terminal, painted
-from lllaunch.console.sweep.table import Row, StyledText, plain
+from lllaunch.console.table import Row, is_terminal, painted
+from lllaunch.console.wording import StyledText
 from lllaunch.documents import Fields
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.units import visible
+from lllaunch.text import plain, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

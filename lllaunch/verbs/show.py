@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.fates import fate_text
-from lllaunch.console.report import failure_text, report_lines
-from lllaunch.console.sweep.summary import Setting, summary_rows
-from lllaunch.console.sweep.table import Row, StyledText, cells, padded
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.report import failure_text, fate_text, report_lines
+from lllaunch.console.summary import Setting, summary_rows
+from lllaunch.console.table import GAP, Row, aligned, cells, padded
+from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.documents import nanoseconds, read_text
 from lllaunch.results.store import (
     LATEST,
@@ -30,7 +29,7 @@ from lllaunch.results.store import (
 )
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
-from lllaunch.units import duration, size
+from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
     Parser,
@@ -43,7 +42,6 @@ from lllaunch.verbs.printing import (
 )
 
 if TYPE_CHECKING:
-    from lllaunch.console.wording import Line
     from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
     from lllaunch.run.result import ResultFile
     from lllaunch.sweep.history import JobHistory, SweepResult
@@ -53,7 +51,6 @@ Shows what ran and what became of it, from the files that a run or a sweep has l
 
 RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
 result.json; the end of its path; or 'latest', the default: what was started last from here."""
-_GAP = "  "
 _LONGEST_VALUE = 200  # characters
 _MOST_VALUES = 16
 _SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
@@ -156,21 +153,17 @@ def run_rows(
         for attempt in outcome.attempts:
             rows += [*_attempt(attempt, cwd), ()]
         rows += _values(outcome, cwd)
-        rows += [_row(line) for line in report_lines(outcome, cwd)]
+        rows += [(line,) for line in report_lines(outcome, cwd)]
     else:
         rows += _without_outcome(entry, cwd)
     return rows
-
-
-def _row(line: Line) -> Row:
-    return (StyledText(line.text, "error" if line.style == "title" else line.style),)
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> list[Row]:
     told = [(name, text) for name, text in facts if text]
     width = max((cells(name) for name, _ in told), default=0)
     return [
-        (StyledText(padded(name, width), "faint"), StyledText(f"{_GAP}{text}"))
+        (StyledText(padded(name, width), "faint"), StyledText(f"{GAP}{text}"))
         for name, text in told
     ]
 
@@ -222,9 +215,7 @@ def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
     yield (StyledText(text, "cause"),)
     known = attempt.root_cause is not None
     table = [_worker(worker, cwd, after_root=known) for worker in attempt.workers]
-    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
-    for texts in table:
-        line = _GAP.join(padded(text, width) for text, width in zip(texts, widths, strict=True))
+    for line in aligned(table):
         yield (StyledText(f"  {line}".rstrip()),)
 
 

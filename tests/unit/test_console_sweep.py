@@ -12,10 +12,9 @@ from typing import Any, TextIO
 import pytest
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.job import Reported
-from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.sweep.screen import KEPT, Flow
-from lllaunch.console.sweep.table import cells, cut, decoded, harmless, padded, plain
+from lllaunch.console.stream import KEPT, Flow
+from lllaunch.console.sweep import Reported, SweepConsole
+from lllaunch.console.table import cells, cut, decoded, padded
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
 from lllaunch.sweep.output import JobPrinted, Tick
@@ -23,6 +22,7 @@ from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.prepared import JobAnswered, Prepared
 from lllaunch.testing import FakeClock
+from lllaunch.text import coloured, plain
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 
@@ -281,8 +281,8 @@ def test_wide_letters_take_two_columns_and_accents_none() -> None:
 
 
 def test_lines_cannot_steer_the_terminal() -> None:
-    assert harmless("a\x1b[31mred\x1b[2J\x1b]0;title\x07b\x08\tc") == "a\x1b[31mredb\\x08\tc\x1b[0m"
-    assert harmless("plain é") == "plain é"
+    assert coloured("a\x1b[31mred\x1b[2J\x1b]0;title\x07b\x08\tc") == "a\x1b[31mredb\\x08\tc\x1b[0m"
+    assert coloured("plain é") == "plain é"
     assert plain("a\x1b[1mb\tc\x1b(B\x9b") == "ab c\\x1b(B\\x9b"
     assert decoded(b"1\r\r2\r\r") == "2"
 

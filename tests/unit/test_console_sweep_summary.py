@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from lllaunch.console.sweep.paint import painted
-from lllaunch.console.sweep.summary import (
+from lllaunch.console.summary import (
     Setting,
     extremes,
-    objective_text,
     resume_override,
     summary_rows,
 )
+from lllaunch.console.table import objective_text, painted
 from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (
     ComposedRecord,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lllaunch.console.report import report_lines
-from lllaunch.console.wording import Line
+from lllaunch.console.wording import StyledText
 from lllaunch.run.causes import (
     ExitedNonZero,
     HungInKernel,
@@ -163,7 +163,7 @@ OUTCOMES = [
 ]
 
 
-def shown(found: RunOutcome) -> list[Line]:
+def shown(found: RunOutcome) -> list[StyledText]:
     return report_lines(found, "/home/ada/net")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -10,39 +9,21 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.console.sweep.lines import ending
-from lllaunch.console.sweep.table import (
+from lllaunch.console.table import (
     Row,
-    StyledText,
-    cells,
+    Table,
     counts_text,
-    named_jobs,
-    padded,
-    plain,
+    objective_text,
     short_overrides,
 )
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.wording import StyledText, counted, ending, named_jobs, shown_path
 from lllaunch.sweep.policy import Summary
-from lllaunch.units import duration
+from lllaunch.text import duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from lllaunch.sweep.history import JobHistory, SweepResult
-
-
-_LONGEST = 24
-
-
-def objective_text(value: Any) -> str:
-    """Returns what a job returned; an empty string if that is nothing, or long."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = plain(text)
-    return text if cells(text) <= _LONGEST else ""
 
 
 def has_objective(jobs: Sequence[JobHistory]) -> bool:
@@ -70,7 +51,7 @@ _MOST_ROWS = 50
 _MOST_FAILURES = 12
 _MOST_LOGS = 3
 _WIDEST = 60
-_GAP = "  "
+_INDENT = "  "
 # What sweep.json calls the states, and what they are called here.
 _STATES = {
     "error": "failed",
@@ -151,30 +132,19 @@ def _name(job: JobHistory, setting: Setting) -> str:
     return short_overrides(job.overrides, setting.common)
 
 
-def _table(jobs: Sequence[JobHistory], setting: Setting, *, objective: bool) -> Iterator[Row]:
-    columns = [
-        ("job", [str(job.job) for job in jobs], True),
-        ("overrides", [_name(job, setting) for job in jobs], False),
-        ("state", [_state(job, setting) for job in jobs], False),
-        ("tries", [str(job.tries) for job in jobs], True),
-        ("time", [_seconds(job) for job in jobs], True),
-    ]
+def _table(jobs: Sequence[JobHistory], setting: Setting, *, objective: bool) -> list[Row]:
+    table = Table()
+    table.add("job", [str(job.job) for job in jobs], right=True)
+    table.add("state", [_state(job, setting) for job in jobs])
+    table.add("tries", [str(job.tries) for job in jobs], right=True)
+    table.add("time", [_seconds(job) for job in jobs], right=True)
     if objective:
-        columns.append(("objective", [objective_text(job.value) for job in jobs], True))
-    columns = [column for column in columns if any(column[1])]
-    widths = [max(map(cells, (title, *texts))) for title, texts, _ in columns]
-    at = next((at for at, column in enumerate(columns) if column[0] == "overrides"), None)
-    if at is not None:
-        room = setting.columns - 1 - sum(widths) - len(_GAP) * len(widths) + widths[at]
-        widest = max(room, len("overrides")) if setting.columns else _WIDEST
-        widths[at] = min(widths[at], widest)
-    cut = [
-        [padded(text, width, right=right) for text in (title, *texts)]
-        for (title, texts, right), width in zip(columns, widths, strict=True)
-    ]
-    styles = ["faint", *(_STYLES.get(_state(job, setting), "") for job in jobs)]
-    for texts, style in zip(zip(*cut, strict=True), styles, strict=True):
-        yield (StyledText(f"  {_GAP.join(texts)}".rstrip(), style),)
+        table.add("objective", [objective_text(job.value) for job in jobs], right=True)
+    # the last column has no gap behind it, but all are indented as much
+    room = setting.columns - 1 - table.width - len(_INDENT)
+    widest = max(room, len("overrides")) if setting.columns else _WIDEST
+    table.add("overrides", [_name(job, setting) for job in jobs], most=widest, at=1)
+    return table.rows([_STYLES.get(_state(job, setting), "") for job in jobs], indent=_INDENT)
 
 
 def _seconds(job: JobHistory) -> str:
