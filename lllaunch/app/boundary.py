@@ -45,7 +45,7 @@ from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.run.redact import Redactor
-from lllaunch.units import visible
+from lllaunch.text import visible
 
 if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult

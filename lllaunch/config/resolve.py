@@ -87,7 +87,7 @@ from lllaunch.secret_names import is_secret, is_secret_name
 from lllaunch.spec import LaunchSpec
 from lllaunch.std import Std
 from lllaunch.supervisor.environ import CONTRACT_NAMES
-from lllaunch.units import write_range
+from lllaunch.text import write_range
 
 MOST_STEPS = 20_000
 """References that one value may come to, those within references counted each time."""

@@ -35,9 +35,9 @@ straight to its files, the launcher's original limit of open files, ``__main__``
 ``sys.path`` as ``python -u`` would have them (`worker`), and an end that loses nothing (`finish`).
 
 **What cannot be forked.** OpenMP thread pools do not survive a fork; they are paused before each
-(`preloading`), and if a forked canary cannot compute, workers get fresh interpreters. Variables that
-act when an interpreter starts or a library loads are set in the spawner before it does so; ranks
-that need other values than the rest get fresh interpreters (`environment`).
+(`preloading`), and if a forked canary cannot compute, workers get fresh interpreters. Variables
+that act when an interpreter starts or a library loads are set in the spawner before it does so;
+ranks that need other values than the rest get fresh interpreters (`environment`).
 
 Modules: `protocol` is what both sides send, `client` the launcher's side, `server` the spawner's
 loop, `child` the way from fork to worker, `worker` the Python code in it, `preloading` imports and

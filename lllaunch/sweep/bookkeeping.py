@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import OutputError
@@ -20,7 +19,7 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.prepared import Answer, Broken, Prepared, record_of
-from lllaunch.sweep.results import forget_result, read_document, result_of
+from lllaunch.sweep.results import forget_result, read_result, result_of
 
 if TYPE_CHECKING:
     from lllaunch.sweep.journal import Journal
@@ -78,13 +77,13 @@ class Books:
         result, kind, unreadable = None, "", ""
         if job.answer.directory:
             try:
-                document = read_document(os.path.join(self._base, job.answer.directory))
+                run = read_result(os.path.join(self._base, job.answer.directory))
             except OutputError as error:
                 # This job's affair: the others go on.
-                document, unreadable = None, f"its result cannot be read: {error}"
-            result = result_of(document)
+                run, unreadable = None, f"its result cannot be read: {error}"
+            result = result_of(run)
             exit_code = _believed(exit_code, result)
-            kind = kind_of(document) if result is not None and exit_code else ""
+            kind = run.cause_type if run is not None and exit_code else ""
         if result is None or result.exit_code != exit_code:
             cause = _line(unreadable or job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
@@ -185,13 +184,3 @@ def _state(exit_code: int) -> str:
 
 def _line(text: str) -> str:
     return text.strip().partition("\n")[0]
-
-
-def kind_of(document: Mapping[str, Any]) -> str:
-    """Returns what a result.json names as the ``type`` of its limit or root cause; pure."""
-    root = document.get("root_cause")
-    cause = root.get("cause") if isinstance(root, Mapping) else None
-    for named in (document.get("limit"), cause):
-        if isinstance(named, Mapping) and isinstance(named.get("type"), str):
-            return str(named["type"])
-    return ""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from lllaunch.documents import Fields, load_json
 from lllaunch.errors import OutputError
+from lllaunch.run.directory import RESULT
 from lllaunch.sweep.journal import Result
+from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lllaunch.run.result import ResultFile
     from lllaunch.sweep.history import JobHistory
-
-RESULT = "result.json"
 
 RETURN_LIMIT = 4096
 """Longest return value that goes into the journal, characters of JSON; result.json has it all."""
@@ -40,40 +41,25 @@ def forget_result(directory: str) -> None:
         raise OutputError(path, error.strerror or str(error)) from error
 
 
-def read_result(directory: str) -> Result | None:
-    """Reads what became of the run in a directory.
-
-    Args:
-        directory: where its result.json is.
-
-    Returns:
-        the result, None if there is none that can be understood: the run has not ended.
-
-    Raises:
-        OutputError: it is there and cannot be read.
-    """
-    return result_of(read_document(directory))
-
-
-def read_document(directory: str) -> Any:
-    """Reads what the result.json in a directory holds.
-
-    Returns:
-        it, None if there is none or it is not JSON.
+def read_result(directory: str) -> ResultFile | None:
+    """Return what the result.json in a directory says, None if there is none.
 
     Raises:
         OutputError: it is there and cannot be read.
     """
     path = os.path.join(directory, RESULT)
     try:
-        with open(path, "rb") as file:
-            return json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        document = load_json(path)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    if document is None:
+        return None
+    # a sweep that begins has none to read
+    from lllaunch.run.result import ResultFile  # noqa: PLC0415
+
+    return ResultFile(Fields(document), directory)
 
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
@@ -103,50 +89,23 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
 def _own_result(sweep: str, job: JobHistory) -> Result | None:
     if not job.started_ns:
         return None  # whatever is there is somebody else's
-    return read_result(os.path.join(sweep, job.directory))
+    return result_of(read_result(os.path.join(sweep, job.directory)))
 
 
-def result_of(document: Any) -> Result | None:
-    """Returns the short form of a result.json, None if that is not one; pure."""
-    if not isinstance(document, Mapping):
-        return None
-    state, code, seconds = (document.get(key) for key in ("state", "exit_code", "seconds"))
-    if not isinstance(state, str) or not isinstance(code, int):
+def result_of(run: ResultFile | None) -> Result | None:
+    """Return what a journal keeps of a result.json, None if that does not say how the run ended."""
+    if run is None or not run.state or run.exit_code is None:
         return None
     return Result(
-        state=state,
-        exit_code=code,
-        root_cause=_one_line(_root_cause(document)),
-        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
-        return_value=_returned(document),
+        state=run.state,
+        exit_code=run.exit_code,
+        root_cause=first_line(run.root_cause, _LONGEST),
+        seconds=run.seconds,
+        return_value=_returned(run.value()),
     )
 
 
-def _root_cause(document: Mapping[str, Any]) -> str:
-    root = document.get("root_cause")
-    cause = root.get("cause") if isinstance(root, Mapping) else None
-    if isinstance(root, Mapping) and isinstance(cause, Mapping):
-        rank = root.get("rank")
-        text = str(cause.get("text", ""))
-        return text if rank is None else f"rank {rank}: {text}"
-    limit = document.get("limit")
-    if isinstance(limit, Mapping):
-        return str(limit.get("text", ""))
-    if document.get("error"):
-        return str(document["error"])
-    return str(document.get("signal") or "")
-
-
-def _one_line(text: str) -> str:
-    line = next((line for line in text.splitlines() if line.strip()), "").strip()
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
-
-
-def _returned(document: Mapping[str, Any]) -> str | None:
-    """Returns what rank 0 returned as JSON text, None if that is nothing or too long."""
-    values = document.get("return_values")
-    first = values.get("0") if isinstance(values, Mapping) else None
-    if not isinstance(first, Mapping) or "value" not in first:
-        return None
-    text = json.dumps(first["value"])
-    return text if len(text) <= RETURN_LIMIT else None
+def _returned(value: Fields) -> str | None:
+    """Return a worker's value as JSON text, None if that is nothing or too long."""
+    text = json.dumps(value.value("value")) if "value" in value else None
+    return text if text is None or len(text) <= RETURN_LIMIT else None

@@ -12,13 +12,13 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
-from lllaunch.sweep.history import SweepHistory, summary_of, with_others, write_summary
+from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import EndedRecord, Header, Journal, Resumed
 from lllaunch.sweep.results import read_results
 from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.resume import NewJob, ResumePlan
 
@@ -203,27 +204,27 @@ class SweepSession:
         """Descriptors that hold the directory as long as somebody has them open."""
         return self._directory.locks
 
-    def document(self) -> Mapping[str, Any]:
-        """Returns what sweep.json holds, without the jobs that the sweep did not come to."""
+    def result(self) -> SweepResult:
+        """Return what sweep.json says, without the jobs that the sweep did not come to."""
         return summary_of(self._history, time.time_ns())
 
     def write(
         self,
-        document: Mapping[str, Any],
+        result: SweepResult,
         asked: Iterable[int] = (),
         overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
     ) -> None:
         """Writes sweep.json.
 
         Args:
-            document: as `document` made it.
+            result: as `result` returned it.
             asked: numbers of all jobs. Those that the sweep did not come to are in sweep.json, too.
             overrides: returns those of a job, as the journal has them.
 
         Raises:
             OutputError: it cannot be written.
         """
-        write_summary(self._directory.file(SUMMARY), with_others(document, asked, overrides))
+        write_summary(self._directory.file(SUMMARY), result.with_others(asked, overrides))
 
     def write_now_and_then(
         self, asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
@@ -236,7 +237,7 @@ class SweepSession:
         if began < self._write_at:
             return
         with contextlib.suppress(OutputError):
-            self.write(self.document(), asked, overrides)
+            self.write(self.result(), asked, overrides)
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 

@@ -20,7 +20,7 @@ from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
-from lllaunch.console.sweep.table import StyledText
+from lllaunch.console.wording import StyledText
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.errors import ConfigError, LaunchError, Problem

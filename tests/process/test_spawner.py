@@ -852,7 +852,7 @@ OTHER_USER = r"""
 import os, sys, time
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.protocol import Exited
+from lllaunch.events import Exited
 from lllaunch.spawner.protocol import Program
 os.chdir(sys.argv[1])
 LEAVE = (

@@ -9,8 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from lllaunch.console.hang import fired_text, located_text
-from lllaunch.console.places import frame_text, place_text, printable
+from lllaunch.console.hang import fired_text, frame_text, located_text, place_text
 from lllaunch.console.report import failure_text, report_lines
 from lllaunch.events import Exited, Started
 from lllaunch.run.hang import Hang, hang_of
@@ -23,6 +22,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
+from lllaunch.text import printable
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,

@@ -20,7 +20,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.units import duration
+from lllaunch.text import duration
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

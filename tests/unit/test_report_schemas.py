@@ -222,7 +222,7 @@ def test_every_cause_is_in_the_schema_with_its_fields() -> None:
         for module in (causes, findings)
         for kind in vars(module).values()
         if isinstance(kind, type) and kind.__module__ == module.__name__
-    }
+    } - {causes.UnknownCause}  # of another version's file, which is never written again
     assert members == {type(cause) for cause in CAUSES | FINDINGS}
     choices = [each["$ref"].rpartition("/")[2] for each in RESULT["$defs"]["cause"]["oneOf"]]
     assert sorted(choices) == sorted(kind.__name__ for kind in members)

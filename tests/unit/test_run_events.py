@@ -68,12 +68,16 @@ def test_a_finding_is_told_with_its_type():
     assert (line["kind"], line["asked"]["pid"]) == ("hang", 77)
 
 
-def test_example_in_the_docs_is_what_is_written():
+def test_examples_in_the_docs_are_what_is_written():
     page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
-    (example,) = [line for line in page.read_text().splitlines() if line.startswith('{"time"')]
+    examples = [line for line in page.read_text().splitlines() if line.startswith('{"time"')]
+    at = json.loads(examples[0])["time_ns"]
+    exited = Exited(1, 4711, -9, at, 104857600, 12.5, out_of_memory=True)
     finding = TimerExpired(1, 4711, "train.py#40", 10.0, 9)
     fired = WatchdogFired(finding, "hang", asked=SignalProcess(1, 4711, 9))
-    assert encode(fired, json.loads(example)["time_ns"]).decode() == f"{example}\n"
+    assert [encode(each, at).decode() for each in (exited, fired)] == [
+        f"{example}\n" for example in examples
+    ]
 
 
 def test_stacks_are_told_down_to_their_frames():

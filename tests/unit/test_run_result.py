@@ -25,7 +25,7 @@ from lllaunch.run.causes import (
     signal_name,
 )
 from lllaunch.run.ending import INLINE_LIMIT, find_return_value
-from lllaunch.run.excerpts import clean, clean_lines, read_error, tail
+from lllaunch.run.excerpts import clean_lines, read_error, tail
 from lllaunch.run.execute import host_facts
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
@@ -33,6 +33,7 @@ from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutc
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
+from lllaunch.text import clean
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 

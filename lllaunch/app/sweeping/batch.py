@@ -8,7 +8,6 @@ read from result.json.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +25,13 @@ from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.run.directory import RESULT
 from lllaunch.run.outcome import ReturnValue
 from lllaunch.signal_source import STACKS_ON, SignalSource
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
-from lllaunch.sweep.results import RESULT
+from lllaunch.sweep.results import read_result
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.config.sweep import SweepSettings
+    from lllaunch.run.outcome import ReturnValue
     from lllaunch.sweep.leases import Leases
     from lllaunch.sweep.machine import SweepMachine
     from lllaunch.sweep.session import Asked, SweepSession
@@ -164,20 +165,10 @@ def returned(directory: str) -> ReturnValue | None:
     Raises:
         OutputError: result.json cannot be read.
     """
-    path = os.path.join(directory, RESULT)
-    try:
-        with open(path, "rb") as file:
-            values = json.loads(file.read())["return_values"]
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    except (ValueError, KeyError) as error:
-        raise OutputError(path, "is not the result of a run") from error
-    first = values.get("0")
-    if first is None:
-        return None
-    text = json.dumps(first["value"]) if "value" in first else None
-    where = os.path.join(directory, first.get("path") or "")
-    return ReturnValue(where, first.get("size", 0), first.get("type", ""), text)
+    result = read_result(directory)
+    if result is None or "return_values" not in result.fields:
+        raise OutputError(os.path.join(directory, RESULT), "is not the result of a run")
+    return result.return_value()
 
 
 # A live display shows times, and what a burst of changes has left undrawn.
@@ -297,16 +288,16 @@ class BatchRun:
     def _conclude(self, console: SweepConsole, failure: LaunchError | None) -> LaunchError | None:
         self.concluded = True
         batch, session = self._batch, self._opened.session
-        document = session.document()
+        result = session.result()
         # before the console has its last word, which it may have to wait for
         try:
-            session.write(document, batch.numbers, self._label)
+            session.write(result, batch.numbers, self._label)
         except OutputError as error:
             failure = failure or error
         if self._opened.at_once:
-            console.finished(document, batch.numbers, resume=self._opened.command)
+            console.finished(result, batch.numbers, resume=self._opened.command)
         else:
-            console.finished(document, resume=None)
+            console.finished(result, resume=None)
         tell_ci(session.path)
         return failure
 

@@ -32,7 +32,7 @@ from lllaunch.config.whole import redacted_overrides
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
 from lllaunch.interrupts import remember_interrupts
-from lllaunch.results.find import remember
+from lllaunch.results.index import remember
 from lllaunch.run.build import BuildQuery
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.leases import Leases

@@ -1,4 +1,4 @@
-"""What is known of a sweep while it runs, for those who watch it. Pure.
+"""What is known of a sweep while it runs, and the table that shows it. Pure.
 
 Only jobs that wait, run or ended of late are kept: a sweep of many jobs takes no more memory than
 one of few.
@@ -11,12 +11,23 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.sweep.table import decoded, plain, short_overrides
+from lllaunch.console.table import (
+    GAP,
+    Row,
+    Table,
+    cells,
+    counts_text,
+    cut,
+    decoded,
+    short_overrides,
+)
+from lllaunch.console.wording import StyledText, cause_line
 from lllaunch.sweep.output import JobPrinted
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.prepared import JobAnswered
 from lllaunch.sweep.schedule import JobState
+from lllaunch.text import duration, plain, spans
 
 if TYPE_CHECKING:
     from lllaunch.policies import RestartCause
@@ -460,3 +471,169 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
     v.Settle: Board._settle,
     v.SweepSignalled: Board._signalled,
 }
+
+
+# Columns of the terminal that are needed for a column of the table to be shown.
+_ROOM_FOR_LEASES, _ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES = 60, 70, 56
+_LONGEST_SLOT = 19  # columns of a GPU's name
+_WIDEST = 18
+_LEAST_LINE = 10
+_LEAST_WIDTH = 10
+_LEAST_OVERRIDES = 12
+
+_STYLES = {
+    JobState.RUNNING: "busy",
+    JobState.SUCCEEDED: "good",
+    JobState.FAILED: "bad",
+    JobState.CANCELLED: "bad",
+}
+
+
+def lease_text(lease: Lease) -> str:
+    """Returns ``GPU 0,1, cores 0-3``; an empty string if nothing is leased."""
+    return ", ".join(filter(None, (_gpus(lease.gpus), _cores(lease.cpus))))
+
+
+def _gpus(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"GPU {','.join(cut(plain(name), _LONGEST_SLOT) for name in names)}"
+
+
+def _cores(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    return f"{'core' if len(numbers) == 1 else 'cores'} {spans(numbers).replace(' ', '')}"
+
+
+def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
+    """Returns the header and the jobs, each in less than ``columns`` columns.
+
+    Running jobs come first, then those that failed last, those that are about to run, and those
+    that succeeded last. Those fill half of the terminal at most, since what jobs print scrolls
+    above.
+
+    Args:
+        board: the sweep.
+        columns: of the terminal.
+        lines: of the terminal; fewer are returned.
+        now: the time, seconds.
+    """
+    width, room = columns - 1, lines - 3
+    rows: list[Row] = [(StyledText(cut(_header(board, now), width), "title"),)]
+    if room < 1 or width < _LEAST_WIDTH:
+        return rows[: max(0, lines - 1)]
+    shown, rest = _chosen(board, room, lines // 2)
+    if shown:
+        rows += _columns(shown, width, now)
+    if rest:
+        rows.append((StyledText(cut(f"and {rest}", width), "faint"),))
+    return rows
+
+
+def _header(board: Board, now: float) -> str:
+    counts = board.counts
+    done = counts[JobState.SUCCEEDED] + counts[JobState.SKIPPED]
+    parts = counts_text(
+        (
+            (counts[JobState.FAILED], "failed"),
+            (counts[JobState.CANCELLED], "cancelled"),
+            (board.running, "running"),
+            (counts[JobState.NOT_RUN], "not run"),
+            (board.waiting, "waiting"),
+        )
+    )
+    left = None if board.ending else board.left(now)
+    ending = "no new jobs" if board.ending else ""
+    if left:
+        ending = f"about {_whole(left)} left"
+    told = ", ".join(filter(None, (f"{done}/{board.total} done", parts, ending)))
+    return f"{_whole(now - board.began)}: {told}"
+
+
+def _chosen(board: Board, room: int, half: int) -> tuple[list[JobView], str]:
+    """Returns the jobs that get a row, and what is said of the rest."""
+    running = board.of_state(JobState.RUNNING)
+    failed = list(reversed(board.failed))
+    waiting = board.of_state(JobState.PAUSED, JobState.WAITING)
+    order = [*running, *failed, *waiting, *reversed(board.succeeded)]
+    size = min(room, max(len(running) + 1, half))
+    shown = order[:size]
+    rest = _rest(board, shown)
+    if rest and len(shown) == size:
+        # Its line takes room, too.
+        shown = shown[: size - 1]
+        rest = _rest(board, shown)
+    return shown, rest
+
+
+def _rest(board: Board, shown: Sequence[JobView]) -> str:
+    states = [job.state for job in shown]
+    ended = sum(board.counts[state] for state in (JobState.FAILED, JobState.CANCELLED))
+    left = (
+        (board.running - states.count(JobState.RUNNING), "more running"),
+        (ended - states.count(JobState.FAILED) - states.count(JobState.CANCELLED), "more failed"),
+        (
+            board.waiting - states.count(JobState.WAITING) - states.count(JobState.PAUSED),
+            "more waiting",
+        ),
+    )
+    return counts_text(left)
+
+
+def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
+    """Returns the titles and a row for each job."""
+    table = Table()
+    table.add("job", [str(job.number) for job in jobs], most=width, right=True)
+    # They are no narrower than this where there is room: columns that move are hard to read.
+    steady = width >= _ROOM_FOR_ATTEMPTS
+    columns = [
+        ("state", [_state(job) for job in jobs], 9 * steady, True),
+        ("tries", [str(job.tries) for job in jobs], 0, steady),
+        ("on", [_lease(job) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
+        ("time", [_time(job, now) for job in jobs], 8 * steady, True),
+    ]
+    for title, texts, least, wanted in columns:
+        if wanted:
+            right, most = title in {"tries", "time"}, min(_WIDEST, width - table.width)
+            table.add(title, texts, least=least, most=most, right=right)
+    overrides = [job.overrides for job in jobs]
+    lines = [_line(job) for job in jobs] if width >= _ROOM_FOR_LINES else []
+    room = width - table.width
+    if any(overrides):
+        least = _LEAST_LINE + len(GAP) if any(lines) else 0
+        natural = max(*map(cells, overrides), len("overrides"))
+        share = max(_LEAST_OVERRIDES, room // 2, room - least - _longest(lines))
+        table.add("overrides", overrides, most=min(natural, share, room), at=1)
+    if width - table.width >= _LEAST_LINE:
+        table.add("last line", lines, most=width - table.width)
+    return table.rows([_STYLES.get(job.state, "") for job in jobs], "state")
+
+
+def _longest(texts: Sequence[str]) -> int:
+    return max(map(cells, texts), default=0)
+
+
+def _state(job: JobView) -> str:
+    return "retry" if job.state is JobState.PAUSED else job.state.value
+
+
+def _lease(job: JobView) -> str:
+    return lease_text(job.lease) if job.state is JobState.RUNNING else ""
+
+
+def _time(job: JobView, now: float) -> str:
+    if job.state is JobState.RUNNING:
+        return _whole(now - job.since)
+    over = job.state not in {JobState.WAITING, JobState.PAUSED}
+    return duration(job.seconds) if over and job.seconds else ""
+
+
+def _whole(seconds: float) -> str:
+    """Returns a time span that is still going on: no fractions that would flicker."""
+    return f"{int(seconds)} s" if seconds < 10 else duration(int(seconds))
+
+
+def _line(job: JobView) -> str:
+    """Returns what a job printed last, or what it failed of."""
+    return job.line if job.state is JobState.RUNNING else plain(cause_line(job.why)) or job.line

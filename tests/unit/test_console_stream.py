@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.console.outlet import Outlet, pieces
+from lllaunch.console.stream import Outlet, pieces
 from lllaunch.workers.terminal import Destination, whole_lines
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
@@ -218,7 +218,7 @@ def test_without_proc_a_full_stream_is_not_written_to(
     def refuse(path: str, *_: object) -> int:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr("lllaunch.console.outlet.os.open", refuse)
+    monkeypatch.setattr("lllaunch.console.stream.os.open", refuse)
     outlet = Outlet(line.stream)
     outlet.write("first\n", MOMENT)
     assert line.shows("first\n")

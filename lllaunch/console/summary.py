@@ -2,86 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.console.sweep.lines import ending
-from lllaunch.console.sweep.table import (
+from lllaunch.console.table import (
     Row,
-    StyledText,
-    cells,
+    Table,
     counts_text,
-    named_jobs,
-    padded,
-    plain,
+    objective_text,
     short_overrides,
 )
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.wording import StyledText, counted, ending, named_jobs, shown_path
 from lllaunch.sweep.policy import Summary
-from lllaunch.units import duration
+from lllaunch.text import duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-
-_LONGEST = 24
-
-
-def objective_text(job: Mapping[str, Any]) -> str:
-    """Returns what a job returned; an empty string if that is nothing, or long.
-
-    Args:
-        job: of sweep.json.
-    """
-    value = job.get("return_value")
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = plain(text)
-    return text if cells(text) <= _LONGEST else ""
+    from lllaunch.sweep.history import JobHistory, SweepResult
 
 
-def has_objective(jobs: Sequence[Mapping[str, Any]]) -> bool:
+def has_objective(jobs: Sequence[JobHistory]) -> bool:
     """Whether some job returned something short."""
-    return any(map(objective_text, jobs))
+    return any(objective_text(job.value) for job in jobs)
 
 
-def extremes(
-    jobs: Sequence[Mapping[str, Any]],
-) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+def extremes(jobs: Sequence[JobHistory]) -> tuple[JobHistory, JobHistory] | None:
     """Returns the jobs with the smallest and the largest number; None if there is one at most."""
-    found = [job for job in jobs if job["state"] == "succeeded" and _is_number(job)]
-    if not found:
+    values = {job: job.value for job in jobs if job.state == "succeeded" and _is_number(job.value)}
+    if not values:
         return None
-    least = min(found, key=_value)
-    most = max(found, key=_value)
-    return None if least["return_value"] == most["return_value"] else (least, most)
+    least = min(values, key=lambda job: values[job])
+    most = max(values, key=lambda job: values[job])
+    return None if values[least] == values[most] else (least, most)
 
 
-def _is_number(job: Mapping[str, Any]) -> bool:
-    value = job.get("return_value")
+def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, int) or math.isfinite(value)
-
-
-def _value(job: Mapping[str, Any]) -> float:
-    value: float = job["return_value"]
-    return value
 
 
 _MOST_ROWS = 50
 _MOST_FAILURES = 12
 _MOST_LOGS = 3
 _WIDEST = 60
-_GAP = "  "
+_INDENT = "  "
 # What sweep.json calls the states, and what they are called here.
 _STATES = {
     "error": "failed",
@@ -91,9 +61,6 @@ _STATES = {
     "started": "unknown",
 }
 _STYLES = {"succeeded": "good", "failed": "bad", "unknown": "bad"}
-
-Job = Mapping[str, Any]
-
 
 _RANK = re.compile(r"\brank \d+: ")
 
@@ -126,14 +93,14 @@ class Setting(NamedTuple):
     seconds: float | None = None
 
 
-def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
+def summary_rows(result: SweepResult, setting: Setting) -> list[Row]:
     """Returns what is shown of a sweep that is over.
 
     Args:
-        document: sweep.json, see `lllaunch.sweep.history`.
+        result: what became of it.
         setting: what else is to be known.
     """
-    jobs: list[Job] = list(document["jobs"])
+    jobs = result.jobs
     failed = [job for job in jobs if _state(job, setting) in {"failed", "unknown"}]
     ran = [job for job in jobs if _state(job, setting) != "not run"]
     chosen = ran if len(ran) <= _MOST_ROWS else failed[:_MOST_ROWS]
@@ -152,64 +119,52 @@ def summary_rows(document: Mapping[str, Any], setting: Setting) -> list[Row]:
             )
     if failed:
         rows += [(), *_failures(failed, setting)]
-    rows += [(), *_objective(jobs, setting), *_verdict(document, jobs, setting)]
+    rows += [(), *_objective(jobs, setting), *_verdict(result, setting)]
     return rows
 
 
-def _state(job: Job, setting: Setting) -> str:
-    state: str = job["state"]
-    cancelled = job["job"] in setting.cancelled and state != "succeeded"
-    return "cancelled" if cancelled else _STATES.get(state, state)
+def _state(job: JobHistory, setting: Setting) -> str:
+    cancelled = job.job in setting.cancelled and job.state != "succeeded"
+    return "cancelled" if cancelled else _STATES.get(job.state, job.state)
 
 
-def _name(job: Job, setting: Setting) -> str:
-    return short_overrides(job["overrides"], setting.common)
+def _name(job: JobHistory, setting: Setting) -> str:
+    return short_overrides(job.overrides, setting.common)
 
 
-def _table(jobs: Sequence[Job], setting: Setting, *, objective: bool) -> Iterator[Row]:
-    columns = [
-        ("job", [str(job["job"]) for job in jobs], True),
-        ("overrides", [_name(job, setting) for job in jobs], False),
-        ("state", [_state(job, setting) for job in jobs], False),
-        ("tries", [str(job["tries"]) for job in jobs], True),
-        ("time", [_seconds(job) for job in jobs], True),
-    ]
+def _table(jobs: Sequence[JobHistory], setting: Setting, *, objective: bool) -> list[Row]:
+    table = Table()
+    table.add("job", [str(job.job) for job in jobs], right=True)
+    table.add("state", [_state(job, setting) for job in jobs])
+    table.add("tries", [str(job.tries) for job in jobs], right=True)
+    table.add("time", [_seconds(job) for job in jobs], right=True)
     if objective:
-        columns.append(("objective", [objective_text(job) for job in jobs], True))
-    columns = [column for column in columns if any(column[1])]
-    widths = [max(map(cells, (title, *texts))) for title, texts, _ in columns]
-    at = next((at for at, column in enumerate(columns) if column[0] == "overrides"), None)
-    if at is not None:
-        room = setting.columns - 1 - sum(widths) - len(_GAP) * len(widths) + widths[at]
-        widest = max(room, len("overrides")) if setting.columns else _WIDEST
-        widths[at] = min(widths[at], widest)
-    cut = [
-        [padded(text, width, right=right) for text in (title, *texts)]
-        for (title, texts, right), width in zip(columns, widths, strict=True)
-    ]
-    styles = ["faint", *(_STYLES.get(_state(job, setting), "") for job in jobs)]
-    for texts, style in zip(zip(*cut, strict=True), styles, strict=True):
-        yield (StyledText(f"  {_GAP.join(texts)}".rstrip(), style),)
+        table.add("objective", [objective_text(job.value) for job in jobs], right=True)
+    # the last column has no gap behind it, but all are indented as much
+    room = setting.columns - 1 - table.width - len(_INDENT)
+    widest = max(room, len("overrides")) if setting.columns else _WIDEST
+    table.add("overrides", [_name(job, setting) for job in jobs], most=widest, at=1)
+    return table.rows([_STYLES.get(_state(job, setting), "") for job in jobs], indent=_INDENT)
 
 
-def _seconds(job: Job) -> str:
-    return "" if job["seconds"] is None else duration(job["seconds"])
+def _seconds(job: JobHistory) -> str:
+    return "" if job.result is None or job.result.seconds is None else duration(job.result.seconds)
 
 
-def _failures(failed: Sequence[Job], setting: Setting) -> Iterator[Row]:
+def _failures(failed: Sequence[JobHistory], setting: Setting) -> Iterator[Row]:
     """Tells why jobs failed, those that failed of the same together."""
-    groups: dict[str, list[Job]] = {}
+    groups: dict[str, list[JobHistory]] = {}
     for job in failed:
         # whichever rank came first
         groups.setdefault(_RANK.sub("", _why(job)), []).append(job)
     for jobs in list(groups.values())[:_MOST_FAILURES]:
         why = _why(jobs[0])
         name = _name(jobs[0], setting) if len(jobs) == 1 else ""
-        who = named_jobs(job["job"] for job in jobs) + (f" ({name})" if name else "")
+        who = named_jobs(job.job for job in jobs) + (f" ({name})" if name else "")
         yield (StyledText(f"  {who} failed: ", "bad"), StyledText(why))
-        tried = [job for job in jobs if job["tries"]]
+        tried = [job for job in jobs if job.tries]
         logs = [
-            shown_path(os.path.join(setting.directory, job["directory"]), setting.cwd)
+            shown_path(os.path.join(setting.directory, job.directory), setting.cwd)
             for job in tried[:_MOST_LOGS]
         ]
         more = f" and {len(tried) - len(logs)} more" if len(tried) > len(logs) else ""
@@ -220,13 +175,13 @@ def _failures(failed: Sequence[Job], setting: Setting) -> Iterator[Row]:
         yield (StyledText(f"  and {counted(rest, 'more job')} for other reasons, see sweep.json"),)
 
 
-def _why(job: Job) -> str:
-    if job["state"] == "started":
+def _why(job: JobHistory) -> str:
+    if job.result is None:
         return "its end is not known"
-    return ending(job["exit_code"], job["root_cause"])
+    return ending(job.result.exit_code, job.result.root_cause)
 
 
-def _objective(jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
+def _objective(jobs: Sequence[JobHistory], setting: Setting) -> Iterator[Row]:
     found = extremes(jobs)
     if found is None:
         return
@@ -234,13 +189,13 @@ def _objective(jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
     for what, job in zip(("smallest", "largest"), found, strict=True):
         name = _name(job, setting)
         told = f" ({name})" if name else ""
-        parts.append(f"{what} {objective_text(job)} of job {job['job']}{told}")
+        parts.append(f"{what} {objective_text(job.value)} of job {job.job}{told}")
     yield (StyledText(f"lllaunch: objective: {', '.join(parts)}"),)
 
 
-def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting) -> Iterator[Row]:
-    counts = setting.counts or _counted(jobs, setting)
-    good, code = counts.succeeded + counts.skipped, document["exit_code"]
+def _verdict(result: SweepResult, setting: Setting) -> Iterator[Row]:
+    counts = setting.counts or _counted(result.jobs, setting)
+    good, code = counts.succeeded + counts.skipped, result.exit_code
     rest = counts_text(
         (
             (counts.failed, "failed"),
@@ -250,7 +205,7 @@ def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting)
     )
     text = f"{good} of {counted(sum(counts), 'job')} succeeded"
     text += f", {rest}" if rest else ""
-    seconds = document["seconds"] if setting.seconds is None else setting.seconds
+    seconds = result.seconds if setting.seconds is None else setting.seconds
     if seconds is not None:
         text += f" in {duration(seconds)}"
     text += f" (exit code {code})" if code else ""
@@ -263,7 +218,7 @@ def _verdict(document: Mapping[str, Any], jobs: Sequence[Job], setting: Setting)
         yield (StyledText(f"lllaunch: to run the rest{how} {again}"),)
 
 
-def _counted(jobs: Sequence[Job], setting: Setting) -> Summary:
+def _counted(jobs: Sequence[JobHistory], setting: Setting) -> Summary:
     states = [_state(job, setting) for job in jobs]
     failed = states.count("failed") + states.count("unknown")
     return Summary(

@@ -1,7 +1,8 @@
-"""What became of runs and sweeps, one entry for each, as far as a list shows it.
+"""Runs and sweeps on the disk: where they are, what users call them, and what became of each.
 
 Of a run only its result.json is read, and its overrides when they are asked for; of a sweep its
-sweep.json or its journal, but nothing of its jobs' own.
+sweep.json or its journal, but nothing of its jobs' own. Of many runs that can be as good as all
+that there is to read, so nothing is read twice or before it is due.
 """
 
 from __future__ import annotations
@@ -12,36 +13,160 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lllaunch.config.secrets import redacted_overrides
+from lllaunch.documents import last_record, read_json, read_text
 from lllaunch.errors import LaunchError
-from lllaunch.results.find import (
-    DEFAULT_ROOTS,
-    DEPTH,
-    PLAN,
-    RESULT,
-    FoundDirectory,
-    find,
-    finite,
-    is_result,
-    last_event,
-    look,
-    nanoseconds,
-    read_json,
-    read_overrides,
-    read_text,
-    used_from,
-)
-from lllaunch.run.directory import LOCK_NAME
+from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
+from lllaunch.run.directory import LOCK_NAME, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import SIGNED, launcher_is_dead
+from lllaunch.run.result import ResultFile
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from lllaunch.sweep.history import JobHistory, SweepResult
+
+PLAN = "plan.yaml"
+EVENTS = "events.jsonl"
+
+_TAIL = 16 * 1024  # bytes
+# What Hydra writes, where YAML cannot mean anything but the text itself.
+_PLAIN = re.compile(r"- ([A-Za-z0-9_+~][\w+~./@,-]*=[\w+~./@,=-]*)")
+
+
+def read_overrides(directory: str) -> tuple[str, ...]:
+    """Return the overrides of a run without secrets; none if they cannot be read.
+
+    Args:
+        directory: of the run.
+    """
+    text = read_text(os.path.join(directory, ".hydra", "overrides.yaml"))
+    if not text:
+        return ()
+    lines = text.splitlines()
+    plain = [_PLAIN.fullmatch(line) for line in lines]
+    found = [match[1] for match in plain if match]
+    return redacted_overrides(found if len(found) == len(lines) else _from_yaml(text))
+
+
+def _from_yaml(text: str) -> tuple[str, ...]:
+    # 15 ms to import, and most overrides are plain
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - PyYAML ships no types
+
+    try:
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def last_event(directory: str) -> dict[str, Any] | None:
+    """Returns the last whole line of a run's events.jsonl, None if there is none.
+
+    Args:
+        directory: of the run.
+    """
+    return last_record(os.path.join(directory, "events.jsonl"), _TAIL)
+
+
+_OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
+_OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
+_ATTEMPT = re.compile(r"attempt_\d+$")
+
+
+class FoundDirectory(NamedTuple):
+    """The directory of a run or a sweep.
+
+    Attributes:
+        path: as it was come by.
+        kind: which of the two.
+        names: of all that is in it.
+        file: its result.json or sweep.json where that has another name, else empty.
+    """
+
+    path: str
+    kind: Literal["run", "sweep"]
+    names: frozenset[str]
+    file: str = ""
+
+    @property
+    def document(self) -> str:
+        """Path of its result.json or sweep.json; it may not be there."""
+        name = RESULT if self.kind == "run" else SUMMARY
+        return self.file or os.path.normpath(os.path.join(self.path, name))
+
+
+def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
+    """Finds runs and sweeps in a directory and below it, in no order.
+
+    Links are not followed, and what cannot be read is passed over. Nothing is looked for in a run
+    or a sweep, unless that is the root itself; a sweep's journal tells of its jobs.
+
+    Args:
+        root: where to begin.
+        depth: how many levels below it are looked at.
+    """
+    left = [(root, depth)]
+    while left:
+        path, levels = left.pop()
+        names, directories = _contents(path)
+        kind = _kind(path, names)
+        if kind is not None:
+            yield FoundDirectory(path, kind, names)
+        if levels > 0 and (kind is None or (kind == "run" and path == root)):
+            left += [
+                (os.path.join(path, name), levels - 1)
+                for name in directories
+                if not (name.startswith(".") or (kind and name.startswith("attempt_")))
+            ]
+
+
+def look(path: str) -> FoundDirectory | None:
+    """Return what a directory that was named is, None if it is neither a run nor a sweep."""
+    names, _ = _contents(path)
+    kind = _kind(path, names)
+    if kind is None and any(name in _OF_A_RUN or _ATTEMPT.match(name) for name in names):
+        kind = "run"
+    return None if kind is None else FoundDirectory(path, kind, names)
+
+
+def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:
+    """Return what a directory is for sure."""
+    if names & _OF_A_SWEEP:
+        return "sweep"
+    # other programs write a result.json or a plan.yaml, too: one name alone says little
+    if len(names & _OF_A_RUN) >= 2:
+        return "run"
+    return "run" if RESULT in names and _result(path) is not None else None
+
+
+def _result(path: str) -> ResultFile | None:
+    return ResultFile.from_json(read_json(os.path.join(path, RESULT)), path)
+
+
+def _contents(path: str) -> tuple[frozenset[str], list[str]]:
+    """Returns all names in a directory, and those of directories."""
+    names, directories = [], []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+    except OSError:
+        return frozenset(), []
+    return frozenset(names), directories
+
 
 _HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
@@ -175,7 +300,7 @@ def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[ListEntry]:
 
     Args:
         roots: where to look; each directory counts once.
-        depth: as for `lllaunch.results.find.find`.
+        depth: as for `find`.
     """
     return sorted(newest(roots, depth), key=lambda entry: entry.started_ns or 0, reverse=True)
 
@@ -207,28 +332,22 @@ def began_ns(found: FoundDirectory) -> int:
 
 def entry_of(found: FoundDirectory) -> ListEntry:
     """Reads what became of a run or a sweep; never raises."""
-    return read(found)[0]
-
-
-def read(found: FoundDirectory) -> tuple[ListEntry, Mapping[str, Any]]:
-    """Return the same, and what result.json or the sweep's summary says: empty if there is none."""
-    return _sweep(found.path) if found.kind == "sweep" else _run(found)
+    return read_sweep(found.path)[0] if found.kind == "sweep" else read_run(found)[0]
 
 
 # Runs
 
 
-def _run(found: FoundDirectory) -> tuple[ListEntry, Mapping[str, Any]]:
+def read_run(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
+    """Return what became of a run, and its result.json if that is of this run; never raises."""
     path = found.path
-    document = read_json(os.path.join(path, RESULT)) if RESULT in found.names else None
-    if document is not None and not is_result(document):
-        document = None
+    result = _result(path) if RESULT in found.names else None
     started_ns = _changed_ns(os.path.join(path, PLAN))
-    if document is not None and not _is_of_former(document, path, started_ns):
-        return _ended(path, document), document
+    if result is not None and not _is_of_former(result, started_ns):
+        return _ended(result), result
     attempts = sum(name.startswith("attempt_") for name in found.names)
     state = "unknown"
-    if RESULT not in found.names or document is not None:
+    if RESULT not in found.names or result is not None:
         state = state_of(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else "died"
     entry = ListEntry(
         "run",
@@ -239,46 +358,36 @@ def _run(found: FoundDirectory) -> tuple[ListEntry, Mapping[str, Any]]:
         attempts=attempts,
         told=lambda: read_overrides(path),
     )
-    return entry, {}
+    return entry, None
 
 
-def _ended(path: str, document: Mapping[str, Any]) -> ListEntry:
-    from lllaunch.sweep.results import result_of  # noqa: PLC0415 - not every list has one
-
-    result = result_of(document)
-    state = document["state"]
-    attempts = document["attempts"]
+def _ended(result: ResultFile) -> ListEntry:
     return ListEntry(
         "run",
-        path,
-        state if isinstance(state, str) and state in STATES else "unknown",
-        exit_code=None if result is None else result.exit_code,
-        started_ns=nanoseconds(document.get("started")),
-        seconds=finite(document.get("seconds")),
-        attempts=len(attempts) if isinstance(attempts, list) else None,
-        root_cause="" if result is None else result.root_cause,
-        value=_returned(document),
-        told=lambda: read_overrides(path),
+        result.directory,
+        result.state if result.state in STATES else "unknown",
+        exit_code=result.exit_code,
+        started_ns=result.started_ns,
+        seconds=result.seconds,
+        attempts=result.attempts,
+        root_cause=first_line(result.root_cause),
+        value=result.value().value("value"),
+        told=lambda: read_overrides(result.directory),
     )
 
 
-def _returned(document: Mapping[str, Any]) -> Any:
-    values = document.get("return_values")
-    first = values.get("0") if isinstance(values, Mapping) else None
-    return first.get("value") if isinstance(first, Mapping) else None
-
-
-def _is_of_former(document: Mapping[str, Any], path: str, began_ns: int | None) -> bool:
+def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
     """Whether a result is that of an earlier run in the same directory.
 
     The plan of a later one is younger. It also is where files were copied, so somebody else has to
     confirm it: whoever holds the directory, or the events.
     """
+    path = result.directory
     if began_ns is None or began_ns <= (_changed_ns(os.path.join(path, RESULT)) or 0):
         return False
     if is_held(os.path.join(path, LOCK_NAME)):
         return True
-    ended, event = nanoseconds(document.get("ended")), last_event(path)
+    ended, event = result.ended_ns, last_event(path)
     at = None if event is None else event.get("time_ns")
     return ended is not None and isinstance(at, int) and at > ended
 
@@ -301,62 +410,57 @@ def _changed_ns(path: str) -> int | None:
 # Sweeps
 
 
-def _sweep(path: str) -> tuple[ListEntry, Mapping[str, Any]]:
-    document = read_sweep(path)
-    if document is None:
+def read_sweep(path: str) -> tuple[ListEntry, SweepResult | None]:
+    """Return what became of a sweep, and what is known of its jobs; never raises."""
+    result = sweep_result(path)
+    if result is None:
         began = _changed_ns(os.path.join(path, JOURNAL))
-        return ListEntry("sweep", path, "unknown", started_ns=began), {}
-    code = document.get("exit_code")
-    state = _state_of_sweep(path, code)
-    started_ns, seconds = nanoseconds(document.get("started")), document.get("seconds")
+        return ListEntry("sweep", path, "unknown", started_ns=began), None
+    state = _state_of_sweep(path, result.exit_code)
+    started_ns, seconds = result.started_ns or None, result.seconds
     if state in {"running", "died"} and started_ns is not None:
         last = time.time_ns() if state == "running" else _changed_ns(os.path.join(path, JOURNAL))
         seconds = max(0, (last or started_ns) - started_ns) / 1e9
-    counts: dict[str, int] = {}
-    for job in _jobs(document):
-        name = _state_of_job(job, state)
-        counts[name] = counts.get(name, 0) + 1
-    command = document.get("command")
-    overrides = redacted_overrides(list(map(str, command))) if isinstance(command, list) else ()
     entry = ListEntry(
         "sweep",
         path,
         state,
-        exit_code=code if isinstance(code, int) else None,
+        exit_code=result.exit_code,
         started_ns=started_ns,
-        seconds=finite(seconds),
-        counts=counts,
-        told=lambda: overrides,
+        seconds=seconds,
+        counts=Counter(_state_of_job(job, state) for job in result.jobs),
+        told=lambda: redacted_overrides(result.command),
     )
-    return entry, document
+    return entry, result
 
 
-def read_sweep(path: str) -> dict[str, Any] | None:
-    """Returns what is known of a sweep in the form of sweep.json, None if nothing is.
+def sweep_result(path: str) -> SweepResult | None:
+    """Return what is known of a sweep, None if nothing is.
 
     Args:
         path: its directory. sweep.json counts if it is younger than the journal; after a crash or
             during a resume it is not.
     """
+    # not every list has one
+    from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of  # noqa: PLC0415
+    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
+
     journal, summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
     written, grown = _changed_ns(summary), _changed_ns(journal)
     document = read_json(summary) if written is not None else None
-    if document is not None and (grown is None or (written or 0) >= grown):
-        return document
-    # not every list has one
-    from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415
-    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
-
+    result = None if document is None else SweepResult.from_json(document)
+    if result is not None and (grown is None or (written or 0) >= grown):
+        return result
     try:
         history = SweepHistory(read_journal(journal))
     except LaunchError:
-        return document
-    return summary_of(history, grown or 0) if history.header is not None else document
+        return result
+    return summary_of(history, grown or 0) if history.header is not None else result
 
 
-def _state_of_sweep(path: str, code: object) -> str:
+def _state_of_sweep(path: str, code: int | None) -> str:
     state = state_of(os.path.join(path, SWEEP_LOCK_NAME))
-    if state == "running" or not isinstance(code, int):
+    if state == "running" or code is None:
         return state
     if code > 128:  # 128 + a signal's number
         return "signalled"
@@ -365,46 +469,30 @@ def _state_of_sweep(path: str, code: object) -> str:
 
 def jobs_of(sweep: ListEntry) -> Iterator[ListEntry]:
     """Yields the jobs of a sweep by number, as its journal tells of them."""
-    for job in _jobs(read_sweep(sweep.path) or {}):
-        directory, tries = job.get("directory"), job.get("tries")
-        code, number = job.get("exit_code"), job.get("job")
+    result = sweep_result(sweep.path)
+    for job in result.jobs if result is not None else ():
+        ended = job.result
         yield ListEntry(
             "job",
-            os.path.join(sweep.path, directory) if isinstance(directory, str) else sweep.path,
+            os.path.join(sweep.path, job.directory) if job.directory else sweep.path,
             _state_of_job(job, sweep.state),
-            exit_code=code if isinstance(code, int) else None,
-            started_ns=nanoseconds(job.get("started")),
-            seconds=finite(job.get("seconds")),
-            attempts=tries if isinstance(tries, int) else None,
-            root_cause=str(job.get("root_cause") or job.get("reason") or ""),
-            value=job.get("return_value"),
-            job=number if isinstance(number, int) else None,
-            told=_telling(job),
+            exit_code=None if ended is None else ended.exit_code,
+            started_ns=job.started_ns or None,
+            seconds=None if ended is None else ended.seconds,
+            attempts=job.tries,
+            root_cause=(ended.root_cause if ended is not None else "") or job.reason,
+            value=job.value,
+            job=job.job,
+            told=partial(redacted_overrides, job.overrides),
         )
 
 
-def _telling(job: Mapping[str, Any]) -> Callable[[], tuple[str, ...]]:
-    overrides = job.get("overrides")
-    texts = list(map(str, overrides)) if isinstance(overrides, list) else []
-    return lambda: redacted_overrides(texts)
-
-
-def _jobs(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    jobs = document.get("jobs")
-    for job in jobs if isinstance(jobs, list) else ():
-        if isinstance(job, Mapping):
-            yield job
-
-
-def _state_of_job(job: Mapping[str, Any], sweep: str) -> str:
-    state = job.get("state")
-    if not isinstance(state, str):
-        return "unknown"
-    if state in {"composed", "skipped"}:
+def _state_of_job(job: JobHistory, sweep: str) -> str:
+    if job.state in {"composed", "skipped"}:
         return "waiting" if sweep == "running" else "not_run"
-    if state == "started":
+    if job.state == "started":
         return "running" if sweep == "running" else "died"
-    return state if state in STATES else "unknown"
+    return job.state if job.state in STATES else "unknown"
 
 
 LATEST = "latest"
@@ -441,8 +529,9 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     """Finds a run or a sweep.
 
     Args:
-        name: its directory, or something in it: its result.json, the directory of an attempt or a
-            worker; the end of its path; or ``latest``, for the newest of this directory.
+        name: its directory, or something in it: its result.json (under whatever name), the
+            directory of an attempt or a worker; the end of its path; or ``latest``, for the newest
+            of this directory.
         cwd: what relative paths count from; the working directory if None.
 
     Returns:
@@ -461,12 +550,33 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     if inside is not None:
         directory = inside[1] or "."
     elif os.path.isfile(directory):
-        directory = os.path.dirname(directory) or "."
+        file, directory = directory, os.path.dirname(directory) or "."
+        kind = None if os.path.basename(file) in _OF_A_RUN | _OF_A_SWEEP else _kind_of_file(file)
+        if kind is not None:
+            return FoundDirectory(directory, kind, _contents(directory)[0], file)
     found = look(directory)
     if found is None:
-        where = name if os.path.isdir(path) else ""
-        raise NoSuchRun(name, "is not the directory of a run or a sweep", _hint(where))
+        raise _none_at(name, directory, is_directory=os.path.isdir(path))
     return found
+
+
+def _kind_of_file(path: str) -> Literal["run", "sweep"] | None:
+    """Return what a file of any name is the result of, None if that is neither run nor sweep."""
+    document = read_json(path)
+    if ResultFile.from_json(document, "") is not None:
+        return "run"
+    return "sweep" if isinstance((document or {}).get("jobs"), list) else None
+
+
+def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
+    names, _ = _contents(directory)
+    if is_directory and _MULTIRUN in names:
+        hint = "the sweep was refused, or lllaunch did not run it"
+        return NoSuchRun(name, f"holds no {JOURNAL}", hint)
+    if is_directory and ".hydra" in names:
+        return NoSuchRun(name, f"holds no {PLAN}", "the run was refused before it began")
+    hint = _hint(name if is_directory else "")
+    return NoSuchRun(name, "is not the directory of a run or a sweep", hint)
 
 
 def roots_of(cwd: str | None = None) -> list[str]:

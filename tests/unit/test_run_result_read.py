@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lllaunch.console.report import report_lines
+from lllaunch.console.wording import StyledText
 from lllaunch.events import Orphan
-from lllaunch.results.readback import read_back
 from lllaunch.run.causes import (
     ExitedNonZero,
     HungInKernel,
@@ -21,14 +21,22 @@ from lllaunch.run.causes import (
     Raised,
     SpawnerLost,
     StartFailure,
+    UnknownCause,
 )
-from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
+from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
 from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
-from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut, TimerExpired
+from lllaunch.run.result import ResultFile, render_result
+from lllaunch.watchdog.findings import (
+    Asked,
+    HeartbeatLost,
+    OverMemory,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+)
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
@@ -144,33 +152,111 @@ OUTCOMES = [
     ),
     outcome(attempt(failed(CAUSES[1])), state="signalled", code=130, signum=2),
     outcome(state="signalled", code=192, signum=64),
+    outcome(
+        attempt(None, OTHERS[0], OTHERS[1]),
+        state="signalled",
+        code=130,
+        signum=2,
+        look=hang(Asked(2, 9.0), asleep=(2,)),
+    ),
     outcome(state="error", code=1, error="disk full\nreally"),
 ]
+
+
+def shown(found: RunOutcome) -> list[StyledText]:
+    return report_lines(found, "/home/ada/net")
 
 
 @pytest.mark.parametrize("found", OUTCOMES)
 def test_what_is_read_back_is_told_and_written_alike(found: RunOutcome):
     data = render_result(found, {})
-    back = read_back(json.loads(data), RUN)
+    result = ResultFile.from_json(json.loads(data), RUN)
+    assert result is not None
+    back = result.outcome
     assert back is not None
-    assert report_lines(back, "/home/ada/net") == report_lines(found, "/home/ada/net")
+    assert shown(back) == shown(found)
     assert json.loads(render_result(back, {})) == json.loads(data)
 
 
+def changed(**change: Any) -> RunOutcome:
+    """What is read of a result.json in which something is another thing."""
+    document = json.loads(render_result(OUTCOMES[0], {}))
+    result = ResultFile.from_json({**document, **change}, RUN)
+    assert result is not None
+    assert result.outcome is not None
+    return result.outcome
+
+
+def test_a_cause_of_another_version_keeps_its_text():
+    cause = {"type": "Bored", "text": "was bored", "of": "waiting"}
+    found = changed(root_cause={"rank": 1, "cause": cause, "new": {"field": 1}})
+    assert found.root_cause is not None
+    assert found.root_cause.cause == UnknownCause("Bored", "was bored")
+    assert any("rank 1" in line.text and "was bored" in line.text for line in shown(found))
+    document = json.loads(render_result(found, {}))
+    assert document["root_cause"]["cause"] == {"type": "Bored", "text": "was bored"}
+    # one of ours that lacks what it must have
+    found = changed(root_cause={"rank": 1, "cause": {"type": "ExitedNonZero", "text": "exited"}})
+    assert found.root_cause is not None
+    assert found.root_cause.cause == UnknownCause("ExitedNonZero", "exited")
+
+
+def test_fields_that_an_older_version_did_not_write_are_at_their_defaults():
+    document = json.loads(render_result(OUTCOMES[0], {}))
+    for name in ("importing", "look", "host", "build", "plan_hash", "limit"):
+        document.pop(name, None)
+    for worker in document["attempts"][0]["workers"]:
+        for name in ("stacks", "max_rss", "cpu_seconds"):
+            worker.pop(name)
+    result = ResultFile.from_json(document, RUN)
+    assert result is not None
+    assert result.outcome is not None
+    assert result.outcome.importing == ()
+    assert shown(result.outcome) == shown(OUTCOMES[0])
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("fate", "expected"),
     [
-        {"attempts": 5},
-        {"attempts": [{}]},
-        {"root_cause": {"cause": {"type": "Bored", "text": "was bored"}}},
-        {"limit": {"type": "Raised", "text": "", "message": "m", "exitcode": 1}},
-        {"signal": "SIGNOTHING"},
-        {"exit_code": "three"},
-        {"return_values": {"x": 1}},
-        {"started": 5, "run_id": None, "attempts": [None]},
+        ({"fate": "evaporated"}, Lost("unknown")),
+        ({"fate": "lost", "why": "moon"}, Lost("unknown")),
+        ({"fate": "ended", "exitcode": None}, Lost("unknown")),
+        ({"fate": "failed"}, Lost("unknown")),
+        ({"fate": "not_started"}, NotStarted()),
     ],
 )
-def test_what_is_not_understood_is_not_guessed(change: dict[str, Any]):
+def test_a_fate_that_is_not_known_is_said_to_be(fate: dict[str, Any], expected: Fate):
+    workers = [{"rank": 0, "local_rank": 0}, {"rank": 1, **fate}, {"no": "rank"}, 7]
+    found = changed(attempts=[{"attempt": 0, "state": "failed", "workers": workers}, {}, None])
+    (only,) = found.attempts
+    assert [worker.rank for worker in only.workers] == [0, 1]
+    assert only.workers[1].fate == expected
+    assert shown(found)
+
+
+def test_what_is_of_another_kind_is_left_out():
+    found = changed(
+        signal="SIGNOTHING",
+        limit={"type": "Raised", "text": "", "message": "m", "exitcode": 1},
+        return_values={"x": 1, "3": {"path": "p", "value": [1]}},
+        started=5,
+        run_id=None,
+        error=7,
+        root_cause=[1],
+    )
+    assert (found.signum, found.limit, found.run_id, found.error) == (None, None, "", "")
+    assert (found.started_ns, found.root_cause) == (0, None)
+    assert found.return_values == {3: ReturnValue(f"{RUN}/p", 0, "", "[1]")}
+
+
+@pytest.mark.parametrize(
+    "change", [{"attempts": 5}, {"exit_code": "three"}, {"exit_code": True}, {"state": None}]
+)
+def test_what_does_not_say_how_a_run_ended_is_not_understood(change: dict[str, Any]):
     document = json.loads(render_result(OUTCOMES[0], {}))
-    assert read_back({**document, **change}, RUN) is None
-    assert read_back({}, RUN) is None
+    result = ResultFile.from_json({**document, **change}, RUN)
+    assert result is not None
+    assert result.outcome is None
+    assert result.root_cause == "rank 1: raised ValueError: no"
+    for other in ({}, [], None, {"state": "failed", "exit_code": 3}):
+        assert ResultFile.from_json(other, RUN) is None

@@ -23,6 +23,7 @@ import os
 import select
 import stat
 import time
+from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.wording import counted
@@ -148,6 +149,12 @@ def _encoding(stream: TextIO) -> str:
     return getattr(stream, "encoding", None) or "utf-8"
 
 
+def encodable(text: str, stream: TextIO) -> str:
+    """Return a text in which characters that a stream's encoding lacks are escaped."""
+    encoding = _encoding(stream)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 # A terminal may say that it takes text and take none; it is asked again after so many seconds.
 _PAUSE_S = 0.01
 _NEWLINE = ord("\n")
@@ -271,3 +278,83 @@ def notice(missed: int, where: str) -> str:
         f"lllaunch: {counted(missed, 'message')} {were} not shown: the console took nothing; "
         f"see {where}\n"
     )
+
+
+KEPT = 1 << 20
+"""If more bytes are kept, what comes then is left out, and a line says how often."""
+
+
+class Flow(Outlet):
+    """Like an `Outlet`, but what the stream does not take in time goes before later text.
+
+    It never fails: text for a stream that is closed or refuses it is forgotten.
+
+    Args:
+        stream: where text goes.
+        clock: the time, seconds.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream, clock)
+        self._kept: deque[bytes] = deque()
+        self._size = 0
+        self._left_out = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether text is kept."""
+        return bool(self._rest or self._kept)
+
+    def awaited(self) -> int:
+        """The descriptor that is writable when it can go on; -1 if nothing is kept."""
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+            return self.stream.fileno() if self.pending else -1
+        return -1
+
+    def put(self, text: str, patience: float, *, last: bool = False) -> None:
+        """Writes whole lines, after those that are kept; arguments as `Outlet.write` has them."""
+        text = encodable(text, self.stream)
+        try:
+            self.write(text, patience, last=last)
+        except (OSError, ValueError):
+            self._forget()
+
+    def push(self, patience: float = 0.0, *, last: bool = False) -> None:
+        """Writes what is kept, as far as the stream takes it."""
+        if self.pending:
+            self.put("", patience, last=last)
+
+    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
+        self._keep(channel.encoded(text))
+        if not self._ready(channel, deadline):
+            return False
+        channel.flush()
+        while self._drain(channel, deadline):
+            if self._kept:
+                self._rest = self._kept.popleft()
+                self._size -= len(self._rest)
+            elif self._left_out:
+                self._rest = channel.encoded(notice(self._left_out, "the jobs' logs"))
+                self._left_out = 0
+            else:
+                return True
+        return False
+
+    def _keep(self, data: bytes) -> None:
+        if data and self._size > KEPT:
+            self._left_out += 1
+            return
+        self._kept.extend(pieces(data))
+        self._size += len(data)
+
+    def _forget(self) -> None:
+        self._rest, self._size, self._left_out = b"", 0, 0
+        self._kept.clear()
+
+
+def same_file(one: TextIO, other: TextIO) -> bool:
+    """Whether two streams write to one file, pipe or terminal."""
+    with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+        ours, theirs = os.fstat(one.fileno()), os.fstat(other.fileno())
+        return os.path.samestat(ours, theirs)
+    return False
