@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-import hydra._internal.hydra as hydra_app
 from hydra import version
-from hydra._internal import logging_config
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
@@ -24,6 +22,7 @@ from lllaunch.app.gate import admit
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.hydra_compat import Seam, replaced, root_of
 from lllaunch.results.find import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
@@ -76,26 +75,21 @@ class Jobs:
         made for the refused one is taken away again. Only where callbacks might change what is to
         run, all but the claim waits for them.
         """
-        run_job: Any = hydra_app.run_job  # type: ignore[attr-defined]
-        configure = logging_config.configure_logging
 
-        def claim_and_run(*args: Any, config: DictConfig, **kwargs: Any) -> JobReturn:
-            with contextlib.ExitStack() as claimed:
-                with self.reporting(), locating(kwargs["hydra_context"].config_loader, config):
-                    latest = self._claim(config, claimed)
-                    if not kwargs["hydra_context"].callbacks.callbacks:
-                        self._plan_ahead(config, claimed)
-                _link_latest(*latest)
-                done: JobReturn = run_job(*args, config=config, **kwargs)
-                return done
+        def claiming(run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
+            def claim_and_run(*args: Any, config: DictConfig, **kwargs: Any) -> JobReturn:
+                with contextlib.ExitStack() as claimed:
+                    with self.reporting(), locating(kwargs["hydra_context"].config_loader, config):
+                        latest = self._claim(config, claimed)
+                        if not kwargs["hydra_context"].callbacks.callbacks:
+                            self._plan_ahead(config, claimed)
+                    _link_latest(*latest)
+                    return run_job(*args, config=config, **kwargs)
 
-        hydra_app.run_job = claim_and_run  # type: ignore[attr-defined, assignment]
-        logging_config.configure_logging = _delaying(configure)  # type: ignore[assignment]
-        try:
+            return claim_and_run
+
+        with replaced({Seam.RUN_JOB: claiming, Seam.LOGGING: _delaying}):
             yield
-        finally:
-            hydra_app.run_job = run_job  # type: ignore[attr-defined]
-            logging_config.configure_logging = configure
 
     def _claim(self, config: DictConfig, claimed: contextlib.ExitStack) -> tuple[str, str]:
         """Take the directory that a run's config names; of a name for the moment, a free one.
@@ -169,7 +163,7 @@ class Jobs:
         spec = plan_job(cfg, where, self._user)
         if self._expect is not None:
             self._expect(spec)
-        admit(spec, node._get_root(), users_own=self._user is not None)
+        admit(spec, root_of(node), users_own=self._user is not None)
         return spec
 
     def run(self, cfg: DictConfig) -> RunOutcome:
@@ -183,7 +177,7 @@ class Jobs:
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
         loader, node = GlobalHydra.instance().config_loader(), cast("Any", HydraConfig.get())
-        with self.reporting(), locating(loader, node._get_root()):
+        with self.reporting(), locating(loader, root_of(node)):
             outcome = self._execute(cfg)
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)

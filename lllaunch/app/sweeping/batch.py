@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobRuntime, JobStatus, filter_overrides
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides
 from omegaconf import OmegaConf
 
-from lllaunch.app.boundary import JobFailed, QuietReturn, reason_of, tell_ci, without_variables
+from lllaunch.app.boundary import JobFailed, reason_of, tell_ci, without_variables
 from lllaunch.app.returned import load
 from lllaunch.app.sweeping.aside import aside_each
 from lllaunch.app.sweeping.jobs import Labels
@@ -38,7 +38,6 @@ from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import JobConfig
@@ -102,7 +101,7 @@ class Comparing:
         return NewJob(label, job_key(planned.identity), planned.identity, former)
 
 
-class SweptJob(QuietReturn):
+class SweptJob(JobReturn):
     """What became of a job of a sweep.
 
     Args:
@@ -142,10 +141,17 @@ class SweptJob(QuietReturn):
         """Where the job worked: its output directory with ``hydra.job.chdir``."""
         return self._again().where.cwd
 
-    @property
-    def _return_value(self) -> Any:
-        """What rank 0 returned, or the exception that says why there is nothing."""
-        return self._failure if self._failure is not None else load(returned(self._directory))
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
+        """What rank 0 returned.
+
+        Raises:
+            JobFailed: the job did not succeed.
+            OutputError: the value cannot be read.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return load(returned(self._directory))
 
     def _again(self) -> JobConfig:
         before = HydraConfig.instance().cfg

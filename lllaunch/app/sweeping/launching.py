@@ -31,6 +31,7 @@ from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.config.whole import redacted_overrides
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
+from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.find import remember
 from lllaunch.run.build import BuildQuery
@@ -105,7 +106,6 @@ def _raw(texts: ListConfig) -> list[str]:
 
 
 _OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
-_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _CHOOSE_OURS = "use hydra/sweeper=lllaunch, which runs all jobs as one batch"
 
 
@@ -115,7 +115,9 @@ def launches_once(config: DictConfig) -> bool:
     Args:
         config: what the sweep was composed to.
     """
-    return _target(config) == _OURS or (_target(config) == _BASIC and not _batch_size(config))
+    return _target(config) == _OURS or (
+        _target(config) == BASIC_SWEEPER and not _batch_size(config)
+    )
 
 
 def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
@@ -131,12 +133,12 @@ def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
     problems = []
     if settings.resume is not None and not launches_once(config):
         message = "cannot be resumed with a sweeper that chooses jobs by the results of others"
-        if _target(config) == _BASIC:
+        if _target(config) == BASIC_SWEEPER:
             message = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
         problem = Problem("hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS)
         problems.append(problem)
     stated = OmegaConf.select(config, "hydra.launcher.on_failure")
-    if stated == "continue" and _target(config) == _BASIC and _batch_size(config):
+    if stated == "continue" and _target(config) == BASIC_SWEEPER and _batch_size(config):
         message = (
             "is not what Hydra's basic sweeper does with hydra.sweeper.max_batch_size: it ends "
             "with the first batch in which a job fails"
