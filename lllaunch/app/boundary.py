@@ -1,9 +1,10 @@
 """How a Hydra app of ours ends: its exit code, and its message with nothing before or after it.
 
 Hydra prints a line of its own wherever somebody reads what a failed job returned, and again what
-the job raised, with advice on stack traces below it; then it exits with 1. So the jobs of our apps
-return a `QuietReturn`, and what ends an app comes to `Ledger.run` (`reporting_readably` leads it
-past Hydra), which says it and knows the exit code.
+the job raised, with advice on stack traces below it; then it exits with 1. So `Ledger.run` puts
+others in the place of what does that (`_BOUNDARY`): the jobs of our apps return a `QuietReturn`,
+and what ends an app comes past Hydra to `Ledger.run`, which says it and knows the exit code. Where
+the app is a user's own and only its launcher is ours, `refusing` says it.
 
 Hydra reads config files as they are: aliases within aliases fill the memory, and errors of YAML,
 the file system and Python's logging end its app with a traceback. What Hydra, OmegaConf and Python
@@ -19,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -244,21 +245,32 @@ class Ledger:
         if threading.current_thread() is threading.main_thread() and callable(self._interrupt):
             signal.signal(signal.SIGINT, self._interrupt)
 
-    def run(self, app: Callable[[], object]) -> int | None:
+    def run(
+        self, app: Callable[[], object], seams: Mapping[Seam, Callable[[Any], Any]] | None = None
+    ) -> int | None:
         """Call a Hydra app and say why it ended, if that has not been said.
 
         Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
         Hydra's.
 
+        Args:
+            app: Hydra's.
+            seams: what else, while it runs, stands in the place of Hydra's own.
+
         Returns:
             What the process shall exit with; None if the app returned.
         """
+        # variables are noted for what is said after the app has ended, too
+        with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
+            return self._exit_code(app)
+
+    def _exit_code(self, app: Callable[[], object]) -> int | None:
         try:
             app()
         except JobFailed as ended:
             return self._after_job(ended)
         except CompactHydraException as error:
-            if wants_full_errors():
+            if _wants_full_errors():
                 raise
             _say(message_of(error))
             return int(ExitCode.ERROR)
@@ -272,7 +284,7 @@ class Ledger:
         return self._first.exit_code if self._first else None
 
     def _after_job(self, ended: JobFailed) -> int:
-        if ended.error is not None and wants_full_errors():
+        if ended.error is not None and _wants_full_errors():
             traceback.print_exception(ended.error)
         elif ended.error is not None:
             _say(ended.error)
@@ -283,7 +295,7 @@ class Ledger:
         return self._first.exit_code if self._first else int(ExitCode.ERROR)
 
 
-def wants_full_errors() -> bool:
+def _wants_full_errors() -> bool:
     """Return whether the user asks Hydra for tracebacks."""
     return os.environ.get(_FULL_ERROR) == "1"
 
@@ -384,36 +396,47 @@ def composing_readably() -> Iterator[None]:
             raise ConfigCompositionException(told) from None
 
 
-@contextlib.contextmanager
-def reporting_readably() -> Iterator[None]:
-    """In the block Hydra apps raise why they end, in a line; Hydra prints nothing of its own.
+def _running_quietly(run_app: Callable[..., None]) -> Callable[..., None]:
+    """Return Hydra's function, but errors of help, --info and wrong flags are raised in short."""
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        with contextlib.nullcontext() if _wants_full_errors() else composing_readably():
+            run_app(*args, **kwargs)
+
+    return run
+
+
+def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
+    """Return Hydra's function, but why an app ends is raised in short, and nothing is printed.
 
     What is neither ours nor comes of composing it still reports as it does.
     """
 
-    def quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
-        def run_and_report(func: Callable[[], Any]) -> Any:
-            if wants_full_errors():
-                return func()
-            ended: list[CompactHydraException] = []
+    def run_and_report(func: Callable[[], Any]) -> Any:
+        if _wants_full_errors():
+            return func()
+        ended: list[CompactHydraException] = []
 
-            def call() -> Any:
-                try:
-                    with composing_readably():
-                        return func()
-                except CompactHydraException as error:
-                    ended.append(error)
+        def call() -> Any:
+            try:
+                with composing_readably():
+                    return func()
+            except CompactHydraException as error:
+                ended.append(error)
 
-            value = report(call)
-            for error in ended:
-                raise error
-            return value
+        value = report(call)
+        for error in ended:
+            raise error
+        return value
 
-        return run_and_report
+    return run_and_report
 
-    # variables are noted for what is said after the app has ended, too
-    with replaced({Seam.REPORT: quietly, Seam.RETURN: lambda _: QuietReturn}), noting_variables():
-        yield
+
+_BOUNDARY: Mapping[Seam, Callable[[Any], Any]] = {
+    Seam.RUN_APP: _running_quietly,
+    Seam.REPORT: _reporting_quietly,
+    Seam.RETURN: lambda _: QuietReturn,
+}
 
 
 @contextlib.contextmanager
@@ -429,10 +452,5 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
-        from lllaunch.console.console import Console  # noqa: PLC0415 - only if something is wrong
-
-        console = Console()
-        console.hide(without_variables)
-        console.error(error)
-        tell_ci_error(error, without_variables)
+        _say(error)
         raise AppEnded(int(error.exit_code)) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
@@ -19,8 +19,6 @@ from lllaunch.app.boundary import (
     composing_readably,
     expect_bounded,
     refusing,
-    reporting_readably,
-    wants_full_errors,
 )
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.planning import locating
@@ -36,7 +34,6 @@ from lllaunch.hydra_compat import (
     WatchedLoader,
     own_node,
     raw_value,
-    replaced,
 )
 from lllaunch.review.places import LOCKS, tree_top
 
@@ -51,37 +48,15 @@ _SEARCHPATH = "hydra.searchpath"
 _PACKAGES = frozenset({PACKAGED, "pkg://hydra.conf"})
 
 
-@contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Lets Hydra apps in the block compose with a `GuardedLoader`.
+def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., DictConfig]:
+    """Return Hydra's function, but where there are rules it reads no pickle."""
 
-    Nor do they take a pickled config (``--experimental-rerun``), which would run what is in the
-    file, where there is a policy or a lock.
-    """
+    def read_pickle(path: str, overrides: list[str]) -> DictConfig:
+        with refusing():
+            _refuse_pickle(path)
+        return read(path, overrides)
 
-    def running(run_app: Callable[..., None]) -> Callable[..., None]:
-        def run(*args: Any, **kwargs: Any) -> None:
-            # help, --info and wrong flags go past what reports for Hydra
-            with contextlib.nullcontext() if wants_full_errors() else composing_readably():
-                run_app(*args, **kwargs)
-
-        return run
-
-    def reading(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., DictConfig]:
-        def read_pickle(path: str, overrides: list[str]) -> DictConfig:
-            with refusing():
-                _refuse_pickle(path)
-            return read(path, overrides)
-
-        return read_pickle
-
-    seams: dict[Seam, Callable[[Any], Any]] = {
-        Seam.LOADER: lambda _: GuardedLoader,
-        Seam.RUN_APP: running,
-        Seam.READ_PICKLE: reading,
-    }
-    with replaced(seams), reporting_readably():
-        yield
+    return read_pickle
 
 
 def _refuse_pickle(path: str) -> None:
@@ -305,3 +280,10 @@ def _keep_variables_unread(config: DictConfig) -> None:
         with read_write(job), open_dict(job):
             for name in job.env_copy:
                 job.env_set[name] = f"${{oc.env:{name}}}"
+
+
+GUARDED: Mapping[Seam, Callable[[Any], Any]] = {
+    Seam.LOADER: lambda _: GuardedLoader,
+    Seam.READ_PICKLE: _guarding,
+}
+"""What lets Hydra's apps compose with a `GuardedLoader`, and run no pickle unseen."""

@@ -11,7 +11,6 @@ import hydra
 
 from lllaunch.app.command_line import WrongUsage, arranged
 from lllaunch.app.early import prestarted
-from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.own_worker import call_in_worker
 from lllaunch.app.returned import load
@@ -89,8 +88,7 @@ class LaunchedMain(Generic[R]):
             install()
             self._jobs = Jobs(spawner, function=self._function)
             TaskSource(self._function, spawner).mark(self._task)
-            with guarded(), self._jobs.claiming():
-                return self._jobs.ledger.run(self._app)
+            return self._jobs.run_app(self._app)
         finally:
             if spawner is not None:
                 spawner.close()
