@@ -15,7 +15,6 @@ from lllaunch.app.returned import plain
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PACKAGED, PRIMARY, with_config_path
 from lllaunch.app.sweeping.resume import completed
-from lllaunch.app.sweeping.source import TaskSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +51,7 @@ def run(
 
     # Hydra names the job after the task's module, and finds relative paths from it
     task.__module__ = MODULE
-    TaskSource(None, spawner).mark(task)
+    jobs.mark(task)
     sys.argv[1:] = with_config_path(completed(sys.argv[1:]))
     app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
     return jobs.run_app(app) or 0

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 
+_MARK = "__lllaunch__"
+
 
 class Jobs:
     """Runs the jobs of one Hydra app, one after another, with one spawner.
@@ -51,6 +53,7 @@ class Jobs:
     Attributes:
         ledger: what they ended with.
         spawner: started early, or None.
+        function: what the workers run instead of the configured entrypoint, or None.
     """
 
     def __init__(
@@ -62,11 +65,15 @@ class Jobs:
         self.ledger = Ledger()
         self.spawner = spawner
         self._expect = expect
-        self._function = function
+        self.function = function
         # claimed and decided before Hydra writes anything
         self._directory: RunDirectory | None = None
         self._planned: LaunchSpec | None = None
         self._user: UserFunction | None = None
+
+    def mark(self, task_function: Callable[..., object]) -> None:
+        """Let `jobs_of` find these, where a launcher has the task function."""
+        setattr(task_function, _MARK, self)
 
     def run_app(self, app: Callable[[], object]) -> int | None:
         """Call the Hydra app whose jobs these are, and say why it ended.
@@ -120,7 +127,7 @@ class Jobs:
                 spec = self._decide_ahead(config, runtime.output_dir)
             except LaunchError:
                 return
-            admit(spec, config, users_own=self._function is not None)
+            admit(spec, config, users_own=self.function is not None)
         finally:
             state.cfg = before
 
@@ -223,10 +230,10 @@ class Jobs:
         """
         node: Any = HydraConfig.get()
         _refuse_resume(node)
-        if self._function is not None:
+        if self.function is not None:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
-            self._user = UserFunction.importable(self._function)
+            self._user = UserFunction.importable(self.function)
         where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
         return plan_job(cfg, where, self._user)
 
@@ -239,7 +246,7 @@ class Jobs:
         if self._expect is not None:
             self._expect(spec)
         config = root_of(HydraConfig.get())
-        admit(spec, config, users_own=self._function is not None)
+        admit(spec, config, users_own=self.function is not None)
 
     def run(self, cfg: DictConfig) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
@@ -298,6 +305,11 @@ class Jobs:
             query.close()
         tell_ci(outcome.directory)
         return outcome
+
+
+def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
+    """Return the jobs that a task function belongs to; None of a user's own."""
+    return getattr(task_function, _MARK, None)
 
 
 def _claim(path: str) -> RunDirectory:

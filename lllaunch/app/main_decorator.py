@@ -17,7 +17,6 @@ from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE
 from lllaunch.app.sweeping.resume import completed
-from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class LaunchedMain(Generic[R]):
         try:
             install()
             self._jobs = Jobs(spawner, function=self._function)
-            TaskSource(self._function, spawner).mark(self._task)
+            self._jobs.mark(self._task)
             return self._jobs.run_app(self._app)
         finally:
             if spawner is not None:

@@ -24,7 +24,7 @@ from lllaunch.sweep.results import read_results
 from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -37,8 +37,8 @@ _RESUME = "hydra.launcher.resume"
 _RATIO = 50
 
 
-Asked: TypeAlias = tuple[int, int, str]
-"""A job that is composed for comparison: its place in the batch, its number, its directory."""
+JobToCompare: TypeAlias = tuple[int, int, str]
+"""A job that has finished: its place in the batch, its number, its directory."""
 
 
 class Batch(NamedTuple):
@@ -151,8 +151,7 @@ class SweepSession:
         self,
         jobs: Sequence[Sequence[str]],
         first_number: int,
-        compose: Callable[[int, int, str], NewJob],
-        expect: Callable[[Sequence[Asked]], object] = lambda jobs: None,  # noqa: ARG005
+        compose: Callable[[Sequence[JobToCompare]], Generator[NewJob, None, None]],
     ) -> Batch:
         """Gives the jobs of a batch their numbers; of a resumed sweep, finds those of before.
 
@@ -160,9 +159,8 @@ class SweepSession:
             jobs: the overrides of each job, redacted as the journal's are. They are looked at only
                 in a resumed sweep, and then more than once.
             first_number: that of the first job, as the sweeper counts.
-            compose: composes a job for comparison; called with its place in ``jobs``, its number
-                and its directory as the journal has it, for those that have finished.
-            expect: told before what ``compose`` will be called with.
+            compose: composes the jobs that have finished, for comparison, one after another; their
+                directories are those that the journal has.
 
         Raises:
             ConfigError: the config of a job that has finished has changed, or what ``compose``
@@ -180,11 +178,10 @@ class SweepSession:
         plan = plan_resume(
             [OldJob(history, results.get(history.job)) for history in histories],
             jobs,
-            lambda index, old: compose(*_asked(index, old)),
+            lambda finished: compose([_to_compare(*each) for each in finished]),
             taken=self._directory.numbers(),
             first=first_number,
             config_of=self.journal.config_of,
-            expect=lambda finished: expect([_asked(*each) for each in finished]),
         )
         self.journal.append(self._resumption)
         self._resumption = None
@@ -257,7 +254,7 @@ class SweepSession:
         self.close()
 
 
-def _asked(index: int, old: OldJob) -> Asked:
+def _to_compare(index: int, old: OldJob) -> JobToCompare:
     return index, old.number, old.history.directory
 
 

@@ -672,7 +672,7 @@ LATE = """
 import os, signal, sys
 
 if sys.orig_argv[1:4] == ["-m", "lllaunch", "-m"]:
-    import lllaunch.app.sweeping.batch as batch
+    import lllaunch.app.sweeping.launcher as launcher
     import lllaunch.sweep.session as session
     from lllaunch.sweep.bookkeeping import Books
 
@@ -689,7 +689,7 @@ if sys.orig_argv[1:4] == ["-m", "lllaunch", "-m"]:
     elif where == "sweep.json":
         session.write_summary = twice(session.write_summary)
     else:
-        batch.tell_ci = twice(batch.tell_ci)
+        launcher.tell_ci = twice(launcher.tell_ci)
 """
 
 
