@@ -243,7 +243,7 @@ def _run(found: FoundDirectory) -> tuple[ListEntry, Mapping[str, Any]]:
 
 
 def _ended(path: str, document: Mapping[str, Any]) -> ListEntry:
-    from lllaunch.sweep.results import result_of  # noqa: PLC0415 - not every list has one
+    from lllaunch.sweep.history import result_of  # noqa: PLC0415 - not every list has one
 
     result = result_of(document)
     state = document["state"]

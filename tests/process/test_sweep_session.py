@@ -32,7 +32,7 @@ from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Prepared
+from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import JobToCompare, SweepSession
 

@@ -24,7 +24,6 @@ from lllaunch.app.sweeping.launcher import (
 )
 from lllaunch.app.sweeping.probes import (
     ComposerKilled,
-    ProbeProblem,
     SweepRefused,
     choose,
     decides,
@@ -37,7 +36,7 @@ from lllaunch.app.sweeping.sweeper import Grid, _dimensions, grid_of
 from lllaunch.config.sweep import sweep_settings
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.sweep.machine import SweepMachine
-from lllaunch.sweep.prepared import Broken
+from lllaunch.sweep.protocol import Broken
 
 
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=4))
@@ -83,10 +82,10 @@ def test_the_jobs_of_a_locked_sweep_are_tried_on_all_cores(
     jobs.prepare = lambda *_: Broken(2, f"tried in {os.getpid()}")
     monkeypatch.setattr("lllaunch.app.sweeping.probes.asks_for_lock", lambda _: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    warmth: Any = None
+    spawners: Any = None
     for count, processes in ((1, 1), (40, 3)):
         with pytest.raises(SweepRefused) as refused:
-            probe(jobs, Grid([[f"x={x}" for x in range(count)]]), 0, warmth)
+            probe(jobs, Grid([[f"x={x}" for x in range(count)]]), 0, spawners)
         assert len(refused.value.faults) == count
         assert len({fault.why for fault in refused.value.faults.values()}) == processes
 
@@ -151,8 +150,8 @@ def test_hydra_is_asked_once_for_each_key() -> None:
 
 
 def test_what_is_wrong_with_many_jobs_is_told_once() -> None:
-    faults = {f"job {number}": ProbeProblem(2, "no\nnot at all") for number in range(9)}
-    error = SweepRefused({**faults, "job 10": ProbeProblem(1, "else")})
+    faults = {f"job {number}": Broken(2, "no\nnot at all") for number in range(9)}
+    error = SweepRefused({**faults, "job 10": Broken(1, "else")})
     assert error.exit_code == 2
     assert str(error).splitlines() == [
         "nothing was started",

@@ -16,10 +16,9 @@ from lllaunch.console.job import Reported
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.sweep.screen import KEPT, Flow
 from lllaunch.console.sweep.table import cells, cut, decoded, harmless, padded, plain
-from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import JobAnswered, Prepared
+from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached

@@ -12,10 +12,9 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep.board import Board
 from lllaunch.console.sweep.lines import change_lines
 from lllaunch.console.sweep.table import cells, lease_text, short_overrides, table_rows
-from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.protocol import Broken, JobAnswered, JobPrinted, Prepared, Tick
 
 J = v.JobState
 SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"

@@ -11,8 +11,11 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.run.events import isoformat
 from lllaunch.sweep.history import (
+    RETURN_LIMIT,
     JobHistory,
     SweepHistory,
+    read_result,
+    read_results,
     render_summary,
     summary_of,
     with_others,
@@ -31,7 +34,6 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND

@@ -48,14 +48,14 @@ from lllaunch.results.find import remember
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.outcome import ReturnValue
 from lllaunch.sweep.directory import JOURNAL
+from lllaunch.sweep.history import RESULT
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
-from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
-from lllaunch.sweep.results import RESULT
+from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession
-from lllaunch.sweep.warmth import Warmth
+from lllaunch.sweep.spawner_pool import SpawnerPool
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,7 +158,7 @@ class HydraSweep:
         settings: of the launcher.
         leases: what is leased of the machine.
         session: the sweep's directory.
-        warmth: the warm spawners.
+        spawners: that jobs share.
         command: how the app was called, if a resume needs no more than that; else empty.
 
     Attributes:
@@ -171,7 +171,7 @@ class HydraSweep:
         settings: SweepSettings,
         leases: Leases,
         session: SweepSession,
-        warmth: Warmth,
+        spawners: SpawnerPool,
         command: str,
     ) -> None:
         self.at_once = launches_once(jobs.composer.master)
@@ -179,7 +179,7 @@ class HydraSweep:
         self._settings = settings
         self._leases = leases
         self._session = session
-        self._warmth = warmth
+        self._spawners = spawners
         self._command = command
         self._resources = contextlib.ExitStack()
         # which job runs in a directory
@@ -213,11 +213,11 @@ class HydraSweep:
         composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
         jobs = SweepJobs(composer, launcher.task_function, machine, environ)
         with contextlib.ExitStack() as undo:
-            warmth = Warmth(environ, prestarted=None if ours is None else ours.spawner)
-            undo.callback(warmth.close)
+            spawners = SpawnerPool(environ, prestarted=None if ours is None else ours.spawner)
+            undo.callback(spawners.close)
             query = BuildQuery.start(config.hydra.runtime.cwd)
             undo.callback(query.close)
-            probe(jobs, overrides, first, warmth)
+            probe(jobs, overrides, first, spawners)
             import_for_jobs()
             session = begin_session(
                 config, settings.resume is not None, moves=launcher.on_begin is not None
@@ -230,7 +230,7 @@ class HydraSweep:
                 launcher.on_begin(session.resumed)
             leases = Leases(machine, lock_cpus=settings.pin_cpus)
             called = "" if ours is None else command()
-            sweep = cls(jobs, settings, leases, session, warmth, called)
+            sweep = cls(jobs, settings, leases, session, spawners, called)
             undo.callback(sweep._conclude_quietly)
             undo.callback(leases.close)
             sweep._resources = undo.pop_all()
@@ -327,7 +327,7 @@ class HydraSweep:
             observe,
             batch.to_run(),
             review=self._review,
-            warm=self._warmth,
+            warm=self._spawners,
             captures=True,
             pins=self._settings.pin_cpus,
             ticks=_TICK_SECONDS if console.live else None,
@@ -692,7 +692,7 @@ def _failure(name: str, end: Settle | None) -> JobFailed | None:
     """The exception of a job that did not succeed, None of one that did."""
     if end is None:
         return JobFailed(ExitCode.ERROR, f"lllaunch: {name} was not run")
-    if end.state in {JobState.SUCCEEDED, JobState.SKIPPED}:
+    if end.state is JobState.SUCCEEDED:
         return None
     code = ExitCode.ERROR if end.exit_code is None else end.exit_code
     if end.state is JobState.NOT_RUN:

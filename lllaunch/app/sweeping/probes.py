@@ -35,7 +35,7 @@ from lllaunch.spawner import signals
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.pool import Need, never_fits
-from lllaunch.sweep.prepared import Broken
+from lllaunch.sweep.protocol import Broken
 from lllaunch.sweep.resume import NewJob
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
-    from lllaunch.sweep.prepared import WarmKey
+    from lllaunch.sweep.protocol import SpawnerKey
     from lllaunch.sweep.session import JobToCompare
-    from lllaunch.sweep.warmth import Warmth
+    from lllaunch.sweep.spawner_pool import SpawnerPool
 
 MOST_PROBES = 32
 # Keys of the launch node whose values may be anything.
@@ -56,25 +56,11 @@ _SHOWN = 5
 _SHARE = 8
 
 
-class ProbeProblem(NamedTuple):
-    """What is wrong with a job.
-
-    Attributes:
-        exit_code: of a run of it alone.
-        why: for people.
-        problems: what of that is known to stand in a file.
-    """
-
-    exit_code: int
-    why: str
-    problems: tuple[Problem, ...] = ()
-
-
 class _Look(NamedTuple):
     """What composing a job has shown: what is wrong with it, its spawner, the hash of its plan."""
 
-    fault: ProbeProblem | None
-    warm: WarmKey | None = None
+    fault: Broken | None
+    warm: SpawnerKey | None = None
     plan: str = ""
 
 
@@ -86,7 +72,7 @@ class SweepRefused(LaunchError):
         faults: what is wrong, by name of the job.
     """
 
-    faults: Mapping[str, ProbeProblem]
+    faults: Mapping[str, Broken]
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
@@ -192,14 +178,16 @@ def _is_group(loader: ConfigLoader, key: str) -> bool:
     return name in loader.list_groups(parent)
 
 
-def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmth: Warmth) -> None:
+def probe(
+    jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, spawners: SpawnerPool
+) -> None:
     """Composes some jobs in a process of their own and looks whether they can run.
 
     Args:
         jobs: composes them.
         overrides: of all jobs.
         first: number of the first.
-        warmth: begins to preload for the first job that was tried.
+        spawners: begins to preload for the first job that was tried.
 
     Raises:
         SweepRefused: they cannot.
@@ -215,10 +203,10 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     def look(index: int) -> _Look:
         answer = jobs.prepare(overrides[index], labels[index], first + index, None)
         if isinstance(answer, Broken):
-            return _Look(ProbeProblem(answer.exit_code, answer.why, answer.problems))
+            return _Look(answer)
         planned: Any = answer.payload
         why = never_fits(answer.need, room)
-        fault = ProbeProblem(int(ExitCode.CONFIG), why) if why else None
+        fault = Broken(int(ExitCode.CONFIG), why) if why else None
         return _Look(fault, answer.warm, plan_hash(planned.spec) if locked else "")
 
     # a process has its own imports to make: not for a few jobs
@@ -232,7 +220,7 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
         jobs.admitted = {job_name(overrides[index]): each.plan for index, each in found.items()}
     warm = found[0].warm if found else None
     if warm is not None:
-        warmth.start(warm)
+        spawners.start(warm)
 
 
 def compared(

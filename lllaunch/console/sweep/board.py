@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep.table import decoded, plain, short_overrides
-from lllaunch.sweep.output import JobPrinted
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.prepared import JobAnswered
+from lllaunch.sweep.protocol import JobAnswered, JobPrinted
 from lllaunch.sweep.schedule import JobState
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class JobOver(NamedTuple):
         seconds: how long the last one took.
         exit_code: of it, or what the job broke with.
         why: the first failure in one line, or why the job cannot run, perhaps in several.
-        directory: where its files are, as `lllaunch.sweep.prepared.Prepared` has it.
+        directory: where its files are, as `lllaunch.sweep.protocol.Prepared` has it.
         overrides: those that differ from other jobs'.
     """
 

@@ -15,7 +15,7 @@ from lllaunch.console.sweep.screen import BottomTable, Flow, Size, same_file, si
 from lllaunch.console.sweep.table import Row, StyledText, decoded, harmless, table_rows
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.run.files import working_directory
-from lllaunch.sweep.output import JobPrinted, Stopping, Tick
+from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 
 if TYPE_CHECKING:
