@@ -20,8 +20,8 @@ from lllaunch.checking.lint import (
     may_be_shadowed,
     references_of,
     shadowed,
+    unused_keys,
     usage_of,
-    uses_of,
 )
 from lllaunch.checking.tree import ConfigFile, Experiment, Graph, found_in, includes_of
 from lllaunch.config.fields import did_you_mean
@@ -92,8 +92,8 @@ class ProblemLocator:
         for link in self._origins.chain(problem.key):
             path = parts_of(link.key)
             for each in references_of(value_at(self._config, path), path):
-                if each.key.endswith(told[1].lstrip(".")):
-                    return each.key, link.key
+                if each.endswith(told[1].lstrip(".")):
+                    return each, link.key
         return told[1], problem.key
 
     def _meant(self, key: str) -> str:
@@ -313,16 +313,17 @@ class _Examination:
         users_own = experiment.config_name is not None and not whole
         spec = self._planned(cfg, users_own=users_own)
         locked = self._review(spec, config, users_own=users_own) if spec is not None else False
-        uses = uses_of(config)
-        told = locked or self._problems or (uses.unused and not users_own) or may_be_shadowed(file)
+        unused = frozenset() if users_own else unused_keys(config)
+        told = locked or self._problems or unused or may_be_shadowed(file)
         # to find out where values came from takes as long as to compose them
         origins = self._composed.origins(experiment.overrides) if told else None
+        known = origins or Origins({})
         if not users_own:
             files = self._around.files
             made_of = [files[name].path for name in self._around.graph.reached([file.name])]
             paths = (each.path for each in files.values())
-            self._examined.usage = usage_of(uses, made_of, origins, paths)
-        places = ProblemLocator(experiment.name, file, config, origins or Origins({}))
+            self._examined.usage = usage_of(config, unused, made_of, known, paths)
+        places = ProblemLocator(experiment.name, file, config, known)
         self._examined.found += [places.found(*each) for each in self._problems]
         if origins is not None:
             self._examined.found += shadowed(config, origins, file.path, experiment.name)
