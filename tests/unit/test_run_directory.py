@@ -8,9 +8,10 @@ import os
 import pytest
 
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.files import write_all
 from lllaunch.multiprocessing.std import Std
 from lllaunch.run.directory import LOCK_NAME, RunDirectory
-from lllaunch.run.files import link_atomic, write_all, write_atomic
+from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.group import Attempt, RunLogs
 
 HOSTILE = ["plain", "with space", "ünï→cødé", "per%cent", "new\nline", "-rf", "quo'te\"d"]
