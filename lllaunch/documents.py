@@ -7,45 +7,15 @@ sweep.json.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-import stat
 from collections.abc import Mapping
 from typing import Any
 
-MOST_BYTES = 256 * 1024 * 1024
-"""Of a longer file nothing is read."""
+from lllaunch.files import read_bytes
 
 _MOST_SECONDS = 1e10  # three centuries
 _MOST_WHOLE = 2**63
-
-
-def read_bytes(path: str, tail: int = 0) -> bytes:
-    """Return what a regular file holds.
-
-    Args:
-        path: of the file.
-        tail: return so many bytes of its end at most; 0 for all of it.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is too long; says so.
-    """
-    # a FIFO is not waited for
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
-    with open(fd, "rb") as file:
-        if tail:
-            file.seek(max(0, status.st_size - tail))
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"is longer than {MOST_BYTES} bytes")
-    return data
 
 
 def load_json(path: str) -> dict[str, Any] | None:
@@ -72,14 +42,6 @@ def read_json(path: str) -> dict[str, Any] | None:
     """Return the same; None also if the file cannot be read or holds something else."""
     try:
         return load_json(path)
-    except (OSError, ValueError):
-        return None
-
-
-def read_text(path: str) -> str | None:
-    """Return the text of a file, None if it cannot be read."""
-    try:
-        return read_bytes(path).decode(errors="backslashreplace")
     except (OSError, ValueError):
         return None
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.errors import LaunchError
+from lllaunch.files import replace_file, write_all
 from lllaunch.moments import boot_id, from_boot, since_boot_ns
 
 if TYPE_CHECKING:
@@ -129,19 +130,10 @@ def write_error_file(path: str, text: str) -> None:
     if not _is_replaceable(target):
         _write_in_place(target, contents)
         return
-    temporary = f"{target}.{os.getpid()}.{time.time_ns()}.tmp"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        replace_file(target, contents)
     except PermissionError:
         _write_in_place(target, contents)
-        return
-    try:
-        _write_and_close(descriptor, contents, sync=True)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _is_replaceable(path: str) -> bool:
@@ -152,17 +144,9 @@ def _is_replaceable(path: str) -> bool:
 
 
 def _write_in_place(path: str, contents: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    _write_and_close(os.open(path, flags, 0o666), contents, sync=False)
-
-
-def _write_and_close(descriptor: int, contents: bytes, *, sync: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        view = memoryview(contents)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        if sync:
-            os.fsync(descriptor)
+        write_all(descriptor, contents)
     finally:
         os.close(descriptor)
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from lllaunch.files import write_all
 from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import load
 from lllaunch.results.store import locate
 from lllaunch.run.execute import PLAN
-from lllaunch.run.files import naming, write_all, write_atomic
+from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.redact import Redactor
 from lllaunch.text import tidy
 

@@ -19,8 +19,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import last_record, read_json, read_text
+from lllaunch.documents import last_record, read_json
 from lllaunch.errors import LaunchError
+from lllaunch.files import read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.run.directory import LOCK_NAME, RESULT
 from lllaunch.run.events import isoformat

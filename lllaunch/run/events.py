@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lllaunch.errors import OutputError
+from lllaunch.files import write_all
 from lllaunch.moments import now_ns
-from lllaunch.run.files import write_all
 
 # Fields that may hold secrets, or megabytes.
 _HIDDEN = frozenset({"argv", "args", "kwargs", "call", "payload", "env", "envs", "environ"})

@@ -15,7 +15,8 @@ from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, cells, padded
 from lllaunch.console.wording import StyledText, counted, shown_path
-from lllaunch.documents import nanoseconds, read_text
+from lllaunch.documents import nanoseconds
+from lllaunch.files import read_text
 from lllaunch.results.store import (
     LATEST,
     PLAN,

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from lllaunch.documents import Fields, nanoseconds, read_json, read_text
+from lllaunch.documents import Fields, nanoseconds, read_json
+from lllaunch.files import read_text
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
 from lllaunch.results.store import (

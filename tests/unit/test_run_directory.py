@@ -10,9 +10,10 @@ import pytest
 
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.files import write_all
 from lllaunch.run.directory import LOCK_NAME, RunDirectory
 from lllaunch.run.events import EventLog
-from lllaunch.run.files import link_atomic, write_all, write_atomic
+from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.group import Attempt, _Group
 from lllaunch.run.observer import RunObserver
 from lllaunch.spec import Entrypoint, LaunchSpec
