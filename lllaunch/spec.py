@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lllaunch.multiprocessing.std import Std
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.units import write_range
+from lllaunch.std import Std
+from lllaunch.text import write_range
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 EntrypointForm = Literal["function", "script", "module", "program"]

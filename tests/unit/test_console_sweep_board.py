@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.sweep.board import Board
-from lllaunch.console.sweep.lines import change_lines
-from lllaunch.console.sweep.table import cells, lease_text, short_overrides, table_rows
-from lllaunch.sweep.output import JobPrinted, Tick
+from lllaunch.console.board import Board, lease_text, table_rows
+from lllaunch.console.sweep import change_lines
+from lllaunch.console.table import cells, short_overrides
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.protocol import Broken, JobAnswered, JobPrinted, Prepared, Tick
 
 J = v.JobState
 SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"

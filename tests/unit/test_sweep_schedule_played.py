@@ -73,7 +73,7 @@ class World:
         self.kept: tuple[int, set[tuple[int, int]]] | None = None
         self.tell(v.BeginSweep(len(script)))
 
-    # Books
+    # JobRecords
 
     def rank(self, number: int) -> tuple[bool, int]:
         return (self.jobs[number].attempts == 0, number)

@@ -376,7 +376,8 @@ def test_a_setting_needs_no_plus_and_a_misspelt_one_is_named(project: Project, p
     for text in ("nprocs=2", "nproc_per_node=2"):
         ended = plan("+exp=plain", f"launch.{text}")
         key = text.partition("=")[0]
-        assert ended.err == f"lllaunch: launch.{key}: unknown setting; did you mean 'nproc'?\n"
+        meant = "unknown setting; did you mean 'nproc'? [unknown-key]"
+        assert ended.err == f"lllaunch: launch.{key}: {meant}\n"
         assert ended.code == 2
 
 

@@ -24,14 +24,14 @@ from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.values import WORDS
 from lllaunch.config.whole import public_config, redacted_overrides, with_sources
-from lllaunch.console.job import JobConsole, Reported
+from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.spec import rank_key
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Need, need_of
-from lllaunch.sweep.prepared import Broken, Prepared, WarmKey
+from lllaunch.sweep.protocol import Broken, Prepared, SpawnerKey
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -201,7 +201,7 @@ class Planned(NamedTuple):
     config: JobConfig
     spec: LaunchSpec
     identity: Mapping[str, Any]
-    warm: WarmKey | None
+    warm: SpawnerKey | None
     former: Callable[[], Mapping[str, Any]]
 
 
@@ -375,9 +375,9 @@ class SweepJobs:
         marks = {where: mark(text) for where, _, text in literals(own)}
         return {"$hidden": marks} if marks else {}
 
-    def _warm_key(self, spec: LaunchSpec) -> WarmKey | None:
+    def _warm_key(self, spec: LaunchSpec) -> SpawnerKey | None:
         user = self.composer.user
         if user is not None and user.forked:
             return None
         cwd = spec.spawner_cwd or spec.cwd
-        return WarmKey.of(spec.imports, cwd, spawner_environment(spec), self._environ)
+        return SpawnerKey.of(spec.imports, cwd, spawner_environment(spec), self._environ)
