@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,10 +45,12 @@ def waiting(directory: Path) -> subprocess.Popen[str]:
 
 
 def blocked(waiter: subprocess.Popen[str]) -> bool:
-    """Whether a process has the lock's file open, which it does only to wait."""
-    found = Path(f"/proc/{waiter.pid}/fd")
-    links = [os.readlink(link) for link in found.iterdir()] if found.exists() else []
-    return any(link.endswith(".lllaunch.lock") for link in links)
+    """Whether a process has the lock's file open, which it does to wait."""
+    for link in Path(f"/proc/{waiter.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(link).endswith(".lllaunch.lock"):
+                return True
+    return False
 
 
 @pytest.mark.parametrize(("code", "ended"), [(0, 0), (7, 3)])
