@@ -167,20 +167,20 @@ def summary_of(sweep: SweepHistory, ended_ns: int) -> dict[str, Any]:
 
 
 def with_others(
-    document: Mapping[str, Any], asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+    document: Mapping[str, Any], numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
 ) -> dict[str, Any]:
     """Returns what sweep.json holds, with jobs that the sweep did not come to: they were not run.
 
     Args:
         document: as `summary_of` made it.
-        asked: numbers of all jobs; what it has of some stays as it is.
+        numbers: of all jobs; what it has of some stays as it is.
         overrides: returns those of a job.
     """
     known = {job["job"] for job in document["jobs"]}
     never = JobHistory(0, state="skipped", reason=JobState.NOT_RUN.value)
     new = [
         _job(never._replace(job=number, overrides=tuple(overrides(number))))
-        for number in asked
+        for number in numbers
         if number not in known
     ]
     jobs = sorted([*document["jobs"], *new], key=lambda job: job["job"])

@@ -49,7 +49,6 @@ from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -232,23 +231,23 @@ class SweepSession:
     def write(
         self,
         document: Mapping[str, Any],
-        asked: Iterable[int] = (),
+        numbers: Iterable[int] = (),
         overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
     ) -> None:
         """Writes sweep.json.
 
         Args:
             document: as `document` made it.
-            asked: numbers of all jobs. Those that the sweep did not come to are in sweep.json, too.
+            numbers: of all jobs. Those that the sweep did not come to are in sweep.json, too.
             overrides: returns those of a job, as the journal has them.
 
         Raises:
             OutputError: it cannot be written.
         """
-        write_summary(self._directory.file(SUMMARY), with_others(document, asked, overrides))
+        write_summary(self._directory.file(SUMMARY), with_others(document, numbers, overrides))
 
     def write_now_and_then(
-        self, asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+        self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
     ) -> None:
         """Writes sweep.json after one of many batches, if that takes a small part of the time.
 
@@ -258,7 +257,7 @@ class SweepSession:
         if began < self._write_at:
             return
         with contextlib.suppress(OutputError):
-            self.write(self.document(), asked, overrides)
+            self.write(self.document(), numbers, overrides)
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 
@@ -266,17 +265,6 @@ class SweepSession:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
         self._directory.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _to_compare(index: int, old: OldJob) -> JobToCompare:
