@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
+from lllaunch.text import shorten
+
 WIDEST = 200
 """Characters of a value that is shown, unless somebody wants it shorter."""
 
@@ -65,13 +67,13 @@ class Change(NamedTuple):
             widest: most characters of a value.
         """
         if self.kind == "added":
-            return f"{self.key}: new, {_short(_text(self.new), widest)}"
+            return f"{self.key}: new, {shorten(_text(self.new), widest)}"
         if self.kind == "removed":
-            return f"{self.key}: was {_short(_text(self.old), widest)}, is gone"
+            return f"{self.key}: was {shorten(_text(self.old), widest)}, is gone"
         old, new = _text(self.old), _text(self.new)
-        if _short(old, widest) == _short(new, widest):
+        if shorten(old, widest) == shorten(new, widest):
             old, new = _around(old, new, widest)
-        return f"{self.key}: {_short(old, widest)} -> {_short(new, widest)}"
+        return f"{self.key}: {shorten(old, widest)} -> {shorten(new, widest)}"
 
 
 def differences(old: Any, new: Any, *, ordered: bool = True) -> tuple[Change, ...]:
@@ -214,10 +216,6 @@ def _text(value: Any) -> str:
 
 def _escaped(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-
-
-def _short(text: str, widest: int) -> str:
-    return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 
 def _around(old: str, new: str, widest: int) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from lllaunch.errors import OutputError
+from lllaunch.files import replace_file
 
 RESULT_FILE = "LLLAUNCH_RESULT_FILE"
 """Environment variable that names the file for a worker's value; set by the launcher."""
@@ -37,7 +38,10 @@ def report(value: Any) -> bool:
         data = json.dumps(value).encode()
     except TypeError:
         raise _explain(value) from None
-    _write(path, data)
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
     return True
 
 
@@ -66,16 +70,3 @@ def _culprit(value: Any, where: str) -> tuple[str, Any] | None:
         parts = (_culprit(item, f"{where}[{index}]") for index, item in enumerate(value))
         return next(filter(None, parts), None)
     return where, value
-
-
-def _write(path: str, data: bytes) -> None:
-    # written beside it and renamed: a worker killed in between leaves the former value
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error

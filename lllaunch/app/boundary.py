@@ -41,7 +41,7 @@ from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.run.redact import Redactor
-from lllaunch.units import visible
+from lllaunch.text import visible
 
 if TYPE_CHECKING:
     from lllaunch.errors import Problem

@@ -24,7 +24,7 @@ from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.hydra_compat import Seam, root_of
-from lllaunch.results.find import remember
+from lllaunch.results.index import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
 from lllaunch.run.lock import PATIENCE

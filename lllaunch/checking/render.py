@@ -13,10 +13,11 @@ from typing import Any
 
 from lllaunch.checking.findings import REFUSED, Diagnostic, Outcome
 from lllaunch.results.announce import emit, encoded, in_repository, tell_step
-from lllaunch.results.cases import Case, CodeLine, Log, Report, tidy
+from lllaunch.results.cases import Case, CodeLine, Log, Report
 from lllaunch.results.github import ANNOTATIONS, Level, _code, _escaped, annotation
 from lllaunch.results.junit import render_junit
 from lllaunch.run.files import naming, write_atomic
+from lllaunch.text import tidy
 
 VERSION = 1
 """Version of the JSON form; grows when a field changes its meaning."""

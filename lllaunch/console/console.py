@@ -6,10 +6,10 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.console.outlet import Outlet
-from lllaunch.console.wording import Line, counted, shown_path
+from lllaunch.console.stream import Outlet, encodable
+from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.run.files import working_directory
-from lllaunch.units import duration, visible
+from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked
 
 if TYPE_CHECKING:
@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from lllaunch.errors import LaunchError
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, RunOutcome
-
-# what rich calls them
-_STYLES = {
-    "": "",
-    "title": "bold red",
-    "good": "green",
-    "cause": "bold",
-    "quote": "",
-    "faint": "dim",
-}
-
 
 # Workers wait for the launcher while it talks during a run, seconds.
 _PATIENCE_S = 0.2
@@ -157,7 +146,7 @@ class Console:
             title = str(hang.finding)
         else:
             title = f"watchdog: {fired_text(hang, self._cwd)}; the run goes on"
-        self._write([Line(f"lllaunch: {title}"), *look_lines(hang, self._cwd)])
+        self._write([StyledText(f"lllaunch: {title}"), *look_lines(hang, self._cwd)])
 
     def stacks_taken(self, hang: Hang) -> None:
         """Says who hangs, as far as that can be told, and where all stacks are."""
@@ -201,7 +190,10 @@ class Console:
     def refused(self, message: str) -> None:
         """The same in words; of several lines the others are indented."""
         first, *rest = visible(message).split("\n")
-        lines = [Line(f"lllaunch: {first}", "title"), *(Line(f"  {text}") for text in rest)]
+        lines = [
+            StyledText(f"lllaunch: {first}", "error"),
+            *(StyledText(f"  {text}") for text in rest),
+        ]
         self._write(lines, last=True)
 
     def finished(self, outcome: RunOutcome) -> None:
@@ -212,15 +204,15 @@ class Console:
         self._write(report_lines(outcome, self._cwd), last=True)
 
     def _say(self, text: str) -> None:
-        self._write([Line(f"lllaunch: {text}")])
+        self._write([StyledText(f"lllaunch: {text}")])
 
-    def _write(self, lines: Sequence[Line], *, last: bool = False) -> None:
+    def _write(self, lines: Sequence[StyledText], *, last: bool = False) -> None:
         stream = sys.stderr if self._stream is None else self._stream
         if stream is None:  # started without one (pythonw, a closed descriptor 2)
             return
         if self._outlet is None or self._outlet.stream is not stream:
             self._outlet = Outlet(stream)
-        lines = [Line(self._hide(line.text), line.style) for line in lines]
+        lines = [StyledText(self._hide(line.text), line.style) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
         with contextlib.suppress(OSError, ValueError):
             text = _rendered(stream, lines)
@@ -234,28 +226,10 @@ def _signal_name(signum: int) -> str:
     return signal_name(signum)
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    """Returns ``text`` without characters that the stream's encoding lacks."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, errors="backslashreplace").decode(encoding)
-
-
-def _rendered(stream: TextIO, lines: Sequence[Line]) -> str:
+def _rendered(stream: TextIO, lines: Sequence[StyledText]) -> str:
+    texts = [line.text for line in lines]
     if any(line.style for line in lines) and stream.isatty():
-        return _styled(stream, lines)
-    return _encodable("".join(f"{line.text}\n" for line in lines), stream)
+        from lllaunch.console.table import painted  # noqa: PLC0415 - only on a terminal
 
-
-def _styled(stream: TextIO, lines: Sequence[Line]) -> str:
-    # 50 ms to import, and needed only where there is a terminal to colour
-    from rich.console import Console as RichConsole  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    rich = RichConsole(file=stream, soft_wrap=True, highlight=False)
-    text = Text()
-    for line in lines:
-        text.append(_encodable(line.text, stream), style=_STYLES[line.style])
-        text.append("\n")
-    with rich.capture() as capture:
-        rich.print(text, end="")
-    return capture.get()
+        texts = painted([(line,) for line in lines], stream)
+    return encodable("".join(f"{text}\n" for text in texts), stream)

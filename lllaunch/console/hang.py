@@ -10,10 +10,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lllaunch.console.places import call_text, frame_text, place_text, printable, shortened
-from lllaunch.console.wording import Line, capitalised, ranks, shown_path, wrapped
+from lllaunch.console.wording import StyledText, capitalised, ranks, shown_path, wrapped
 from lllaunch.run.fates import Lost
-from lllaunch.units import duration
+from lllaunch.text import duration, printable, shorten_middle
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
@@ -22,13 +21,14 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
+from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, WorkerOutcome
-    from lllaunch.watchdog.stacks.frames import RankStack
+    from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 _SCOPE = 60
 _GROUPS = 8
@@ -44,7 +44,7 @@ def _finding_text(finding: Finding, cwd: str) -> str:
 
 def _scope(finding: TimerExpired, cwd: str) -> str:
     """Returns the name of a timer, which by default is the place that set it."""
-    return shortened(finding.scope.removeprefix(cwd.rstrip("/") + "/"), _SCOPE)
+    return shorten_middle(finding.scope.removeprefix(cwd.rstrip("/") + "/"), _SCOPE)
 
 
 def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
@@ -171,7 +171,7 @@ def _files(hang: Hang, cwd: str) -> str:
 # In the report
 
 
-def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> Iterator[Line]:
+def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> Iterator[StyledText]:
     """Yields what is known beyond the line of the root cause.
 
     Args:
@@ -183,21 +183,21 @@ def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> I
     assert hang is not None
     if not root.of_watchdog:
         after = duration(max(0, hang.time_ns - root.time_ns) / 1e9)
-        yield Line("")
+        yield StyledText("")
         yield from wrapped(f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}")
     yield from wrapped(_hint(hang.finding))
     yield from _conditions(hang, workers)
     for rank, stack in hang.stacks.items():
         yield from _locks(rank, stack, cwd)
     if hang.stacks:
-        yield Line("")
+        yield StyledText("")
         yield from _places(hang, cwd)
         files = _files(hang, cwd)
         if files:
-            yield Line(f"    All stacks: {files}")
+            yield StyledText(f"    All stacks: {files}")
 
 
-def look_lines(look: Hang, cwd: str) -> Iterator[Line]:
+def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
     """Yields where the workers stood when a signal came.
 
     Args:
@@ -210,18 +210,19 @@ def look_lines(look: Hang, cwd: str) -> Iterator[Line]:
     yield from _places(look, cwd)
     files = _files(look, cwd)
     if files:
-        yield Line(f"    All stacks: {files}")
+        yield StyledText(f"    All stacks: {files}")
 
 
-def _locks(rank: int, stack: RankStack, cwd: str) -> Iterator[Line]:
+def _locks(rank: int, stack: RankStack, cwd: str) -> Iterator[StyledText]:
     """Yields which threads of a rank wait for locks."""
     if not stack.locks:
         return
-    yield Line(
+    yield StyledText(
         f"    {len(stack.locks)} threads of rank {rank} wait for a lock, perhaps a deadlock:"
     )
     yield from (
-        Line(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote") for wait in stack.locks
+        StyledText(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote")
+        for wait in stack.locks
     )
 
 
@@ -237,7 +238,7 @@ def _hint(finding: Finding) -> str:
     return ""
 
 
-def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Line]:
+def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[StyledText]:
     """Yields what the kernel said of those that could not run."""
 
     def subject(members: Sequence[int], one: str, several: str) -> str:
@@ -264,7 +265,7 @@ def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Line]:
             yield from wrapped(f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
 
 
-def _places(hang: Hang, cwd: str) -> Iterator[Line]:
+def _places(hang: Hang, cwd: str) -> Iterator[StyledText]:
     if hang.left:
         yield from _frames_of(hang, hang.waiting, cwd)
         return
@@ -274,28 +275,28 @@ def _places(hang: Hang, cwd: str) -> Iterator[Line]:
     yield from _frames_of(hang, hang.hung, cwd)
     whom = _them(hang.hung)
     for place, members in _cut(_by_place(hang, hang.waiting, cwd)):
-        yield Line(f"    {_capital(members)} waited for {whom} {place}".rstrip())
+        yield StyledText(f"    {_capital(members)} waited for {whom} {place}".rstrip())
     others = [rank for rank in hang.stacks if rank not in hang.hung + hang.waiting]
     for place, members in _cut(_by_place(hang, others, cwd)):
-        yield Line(f"    {_capital(members)} {_was(members)} {place or _UNKNOWN}")
+        yield StyledText(f"    {_capital(members)} {_was(members)} {place or _UNKNOWN}")
 
 
-def _all_places(hang: Hang, cwd: str) -> Iterator[Line]:
+def _all_places(hang: Hang, cwd: str) -> Iterator[StyledText]:
     groups = _by_place(hang, hang.stacks, cwd)
     if len(groups) == 1:
         yield from _frames_of(hang, tuple(hang.stacks), cwd)
         return
     nobody = "" if isinstance(hang.finding, (TimedOut, Asked)) else "Nobody stands out. "
-    yield Line(f"    {nobody}Where the workers were:")
+    yield StyledText(f"    {nobody}Where the workers were:")
     shown = list(_cut(groups))
     width = max(len(ranks(members)) for _, members in shown)
     for place, members in shown:
-        yield Line(f"      {ranks(members):<{width}}  {place or _UNKNOWN}")
+        yield StyledText(f"      {ranks(members):<{width}}  {place or _UNKNOWN}")
     if len(groups) > len(shown):
-        yield Line("      and others elsewhere, see their stacks")
+        yield StyledText("      and others elsewhere, see their stacks")
 
 
-def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[Line]:
+def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledText]:
     """Yields the calls of some ranks, those in the same place together."""
     for place, together in _cut(_by_place(hang, members, cwd)):
         stack: RankStack | None = hang.stacks.get(together[0])
@@ -303,11 +304,13 @@ def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[Line]:
         if stack is None or not stack.frames:
             # That they could not run has been said.
             if not set(together) <= {*hang.asleep, *hang.stopped}:
-                yield Line(f"    {name} {_was(together)} {place or _UNKNOWN}")
+                yield StyledText(f"    {name} {_was(together)} {place or _UNKNOWN}")
             continue
         verb = _was(together)
-        yield Line(f"    {name} {verb} here (innermost call first):")
-        yield from (Line(f"      {frame_text(frame, cwd)}", "quote") for frame in stack.frames)
+        yield StyledText(f"    {name} {verb} here (innermost call first):")
+        yield from (
+            StyledText(f"      {frame_text(frame, cwd)}", "quote") for frame in stack.frames
+        )
 
 
 def _cut(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
@@ -321,3 +324,80 @@ def _capital(members: Sequence[int]) -> str:
 
 def _was(members: Sequence[int]) -> str:
     return "was" if len(members) == 1 else "were"
+
+
+# Where a worker stands. Names of files and functions come from workers: they are shortened, and
+# cannot steer a terminal.
+
+_NAME = 80
+_PATH = 100
+_CODE = 80
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "R": "running"}
+
+
+def _file(path: str, cwd: str) -> str:
+    """Returns a source file as it is told: a library's from the library's name on."""
+    library = LIBRARY.match(path)
+    return printable(path[library.end() :] if library else shown_path(path, cwd), _PATH)
+
+
+def _is_own(frame: Frame) -> bool:
+    """Whether a frame is of the user's code, as far as its path tells."""
+    return not frame.file.startswith("<") and LIBRARY.match(frame.file) is None
+
+
+def frame_text(frame: Frame, cwd: str) -> str:
+    """Returns ``train.py:40 in sync: all_reduce(x)``.
+
+    Args:
+        frame: a call; the code is shown where it is the user's.
+        cwd: directory that paths below it are shown relative to.
+    """
+    text = f"{_file(frame.file, cwd)}:{frame.line} in {printable(frame.function, _NAME)}"
+    code = printable(frame.code.strip(), _CODE) if _is_own(frame) else ""
+    return f"{text}: {code}" if code else text
+
+
+def call_text(stack: RankStack, cwd: str) -> str:
+    """Returns what the user's code called and where: ``in all_reduce (train.py:40)``.
+
+    Args:
+        stack: where a worker stands.
+        cwd: directory that paths below it are shown relative to.
+    """
+    own = next((at for at, frame in enumerate(stack.frames) if _is_own(frame)), 0)
+    below = [frame for frame in stack.frames[:own] if not frame.file.endswith(WRAPPERS)]
+    if not below:
+        return place_text(stack, cwd)
+    caller = stack.frames[own]
+    called = printable(below[-1].function.rpartition(".")[2], _NAME)
+    return f"in {called} ({_file(caller.file, cwd)}:{caller.line})"
+
+
+def place_text(stack: RankStack, cwd: str) -> str:
+    """Returns ``in wait (threading.py:320), called at train.py:40``.
+
+    Without Python's frames, what the kernel says; an empty string if nothing is known.
+
+    Args:
+        stack: where a worker stands.
+        cwd: directory that paths below it are shown relative to.
+    """
+    if not stack.frames:
+        return _kernel_text(stack)
+    innermost = stack.frames[0]
+    where = f"{_file(innermost.file, cwd)}:{innermost.line}"
+    text = f"in {printable(innermost.function, _NAME)} ({where})"
+    caller = next((frame for frame in stack.frames if _is_own(frame)), None)
+    if caller is None or caller is innermost:
+        return text
+    return f"{text}, called at {_file(caller.file, cwd)}:{caller.line}"
+
+
+def _kernel_text(stack: RankStack) -> str:
+    wchan = f" ({printable(stack.wchan, _NAME)})" if stack.wchan else ""
+    if stack.state == "D":
+        return f"in uninterruptible sleep{wchan}"
+    if stack.state in _STATES:
+        return _STATES[stack.state]
+    return f"in the kernel{wchan}" if wchan else ""

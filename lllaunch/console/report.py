@@ -1,15 +1,22 @@
 """The report at the end of a run: what happened, why, and where to look. Pure text.
 
 `report_lines` returns styled lines; `lllaunch.console.console` writes them, with colours on a
-terminal and plainly elsewhere.
+terminal and plainly elsewhere. Imported only at the end, or when a failure is to be named.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lllaunch.console.fates import cause_text, fate_key, fate_text, first_line, victim_text
-from lllaunch.console.wording import Line, capitalised, counted, ranks, shown_path, wrapped
+from lllaunch.console.wording import (
+    StyledText,
+    capitalised,
+    cause_line,
+    counted,
+    ranks,
+    shown_path,
+    wrapped,
+)
 from lllaunch.run.causes import (
     CalledExit,
     DiskFull,
@@ -17,15 +24,18 @@ from lllaunch.run.causes import (
     Raised,
     StartFailure,
     alike,
+    letters,
     signal_name,
 )
-from lllaunch.run.fates import Victim
+from lllaunch.run.fates import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.run.tracebacks import cause_of, folded, users_call
-from lllaunch.units import duration, size
+from lllaunch.text import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lllaunch.run.causes import Cause
+    from lllaunch.run.fates import Fate
     from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause, RunOutcome, WorkerOutcome
     from lllaunch.watchdog.findings import Finding
 
@@ -35,7 +45,7 @@ _LEFTOVERS = 5
 _MILLISECOND = 1_000_000
 
 
-def report_lines(outcome: RunOutcome, cwd: str) -> list[Line]:
+def report_lines(outcome: RunOutcome, cwd: str) -> list[StyledText]:
     """Returns the report of a run.
 
     Args:
@@ -47,17 +57,17 @@ def report_lines(outcome: RunOutcome, cwd: str) -> list[Line]:
     return [_title(outcome), *_body(outcome, cwd)]
 
 
-def _success(outcome: RunOutcome, cwd: str) -> Line:
+def _success(outcome: RunOutcome, cwd: str) -> StyledText:
     text = f"lllaunch: succeeded in {duration(outcome.seconds)}"
     if outcome.restarts:
         text += f" after {counted(outcome.restarts, 'restart')}"
-    return Line(f"{text}; results in {shown_path(outcome.directory, cwd)}", "good")
+    return StyledText(f"{text}; results in {shown_path(outcome.directory, cwd)}", "good")
 
 
-def _title(outcome: RunOutcome) -> Line:
+def _title(outcome: RunOutcome) -> StyledText:
     if outcome.state == "error":
         # one error may be many lines: the first stands in the title, the others below it
-        return Line(f"lllaunch: {outcome.error.partition(chr(10))[0]}", "title")
+        return StyledText(f"lllaunch: {outcome.error.partition(chr(10))[0]}", "error")
     after = f"after {duration(outcome.seconds)}"
     if outcome.restarts:
         after += f" and {counted(len(outcome.attempts), 'attempt')}"
@@ -68,23 +78,23 @@ def _title(outcome: RunOutcome) -> Line:
         modules = ", ".join(outcome.importing)
         verb = "was" if len(outcome.importing) == 1 else "were"
         after += f", while {modules} {verb} being imported"
-    return Line(f"lllaunch: {what} {after} (exit code {outcome.exit_code})", "title")
+    return StyledText(f"lllaunch: {what} {after} (exit code {outcome.exit_code})", "error")
 
 
-def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
+def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
     if outcome.state == "error":
-        yield from (Line(f"  {text}") for text in outcome.error.split("\n")[1:])
+        yield from (StyledText(f"  {text}") for text in outcome.error.split("\n")[1:])
     if outcome.importing:
         return  # nothing has run
     if outcome.look is not None:
         from lllaunch.console.hang import look_lines  # noqa: PLC0415 - only where there is one
 
-        yield Line("")
-        yield Line(f"  {capitalised(str(outcome.look.finding))}:")
+        yield StyledText("")
+        yield StyledText(f"  {capitalised(str(outcome.look.finding))}:")
         yield from look_lines(outcome.look, cwd)
     root = outcome.root_cause
     if root is not None:
-        yield Line("")
+        yield StyledText("")
         workers = outcome.attempts[-1].workers if outcome.attempts else ()
         yield from _root(root, outcome.excerpt, workers, cwd)
     if outcome.attempts:
@@ -92,18 +102,18 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[Line]:
         known = root is not None and bool(root.ranks)
         others = [worker for worker in last.workers if not _is_root(worker, root)]
         if root is not None and _failed_alike(others, root):
-            yield Line("")
-            yield Line(f"  All ranks failed alike, the first: {_who(root)}.")
+            yield StyledText("")
+            yield StyledText(f"  All ranks failed alike, the first: {_who(root)}.")
         elif others:
-            yield Line("")
-            yield Line("  The other workers:" if known else "  Workers:")
+            yield StyledText("")
+            yield StyledText("  The other workers:" if known else "  Workers:")
             yield from _groups(others, root, after_root=known)
-        yield Line("")
+        yield StyledText("")
         if outcome.limit is not None:
-            yield Line(f"  {_limit(outcome.limit)}")
+            yield StyledText(f"  {_limit(outcome.limit)}")
         yield from _history(outcome.attempts[:-1], cwd)
         yield from _leftovers(outcome)
-        yield Line(f"  Logs: {shown_path(last.path, cwd)}")
+        yield StyledText(f"  Logs: {shown_path(last.path, cwd)}")
 
 
 def _limit(limit: Finding) -> str:
@@ -130,22 +140,22 @@ def _is_root(worker: WorkerOutcome, root: RootCause | None) -> bool:
 
 def _root(
     root: RootCause, excerpt: Excerpt | None, workers: Sequence[WorkerOutcome], cwd: str
-) -> Iterator[Line]:
+) -> Iterator[StyledText]:
     who, verb = _who(root), _verb(root, cwd, when=True)
-    yield Line(f"  Root cause: {who} (attempt {root.attempt}) {verb}", "cause")
+    yield StyledText(f"  Root cause: {who} (attempt {root.attempt}) {verb}", "cause")
     if root.explanation is not None:
         why = capitalised(root.explanation.text)
         yield from wrapped(f"Why ({root.explanation.sure}): {why}")
     if root.traceback:
         yield from _raised_at(root, cwd)
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
-        yield from (Line(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
+        yield from (StyledText(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
     if root.frames:
-        from lllaunch.console.places import frame_text  # noqa: PLC0415 - only where there are some
+        from lllaunch.console.hang import frame_text  # noqa: PLC0415 - only where there are some
 
-        yield Line("")
-        yield Line(f"    {capitalised(who)} was here (innermost call first):")
-        yield from (Line(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
+        yield StyledText("")
+        yield StyledText(f"    {capitalised(who)} was here (innermost call first):")
+        yield from (StyledText(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
         from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - only where there is one
 
@@ -181,7 +191,7 @@ def _cause(root: RootCause, cwd: str) -> str:
         text += f": its logs are on {shown_path(cause.directory, cwd)} ({space})"
     elif isinstance(cause, Raised):
         first = cause_of(root.traceback)
-        text += f", caused by {first_line(first)}" if first else ""
+        text += f", caused by {cause_line(first)}" if first else ""
     return text
 
 
@@ -197,14 +207,14 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
     return f"ended with success after {ran}, {when}: it left while they were {where}"
 
 
-def _raised_at(root: RootCause, cwd: str) -> Iterator[Line]:
+def _raised_at(root: RootCause, cwd: str) -> Iterator[StyledText]:
     """Yields the traceback, or where it stands."""
     call = users_call(root.traceback)
     if root.shown and call is not None:
         where = f"{shown_path(call.file, cwd)}:{call.line} in {call.function}"
-        yield Line(f"    at {where}; its traceback stands above")
+        yield StyledText(f"    at {where}; its traceback stands above")
         return
-    yield Line("")
+    yield StyledText("")
     yield from _traceback(root.traceback)
 
 
@@ -219,16 +229,16 @@ def _says_all(root: RootCause) -> bool:
     return isinstance(root.cause, Raised) and "\n" in root.cause.message
 
 
-def _traceback(text: str) -> Iterator[Line]:
+def _traceback(text: str) -> Iterator[StyledText]:
     lines = folded(text)
     if len(lines) > _TRACEBACK_LINES:
         # the innermost frames and the exception are at the end
         left = len(lines) - _TRACEBACK_LINES
         lines = [lines[0], f"  ... ({left} more lines in error.json)", *lines[left + 1 :]]
-    yield from (Line(f"    {line}".rstrip(), "quote") for line in lines)
+    yield from (StyledText(f"    {line}".rstrip(), "quote") for line in lines)
 
 
-def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Line]:
+def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[StyledText]:
     if not root.files.stderr:
         yield from wrapped(
             "Its stderr went to the console, see above. With launch.redirects set to 'err' or "
@@ -237,22 +247,22 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Lin
         return
     path = shown_path(root.files.stderr, cwd)
     if excerpt is None:
-        yield Line(f"    Its stderr cannot be read: {path}")
+        yield StyledText(f"    Its stderr cannot be read: {path}")
     elif root.shown and excerpt.lines:
-        yield Line(f"    Its stderr stands above, and in {path}")
+        yield StyledText(f"    Its stderr stands above, and in {path}")
     elif not excerpt.lines:
-        yield Line(f"    It wrote nothing to stderr: {path}")
+        yield StyledText(f"    It wrote nothing to stderr: {path}")
     else:
         number = len(excerpt.lines)
         what = f"The last {counted(number, 'line')}" if excerpt.cut else "All"
-        yield Line("")
-        yield Line(f"    {what} of its stderr, {path}:", "faint")
-        yield from (Line(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
+        yield StyledText("")
+        yield StyledText(f"    {what} of its stderr, {path}:", "faint")
+        yield from (StyledText(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
 
 
 def _groups(
     workers: Sequence[WorkerOutcome], root: RootCause | None, *, after_root: bool
-) -> Iterator[Line]:
+) -> Iterator[StyledText]:
     """Tells what became of workers, those with the same fate in one line."""
     groups: dict[tuple[object, ...], list[WorkerOutcome]] = {}
     for worker in workers:
@@ -261,10 +271,12 @@ def _groups(
     width = min(30, max(len(name) for name, _ in named[:_GROUPS]))
     for name, group in named[:_GROUPS]:
         fate = _group_fate(group, after_root=after_root)
-        yield Line(f"    {name:<{width}}  {'failed alike' if _is_alike(group[0], root) else fate}")
+        yield StyledText(
+            f"    {name:<{width}}  {'failed alike' if _is_alike(group[0], root) else fate}"
+        )
     rest = sum(len(group) for _, group in named[_GROUPS:])
     if rest:
-        yield Line(f"    and {counted(rest, 'more worker')}, see result.json")
+        yield StyledText(f"    and {counted(rest, 'more worker')}, see result.json")
 
 
 def _group_fate(group: Sequence[WorkerOutcome], *, after_root: bool) -> str:
@@ -274,7 +286,7 @@ def _group_fate(group: Sequence[WorkerOutcome], *, after_root: bool) -> str:
     return victim_text(first.cause)
 
 
-def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[Line]:
+def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[StyledText]:
     """Tells in one line each how the attempts before the last one failed."""
     told: list[tuple[str, list[int]]] = []
     for attempt in attempts:
@@ -285,7 +297,7 @@ def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[Line]:
             told.append((text, [attempt.number]))
     for text, numbers in told:
         span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-        yield Line(f"  Attempt{'' if len(numbers) == 1 else 's'} {span} failed: {text}")
+        yield StyledText(f"  Attempt{'' if len(numbers) == 1 else 's'} {span} failed: {text}")
 
 
 def failure_text(root: RootCause | None, cwd: str) -> str:
@@ -300,7 +312,7 @@ def failure_text(root: RootCause | None, cwd: str) -> str:
     return f"{_who(root)} {_verb(root, cwd)}"
 
 
-def _leftovers(outcome: RunOutcome) -> Iterator[Line]:
+def _leftovers(outcome: RunOutcome) -> Iterator[StyledText]:
     """Tells of processes that outlived their workers and had to be killed."""
     killed = [
         leftover
@@ -310,7 +322,81 @@ def _leftovers(outcome: RunOutcome) -> Iterator[Line]:
     ]
     for leftover in killed[:_LEFTOVERS]:
         text = f"a worker left process {leftover.pid} behind ({leftover.command}); it was killed"
-        yield Line(f"  Warning: {text}")
+        yield StyledText(f"  Warning: {text}")
     if len(killed) > _LEFTOVERS:
         more = counted(len(killed) - _LEFTOVERS, "more process").replace("processs", "processes")
-        yield Line(f"  and {more} like that")
+        yield StyledText(f"  and {more} like that")
+
+
+_LOST = {
+    "spawner": "ended with the process that forks workers",
+    "kernel": "hung in the kernel, SIGKILL did not end it",
+    "error": "ended when lllaunch failed",
+    "unknown": "ended in a way that this version does not know",
+}
+
+
+def cause_text(cause: Cause) -> str:
+    """Returns a cause as the predicate of a sentence about its worker, in one line."""
+    return cause_line(str(cause))
+
+
+def fate_text(fate: Fate, *, after_root: bool) -> str:
+    """Returns what became of a worker, in words that fit one rank and several.
+
+    Args:
+        fate: what became of it.
+        after_root: whether its attempt has a root cause that this worker is not.
+    """
+    later = " after the root cause" if after_root else ""
+    if isinstance(fate, Succeeded):
+        return "succeeded"
+    if isinstance(fate, Failed):
+        return cause_text(fate.cause)
+    if isinstance(fate, Victim):
+        return victim_text(fate.cause, fate.after_ns)
+    if isinstance(fate, Ended):
+        return _ended(fate) if fate.waited_for else f"{_ended(fate)}{later}"
+    if isinstance(fate, Lost):
+        return _LOST[fate.why]
+    return "not started"
+
+
+def victim_text(cause: Cause, after_ns: int | None = None) -> str:
+    """Returns how a victim failed as the predicate of a sentence.
+
+    Args:
+        cause: how.
+        after_ns: how long after the root cause, nanoseconds; None where that says nothing.
+    """
+    text = cause_text(cause)
+    if isinstance(cause, Raised):
+        text = text.removeprefix("raised ")
+    # less than a millisecond is no order of things
+    after = f"{duration(after_ns / 1e9)} " if after_ns and after_ns >= 1_000_000 else ""
+    return f"failed {after}after the root cause: {text}"
+
+
+def _ended(fate: Ended) -> str:
+    names = " then ".join(dict.fromkeys(signal_name(signum) for signum in fate.sent))
+    text = f"ended by the launcher ({names or signal_name(fate.signum)})"
+    if fate.waited_for:
+        text = f"only waited for {ranks(fate.waited_for)}; {text}"
+    if fate.exitcode == 0:
+        return f"{text}, cleanly"
+    return f"{text}, status {fate.exitcode}" if fate.exitcode > 0 else text
+
+
+def fate_key(fate: Fate) -> tuple[object, ...]:
+    """Returns what two fates have in common that are told in one line.
+
+    Messages that differ in numbers only (ports, addresses, ranks) count as the same.
+    """
+    if isinstance(fate, (Victim, Failed)):
+        cause = fate.cause
+        if isinstance(cause, Raised):
+            return type(fate), Raised, letters(cause.message)
+        return type(fate), cause_text(cause)
+    if isinstance(fate, Ended):
+        return Ended, _ended(fate)
+    return type(fate), fate_text(fate, after_root=False)

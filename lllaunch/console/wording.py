@@ -1,39 +1,59 @@
-"""Lines of text for people: how ranks, times and paths read in a sentence. Pure."""
+"""Lines of text for people: how ranks, jobs, ends and paths read in a sentence. Pure."""
 
 from __future__ import annotations
 
+import re
 import textwrap
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.run.files import relative_path
-from lllaunch.units import spans
+from lllaunch.text import first_line, printable, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-Style = Literal["", "title", "good", "cause", "quote", "faint"]
-
-
-class Line(NamedTuple):
-    """One line.
+class StyledText(NamedTuple):
+    """A line, or a part of one.
 
     Attributes:
         text: what it says, without a newline.
-        style: how it looks on a terminal.
+        style: how it looks on a terminal: ``title``, ``error``, ``good``, ``bad``, ``busy``,
+            ``cause``, ``quote``, ``faint``, or nothing special.
     """
 
     text: str
-    style: Style = ""
+    style: str = ""
 
 
 _WIDTH = 76
+_SIGNALS = 128  # an exit code beyond this is that of a signal
+_LONGEST_CAUSE = 300
+# Where in its own source a C++ library checked, of which the user has no copy: gloo, NCCL, torch.
+_CHECKED_AT = re.compile(r"\[(?:enforce fail at )?/?[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+
+
+def cause_line(text: str, most: int = 200) -> str:
+    """Return the first line of a cause without where a C++ library checked, shortened.
+
+    The end of a message is advice; what happened stands at the beginning.
+    """
+    return first_line(_CHECKED_AT.sub("", text.strip().partition("\n")[0], count=1), most)
 
 
 def ranks(numbers: Iterable[int]) -> str:
     """Returns ``rank 3`` or ``ranks 0-2, 5``."""
+    return _numbered("rank", numbers)
+
+
+def named_jobs(numbers: Iterable[int]) -> str:
+    """Returns ``job 3`` or ``jobs 0-2, 5``."""
+    return _numbered("job", numbers)
+
+
+def _numbered(noun: str, numbers: Iterable[int]) -> str:
     known = set(numbers)
-    return f"{'rank' if len(known) == 1 else 'ranks'} {spans(known)}"
+    return f"{noun if len(known) == 1 else f'{noun}s'} {spans(known)}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -55,7 +75,23 @@ def shown_path(path: str, cwd: str) -> str:
     return shown if shown.isprintable() else repr(shown)
 
 
-def wrapped(text: str) -> Iterator[Line]:
+def wrapped(text: str) -> Iterator[StyledText]:
     """Yields a text as lines of the report, indented and of bounded width; none if it is empty."""
     for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
-        yield Line(f"    {part}")
+        yield StyledText(f"    {part}")
+
+
+def ending(exit_code: int | None, why: str) -> str:
+    """Returns ``exit code 3: rank 1: ValueError: no`` or ``SIGKILL (exit code 137)``.
+
+    Args:
+        exit_code: of a job, or None.
+        why: the first failure in one line, or an empty string.
+    """
+    from lllaunch.run.causes import signal_name  # noqa: PLC0415 - most jobs succeed
+
+    text = "" if exit_code is None else f"exit code {exit_code}"
+    if exit_code is not None and exit_code > _SIGNALS:
+        text = f"{signal_name(exit_code - _SIGNALS)} ({text})"
+    why = printable(cause_line(why, _LONGEST_CAUSE), _LONGEST_CAUSE)
+    return ": ".join(filter(None, (text, why))) or "no result"

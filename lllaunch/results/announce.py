@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from lllaunch.results.cases import tidy
+from lllaunch.files import write_all
 from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import load
+from lllaunch.results.store import locate
 from lllaunch.run.execute import PLAN
-from lllaunch.run.files import naming, write_all, write_atomic
+from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.redact import Redactor
+from lllaunch.text import tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +81,7 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     if not in_github_actions(environ):
         return
     try:
-        report = load(path, source_roots(environ), redactor_of(path, environ))
+        report = load(locate(path), source_roots(environ), redactor_of(path, environ))
         tell_github(report, environ)
     except Exception as error:  # noqa: BLE001 - a report that fails must not fail the run
         kind = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,83 +1,14 @@
-"""What is told of a run or a sweep: one case for the run, or for each job. Pure data."""
+"""What a report says of a run or a sweep: one case for the run, or for each job. Pure data."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from lllaunch.run.excerpts import clean
-from lllaunch.units import duration
-
-# what UTF-8 or XML cannot hold
-_NEVER = re.compile("[\ud800-\udfff\ufffe\uffff]")
-_NOTHING: Mapping[str, Any] = {}
-
-
-def tidy(text: str) -> str:
-    """Returns a text that a terminal, a file in UTF-8 and an XML document can hold."""
-    return _NEVER.sub("\N{REPLACEMENT CHARACTER}", clean(text))
-
-
-def text(fields: Mapping[str, Any], name: str) -> str:
-    """Returns a text, tidy; an empty one if it is left out or of another type."""
-    value = fields.get(name)
-    return tidy(value) if isinstance(value, str) else ""
-
-
-def whole(fields: Mapping[str, Any], name: str) -> int | None:
-    """Returns a whole number, None if it is left out or of another type."""
-    value = fields.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def number(fields: Mapping[str, Any], name: str) -> float | None:
-    """Returns a finite number, None if it is left out or of another type."""
-    value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def inner(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns an object within, an empty one if it is left out or of another type."""
-    value = fields.get(name)
-    return value if isinstance(value, Mapping) else _NOTHING
-
-
-def objects(fields: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the objects of a list; none if it is left out or of another type."""
-    value = fields.get(name)
-    for each in value if isinstance(value, list) else ():
-        if isinstance(each, Mapping):
-            yield each
-
-
-def texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Returns the texts of a list, tidy; none if it is left out or of another type."""
-    value = fields.get(name)
-    found = value if isinstance(value, list) else ()
-    return tuple(tidy(each) for each in found if isinstance(each, str))
-
-
-def numbers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Returns the whole numbers of a list; none if it is left out or of another type."""
-    value = fields.get(name)
-    found = value if isinstance(value, list) else ()
-    return tuple(each for each in found if isinstance(each, int) and not isinstance(each, bool))
-
-
-def first_line(words: str, longest: int = 300) -> str:
-    """Returns the first line of a text that says something, shortened."""
-    line = next((line for line in words.splitlines() if line.strip()), "").strip()
-    return line if len(line) <= longest else f"{line[: longest - 3]}..."
-
+from lllaunch.text import duration, shorten
 
 # Python's tracebacks (of exception groups, too), and what faulthandler writes
 _FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<python>,|$)?', re.M)
@@ -301,7 +232,7 @@ class Report:
         if case.job is None:
             return "run"
         own = " ".join(each for each in case.overrides if each not in self.common)
-        return f"job {case.job} ({shortened(own, longest)})" if own else f"job {case.job}"
+        return f"job {case.job} ({shorten(own, longest)})" if own else f"job {case.job}"
 
     def verdict(self) -> str:
         """Returns one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
@@ -327,11 +258,6 @@ class Report:
             if count := self.count(outcome):
                 text += f", {count} {adjective}"
         return text if self.finished else f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
-
-
-def shortened(text: str, longest: int) -> str:
-    """Returns a text of at most so many characters."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def details(case: Case, log_lines: int = 20) -> Iterator[str]:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from lllaunch.results.cases import Case, Report, details, shortened
-from lllaunch.units import duration
+from lllaunch.results.cases import Case, Report, details
+from lllaunch.text import duration, shorten
 
 ANNOTATIONS = 10
 """How many annotations of each kind GitHub shows of a step."""
@@ -80,7 +80,7 @@ def _failure(report: Report, case: Case) -> str:
     file, line = case.place or ("", None)
     what = "failed" if case.outcome == "failed" else "ended with an error"
     title = f"lllaunch: {report.title(case)} {what}"
-    return annotation("error", text, title=shortened(title, _TITLE), file=file, line=line)
+    return annotation("error", text, title=shorten(title, _TITLE), file=file, line=line)
 
 
 def summary(report: Report, limit: int = SUMMARY_BYTES) -> str:
@@ -133,7 +133,7 @@ def _table(report: Report) -> Iterator[str]:
         seconds = "" if case.seconds is None else duration(case.seconds)
         cells = (
             str(case.job),
-            _code(shortened(" ".join(own), 120)),
+            _code(shorten(" ".join(own), 120)),
             f"**{case.outcome}**" if case.bad else case.outcome,
             "" if case.tries is None else str(case.tries),
             seconds,

@@ -11,7 +11,8 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from lllaunch.results.cases import details, shortened
+from lllaunch.results.cases import details
+from lllaunch.text import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ def _names(report: Report) -> list[str]:
     found: list[str] = []
     taken: set[str] = set()
     for index, case in enumerate(report.cases):
-        name = _one_line(shortened(case.name, _NAME)) or f"case {index}"
+        name = _one_line(shorten(case.name, _NAME)) or f"case {index}"
         if name in taken:
             name = f"{name} (job {case.job})"
         while name in taken:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.results.cases import Case, Report, details
-from lllaunch.units import duration
+from lllaunch.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

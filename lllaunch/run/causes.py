@@ -222,6 +222,22 @@ class HungInKernel:
         return "hung in the kernel (uninterruptible sleep)"
 
 
+@dataclass(frozen=True)
+class UnknownCause:
+    """A cause in the result.json of another version, which this one has no type for.
+
+    Attributes:
+        name: of its type, as the file has it.
+        text: its one line.
+    """
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text or "failed"
+
+
 def alike(one: Cause, other: Cause) -> bool:
     """Whether two workers failed in the same way.
 
@@ -240,5 +256,6 @@ def letters(message: str) -> str:
 # As text, since findings are imported only when there is one.
 Cause: TypeAlias = (
     "Raised | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory | LeftEarly | DiskFull"
-    " | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn | HungInKernel | Finding"
+    " | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn | HungInKernel"
+    " | UnknownCause | Finding"
 )

@@ -1,7 +1,7 @@
-"""events.jsonl: every fact and decision of a run, one JSON object a line.
+"""events.jsonl: every event and action of a run, one JSON object a line.
 
 Each line holds ``time`` (ISO 8601, UTC), ``time_ns`` (nanoseconds since the epoch), ``type`` (the
-name of the fact or decision) and its fields. Values of environment variables and arguments of
+name of the event or action) and its fields. Values of environment variables and arguments of
 workers are left out: they may be secret, and plan.yaml has what may be shown.
 """
 
@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lllaunch.errors import OutputError
+from lllaunch.files import write_all
 from lllaunch.moments import now_ns
-from lllaunch.run.files import write_all
 
 # Fields that may hold secrets, or megabytes.
 _HIDDEN = frozenset({"argv", "args", "kwargs", "call", "payload", "env", "envs", "environ"})
@@ -38,7 +38,7 @@ def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> b
     """Returns an event as one line of JSON, newline included.
 
     Args:
-        event: a fact or decision, a dataclass or a named tuple.
+        event: an event or action, a dataclass or a named tuple.
         time_ns: when it was seen; a ``time_ns`` of the event's own is stronger.
         redact: applied to every text in it.
     """

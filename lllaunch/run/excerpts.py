@@ -10,11 +10,12 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from lllaunch.multiprocessing.errors.error_handler import read_error_file
+from lllaunch.error_file import read_error_file
 from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
 from lllaunch.spawner.dump import CRASH
 from lllaunch.spawner.values import EXIT_FILE
+from lllaunch.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,14 +27,6 @@ _ERROR_BYTES = 16 * 1024 * 1024
 # faulthandler's words
 _FATAL = "Fatal Python error: "
 _DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")
-# terminal control sequences (ECMA-48: CSI, OSC, two-character escapes)
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def clean(text: str) -> str:
-    """Returns ``text`` without what would move a terminal's cursor or change its colours."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", text))
 
 
 def clean_lines(text: str) -> tuple[str, ...]:

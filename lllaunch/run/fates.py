@@ -72,10 +72,11 @@ class Lost:
 
     Attributes:
         why: ``spawner``: it went with the spawner; ``kernel``: it hangs in the kernel and SIGKILL
-            does not end it; ``error``: the run ended by an error of lllaunch's own.
+            does not end it; ``error``: the run ended by an error of lllaunch's own; ``unknown``:
+            another version wrote so, in words that this one does not know.
     """
 
-    why: Literal["spawner", "kernel", "error"] = "spawner"
+    why: Literal["spawner", "kernel", "error", "unknown"] = "spawner"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import OutputError
+from lllaunch.files import replace_file
 from lllaunch.linux.cgroup import shortage
 
 if TYPE_CHECKING:
@@ -35,45 +36,14 @@ def naming(path: str, rank: int | None = None) -> Iterator[None]:
         raise OutputError(path, short or error.strerror or str(error), rank) from error
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Writes all of ``data``; a single ``os.write`` may take less than it was given.
-
-    Raises:
-        OSError: as ``os.write`` does.
-    """
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def write_atomic(path: str, data: bytes) -> None:
-    """Makes ``path`` hold exactly ``data``: readers see the old file or the new.
-
-    The data is on the disk before the name is: a crash in between leaves the old file.
+    """Make ``path`` hold exactly ``data``, as `lllaunch.files.replace_file` does.
 
     Raises:
         OutputError: if the directory is not writable, the disk is full, ...; names ``path``.
     """
-    directory, name = os.path.split(path)
-    # the pid keeps two processes apart that write the same file, and tells whose a left one is
-    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
     with naming(path):
-        try:
-            _write_synced(temporary, data)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-
-def _write_synced(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        replace_file(path, data)
 
 
 def link_atomic(path: str, target: str) -> None:

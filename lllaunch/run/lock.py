@@ -16,8 +16,9 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.files import write_all
 from lllaunch.linux import proc
-from lllaunch.run.files import naming, write_all
+from lllaunch.run.files import naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable

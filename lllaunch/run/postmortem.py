@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.causes import signal_name
-from lllaunch.units import size
+from lllaunch.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,30 +1,40 @@
-"""result.json: what became of a run, for programs. Pure; docs/reference/files.md has the schema."""
+"""result.json: what became of a run, for programs; written at its end, read by all who show it.
+
+docs/reference/files.md has the schema. What is written stands beside what is read. A reader meets
+files of older and newer versions, and broken ones: what it does not know it passes over, a cause
+that it does not know keeps its text (`UnknownCause`), and only what says neither how the run ended
+nor what its attempts were is not understood at all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import signal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from lllaunch.run.causes import signal_name
+from lllaunch.documents import Fields
+from lllaunch.run import causes
+from lllaunch.run.causes import UnknownCause, signal_name
 from lllaunch.run.events import isoformat
 from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
+from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
+from lllaunch.run.records import WorkerFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeGuard
 
     from lllaunch.run.causes import Cause
     from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import (
-        AttemptOutcome,
-        ReturnValue,
-        RootCause,
-        RunOutcome,
-        WorkerOutcome,
-    )
+    from lllaunch.run.outcome import AttemptState, RunState
     from lllaunch.run.postmortem import Explanation
-    from lllaunch.watchdog.stacks.frames import RankStack
+    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.stacks.frames import Frame, RankStack, Source
+
+T = TypeVar("T")
 
 VERSION = 1
 """Version of result.json's schema; grows when a field changes its meaning."""
@@ -45,7 +55,7 @@ def render_result(
     redact: Callable[[str], str] = str,
     build: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Returns the text of result.json.
+    """Return the text of result.json.
 
     Args:
         outcome: what became of the run.
@@ -96,7 +106,7 @@ def _time(time_ns: int | None) -> str | None:
 
 
 def _path(path: str, root: str) -> str | None:
-    """Returns a path relative to the run's directory, None for an empty one."""
+    """Return a path relative to the run's directory, None for an empty one."""
     if not path:
         return None
     relative = os.path.relpath(path, root) if root else path
@@ -104,6 +114,8 @@ def _path(path: str, root: str) -> str | None:
 
 
 def _cause(cause: Cause) -> dict[str, Any]:
+    if isinstance(cause, UnknownCause):
+        return {"type": cause.name, "text": cause.text}
     fields = dataclasses.asdict(cause)
     return {"type": type(cause).__name__, "text": str(cause), **fields}
 
@@ -192,7 +204,7 @@ def _worker(worker: WorkerOutcome, directory: str) -> dict[str, Any]:
 
 
 def _fate(fate: Fate) -> dict[str, Any]:
-    """Returns the fields that only some fates have."""
+    """Return the fields that only some fates have."""
     if isinstance(fate, Ended):
         return {
             "signals_sent": [signal_name(signum) for signum in fate.sent],
@@ -220,3 +232,392 @@ def _value(value: ReturnValue, directory: str) -> dict[str, Any]:
     if value.json is not None:
         found["value"] = json.loads(value.json)
     return found
+
+
+# Reading
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultFile:
+    """What a result.json says. Each field is looked at when it is asked for: a list needs few.
+
+    Attributes:
+        fields: of the file.
+        directory: of the run; paths in the file count from it.
+    """
+
+    fields: Fields
+    directory: str
+
+    @classmethod
+    def from_json(cls, document: object, directory: str) -> ResultFile | None:
+        """Return what a document says, None if it is no result.json of ours.
+
+        Args:
+            document: what a file holds.
+            directory: of the run.
+        """
+        fields = Fields(document)
+        ours = all(name in fields for name in ("state", "exit_code", "attempts"))
+        return cls(fields, directory) if ours else None
+
+    @property
+    def state(self) -> str:
+        """As `RunOutcome.state`; a later version may know more of them."""
+        return self.fields.text("state")
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the launcher."""
+        return self.fields.whole("exit_code")
+
+    @property
+    def started_ns(self) -> int | None:
+        """When the run began, nanoseconds since the epoch."""
+        return self.fields.time_ns("started")
+
+    @property
+    def ended_ns(self) -> int | None:
+        """When it was over, nanoseconds since the epoch."""
+        return self.fields.time_ns("ended")
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took."""
+        return self.fields.seconds("seconds")
+
+    @property
+    def attempts(self) -> int | None:
+        """How many attempts were made."""
+        attempts = self.fields.value("attempts")
+        return len(attempts) if isinstance(attempts, list) else None
+
+    @property
+    def plan_hash(self) -> str:
+        """Identifies the plan."""
+        return self.fields.text("plan_hash")
+
+    @property
+    def host(self) -> Fields:
+        """Facts about the machine."""
+        return self.fields.inner("host")
+
+    @property
+    def build(self) -> Fields:
+        """What the code is that ran."""
+        return self.fields.inner("build")
+
+    @property
+    def cause_type(self) -> str:
+        """Name of the type of what ended the run: its limit, else its root cause; else empty."""
+        cause = self.fields.inner("root_cause").inner("cause")
+        return self.fields.inner("limit").text("type") or cause.text("type")
+
+    @property
+    def root_cause(self) -> str:
+        """What ended the run, as text; empty if it succeeded."""
+        root = self.fields.inner("root_cause")
+        if "cause" in root:
+            rank, text = root.whole("rank"), root.inner("cause").text("text")
+            return text if rank is None else f"rank {rank}: {text}"
+        limit = self.fields.inner("limit").text("text")
+        return limit or self.fields.text("error") or self.fields.text("signal")
+
+    def value(self, rank: int = 0) -> Fields:
+        """Return what is known of a worker's return value; its ``value`` only where that is short.
+
+        Args:
+            rank: the worker's.
+        """
+        return self.fields.inner("return_values").inner(str(rank))
+
+    def return_value(self, rank: int = 0) -> ReturnValue | None:
+        """Return what a worker returned or reported, None if that is nothing; unpickles nothing."""
+        value = self.value(rank)
+        return _read_value(value, self.directory) if value else None
+
+    @cached_property
+    def outcome(self) -> RunOutcome | None:
+        """All of it, as the run itself told it; None if it cannot be understood.
+
+        What result.json leaves out stays at its default.
+        """
+        fields, directory = self.fields, self.directory
+        if not self.state or self.exit_code is None or self.attempts is None:
+            return None
+        attempts = tuple(
+            _read_attempt(each, directory)
+            for each in fields.objects("attempts")
+            if each.whole("attempt") is not None
+        )
+        workers = attempts[-1].workers if attempts else ()
+        root, limit = fields.inner("root_cause"), _read_cause(fields.inner("limit"))
+        return RunOutcome(
+            state=cast("RunState", self.state),
+            exit_code=self.exit_code,
+            directory=directory,
+            run_id=fields.text("run_id"),
+            started_ns=self.started_ns or 0,
+            ended_ns=self.ended_ns or 0,
+            attempts=attempts,
+            root_cause=_read_root(root, workers, directory) if root else None,
+            signum=_read_signal(fields.text("signal")),
+            limit=limit if _is_finding(limit) else None,
+            error=fields.text("error"),
+            return_values={
+                int(rank): _read_value(self.value(int(rank)), directory)
+                for rank in fields.inner("return_values").document
+                if rank.isdecimal()
+            },
+            plan_hash=self.plan_hash,
+            importing=fields.texts("importing"),
+            look=_read_hang(fields.inner("look"), workers, directory),
+        )
+
+
+def _read_path(fields: Fields, name: str, directory: str) -> str:
+    path = fields.text(name)
+    return os.path.join(directory, path) if path else ""
+
+
+def _read_signal(name: str) -> int | None:
+    if name.startswith("signal ") and name[7:].isdecimal():
+        return int(name[7:])
+    found = signal.Signals.__members__.get(name)
+    return None if found is None else found.value
+
+
+def _read_as(kind: type[T], fields: Fields) -> T | None:
+    """Return a dataclass of the fields that it knows; None if one that it needs is not there."""
+    values = {}
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]  # all are dataclasses
+        written = str(each.type).removesuffix(" | None")
+        value = _TYPES.get(written, _read_text)(fields, each.name)
+        if value is not None or (each.name in fields and written != each.type):
+            values[each.name] = value
+        elif each.default is dataclasses.MISSING:
+            return None
+    return kind(**values)
+
+
+def _read_text(fields: Fields, name: str) -> str | None:
+    value = fields.value(name)
+    return value if isinstance(value, str) else None
+
+
+def _read_frame(fields: Fields, name: str) -> object:
+    from lllaunch.watchdog.stacks.frames import Frame  # noqa: PLC0415 - most runs have none
+
+    return _read_as(Frame, fields.inner(name))
+
+
+# What fields of causes, findings, frames, ... are annotated with; all else is a text.
+_TYPES: dict[str, Callable[[Fields, str], object]] = {
+    "int": Fields.whole,
+    "float": Fields.number,
+    "bool": Fields.flag,
+    "tuple[int, ...]": lambda fields, name: fields.wholes(name) if name in fields else None,
+    "Frame": _read_frame,
+}
+
+
+def _read_cause(fields: Fields) -> Cause | None:
+    """Return a cause; None if there is none."""
+    if not fields:
+        return None
+    name = fields.text("type")
+    kind = getattr(causes, name, None)
+    if kind is None:
+        from lllaunch.watchdog import findings  # noqa: PLC0415 - most runs have none
+
+        kind = getattr(findings, name, None)
+    known = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    cause = cast("Cause | None", _read_as(kind, fields)) if known and kind else None
+    return UnknownCause(name, fields.text("text")) if cause is None else cause
+
+
+def _is_finding(cause: Cause | None) -> TypeGuard[Finding]:
+    return type(cause).__module__ == "lllaunch.watchdog.findings"
+
+
+def _read_explanation(fields: Fields) -> Explanation | None:
+    from lllaunch.run.postmortem import Explanation  # noqa: PLC0415 - most runs have none
+
+    return _read_as(Explanation, fields) if fields else None
+
+
+def _read_attempt(fields: Fields, directory: str) -> AttemptOutcome:
+    from lllaunch.events import Orphan  # noqa: PLC0415 - a list does without
+
+    workers = tuple(
+        _read_worker(each, directory)
+        for each in fields.objects("workers")
+        if each.whole("rank") is not None
+    )
+    leftovers = (_read_as(Orphan, each) for each in fields.objects("leftovers"))
+    return AttemptOutcome(
+        number=fields.whole("attempt") or 0,
+        restart_count=fields.whole("restart_count") or 0,
+        path=_read_path(fields, "directory", directory),
+        state=cast("AttemptState", fields.text("state")),
+        started_ns=fields.time_ns("started") or 0,
+        ended_ns=fields.time_ns("ended") or 0,
+        workers=workers,
+        root_cause=_read_root_of_attempt(fields, workers),
+        leftovers=tuple(each for each in leftovers if each is not None),
+    )
+
+
+def _read_root_of_attempt(fields: Fields, workers: Sequence[WorkerOutcome]) -> RootCause | None:
+    """Return the first failure of an attempt; of all but the last one little is kept."""
+    root, hang = fields.inner("root_cause"), None
+    cause = _read_cause(root.inner("cause"))
+    if cause is None:
+        return None
+    if _is_finding(cause):
+        from lllaunch.run.hang import Hang  # noqa: PLC0415 - most runs have none
+
+        hung = tuple(worker.rank for worker in workers if isinstance(worker.fate, Failed))
+        hang = Hang(cause, 0, named=_among_all(_suspects(cause), workers), hung=hung)
+    number = fields.whole("attempt") or 0
+    return RootCause(number, root.whole("rank"), None, cause, 0, hang=hang)
+
+
+def _suspects(finding: Finding) -> tuple[int, ...]:
+    from lllaunch.watchdog.findings import suspects  # noqa: PLC0415 - most runs have none
+
+    return suspects(finding)
+
+
+def _among_all(local_ranks: Sequence[int], workers: Sequence[WorkerOutcome]) -> tuple[int, ...]:
+    numbers = {worker.local_rank: worker.rank for worker in workers}
+    return tuple(sorted(numbers.get(rank, rank) for rank in local_ranks))
+
+
+def _read_worker(fields: Fields, directory: str) -> WorkerOutcome:
+    rank = fields.whole("rank") or 0
+    local_rank = fields.whole("local_rank")
+    return WorkerOutcome(
+        local_rank=rank if local_rank is None else local_rank,
+        rank=rank,
+        fate=_read_fate(fields),
+        files=WorkerFiles(
+            stdout=_read_path(fields, "stdout", directory),
+            stderr=_read_path(fields, "stderr", directory),
+            error=_read_path(fields, "error_file", directory),
+            stacks=_read_path(fields, "stacks", directory),
+        ),
+        pid=fields.whole("pid"),
+        exitcode=fields.whole("exitcode"),
+        started_ns=fields.time_ns("started"),
+        ended_ns=fields.time_ns("ended"),
+        max_rss=fields.whole("max_rss") or 0,
+        cpu_seconds=fields.number("cpu_seconds") or 0.0,
+        traceback="its error.json has it" if fields.text("error_file") else "",
+    )
+
+
+def _read_fate(fields: Fields) -> Fate:
+    kind, at_ns = fields.text("fate"), fields.time_ns("ended") or 0
+    cause = _read_cause(fields.inner("cause"))
+    explanation = _read_explanation(fields.inner("explanation"))
+    if kind == "failed" and cause is not None:
+        return Failed(cause, at_ns, explanation)
+    if kind == "victim" and cause is not None:
+        after = fields.seconds("seconds_after_root_cause") or 0.0
+        return Victim(cause, at_ns, round(after * 1e9), explanation)
+    code = fields.whole("exitcode")
+    if kind == "ended" and code is not None:
+        signals = map(_read_signal, fields.texts("signals_sent"))
+        sent = tuple(each for each in signals if each is not None)
+        signum = -code if code < 0 else sent[-1] if sent else 0
+        return Ended(signum, code, sent, fields.wholes("waited_for"))
+    if kind == "lost":
+        known = fields.text("why") in ("spawner", "kernel", "error")
+        return Lost(cast("Any", fields.text("why")) if known else "unknown")
+    plain: dict[str, Fate] = {"succeeded": Succeeded(), "not_started": NotStarted()}
+    return plain.get(kind, Lost("unknown"))
+
+
+def _read_root(fields: Fields, workers: Sequence[WorkerOutcome], directory: str) -> RootCause:
+    return RootCause(
+        attempt=fields.whole("attempt") or 0,
+        rank=fields.whole("rank"),
+        local_rank=fields.whole("local_rank"),
+        cause=_read_cause(fields.inner("cause")) or UnknownCause("", ""),
+        time_ns=fields.whole("time_ns") or 0,
+        explanation=_read_explanation(fields.inner("explanation")),
+        traceback=fields.text("traceback"),
+        files=WorkerFiles(stderr=_read_path(fields, "stderr", directory)),
+        hang=_read_hang(fields.inner("hang"), workers, directory),
+        frames=_read_frames(fields),
+    )
+
+
+def _read_hang(fields: Fields, workers: Sequence[WorkerOutcome], directory: str) -> Hang | None:
+    """Return what the watchdog found; None if that is nothing, or a kind that is not known."""
+    finding = _read_cause(fields.inner("finding"))
+    if not _is_finding(finding):
+        return None
+    from lllaunch.run.hang import Hang  # noqa: PLC0415 - most runs have none
+
+    local = {worker.rank: worker.local_rank for worker in workers}
+    stacks = {}
+    for each in fields.objects("stacks"):
+        rank = each.whole("rank")
+        if rank is not None:
+            stacks[rank] = _read_stack(each, local.get(rank, rank), directory)
+
+    def in_state(letters: str) -> set[int]:
+        return {rank for rank, stack in stacks.items() if stack.state and stack.state in letters}
+
+    def also(name: str, letters: str) -> tuple[int, ...]:
+        named = _among_all(getattr(finding, name, ()), workers)
+        return tuple(sorted({*named, *in_state(letters)}))
+
+    left = fields.inner("left")
+    return Hang(
+        finding=finding,
+        time_ns=fields.time_ns("time") or 0,
+        since_ns=fields.time_ns("since"),
+        named=_among_all(_suspects(finding), workers),
+        hung=fields.wholes("hung"),
+        waiting=fields.wholes("waiting"),
+        asleep=also("asleep", "D"),
+        stopped=also("stopped", "Tt"),
+        left={int(rank): left.seconds(rank) or 0.0 for rank in left.document if rank.isdecimal()},
+        stacks=stacks,
+    )
+
+
+def _read_stack(fields: Fields, local_rank: int, directory: str) -> RankStack:
+    from lllaunch.watchdog.stacks.frames import LockWait, RankStack  # noqa: PLC0415 - as above
+
+    locks = (_read_as(LockWait, each) for each in fields.objects("locks"))
+    return RankStack(
+        rank=local_rank,
+        path=_read_path(fields, "path", directory),
+        frames=_read_frames(fields),
+        state=fields.text("state"),
+        wchan=fields.text("wchan"),
+        source=cast("Source", fields.text("source")),
+        locks=tuple(each for each in locks if each is not None),
+    )
+
+
+def _read_frames(fields: Fields) -> tuple[Frame, ...]:
+    if not fields.value("frames"):
+        return ()
+    from lllaunch.watchdog.stacks.frames import Frame  # noqa: PLC0415 - as above
+
+    frames = (_read_as(Frame, each) for each in fields.objects("frames"))
+    return tuple(each for each in frames if each is not None)
+
+
+def _read_value(fields: Fields, directory: str) -> ReturnValue:
+    return ReturnValue(
+        path=_read_path(fields, "path", directory),
+        size=fields.whole("size") or 0,
+        type_name=fields.text("type"),
+        json=json.dumps(fields.value("value")) if "value" in fields else None,
+    )

@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from lllaunch.errors import NotPicklable, OutputError
+from lllaunch.files import replace_file
 
 # Names the file for the return value; set by the launcher. Without it, it is the error file's
 # neighbour.
@@ -82,15 +83,15 @@ def _write_all(path: str, data: bytes, value: object) -> None:
     text = _as_json(value)
     # A function that reported a value and returns nothing has said what it has to say.
     if text is not None and not (value is None and os.path.exists(f"{stem}.json")):
-        _write(f"{stem}.json", text)
+        replace_file(f"{stem}.json", text)
     kind = type(value)
     meta = {
         "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
         "size": len(data),
         "json": text is not None,
     }
-    _write(f"{stem}.meta.json", json.dumps(meta).encode())
-    _write(path, data)
+    replace_file(f"{stem}.meta.json", json.dumps(meta).encode())
+    replace_file(path, data)
 
 
 def _as_json(value: object) -> bytes | None:
@@ -99,12 +100,3 @@ def _as_json(value: object) -> bytes | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return text if len(text) <= INLINE_LIMIT and json.loads(text) == value else None
-
-
-def _write(path: str, data: bytes) -> None:
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lllaunch.documents import Fields, load_json
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.run.directory import RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import write_atomic
 from lllaunch.sweep.journal import (
@@ -26,10 +28,12 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import JobState
+from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lllaunch.run.result import ResultFile
     from lllaunch.sweep.journal import JournalEntry
 
 
@@ -63,6 +67,12 @@ class JobHistory(NamedTuple):
     ended_ns: int = 0
     result: Result | None = None
     reason: str = ""
+
+    @property
+    def value(self) -> Any:
+        """What rank 0 returned; None if that is nothing, or long."""
+        text = None if self.result is None else self.result.return_value
+        return None if text is None else json.loads(text)
 
 
 class SweepHistory:
@@ -142,77 +152,127 @@ VERSION = 1
 """Version of sweep.json's schema; grows when a field changes its meaning."""
 
 
-def summary_of(sweep: SweepHistory, ended_ns: int) -> dict[str, Any]:
-    """Returns what sweep.json holds.
+@dataclass(frozen=True)
+class SweepResult:
+    """What sweep.json says: what is known of a sweep, and of each of its jobs.
+
+    Attributes:
+        jobs: by number.
+        sweep: identifies the sweep, None if that is not known.
+        lllaunch: the version that began it, or None.
+        command: its command line.
+        exit_code: of the last launcher, None if that has not come to its end.
+        started_ns: when the sweep began, nanoseconds since the epoch, 0 if that is not known.
+        ended_ns: when it was over, or this was written.
+        seconds: how long it took, or None.
+        resumes: how often it was resumed.
+    """
+
+    jobs: tuple[JobHistory, ...] = ()
+    sweep: str | None = None
+    lllaunch: str | None = None
+    command: tuple[str, ...] = ()
+    exit_code: int | None = None
+    started_ns: int = 0
+    ended_ns: int = 0
+    seconds: float | None = None
+    resumes: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        return dict(sorted(Counter(job.state for job in self.jobs).items()))
+
+    def with_others(
+        self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
+    ) -> SweepResult:
+        """Return the same with jobs that the sweep did not come to: they were not run.
+
+        Args:
+            numbers: of all jobs; what is known of some stays as it is.
+            overrides: returns those of a job.
+        """
+        known = {job.job for job in self.jobs}
+        never = JobHistory(0, state="skipped", reason=JobState.NOT_RUN.value)
+        new = [
+            never._replace(job=number, overrides=tuple(overrides(number)))
+            for number in numbers
+            if number not in known
+        ]
+        return replace(self, jobs=tuple(sorted([*self.jobs, *new], key=lambda job: job.job)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what sweep.json holds."""
+        return {
+            "version": VERSION,
+            "sweep": self.sweep,
+            "lllaunch": self.lllaunch,
+            "command": list(self.command),
+            "exit_code": self.exit_code,
+            "started": isoformat(self.started_ns) if self.started_ns else None,
+            "ended": isoformat(self.ended_ns),
+            "seconds": self.seconds,
+            "resumes": self.resumes,
+            "counts": self.counts,
+            "jobs": [_job(job) for job in self.jobs],
+        }
+
+    @classmethod
+    def from_json(cls, document: object) -> SweepResult:
+        """Return what a sweep.json says, of whatever make it is; a job without a number is none."""
+        fields = Fields(document)
+        jobs = (_read_job(each) for each in fields.objects("jobs"))
+        return cls(
+            jobs=tuple(job for job in jobs if job is not None),
+            sweep=fields.text("sweep") or None,
+            lllaunch=fields.text("lllaunch") or None,
+            command=fields.texts("command"),
+            exit_code=fields.whole("exit_code"),
+            started_ns=fields.time_ns("started") or 0,
+            ended_ns=fields.time_ns("ended") or 0,
+            seconds=fields.seconds("seconds"),
+            resumes=fields.whole("resumes") or 0,
+        )
+
+
+def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
+    """Return what sweep.json says.
 
     Args:
         sweep: all that the journal tells.
         ended_ns: when the sweep ended, nanoseconds since the epoch.
     """
-    header = sweep.header
-    jobs = [sweep.jobs[number] for number in sorted(sweep.jobs)]
-    return {
-        "version": VERSION,
-        "sweep": header.sweep if header else None,
-        "lllaunch": header.lllaunch if header else None,
-        "command": list(header.command) if header else [],
-        "exit_code": sweep.exit_code,
-        "started": isoformat(sweep.started_ns) if sweep.started_ns else None,
-        "ended": isoformat(ended_ns),
-        "seconds": (ended_ns - sweep.started_ns) / 1e9 if sweep.started_ns else None,
-        "resumes": sweep.resumes,
-        "counts": dict(sorted(Counter(job.state for job in jobs).items())),
-        "jobs": [_job(job) for job in jobs],
-    }
+    header, began = sweep.header, sweep.started_ns
+    return SweepResult(
+        jobs=tuple(sweep.jobs[number] for number in sorted(sweep.jobs)),
+        sweep=header.sweep if header else None,
+        lllaunch=header.lllaunch if header else None,
+        command=header.command if header else (),
+        exit_code=sweep.exit_code,
+        started_ns=began,
+        ended_ns=ended_ns,
+        seconds=(ended_ns - began) / 1e9 if began else None,
+        resumes=sweep.resumes,
+    )
 
 
-def with_others(
-    document: Mapping[str, Any], numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
-) -> dict[str, Any]:
-    """Returns what sweep.json holds, with jobs that the sweep did not come to: they were not run.
-
-    Args:
-        document: as `summary_of` made it.
-        numbers: of all jobs; what it has of some stays as it is.
-        overrides: returns those of a job.
-    """
-    known = {job["job"] for job in document["jobs"]}
-    never = JobHistory(0, state="skipped", reason=JobState.NOT_RUN.value)
-    new = [
-        _job(never._replace(job=number, overrides=tuple(overrides(number))))
-        for number in numbers
-        if number not in known
-    ]
-    jobs = sorted([*document["jobs"], *new], key=lambda job: job["job"])
-    counts = dict(sorted(Counter(job["state"] for job in jobs).items()))
-    return {**document, "counts": counts, "jobs": jobs}
-
-
-def render_summary(document: Mapping[str, Any]) -> bytes:
-    """Returns the text of sweep.json.
-
-    Args:
-        document: as `summary_of` made it.
-    """
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+def render_summary(result: SweepResult) -> bytes:
+    """Return the text of sweep.json."""
+    text = json.dumps(result.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
-def write_summary(path: str, document: Mapping[str, Any]) -> None:
-    """Writes sweep.json.
-
-    Args:
-        path: the file.
-        document: as `summary_of` made it.
+def write_summary(path: str, result: SweepResult) -> None:
+    """Write sweep.json.
 
     Raises:
         OutputError: it cannot be written; an older one is still there then.
     """
-    write_atomic(path, render_summary(document))
+    write_atomic(path, render_summary(result))
 
 
 def _job(job: JobHistory) -> dict[str, Any]:
-    found = {"state": job.state} if job.result is None else plain_result(job.result)
+    ended = {"state": job.state} if job.result is None else plain_result(job.result)
     return {
         "job": job.job,
         "overrides": list(job.overrides),
@@ -225,13 +285,39 @@ def _job(job: JobHistory) -> dict[str, Any]:
         "root_cause": "",
         "seconds": None,
         "reason": job.reason or None,
-        **found,
+        **ended,
     }
 
 
-# What result.json tells
+def _read_job(fields: Fields) -> JobHistory | None:
+    number, state = fields.whole("job"), fields.text("state") or "unknown"
+    if number is None:
+        return None
+    result = Result(
+        state,
+        fields.whole("exit_code"),
+        fields.text("root_cause"),
+        fields.seconds("seconds"),
+        json.dumps(fields.value("return_value")) if "return_value" in fields else None,
+    )
+    return JobHistory(
+        number,
+        overrides=fields.texts("overrides"),
+        directory=fields.text("directory"),
+        fingerprint=fields.text("fingerprint") or None,
+        state=state,
+        tries=fields.whole("tries") or 0,
+        started_ns=fields.time_ns("started") or 0,
+        ended_ns=fields.time_ns("ended") or 0,
+        result=None if state in _NOT_ENDED else result,
+        reason=fields.text("reason"),
+    )
 
-RESULT = "result.json"
+
+_NOT_ENDED = {"composed", "started", "skipped"}
+
+
+# What result.json says
 
 RETURN_LIMIT = 4096
 """Longest return value that goes into the journal, characters of JSON; result.json has it all."""
@@ -256,40 +342,25 @@ def forget_result(directory: str) -> None:
         raise OutputError(path, error.strerror or str(error)) from error
 
 
-def read_result(directory: str) -> Result | None:
-    """Reads what became of the run in a directory.
-
-    Args:
-        directory: where its result.json is.
-
-    Returns:
-        the result, None if there is none that can be understood: the run has not ended.
-
-    Raises:
-        OutputError: it is there and cannot be read.
-    """
-    return result_of(read_document(directory))
-
-
-def read_document(directory: str) -> Any:
-    """Reads what the result.json in a directory holds.
-
-    Returns:
-        it, None if there is none or it is not JSON.
+def read_result(directory: str) -> ResultFile | None:
+    """Return what the result.json in a directory says, None if there is none.
 
     Raises:
         OutputError: it is there and cannot be read.
     """
     path = os.path.join(directory, RESULT)
     try:
-        with open(path, "rb") as file:
-            return json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        document = load_json(path)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    if document is None:
+        return None
+    # a sweep that begins has none to read
+    from lllaunch.run.result import ResultFile  # noqa: PLC0415
+
+    return ResultFile(Fields(document), directory)
 
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
@@ -319,53 +390,26 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
 def _own_result(sweep: str, job: JobHistory) -> Result | None:
     if not job.started_ns:
         return None  # whatever is there is somebody else's
-    return read_result(os.path.join(sweep, job.directory))
+    return result_of(read_result(os.path.join(sweep, job.directory)))
 
 
-def result_of(document: Any) -> Result | None:
-    """Returns the short form of a result.json, None if that is not one; pure."""
-    if not isinstance(document, Mapping):
-        return None
-    state, code, seconds = (document.get(key) for key in ("state", "exit_code", "seconds"))
-    if not isinstance(state, str) or not isinstance(code, int):
+def result_of(run: ResultFile | None) -> Result | None:
+    """Return what a journal keeps of a result.json, None if that does not say how the run ended."""
+    if run is None or not run.state or run.exit_code is None:
         return None
     return Result(
-        state=state,
-        exit_code=code,
-        root_cause=_one_line(_root_cause(document)),
-        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
-        return_value=_returned(document),
+        state=run.state,
+        exit_code=run.exit_code,
+        root_cause=first_line(run.root_cause, _LONGEST),
+        seconds=run.seconds,
+        return_value=_returned(run.value()),
     )
 
 
-def _root_cause(document: Mapping[str, Any]) -> str:
-    root = document.get("root_cause")
-    cause = root.get("cause") if isinstance(root, Mapping) else None
-    if isinstance(root, Mapping) and isinstance(cause, Mapping):
-        rank = root.get("rank")
-        text = str(cause.get("text", ""))
-        return text if rank is None else f"rank {rank}: {text}"
-    limit = document.get("limit")
-    if isinstance(limit, Mapping):
-        return str(limit.get("text", ""))
-    if document.get("error"):
-        return str(document["error"])
-    return str(document.get("signal") or "")
-
-
-def _one_line(text: str) -> str:
-    line = next((line for line in text.splitlines() if line.strip()), "").strip()
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
-
-
-def _returned(document: Mapping[str, Any]) -> str | None:
-    """Returns what rank 0 returned as JSON text, None if that is nothing or too long."""
-    values = document.get("return_values")
-    first = values.get("0") if isinstance(values, Mapping) else None
-    if not isinstance(first, Mapping) or "value" not in first:
-        return None
-    text = json.dumps(first["value"])
-    return text if len(text) <= RETURN_LIMIT else None
+def _returned(value: Fields) -> str | None:
+    """Return a worker's value as JSON text, None if that is nothing or too long."""
+    text = json.dumps(value.value("value")) if "value" in value else None
+    return text if text is None or len(text) <= RETURN_LIMIT else None
 
 
 def believed(exit_code: int, result: Result | None) -> int:
@@ -378,13 +422,3 @@ def believed(exit_code: int, result: Result | None) -> int:
     if exit_code == 0:
         return result.exit_code or int(ExitCode.ERROR)
     return exit_code
-
-
-def kind_of(document: Mapping[str, Any]) -> str:
-    """Return what a result.json names as the ``type`` of its limit or root cause; pure."""
-    root = document.get("root_cause")
-    cause = root.get("cause") if isinstance(root, Mapping) else None
-    for named in (document.get("limit"), cause):
-        if isinstance(named, Mapping) and isinstance(named.get("type"), str):
-            return str(named["type"])
-    return ""

@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lllaunch.errors import ConfigError, OutputError, Problem
+from lllaunch.files import write_all
 from lllaunch.run.events import isoformat
-from lllaunch.run.files import naming, write_all, write_atomic
+from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:

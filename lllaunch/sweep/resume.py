@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.sweep.fingerprint import overrides_key
-from lllaunch.units import spans
+from lllaunch.text import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence

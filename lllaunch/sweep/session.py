@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, OutputError, Problem
@@ -23,12 +23,10 @@ from lllaunch.sweep.history import (
     SweepHistory,
     believed,
     forget_result,
-    kind_of,
-    read_document,
+    read_result,
     read_results,
     result_of,
     summary_of,
-    with_others,
     write_summary,
 )
 from lllaunch.sweep.journal import (
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.processes import JobProcess
     from lllaunch.sweep.resume import NewJob, ResumePlan
@@ -224,27 +223,27 @@ class SweepSession:
         """Descriptors that hold the directory as long as somebody has them open."""
         return self._directory.locks
 
-    def document(self) -> Mapping[str, Any]:
-        """Returns what sweep.json holds, without the jobs that the sweep did not come to."""
+    def result(self) -> SweepResult:
+        """Return what sweep.json says, without the jobs that the sweep did not come to."""
         return summary_of(self._history, time.time_ns())
 
     def write(
         self,
-        document: Mapping[str, Any],
+        result: SweepResult,
         numbers: Iterable[int] = (),
         overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
     ) -> None:
         """Writes sweep.json.
 
         Args:
-            document: as `document` made it.
+            result: as `result` returned it.
             numbers: of all jobs. Those that the sweep did not come to are in sweep.json, too.
             overrides: returns those of a job, as the journal has them.
 
         Raises:
             OutputError: it cannot be written.
         """
-        write_summary(self._directory.file(SUMMARY), with_others(document, numbers, overrides))
+        write_summary(self._directory.file(SUMMARY), result.with_others(numbers, overrides))
 
     def write_now_and_then(
         self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
@@ -257,7 +256,7 @@ class SweepSession:
         if began < self._write_at:
             return
         with contextlib.suppress(OutputError):
-            self.write(self.document(), numbers, overrides)
+            self.write(self.result(), numbers, overrides)
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 
@@ -358,13 +357,13 @@ class JobRecords:
         result, kind, unreadable = None, "", ""
         if job.answer.directory:
             try:
-                document = read_document(os.path.join(self._base, job.answer.directory))
+                run = read_result(os.path.join(self._base, job.answer.directory))
             except OutputError as error:
                 # This job's affair: the others go on.
-                document, unreadable = None, f"its result cannot be read: {error}"
-            result = result_of(document)
+                run, unreadable = None, f"its result cannot be read: {error}"
+            result = result_of(run)
             exit_code = believed(exit_code, result)
-            kind = kind_of(document) if result is not None and exit_code else ""
+            kind = run.cause_type if run is not None and exit_code else ""
         if result is None or result.exit_code != exit_code:
             cause = _line(unreadable or job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))

@@ -8,20 +8,16 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.sweep.summary import objective_text
-from lllaunch.console.sweep.table import (
+from lllaunch.console.table import (
     Row,
-    StyledText,
-    cells,
+    Table,
     counts_text,
-    cut,
-    padded,
+    objective_text,
     short_overrides,
 )
-from lllaunch.console.sweep.table import plain as shown
 from lllaunch.console.wording import counted, shown_path
-from lllaunch.results.find import DEFAULT_ROOTS
-from lllaunch.results.listing import (
+from lllaunch.results.index import DEFAULT_ROOTS
+from lllaunch.results.store import (
     STATES,
     ListEntry,
     NoSuchRun,
@@ -31,17 +27,17 @@ from lllaunch.results.listing import (
     plain,
     roots_of,
 )
-from lllaunch.units import duration
+from lllaunch.text import duration
+from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _DESCRIPTION = """\
 Lists runs and sweeps, the newest first: when they began, where they are, what became of them,
 how long they took, how often their workers were started, what rank 0 returned, and the
 overrides of their command lines."""
-_GAP = "  "
 _LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
 # What is left out first where a terminal is narrow.
 _SPARE = ("tries", "code", "value")
@@ -141,51 +137,24 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         cwd: directory that paths below it are shown relative to.
         width: of the terminal, which overrides are cut to; 0 if there is none.
     """
-    table = [
+    columns = [
         ("when", [_when(entry) for entry in entries], False),
         ("path", [_path(entry, cwd) for entry in entries], False),
         ("state", [_worded(entry.state) for entry in entries], False),
         ("code", [_number(entry.exit_code) for entry in entries], True),
         ("time", [_time(entry) for entry in entries], True),
         ("tries", [_number(entry.attempts) for entry in entries], True),
-        ("value", [objective_text({"return_value": entry.value}) for entry in entries], True),
+        ("value", [objective_text(entry.value) for entry in entries], True),
     ]
-    columns = {title: _padded(title, texts, right) for title, texts, right in table if any(texts)}
-    while width and _room(columns, width) < _WANTED_OVERRIDES:
-        spare = next((title for title in _SPARE if title in columns), None)
-        if spare is None:
-            break
-        del columns[spare]
-    room = max(_LEAST_OVERRIDES, _room(columns, width)) if width else None
-    last = ["overrides", *map(_overrides, entries)]
-    columns["overrides"] = last if room is None else [cut(text, room) for text in last]
-    at = list(columns).index("state")
-    styles = ["faint", *(_STYLES.get(entry.state, "") for entry in entries)]
-    return [
-        _row(texts, at, style)
-        for texts, style in zip(zip(*columns.values(), strict=True), styles, strict=True)
-    ]
-
-
-def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
-    """How wide another column may be."""
-    return width - 1 - sum(cells(column[0]) + len(_GAP) for column in columns.values())
-
-
-def _row(texts: Sequence[str], state_at: int, style: str) -> Row:
-    if style == "faint":
-        return (StyledText(_GAP.join(texts).rstrip(), style),)
-    before, after = _GAP.join(texts[:state_at]), _GAP.join(texts[state_at + 1 :])
-    return (
-        StyledText(f"{before}{_GAP}"),
-        StyledText(texts[state_at], style),
-        StyledText(f"{_GAP}{after}".rstrip()),
-    )
-
-
-def _padded(title: str, texts: Sequence[str], right: bool) -> list[str]:
-    width = max(map(cells, (title, *texts)))
-    return [padded(text, width, right=right) for text in (title, *texts)]
+    table = Table()
+    for title, texts, right in columns:
+        table.add(title, texts, right=right)
+    for title in _SPARE:
+        if width and title in table and width - 1 - table.width < _WANTED_OVERRIDES:
+            table.remove(title)
+    room = max(_LEAST_OVERRIDES, width - 1 - table.width) if width else None
+    table.add("overrides", list(map(_overrides, entries)), most=room)
+    return table.rows([_STYLES.get(entry.state, "") for entry in entries], "state")
 
 
 def _when(entry: ListEntry) -> str:
@@ -195,7 +164,7 @@ def _when(entry: ListEntry) -> str:
 
 
 def _path(entry: ListEntry, cwd: str) -> str:
-    return shown(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
+    return one_line(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
 
 
 def _number(number: int | None) -> str:
@@ -207,7 +176,7 @@ def _time(entry: ListEntry) -> str:
 
 
 def _overrides(entry: ListEntry) -> str:
-    text = shown(short_overrides(entry.overrides))
+    text = one_line(short_overrides(entry.overrides))
     if entry.kind != "sweep":
         return text
     told = counts_of(entry)

@@ -20,7 +20,7 @@ from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
-from lllaunch.console.sweep.table import StyledText
+from lllaunch.console.wording import StyledText
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.errors import ConfigError, LaunchError, Problem
@@ -289,7 +289,7 @@ class _Variable(NamedTuple):
 
 def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
     """Yield the variables of all workers that the plan does not name and results may depend on."""
-    # imports the whole agent
+    # imports all that runs a group
     from lllaunch.run.group import worker_environment  # noqa: PLC0415
 
     spec = _counted(run)

@@ -7,46 +7,48 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lllaunch.console.sweep.paint import is_terminal, painted
-from lllaunch.console.sweep.table import Row, StyledText, plain
+from lllaunch.console.table import Row, is_terminal, painted
+from lllaunch.console.wording import StyledText
+from lllaunch.documents import Fields
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.units import visible
+from lllaunch.text import plain, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-def commit_text(build: Mapping[str, Any]) -> str:
+def commit_text(facts: Mapping[str, Any]) -> str:
     """Returns the commit, and whether the tree was changed.
 
     Args:
-        build: as `lllaunch.run.build.build_facts` returns it.
+        facts: as `lllaunch.run.build.build_facts` returns them, or a result.json has them.
     """
-    commit, branch, problem = (build.get(key) for key in ("commit", "branch", "git_problem"))
+    build = Fields(facts)
+    commit, branch, problem = map(build.text, ("commit", "branch", "git_problem"))
     if not commit:
         return f"not known: {problem}" if problem else ""
     text = f"{commit}" + (f" ({branch})" if branch else "")
-    if build.get("dirty"):
-        counts = [(build.get("changed"), "changed"), (build.get("untracked"), "untracked")]
+    if build.flag("dirty"):
+        counts = [(build.whole(name), name) for name in ("changed", "untracked")]
         told = ", ".join(f"{number} {what}" for number, what in counts if number)
         text += f", with changes ({told})" if told else ", with changes"
     return f"{text}; {problem}" if problem else text
 
 
-def versions_text(build: Mapping[str, Any]) -> str:
+def versions_text(facts: Mapping[str, Any]) -> str:
     """Returns the versions of packages and of Python.
 
     Args:
-        build: as for `commit_text`.
+        facts: as for `commit_text`.
     """
-    versions = build.get("versions")
-    told = versions.items() if isinstance(versions, Mapping) else ()
-    python = f"{build.get('implementation', '')} {build.get('python', '')}".strip()
-    return ", ".join(filter(None, (*(f"{k} {v}" for k, v in told), python)))
+    build = Fields(facts)
+    versions = build.inner("versions")
+    packages = (f"{name} {versions.text(name)}" for name in versions.document)
+    python = f"{build.text('implementation')} {build.text('python')}".strip()
+    return ", ".join(filter(None, (*packages, python)))
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from lllaunch.results.announce import emit, encoded, redactor_of, source_roots, tell_github
 from lllaunch.results.junit import render_junit
-from lllaunch.results.listing import LATEST, locate
 from lllaunch.results.report import load
+from lllaunch.results.store import LATEST, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.verbs.printing import Parser, perform
@@ -59,11 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(given: argparse.Namespace) -> None:
-    # --help does without
-
-    path = given.path if os.path.lexists(given.path) else locate(given.path).path
-    hide = redactor_of(path, os.environ)
-    report = load(path, source_roots(os.environ), hide)
+    found = locate(given.path)
+    report = load(found, source_roots(os.environ), redactor_of(found.path, os.environ))
     if given.output is not None:
         _make_directory_of(given.output)
     if given.format == "github":

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
+from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, LaunchError, Problem
-from lllaunch.results.find import RESULT, read_json
-from lllaunch.results.listing import LATEST, locate
+from lllaunch.results.store import LATEST, locate
 from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
+from lllaunch.run.directory import RESULT
+from lllaunch.run.result import ResultFile
 from lllaunch.verbs.printing import Parser, commit_text, complain
 
 _DESCRIPTION = """\
@@ -123,10 +125,11 @@ def _expect_same_rules(run: str, cwd: str) -> None:
 
 def _tell_of_other_code(directory: str) -> None:
     """Says if what is run was another commit then."""
-    build = (read_json(os.path.join(directory, RESULT)) or {}).get("build")
-    if not isinstance(build, dict) or not build.get("commit"):
+    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
+    build = Fields() if result is None else result.build
+    if not build.text("commit"):
         return
     now = build_facts(os.getcwd(), own=[directory])
-    if now["commit"] != build["commit"] or now["dirty"] or build.get("dirty"):
+    if now["commit"] != build.text("commit") or now["dirty"] or build.flag("dirty"):
         complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
-        complain(f"then {commit_text(build)}")
+        complain(f"then {commit_text(build.document)}")

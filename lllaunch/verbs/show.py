@@ -7,21 +7,30 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.fates import fate_text
-from lllaunch.console.report import failure_text, report_lines
-from lllaunch.console.sweep.summary import Setting, summary_rows
-from lllaunch.console.sweep.table import Row, StyledText, cells, padded
-from lllaunch.console.wording import counted, shown_path
-from lllaunch.results.find import PLAN, last_event, nanoseconds, read_text
-from lllaunch.results.listing import LATEST, ListEntry, holder, locate, plain, read
-from lllaunch.results.readback import read_back
+from lllaunch.console.report import failure_text, fate_text, report_lines
+from lllaunch.console.summary import Setting, summary_rows
+from lllaunch.console.table import GAP, Row, aligned, cells, padded
+from lllaunch.console.wording import StyledText, counted, shown_path
+from lllaunch.documents import nanoseconds
+from lllaunch.files import read_text
+from lllaunch.results.store import (
+    LATEST,
+    PLAN,
+    ListEntry,
+    holder,
+    last_event,
+    locate,
+    plain,
+    read_run,
+    read_sweep,
+)
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
-from lllaunch.units import duration, size
+from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
     Parser,
@@ -34,15 +43,15 @@ from lllaunch.verbs.printing import (
 )
 
 if TYPE_CHECKING:
-    from lllaunch.console.wording import Line
     from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
+    from lllaunch.run.result import ResultFile
+    from lllaunch.sweep.history import JobHistory, SweepResult
 
 _DESCRIPTION = """\
 Shows what ran and what became of it, from the files that a run or a sweep has left.
 
 RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
 result.json; the end of its path; or 'latest', the default: what was started last from here."""
-_GAP = "  "
 _LONGEST_VALUE = 200  # characters
 _MOST_VALUES = 16
 _SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
@@ -67,37 +76,41 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(given: argparse.Namespace) -> None:
-    found = locate(given.run)
-    cwd = os.getcwd()
-    entry, document = read(found)
-    entry = replace(entry, path=os.path.abspath(found.path))
-    text = read_text(os.path.join(entry.path, PLAN)) if entry.kind == "run" else None
+    found, cwd = locate(given.run), os.getcwd()
+    found = found._replace(path=os.path.abspath(found.path))
+    if found.kind == "sweep":
+        entry, sweep = read_sweep(found.path)
+        if given.json:
+            summary = None if sweep is None else sweep.to_json()
+            print_json({**plain(entry, entry.path), "summary": summary})
+        else:
+            print_rows(sweep_rows(entry, sweep, cwd, columns()))
+        return
+    entry, run = read_run(found)
+    text = read_text(os.path.join(entry.path, PLAN))
     if given.json:
-        print_json(_json(entry, document, text))
-    elif entry.kind == "sweep":
-        print_rows(sweep_rows(entry, document, cwd, columns()))
+        print_json(_json(entry, run, text))
     else:
-        print_rows(run_rows(entry, document, text, _outcome(entry, document, text), cwd))
+        print_rows(run_rows(entry, run, text, _outcome(run, text), cwd))
 
 
-def _json(entry: ListEntry, document: Mapping[str, Any], text: str | None) -> dict[str, Any]:
-    found = plain(entry, entry.path)
-    if entry.kind == "sweep":
-        return {**found, "summary": document or None}
+def _json(entry: ListEntry, run: ResultFile | None, text: str | None) -> dict[str, Any]:
     return {
-        **found,
-        "plan_hash": document.get("plan_hash"),
-        "build": document.get("build"),
+        **plain(entry, entry.path),
+        "plan_hash": None if run is None else run.plan_hash or None,
+        "build": None if run is None else run.fields.value("build"),
         "plan": text,
-        "result": document or None,
+        "result": None if run is None else run.fields.document,
     }
 
 
-def _outcome(entry: ListEntry, document: Mapping[str, Any], text: str | None) -> RunOutcome | None:
+def _outcome(run: ResultFile | None, text: str | None) -> RunOutcome | None:
     """Returns the outcome as the run's own end told it, with the end of the log."""
-    outcome = read_back(document, entry.path)
+    outcome = None if run is None else run.outcome
     root = outcome.root_cause if outcome is not None else None
-    if outcome is None or root is None or root.traceback or not _is_own(root.files.stderr, entry):
+    if outcome is None or root is None or root.traceback:
+        return outcome
+    if not _is_own(root.files.stderr, outcome.directory):
         return outcome
     # not every run has failed
     from lllaunch.results.announce import names_in, redactor  # noqa: PLC0415
@@ -107,9 +120,9 @@ def _outcome(entry: ListEntry, document: Mapping[str, Any], text: str | None) ->
     return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
 
 
-def _is_own(path: str, entry: ListEntry) -> bool:
+def _is_own(path: str, directory: str) -> bool:
     """Whether a path is of a file in the directory of the run."""
-    inside = os.path.realpath(path).startswith(os.path.realpath(entry.path) + "/")
+    inside = os.path.realpath(path).startswith(os.path.realpath(directory) + "/")
     return bool(path) and inside and os.path.isfile(path)
 
 
@@ -118,7 +131,7 @@ def _is_own(path: str, entry: ListEntry) -> bool:
 
 def run_rows(
     entry: ListEntry,
-    document: Mapping[str, Any],
+    run: ResultFile | None,
     text: str | None,
     outcome: RunOutcome | None,
     cwd: str,
@@ -127,12 +140,12 @@ def run_rows(
 
     Args:
         entry: what is known of it.
-        document: its result.json, empty if there is none.
+        run: its result.json, or None.
         text: its plan.yaml, or None.
         outcome: what became of it, if that is known.
         cwd: directory that paths below it are shown relative to.
     """
-    rows = [*_facts([*_head(entry, cwd), *_origin(document)]), ()]
+    rows = [*_facts([*_head(entry, cwd), *(_origin(run) if run is not None else ())]), ()]
     if text is not None:
         rows += [(StyledText(f"{PLAN}:", "faint"),)]
         rows += [(StyledText(f"  {line}".rstrip()),) for line in text.splitlines()]
@@ -141,21 +154,17 @@ def run_rows(
         for attempt in outcome.attempts:
             rows += [*_attempt(attempt, cwd), ()]
         rows += _values(outcome, cwd)
-        rows += [_row(line) for line in report_lines(outcome, cwd)]
+        rows += [(line,) for line in report_lines(outcome, cwd)]
     else:
         rows += _without_outcome(entry, cwd)
     return rows
-
-
-def _row(line: Line) -> Row:
-    return (StyledText(line.text, "error" if line.style == "title" else line.style),)
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> list[Row]:
     told = [(name, text) for name, text in facts if text]
     width = max((cells(name) for name, _ in told), default=0)
     return [
-        (StyledText(padded(name, width), "faint"), StyledText(f"{_GAP}{text}"))
+        (StyledText(padded(name, width), "faint"), StyledText(f"{GAP}{text}"))
         for name, text in told
     ]
 
@@ -183,23 +192,20 @@ def _local(at_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ns / 1e9))
 
 
-def _origin(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _origin(run: ResultFile) -> Iterator[tuple[str, str]]:
     """Yields what the run was made from and where it ran."""
-    yield "plan hash", str(document.get("plan_hash") or "")
-    build = document.get("build")
-    if isinstance(build, Mapping):
-        yield "commit", commit_text(build)
-        yield "versions", versions_text(build)
-    host = document.get("host")
-    if isinstance(host, Mapping):
-        memory = host.get("memory")
-        parts = [
-            str(host.get("hostname", "")),
-            str(host.get("kernel", "")),
-            f"{host['cpus']} CPUs" if host.get("cpus") else "",
-            size(memory) if isinstance(memory, int) else "",
-        ]
-        yield "host", ", ".join(filter(None, parts))
+    yield "plan hash", run.plan_hash
+    yield "commit", commit_text(run.build.document)
+    yield "versions", versions_text(run.build.document)
+    host = run.host
+    cpus, memory = host.whole("cpus"), host.whole("memory")
+    parts = [
+        host.text("hostname"),
+        host.text("kernel"),
+        f"{cpus} CPUs" if cpus else "",
+        size(memory) if memory is not None else "",
+    ]
+    yield "host", ", ".join(filter(None, parts))
 
 
 def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
@@ -210,9 +216,7 @@ def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
     yield (StyledText(text, "cause"),)
     known = attempt.root_cause is not None
     table = [_worker(worker, cwd, after_root=known) for worker in attempt.workers]
-    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
-    for texts in table:
-        line = _GAP.join(padded(text, width) for text, width in zip(texts, widths, strict=True))
+    for line in aligned(table):
         yield (StyledText(f"  {line}".rstrip()),)
 
 
@@ -266,33 +270,30 @@ _WHY = {
 # A sweep
 
 
-def sweep_rows(entry: ListEntry, document: Mapping[str, Any], cwd: str, width: int) -> list[Row]:
+def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int) -> list[Row]:
     """Returns what is shown of a sweep.
 
     Args:
         entry: what is known of it.
-        document: its summary, empty if there is none.
+        sweep: what is known of its jobs, or None.
         cwd: directory that paths below it are shown relative to.
         width: of the terminal, 0 if there is none.
     """
     rows = _facts(list(_head(entry, cwd)))
-    running = entry.state == "running"
-    document = dict(document)
-    try:
-        jobs = document["jobs"]
-        overrides = [set(job["overrides"]) for job in jobs]
-        common = set.intersection(*overrides) if len(overrides) > 1 else set()
-        if running:
-            document["jobs"] = [_of_running(job) for job in jobs]
-        resume = None if running else ""
-        setting = Setting(entry.path, cwd, len(jobs), common, columns=width, resume=resume)
-        told = summary_rows(document, setting)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    if sweep is None:
         return [*rows, (), (StyledText("lllaunch: its journal cannot be understood", "error"),)]
+    running = entry.state == "running"
+    overrides = [set(job.overrides) for job in sweep.jobs]
+    common = set.intersection(*overrides) if len(overrides) > 1 else set()
+    if running:
+        sweep = replace(sweep, jobs=tuple(map(_of_running, sweep.jobs)))
+    resume = None if running else ""
+    setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
+    shown = summary_rows(sweep, setting)
     # the last line says how it ended
-    return [*rows, *(told[:-1] if running else told)]
+    return [*rows, *(shown[:-1] if running else shown)]
 
 
-def _of_running(job: Mapping[str, Any]) -> dict[str, Any]:
+def _of_running(job: JobHistory) -> JobHistory:
     names = {"started": "running", "composed": "waiting"}
-    return {**job, "state": names.get(job["state"], job["state"])}
+    return job._replace(state=names.get(job.state, job.state))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lllaunch.policies import StallScope
-from lllaunch.units import duration, size
+from lllaunch.text import duration, size
 
 Kind = Literal["hang", "timeout", "oom"]
 

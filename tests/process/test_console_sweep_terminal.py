@@ -22,6 +22,8 @@ import pytest
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep import SweepConsole
+from lllaunch.sweep.history import JobHistory, SweepResult
+from lllaunch.sweep.journal import Result
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Stopping, Tick
 from lllaunch.testing import FakeClock
@@ -353,9 +355,9 @@ def test_the_summary_takes_the_place_of_the_table(terminal: Terminal) -> None:
     terminal.tick()
     terminal.end(0)
     terminal.say(0, "the last word")
-    fields = {"directory": "0", "tries": 1, "exit_code": 0, "root_cause": "", "seconds": 1.0}
-    job = {"job": 0, "overrides": ["x=0"], "state": "succeeded", **fields}
-    terminal.console.finished({"jobs": [job], "exit_code": 0, "seconds": 1.0})
+    ended = Result("succeeded", 0, "", 1.0)
+    job = JobHistory(0, ("x=0",), "0", state="succeeded", tries=1, result=ended)
+    terminal.console.finished(SweepResult((job,), exit_code=0, seconds=1.0))
     terminal.console.close()
     assert terminal.shown() == [
         "lllaunch: sweep of 1 job in /m, 2 GPUs",

@@ -112,7 +112,7 @@ def be_launcher(path: Path, resume: bool) -> NoReturn:
     while running:
         end_one()
     session.journal.append(OverRecord(0))
-    session.write(session.document())
+    session.write(session.result())
     session.close()
     os._exit(0)
 
@@ -299,7 +299,7 @@ def be_sweep(path: Path, names: str, resume: bool) -> NoReturn:
             [number for number in numbers if number not in skipped],
         )
         codes.append(sweep.run().exit_code)
-        session.write(session.document())
+        session.write(session.result())
         leases.close()
     session.close()
     os._exit(0 if codes == [0] * len(codes) else 1)

@@ -253,9 +253,18 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
     del document["attempts"][0]["workers"]
     (tmp_path / "result.json").write_text(json.dumps(document))
     text = told("show", str(tmp_path))
+    # a cause that a later version knows
+    assert "rank 1 (attempt 0) was new" in text
+    document["attempts"] = "many"
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    text = told("show", str(tmp_path))
     assert "lllaunch: root cause: rank 1: was new" in text
     assert "cannot be understood" in text
-    (tmp_path / "sweep.json").write_text('{"jobs": [{"job": 0}]}')
+    assert "was new" in told("report", str(tmp_path))
+    (tmp_path / "sweep.json").write_text('{"jobs": [{"job": 0}, 7]}')
+    assert "0 of 1 job succeeded, 1 failed" in told("show", str(tmp_path))
+    (tmp_path / "sweep.json").unlink()
+    (tmp_path / "sweep.jsonl").write_text("no\n{}\n")
     assert "its journal cannot be understood" in told("show", str(tmp_path))
 
 

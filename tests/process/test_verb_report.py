@@ -17,6 +17,7 @@ from support.launching import Launcher, text_of, until
 from support.project import Project, environment
 
 from lllaunch.results.report import load
+from lllaunch.results.store import locate
 from lllaunch.verbs.report import main
 
 # the same lines are measured where others run them
@@ -78,7 +79,7 @@ def test_values_of_a_run_that_succeeded(project: Project) -> None:
     place = run(project, "good", 0, "launch.entrypoint=work:values", "launch.nproc=2")
     document = valid(place / "result.json")
     assert document["return_values"]["1"]["value"] == {"loss": 0.5, "rank": 1}
-    (case,) = load(str(place)).cases
+    (case,) = load(locate(str(place))).cases
     assert (case.outcome, case.exit_code) == ("succeeded", 0)
     assert "launch.entrypoint=work:values" in case.overrides
 
@@ -121,7 +122,7 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
 def test_a_crash_and_a_hang_are_told(project: Project) -> None:
     crash = run(project, "crash", 3, "launch.entrypoint=work:crashes")
     assert valid(crash / "result.json")["root_cause"]["cause"]["type"] == "KilledBySignal"
-    (case,) = load(str(crash), [str(project.root)]).cases
+    (case,) = load(locate(str(crash)), [str(project.root)]).cases
     assert case.message == "rank 0: died of SIGABRT"
     line = WORK.splitlines().index("    os.abort()") + 1
     assert case.place == ("work.py", line)
@@ -131,7 +132,7 @@ def test_a_crash_and_a_hang_are_told(project: Project) -> None:
     )
     document = valid(hung / "result.json")
     assert document["root_cause"]["hang"]["stacks"]
-    (case,) = load(str(hung), [str(project.root)]).cases
+    (case,) = load(locate(str(hung)), [str(project.root)]).cases
     assert (case.outcome, case.kind) == ("failed", "TimedOut")
     line = WORK.splitlines().index("def hangs():") + 2
     assert case.place == ("work.py", line)
@@ -141,7 +142,7 @@ def test_a_run_that_is_refused_after_it_began_is_an_error(project: Project) -> N
     project.write("unlucky.py", "raise RuntimeError('no luck')\n")
     place = run(project, "refused", 2, "launch.entrypoint=work:values", "launch.preload=[unlucky]")
     assert valid(place / "result.json")["state"] == "error"
-    (case,) = load(str(place)).cases
+    (case,) = load(locate(str(place))).cases
     assert (case.outcome, case.kind) == ("error", "config")
     assert "no luck" in case.message
 
@@ -150,12 +151,12 @@ def test_a_run_is_unfinished_until_a_signal_has_ended_it(tmp_path: Path) -> None
     (tmp_path / "work.py").write_text("import time; print('up', flush=True); time.sleep(60)")
     launcher = Launcher(tmp_path, {"entrypoint": "work.py", "redirects": "all", "tee": "none"})
     until(lambda: text_of(launcher.run_dir / "attempt_0" / "0" / "stdout.log"), "a worker")
-    report = load(str(launcher.run_dir))
+    report = load(locate(str(launcher.run_dir)))
     assert (report.finished, report.verdict()) == (False, "still running")
     launcher.signal(signal.SIGTERM)
     assert launcher.finish().code == 128 + signal.SIGTERM
     assert valid(launcher.run_dir / "result.json")["signal"] == "SIGTERM"
-    (case,) = load(str(launcher.run_dir)).cases
+    (case,) = load(locate(str(launcher.run_dir))).cases
     assert (case.outcome, case.kind, case.message) == ("error", "signal", "ended by SIGTERM")
     assert case.logs[0].lines == ("up",)
 
@@ -188,7 +189,7 @@ def test_a_sweep_is_one_test_case_a_job(
     assert "title=lllaunch%3A job 1 (params.x=-1) failed::rank 0: raised ValueError: neg" in failure
     assert skipped == "::warning title=lllaunch::1 of 3 jobs were not run"
     # neither do the files of its jobs say more of them than they do by themselves
-    assert load("sweep/1").cases[0].message == load("sweep").cases[1].message
+    assert load(locate("sweep/1")).cases[0].message == load(locate("sweep")).cases[1].message
 
 
 def test_a_reader_that_leaves_is_no_error(project: Project) -> None:

@@ -9,9 +9,9 @@ from textwrap import dedent
 
 import pytest
 
-from lllaunch.console.hang import fired_text, located_text
-from lllaunch.console.places import frame_text, place_text, printable
+from lllaunch.console.hang import fired_text, frame_text, located_text, place_text
 from lllaunch.console.report import failure_text, report_lines
+from lllaunch.events import Exited, Started
 from lllaunch.run.hang import Hang, hang_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import Excerpt, RootCause, summarize
@@ -22,7 +22,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.protocol import Exited, Started
+from lllaunch.text import printable
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,

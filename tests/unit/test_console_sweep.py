@@ -12,14 +12,16 @@ from typing import Any, TextIO
 import pytest
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.job import Reported
-from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.sweep.screen import KEPT, Flow
-from lllaunch.console.sweep.table import cells, cut, decoded, harmless, padded, plain
+from lllaunch.console.stream import KEPT, Flow
+from lllaunch.console.sweep import Reported, SweepConsole
+from lllaunch.console.table import cells, cut, decoded, padded
+from lllaunch.sweep.history import JobHistory, SweepResult
+from lllaunch.sweep.journal import Result
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
+from lllaunch.text import coloured, plain
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 
@@ -112,22 +114,23 @@ def test_lines_of_jobs_go_where_the_jobs_wrote_them(sweep: Sweep) -> None:
 
 
 def test_the_summary_of_some_jobs(sweep: Sweep) -> None:
-    def job(number: int, state: str) -> dict[str, object]:
-        fields = ("overrides", "directory", "tries", "exit_code", "root_cause", "seconds")
-        values = ([f"a.x={number}"], str(number), 1, 3, "no", 1.0)
-        return {"job": number, "state": state, **dict(zip(fields, values, strict=True))}
+    def job(number: int, state: str) -> JobHistory:
+        ended = Result(state, 3, "no", 1.0)
+        return JobHistory(
+            number, (f"a.x={number}",), str(number), state=state, tries=1, result=ended
+        )
 
-    jobs = [job(0, "failed"), job(1, "succeeded"), job(2, "succeeded")]
-    document = {"jobs": jobs, "exit_code": 0, "seconds": 3.0}
-    sweep.console.finished(document)
+    jobs = (job(0, "failed"), job(1, "succeeded"), job(2, "succeeded"))
+    result = SweepResult(jobs, exit_code=0, seconds=3.0)
+    sweep.console.finished(result)
     assert "job 0 (x=0) failed: exit code 3: no\n" in sweep.new()
     for number in (1, 2):
         sweep.start(number)
         sweep.observe(v.JobEnded(number, 0), v.Settle(number, v.JobState.SUCCEEDED, 1, 0))
-    sweep.console.finished(document, range(1, 3))
+    sweep.console.finished(result, range(1, 3))
     ranged = sweep.new()
     assert "job 0" not in ranged
-    sweep.console.finished(document, (2, 1))
+    sweep.console.finished(result, (2, 1))
     assert ranged.endswith(sweep.new())
 
 
@@ -277,8 +280,8 @@ def test_wide_letters_take_two_columns_and_accents_none() -> None:
 
 
 def test_lines_cannot_steer_the_terminal() -> None:
-    assert harmless("a\x1b[31mred\x1b[2J\x1b]0;title\x07b\x08\tc") == "a\x1b[31mredb\\x08\tc\x1b[0m"
-    assert harmless("plain é") == "plain é"
+    assert coloured("a\x1b[31mred\x1b[2J\x1b]0;title\x07b\x08\tc") == "a\x1b[31mredb\\x08\tc\x1b[0m"
+    assert coloured("plain é") == "plain é"
     assert plain("a\x1b[1mb\tc\x1b(B\x9b") == "ab c\\x1b(B\\x9b"
     assert decoded(b"1\r\r2\r\r") == "2"
 

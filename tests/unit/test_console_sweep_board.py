@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.sweep.board import Board
-from lllaunch.console.sweep.lines import change_lines
-from lllaunch.console.sweep.table import cells, lease_text, short_overrides, table_rows
+from lllaunch.console.board import Board, lease_text, table_rows
+from lllaunch.console.sweep import change_lines
+from lllaunch.console.table import cells, short_overrides
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Broken, JobAnswered, JobPrinted, Prepared, Tick

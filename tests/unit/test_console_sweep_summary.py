@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from lllaunch.console.sweep.paint import painted
-from lllaunch.console.sweep.summary import (
+from lllaunch.console.summary import (
     Setting,
     extremes,
-    objective_text,
     resume_override,
     summary_rows,
 )
-from lllaunch.sweep.history import SweepHistory, summary_of
+from lllaunch.console.table import objective_text, painted
+from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -36,8 +37,8 @@ def ended(job: int, state: str, code: int, why: str = "", value: str | None = No
     return EndedRecord(job, 0, Result(state, code, why, 12.5, value))
 
 
-def document(*records: Any, jobs: int = 3, code: int | None = 6) -> dict[str, Any]:
-    """What sweep.json holds, made from a journal."""
+def document(*records: Any, jobs: int = 3, code: int | None = 6) -> SweepResult:
+    """What sweep.json says, made from a journal."""
     history = SweepHistory()
     told: list[Any] = [Header("id", "0.1.0")]
     for number in range(jobs):
@@ -48,7 +49,7 @@ def document(*records: Any, jobs: int = 3, code: int | None = 6) -> dict[str, An
     return summary_of(history, 201 * S)
 
 
-def shown(found: dict[str, Any], setting: Setting = SETTING) -> str:
+def shown(found: SweepResult, setting: Setting = SETTING) -> str:
     rows = summary_rows(found, setting)
     return "".join(f"{''.join(part.text for part in row)}\n" for row in rows)
 
@@ -151,15 +152,16 @@ def test_the_smallest_and_the_largest_objective_are_named() -> None:
     ],
 )
 def test_what_is_short_is_shown(value: object, expected: str) -> None:
-    assert objective_text({"return_value": value}) == expected
+    assert objective_text(value) == expected
 
 
 def test_only_different_numbers_of_jobs_that_succeeded_are_compared() -> None:
-    def job(value: object, state: str = "succeeded") -> dict[str, object]:
-        return {"return_value": value, "state": state}
+    def job(value: object, state: str = "succeeded") -> JobHistory:
+        result = Result(state, return_value=None if value is None else json.dumps(value))
+        return JobHistory(0, state=state, result=result)
 
     assert extremes([job(1), job(1.0)]) is None
-    assert extremes([job("a"), job([1]), job(True), job(1), {"state": "succeeded"}]) is None
+    assert extremes([job("a"), job([1]), job(True), job(1), job(None)]) is None
     assert extremes([job(1), job(0, "failed")]) is None
     least, most = job(-1.5), job(10**400)
     assert extremes([job(3), most, least]) == (least, most)
@@ -167,7 +169,9 @@ def test_only_different_numbers_of_jobs_that_succeeded_are_compared() -> None:
 
 def test_the_table_fits_the_terminal_where_it_can() -> None:
     found = document(ended(0, "succeeded", 0))
-    found["jobs"][0]["overrides"] = ["name=" + "漢" * 40]
+    first, *others = found.jobs
+    long = first._replace(overrides=("name=" + "漢" * 40,))
+    found = replace(found, jobs=(long, *others))
     wide, narrow = shown(found), shown(found, SETTING._replace(columns=50))
     assert max(len(line) for line in narrow.split("\n")[1:5]) < 50
     assert "漢..." in narrow

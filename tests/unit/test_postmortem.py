@@ -8,7 +8,7 @@ import pytest
 
 from lllaunch.linux.cgroup import Memory, read_memory
 from lllaunch.run.postmortem import Evidence, explain
-from lllaunch.units import size
+from lllaunch.text import size
 
 GIB = 1 << 30
 KILLED = -signal.SIGKILL

@@ -15,36 +15,32 @@ from typing import Any
 
 import pytest
 
-import lllaunch.results.find as index
-from lllaunch.results.find import (
-    find,
-    finite,
-    last_event,
-    look,
-    nanoseconds,
-    read_json,
-    read_overrides,
-    read_text,
-    remember,
-    used_from,
-)
-from lllaunch.results.listing import (
+from lllaunch.documents import Fields, nanoseconds, read_json
+from lllaunch.files import read_text
+from lllaunch.results import index
+from lllaunch.results.index import remember, used_from
+from lllaunch.results.store import (
     STATES,
     NoSuchRun,
     entry_of,
+    find,
     is_held,
     jobs_of,
+    last_event,
     list_entries,
     locate,
+    look,
     newest,
     plain,
-    read_sweep,
+    read_overrides,
     roots_of,
+    sweep_result,
 )
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.events import isoformat
 from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -289,12 +285,12 @@ def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
 def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
     sweep(tmp_path, (5, FAILED), (6, OverRecord(6)))
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0 + 10 * S)
-    assert read_sweep(str(tmp_path)) == {"jobs": [], "exit_code": 0}
+    assert sweep_result(str(tmp_path)) == SweepResult(exit_code=0)
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0)
     assert states(tmp_path) == {tmp_path.name: "failed"}
     # a damaged journal, and one of another version
     (tmp_path / "sweep.jsonl").write_text("{}\n{}\n")
-    assert read_sweep(str(tmp_path)) == {"jobs": [], "exit_code": 0}
+    assert sweep_result(str(tmp_path)) == SweepResult(exit_code=0)
     (tmp_path / "sweep.json").unlink()
     assert states(tmp_path) == {tmp_path.name: "unknown"}
 
@@ -408,8 +404,9 @@ def test_times_and_spans():
     assert nanoseconds("2023-11-14T22:13:20.000512Z") == T0 + 512_000
     assert nanoseconds("2023-11-14T22:13:20") is None
     assert nanoseconds(None) is None
-    assert finite(2) == 2.0
-    assert [finite(each) for each in (float("nan"), -1, 10**400, True, "1", None)] == [None] * 6
+    assert Fields({"a": 2}).seconds("a") == 2.0
+    no_span = (float("nan"), -1, 10**400, True, "1", None)
+    assert [Fields({"a": each}).seconds("a") for each in no_span] == [None] * 6
 
 
 # What users call a run

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from lllaunch.errors import ConfigError
+from lllaunch.console.report import report_lines
+from lllaunch.documents import Fields
+from lllaunch.errors import ConfigError, OutputError
 from lllaunch.results.announce import announce, announce_error
 from lllaunch.results.cases import Report
-from lllaunch.results.report import LOG_LINES, find, load
+from lllaunch.results.report import LOG_LINES
+from lllaunch.results.report import load as load_found
+from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
 from lllaunch.run.fates import Ended, Failed, Succeeded
@@ -23,7 +27,7 @@ from lllaunch.run.hang import Hang
 from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
+from lllaunch.run.result import ResultFile, render_result
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -44,6 +48,10 @@ from lllaunch.watchdog.stacks.frames import Frame, RankStack
 T0 = 1_700_000_000_000_000_000
 SECOND = 10**9
 HOST = {"hostname": "node"}
+
+
+def load(path: str, *arguments: Any, **more: Any) -> Report:
+    return load_found(locate(path), *arguments, **more)
 
 
 class Place:
@@ -110,41 +118,53 @@ def place(tmp_path: Path) -> Place:
 
 def test_a_run_and_a_sweep_are_found_by_their_directories_and_their_files(place: Place) -> None:
     run = place.ends("succeeded", 0)
-    assert find(str(run)) == ("run", str(run), str(run / "result.json"))
-    for name in ("result.json", "plan.yaml"):
-        assert find(str(run / name)) == ("run", str(run), str(run / "result.json"))
+
+    def located(path: Path) -> tuple[str, str, str]:
+        found = locate(str(path))
+        return found.kind, found.path, found.document
+
+    for path in (run, run / "result.json", run / "plan.yaml"):
+        assert located(path) == ("run", str(run), str(run / "result.json"))
     copy = run / "kept.json"
     (run / "result.json").rename(copy)
-    assert find(str(copy)) == ("run", str(run), str(copy))
+    assert located(copy) == ("run", str(run), str(copy))
     swept = run.parent / "sweep"
     swept.mkdir()
     (swept / "sweep.jsonl").touch()
-    assert find(str(swept)) == ("sweep", str(swept), str(swept / "sweep.json"))
-    assert find(str(swept / "sweep.jsonl")).kind == "sweep"
+    for path in (swept, swept / "sweep.jsonl"):
+        assert located(path) == ("sweep", str(swept), str(swept / "sweep.json"))
+    (run.parent / "swept.json").write_text('{"jobs": []}')
+    assert located(run.parent / "swept.json")[0] == "sweep"
+    # a run whose launcher has only begun
+    (run.parent / "begun" / "attempt_0").mkdir(parents=True)
+    assert located(run.parent / "begun")[0] == "run"
 
 
 def test_a_file_here_has_this_directory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.ends("succeeded", 0))
-    assert find("result.json") == ("run", ".", "result.json")
+    assert locate("result.json").path == "."
     assert only(load("result.json")).outcome == "succeeded"
 
 
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        ({}, "gone", "'gone' does not exist; expected the directory of a run"),
-        ({"x/a": ""}, "x", "'x' is not the directory of a run or a sweep; expected"),
+        ({}, "gone", "'gone' does not exist; 'python -m lllaunch ls' lists"),
+        (
+            {"x/a": ""},
+            "x",
+            "'x' is not the directory of a run or a sweep; 'python -m lllaunch ls x",
+        ),
         ({"x/.hydra/a": ""}, "x", "'x' holds no plan.yaml; the run was refused before it began"),
         ({"x/multirun.yaml": ""}, "x", "'x' holds no sweep.jsonl; the sweep was refused"),
-        ({"x.json": "{}"}, "x.json", "'x.json' is neither a result.json nor a sweep.json"),
-        ({"x.txt": "abc"}, "x.txt", "'x.txt' is not JSON: "),
+        ({"x.json": "{}"}, "x.json", "'x.json' is not the directory of a run or a sweep"),
+        ({"x.txt": "abc"}, "x.txt", "'x.txt' is not the directory of a run or a sweep"),
         ({"result.json": "[1]"}, "result.json", "'result.json' is not a JSON object"),
         ({"x/result.json": "{"}, "x", "'x/result.json' is not JSON: "),
         ({"x/result.json": '{"version": 2}'}, "x", "is of version 2; this lllaunch reads"),
         ({"x/result.json": "{}"}, "x", "'x/result.json' has no version"),
         ({"x/sweep.json": '{"version": "1"}'}, "x", "is of version '1'"),
         ({"x/result.json": "[" * 100_000}, "x", "'x/result.json' is not JSON: "),
-        ({"x/result.json/y": "", "x/plan.yaml": ""}, "x", "is not a regular file"),
     ],
 )
 def test_what_is_no_run_is_told_with_what_was_expected(
@@ -159,7 +179,7 @@ def test_what_is_no_run_is_told_with_what_was_expected(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=r"report: ") as caught:
+    with pytest.raises((ConfigError, NoSuchRun)) as caught:
         load(path)
     assert message in str(caught.value)
     assert main([path]) == 2
@@ -304,6 +324,12 @@ def test_overrides_are_told_without_secrets(place: Place) -> None:
     assert only(load(str(place.path))).overrides == ()
 
 
+def test_a_result_that_is_no_file_is_an_error_that_names_it(place: Place) -> None:
+    (place.path / "result.json").mkdir()
+    with pytest.raises(OutputError, match=r"result\.json': is not a regular file"):
+        load(str(place.path))
+
+
 def test_what_workers_wrote_can_be_hidden(place: Place) -> None:
     place.log(1, "stderr", "the secret is hunter22")
     run = place.ends("failed", 3, raised())
@@ -360,8 +386,12 @@ def test_no_document_of_another_make_is_an_error_of_ours(place: Place) -> None:
 
     for junk in JUNK:
         for _ in changed(document, junk):
-            blamed(document)
-            report = Report("run", "x", (run_case(document, Tree(["/"])),))
+            result = ResultFile(Fields(document), str(place.path))
+            outcome = result.outcome
+            if outcome is not None:
+                blamed(outcome)
+                "".join(line.text for line in report_lines(outcome, "/"))
+            report = Report("run", "x", (run_case(result, Tree(["/"])),))
             for render in (render_text, render_json, render_junit, summary):
                 render(report).encode()
             commands(report)
@@ -573,7 +603,7 @@ def test_nothing_that_goes_wrong_with_an_announcement_is_raised(
 ) -> None:
     ci = {"GITHUB_ACTIONS": "true"}
     announce(str(tmp_path / "gone"), ci)
-    assert "no report for GitHub Actions: ConfigError: " in capsys.readouterr().err
+    assert "no report for GitHub Actions: NoSuchRun: " in capsys.readouterr().err
     run = str(place.ends("failed", 3, raised()))
     announce(run, {**ci, "GITHUB_STEP_SUMMARY": str(tmp_path)})
     assert "no report for GitHub Actions: OutputError: " in capsys.readouterr().err

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.errors import OutputError
+from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
 from lllaunch.report_value import RESULT_FILE, report
 from lllaunch.run.causes import (
@@ -24,7 +25,7 @@ from lllaunch.run.causes import (
     signal_name,
 )
 from lllaunch.run.ending import INLINE_LIMIT, find_return_value
-from lllaunch.run.excerpts import clean, clean_lines, read_error, tail
+from lllaunch.run.excerpts import clean_lines, read_error, tail
 from lllaunch.run.execute import host_facts
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
@@ -32,7 +33,7 @@ from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutc
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.spawner.protocol import Leftover
+from lllaunch.text import clean
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
@@ -59,7 +60,7 @@ def test_failed_run():
     )
     root = RootCause(0, 1, 1, cause, T0, why, files=files)
     attempt = AttemptOutcome(
-        0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Leftover(9, "x", True),)
+        0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Orphan(9, "x", True),)
     )
     found = document(
         RunOutcome("failed", 3, "/run", "id", T0, T0 + 2 * 10**9, (attempt,), root, plan_hash="abc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from lllaunch.sweep.history import (
     RETURN_LIMIT,
     JobHistory,
     SweepHistory,
+    SweepResult,
     read_result,
     read_results,
     render_summary,
+    result_of,
     summary_of,
-    with_others,
     write_summary,
 )
 from lllaunch.sweep.journal import (
@@ -129,7 +131,7 @@ def test_a_launcher_of_several_batches_ends_as_the_last_bad_one() -> None:
     assert codes(*batches, Resumed("0.1.0"), OverRecord(0))[-1] == 0
     assert codes(OverRecord(6), composed(0), OverRecord(130))[-1] == 130
     ending = summary_of(history(HEADER, OverRecord(6)), T0)
-    assert ending["exit_code"] == 6
+    assert ending.exit_code == 6
 
 
 def test_sweep_json_counts_and_lists_every_job() -> None:
@@ -147,7 +149,8 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
         *(composed(3), Skipped(3, "stop")),
         OverRecord(6),
     )
-    found = json.loads(render_summary(summary_of(known, T0 + 20 * SECOND)))
+    document = json.loads(render_summary(summary_of(known, T0 + 20 * SECOND)))
+    found = dict(document)
     jobs = found.pop("jobs")
     assert found == {
         "version": 1,
@@ -179,6 +182,7 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
     }
     states = [(job["state"], job["exit_code"], job["reason"]) for job in jobs[1:]]
     assert states == [("failed", 3, "stop"), ("started", None, None), ("skipped", None, "stop")]
+    assert SweepResult.from_json(document).to_json() == document
     assert jobs[1]["root_cause"] == "rank 1: ValueError: no"
     assert all("return_value" not in job for job in jobs[1:])
 
@@ -215,7 +219,9 @@ def result_json(directory: Path, **fields: Any) -> Path:
 def test_a_result_is_read_in_short(tmp_path: Path) -> None:
     value = {"path": "attempt_0/0/return.json", "size": 9, "type": "json", "value": {"a": [1.0]}}
     directory = result_json(tmp_path / "0", return_values={"0": value, "1": {"value": 7}})
-    assert read_result(str(directory)) == Result("succeeded", 0, "", 2.5, '{"a": [1.0]}')
+    assert result_of(read_result(str(directory))) == Result(
+        *("succeeded", 0, "", 2.5, '{"a": [1.0]}')
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,14 +240,15 @@ def test_a_result_is_read_in_short(tmp_path: Path) -> None:
 )
 def test_the_root_cause_is_one_line(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
     directory = result_json(tmp_path / "0", state="failed", exit_code=3, **fields)
-    result = read_result(str(directory))
+    result = result_of(read_result(str(directory)))
     assert result is not None
     assert (result.state, result.exit_code, result.root_cause) == ("failed", 3, text)
 
 
 def test_a_long_return_value_stays_in_result_json(tmp_path: Path) -> None:
     value = {"value": "x" * RETURN_LIMIT}
-    result = read_result(str(result_json(tmp_path / "0", return_values={"0": value})))
+    directory = result_json(tmp_path / "0", return_values={"0": value})
+    result = result_of(read_result(str(directory)))
     assert result is not None
     assert result.return_value is None
 
@@ -251,7 +258,7 @@ def test_a_long_return_value_stays_in_result_json(tmp_path: Path) -> None:
 )
 def test_what_is_no_result_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
-    assert read_result(str(tmp_path)) is None
+    assert result_of(read_result(str(tmp_path))) is None
 
 
 def test_results_are_read_where_they_are(tmp_path: Path) -> None:
@@ -322,14 +329,14 @@ def test_jobs_that_the_sweep_did_not_come_to_are_in_its_summary() -> None:
         asked.append(number)
         return (f"lr={number}",)
 
-    whole = with_others(document, range(3), overrides)
+    whole = document.with_others(range(3), overrides)
     assert asked == [1, 2]  # thousands that it has come to are not looked up
-    assert whole["jobs"][0] == document["jobs"][0]
-    assert [(job["job"], job["state"], job["reason"]) for job in whole["jobs"][1:]] == [
+    assert whole.jobs[0] == document.jobs[0]
+    assert [(job.job, job.state, job.reason) for job in whole.jobs[1:]] == [
         (1, "skipped", "not_run"),
         (2, "skipped", "not_run"),
     ]
-    assert whole["jobs"][2]["overrides"] == ["lr=2"]
-    assert whole["counts"] == {"failed": 1, "skipped": 2}
-    assert {**whole, "jobs": [], "counts": {}} == {**document, "jobs": [], "counts": {}}
-    assert with_others(document, [0], overrides) == document
+    assert whole.jobs[2].overrides == ("lr=2",)
+    assert whole.counts == {"failed": 1, "skipped": 2}
+    assert replace(whole, jobs=()) == replace(document, jobs=())
+    assert document.with_others([0], overrides) == document

@@ -39,9 +39,10 @@ BAD = Result("failed", 3)
 
 
 def finish(session: SweepSession) -> Any:
-    document = session.document()
-    session.write(document)
-    return document
+    """What sweep.json holds then."""
+    result = session.result()
+    session.write(result)
+    return result.to_json()
 
 
 def begin(path: Path, **more: Any) -> SweepSession:
@@ -387,7 +388,7 @@ def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> Non
         session.journal.append(StartedRecord(3))
         with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
             session.journal.keep(EndedRecord(3, 0, GOOD))
-            assert session.document()["counts"] == {"succeeded": 1}
+            assert session.result().counts == {"succeeded": 1}
         assert session.journal.error is not None
 
 

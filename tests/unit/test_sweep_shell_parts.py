@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
+from lllaunch.documents import Fields
+from lllaunch.run.result import ResultFile
 from lllaunch.sweep import protocol
-from lllaunch.sweep.history import believed, kind_of
+from lllaunch.sweep.history import believed
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -121,7 +123,7 @@ def test_an_endless_line_is_told_in_parts(pipe: OutputPipe) -> None:
     ],
 )
 def test_the_kind_of_a_result(document: dict[str, object], kind: str) -> None:
-    assert kind_of(document) == kind
+    assert ResultFile(Fields(document), "/run").cause_type == kind
 
 
 class Written:

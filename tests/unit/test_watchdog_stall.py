@@ -34,7 +34,7 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
         for alias in node.names
     }
     pure = {"__future__", "collections.abc", "dataclasses", "re", "signal", "typing"}
-    ours = {"lllaunch.policies", "lllaunch.units", "lllaunch.watchdog.findings"}
+    ours = {"lllaunch.policies", "lllaunch.text", "lllaunch.watchdog.findings"}
     assert imported <= pure | ours
 
 

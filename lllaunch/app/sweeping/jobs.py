@@ -24,7 +24,7 @@ from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.values import WORDS
 from lllaunch.config.whole import public_config, redacted_overrides, with_sources
-from lllaunch.console.job import JobConsole, Reported
+from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping

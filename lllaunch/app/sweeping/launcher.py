@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import os
 import sys
 import threading
@@ -43,12 +42,13 @@ from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.interrupts import remember_interrupts
-from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
-from lllaunch.results.find import remember
+from lllaunch.results.index import remember
 from lllaunch.run.build import BuildQuery
+from lllaunch.run.directory import RESULT
 from lllaunch.run.outcome import ReturnValue
+from lllaunch.signal_source import STACKS_ON, SignalSource
 from lllaunch.sweep.directory import JOURNAL
-from lllaunch.sweep.history import RESULT
+from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
@@ -379,16 +379,16 @@ class HydraSweep:
             That, or why the sweep's summary cannot be written.
         """
         self._open = None
-        document = self._session.document()
+        result = self._session.result()
         # before the console has its last word, which it may have to wait for
         try:
-            self._session.write(document, batch.numbers, batch.label)
+            self._session.write(result, batch.numbers, batch.label)
         except OutputError as error:
             failure = failure or error
         if self.at_once:
-            console.finished(document, batch.numbers, resume=self._command)
+            console.finished(result, batch.numbers, resume=self._command)
         else:
-            console.finished(document, resume=None)
+            console.finished(result, resume=None)
         tell_ci(self._session.path)
         return failure
 
@@ -673,20 +673,10 @@ def read_returned(directory: str) -> ReturnValue | None:
     Raises:
         OutputError: result.json cannot be read.
     """
-    path = os.path.join(directory, RESULT)
-    try:
-        with open(path, "rb") as file:
-            values = json.loads(file.read())["return_values"]
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    except (ValueError, KeyError) as error:
-        raise OutputError(path, "is not the result of a run") from error
-    first = values.get("0")
-    if first is None:
-        return None
-    text = json.dumps(first["value"]) if "value" in first else None
-    where = os.path.join(directory, first.get("path") or "")
-    return ReturnValue(where, first.get("size", 0), first.get("type", ""), text)
+    result = read_result(directory)
+    if result is None or "return_values" not in result.fields:
+        raise OutputError(os.path.join(directory, RESULT), "is not the result of a run")
+    return result.return_value()
 
 
 def _failure(name: str, end: Settle | None) -> JobFailed | None:

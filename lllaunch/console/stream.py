@@ -1,0 +1,360 @@
+"""Whole lines to a stream, without ever waiting long for whoever reads it.
+
+``O_NONBLOCK`` belongs to what the shell, the launcher and the workers share, so it must not be set
+on standard error itself. Instead:
+
+- a pipe, FIFO or terminal is opened anew through ``/proc``, which gives us flags of our own;
+- a socket is told with every call not to wait.
+
+Where neither can be had (no ``/proc``, another user's terminal), `select.poll` has to do: who asks
+it first and then writes at most 4096 bytes waits only if another writer was faster, or if the
+terminal takes less than it said.
+
+A full pipe that nobody reads and a terminal stopped by Ctrl-S let a writer wait for ever, and the
+launcher has workers to look after. What cannot be written in time is left out.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import select
+import stat
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TextIO
+
+from lllaunch.console.wording import counted
+from lllaunch.workers.terminal import screen_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+# Linux' PIPE_BUF: a pipe takes so many bytes as a whole or not at all.
+PIECE = 4096
+# /dev/ptmx: opened anew it is another terminal.
+_NEW_TERMINAL = os.makedev(5, 2)
+
+
+class NonBlockingStream:
+    """A stream whose descriptor may take nothing for long.
+
+    Args:
+        stream: the stream.
+        descriptor: to be asked whether it takes something.
+        write: takes at most `PIECE` bytes; returns how many were taken, 0 if none can be now.
+    """
+
+    def __init__(self, stream: TextIO, descriptor: int, write: Callable[[bytes], int]) -> None:
+        self.descriptor = descriptor
+        self._stream = stream
+        self._write = write
+
+    def flush(self) -> None:
+        """Lets go what others left in Python's buffer; it comes before what is written here.
+
+        To be called when the descriptor takes something: what is left there is part of a line.
+
+        Raises:
+            OSError: the system refused it.
+            ValueError: the stream is closed.
+        """
+        self._stream.flush()
+
+    def encoded(self, text: str) -> bytes:
+        """The bytes of a text whose characters the stream's encoding has."""
+        return text.encode(_encoding(self._stream), "backslashreplace")
+
+    def write(self, piece: bytes) -> int:
+        """Writes bytes.
+
+        Returns:
+            How many were taken; 0 if none can be now.
+
+        Raises:
+            OSError: the system refused it.
+            ValueError: the stream is closed.
+        """
+        try:
+            return self._write(piece)
+        except BlockingIOError:
+            return 0
+
+
+@contextlib.contextmanager
+def opened(stream: TextIO) -> Iterator[NonBlockingStream | None]:
+    """A stream's channel; None where nothing is in the way of simply writing to it.
+
+    Raises:
+        ValueError: the stream is closed.
+    """
+    descriptor = _descriptor_of(stream)
+    if descriptor is None:
+        yield None
+        return
+    with contextlib.ExitStack() as ours:
+        yield NonBlockingStream(stream, descriptor, _writer(stream, descriptor, ours))
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    """The descriptor if it may take nothing for long."""
+    try:
+        descriptor = stream.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (AttributeError, NotImplementedError, OSError, TypeError):  # somebody's own object
+        return None
+    slow = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+    return descriptor if slow else None
+
+
+def _writer(stream: TextIO, descriptor: int, ours: contextlib.ExitStack) -> Callable[[bytes], int]:
+    """How to write; what is opened for it is closed by ``ours``."""
+    if not _is_plain(stream):
+        return _through(stream)
+    status = os.fstat(descriptor)
+    if stat.S_ISSOCK(status.st_mode):
+        import socket  # noqa: PLC0415 - rare
+
+        sock = ours.enter_context(socket.socket(fileno=os.dup(descriptor)))
+        return lambda piece: sock.send(piece, socket.MSG_DONTWAIT)
+    if status.st_rdev != _NEW_TERMINAL:
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with contextlib.suppress(OSError):
+            own = os.open(f"/proc/self/fd/{descriptor}", flags)
+            ours.callback(os.close, own)
+            return lambda piece: os.write(own, piece)
+    return lambda piece: os.write(descriptor, piece)
+
+
+def _is_plain(stream: TextIO) -> bool:
+    """Whether nobody's own ``write`` would be passed by."""
+    return isinstance(stream, io.TextIOWrapper) and type(stream).write is io.TextIOWrapper.write
+
+
+def _through(stream: TextIO) -> Callable[[bytes], int]:
+    decoder = codecs.getincrementaldecoder(_encoding(stream))("replace")
+
+    def write(piece: bytes) -> int:
+        stream.write(decoder.decode(piece))
+        stream.flush()
+        return len(piece)
+
+    return write
+
+
+def _encoding(stream: TextIO) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """Return a text in which characters that a stream's encoding lacks are escaped."""
+    encoding = _encoding(stream)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+# A terminal may say that it takes text and take none; it is asked again after so many seconds.
+_PAUSE_S = 0.01
+_NEWLINE = ord("\n")
+
+
+class Outlet:
+    """One stream, and what it has not taken.
+
+    Where it has no descriptor, or that of a regular file, text is simply written.
+
+    Args:
+        stream: where text goes.
+        clock: the time, seconds.
+
+    Attributes:
+        stream: as given.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream = stream
+        self._clock = clock
+        self._blocked = False
+        self._missed = 0
+        # being written; between calls, the end of a line of which the stream took a part
+        self._rest = b""
+
+    def write(self, text: str, patience: float, *, last: bool = False) -> None:
+        """Writes whole lines, in one piece where they fit into 4096 bytes.
+
+        What the stream does not take in time is left out, and a line before a later message says
+        how many messages that befell.
+
+        Args:
+            text: the lines.
+            patience: waits at most so many seconds, and not at all if the stream did not take all
+                of the message before.
+            last: waits even then.
+
+        Raises:
+            OSError: the system refused it.
+            ValueError: the stream is closed.
+        """
+        waits = last or not self._blocked
+        deadline = self._clock() + (patience if waits else 0.0)
+        screen = screen_of(self.stream)
+        # others may be in the middle of a line
+        with opened(self.stream) as channel, screen.turn(deadline - self._clock()) as mine:
+            if channel is None:
+                self.stream.write(text)
+                self.stream.flush()
+                return
+            text = screen.erasure().decode() + text
+            taken = mine and self._say(channel, text, deadline)
+            self._blocked = not taken
+            self._missed += not taken
+
+    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
+        """Writes what is due and then the message; whether all of it was taken in time."""
+        if not self._ready(channel, deadline):
+            return False
+        channel.flush()
+        if not self._drain(channel, deadline):
+            return False
+        if self._missed:
+            if not self._put(
+                channel, channel.encoded(notice(self._missed, "events.jsonl")), deadline
+            ):
+                return False
+            self._missed = 0
+        return all(self._put(channel, piece, deadline) for piece in pieces(channel.encoded(text)))
+
+    def _put(self, channel: NonBlockingStream, piece: bytes, deadline: float) -> bool:
+        """Writes whole lines; whether they were taken. The rest of a cut line stays due."""
+        self._rest = piece
+        if self._drain(channel, deadline):
+            return True
+        taken = len(piece) - len(self._rest)
+        inside = taken > 0 and piece[taken - 1] != _NEWLINE
+        self._rest = self._rest[: self._rest.find(b"\n") + 1] if inside else b""
+        return False
+
+    def _drain(self, channel: NonBlockingStream, deadline: float) -> bool:
+        """Writes what is to be written; whether nothing of it is left."""
+        while self._rest:
+            if not self._ready(channel, deadline):
+                return False
+            count = channel.write(self._rest[:PIECE])
+            self._rest = self._rest[count:]
+            if not count:
+                if self._clock() >= deadline:
+                    return False
+                time.sleep(_PAUSE_S)
+        return True
+
+    def _ready(self, channel: NonBlockingStream, deadline: float) -> bool:
+        """Waits until the stream takes text or has an error to tell; False if it is too late."""
+        poller = select.poll()
+        poller.register(channel.descriptor, select.POLLOUT)
+        return bool(poller.poll(max(0.0, deadline - self._clock()) * 1000))
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """Cuts a message at line ends into pieces of at most 4096 bytes.
+
+    Args:
+        data: whole lines. One that is longer is a piece of its own.
+    """
+    found: list[bytes] = []
+    for line in io.BytesIO(data):  # unlike splitlines it takes \r for no end
+        if found and len(found[-1]) + len(line) <= PIECE:
+            found[-1] += line
+        else:
+            found.append(line)
+    return found
+
+
+def notice(missed: int, where: str) -> str:
+    """Return the line that says how many messages were left out, and where they are."""
+    were = "was" if missed == 1 else "were"
+    return (
+        f"lllaunch: {counted(missed, 'message')} {were} not shown: the console took nothing; "
+        f"see {where}\n"
+    )
+
+
+KEPT = 1 << 20
+"""If more bytes are kept, what comes then is left out, and a line says how often."""
+
+
+class Flow(Outlet):
+    """Like an `Outlet`, but what the stream does not take in time goes before later text.
+
+    It never fails: text for a stream that is closed or refuses it is forgotten.
+
+    Args:
+        stream: where text goes.
+        clock: the time, seconds.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream, clock)
+        self._kept: deque[bytes] = deque()
+        self._size = 0
+        self._left_out = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether text is kept."""
+        return bool(self._rest or self._kept)
+
+    def awaited(self) -> int:
+        """The descriptor that is writable when it can go on; -1 if nothing is kept."""
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+            return self.stream.fileno() if self.pending else -1
+        return -1
+
+    def put(self, text: str, patience: float, *, last: bool = False) -> None:
+        """Writes whole lines, after those that are kept; arguments as `Outlet.write` has them."""
+        text = encodable(text, self.stream)
+        try:
+            self.write(text, patience, last=last)
+        except (OSError, ValueError):
+            self._forget()
+
+    def push(self, patience: float = 0.0, *, last: bool = False) -> None:
+        """Writes what is kept, as far as the stream takes it."""
+        if self.pending:
+            self.put("", patience, last=last)
+
+    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
+        self._keep(channel.encoded(text))
+        if not self._ready(channel, deadline):
+            return False
+        channel.flush()
+        while self._drain(channel, deadline):
+            if self._kept:
+                self._rest = self._kept.popleft()
+                self._size -= len(self._rest)
+            elif self._left_out:
+                self._rest = channel.encoded(notice(self._left_out, "the jobs' logs"))
+                self._left_out = 0
+            else:
+                return True
+        return False
+
+    def _keep(self, data: bytes) -> None:
+        if data and self._size > KEPT:
+            self._left_out += 1
+            return
+        self._kept.extend(pieces(data))
+        self._size += len(data)
+
+    def _forget(self) -> None:
+        self._rest, self._size, self._left_out = b"", 0, 0
+        self._kept.clear()
+
+
+def same_file(one: TextIO, other: TextIO) -> bool:
+    """Whether two streams write to one file, pipe or terminal."""
+    with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+        ours, theirs = os.fstat(one.fileno()), os.fstat(other.fileno())
+        return os.path.samestat(ours, theirs)
+    return False

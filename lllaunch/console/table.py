@@ -1,0 +1,239 @@
+"""Tables of the terminal: cells of so many columns, rows of styled text, and their colours."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+from lllaunch.console.wording import StyledText
+from lllaunch.text import plain, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+Row: TypeAlias = tuple[StyledText, ...]
+"""One line of the terminal."""
+
+GAP = "  "
+"""What stands between two columns."""
+
+_LONGEST = 200  # characters of a job's overrides
+_LONGEST_NUMBER = 12
+_LONGEST_VALUE = 24  # columns
+_MORE = "..."
+
+
+def cells(text: str) -> int:
+    """How many columns a text takes that has no control characters."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(letter: str) -> int:
+    if unicodedata.category(letter) in {"Mn", "Me", "Cf"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in {"W", "F"} else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Returns a text of at most so many columns; one that was longer ends in ``...``."""
+    if cells(text) <= width:
+        return text
+    more = _MORE if width > 2 * len(_MORE) else ""
+    room = width - len(more)
+    kept = []
+    for letter in text:
+        room -= _cells(letter)
+        if room < 0:
+            break
+        kept.append(letter)
+    return "".join(kept) + more
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Returns a text that takes exactly so many columns.
+
+    Args:
+        text: the text.
+        width: how many.
+        right: whether it stands at the right end.
+    """
+    text = cut(text, width)
+    blanks = " " * (width - cells(text))
+    return blanks + text if right else text + blanks
+
+
+def decoded(line: bytes) -> str:
+    """Returns a line that a job printed; of a progress bar what it showed last."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
+
+
+class Table:
+    """Columns of text with titles, from which rows are made."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[str]] = {}
+
+    def __contains__(self, title: str) -> bool:
+        return title in self._columns
+
+    @property
+    def width(self) -> int:
+        """How many columns of the terminal it takes, with the gap before another one."""
+        return sum(cells(column[0]) + len(GAP) for column in self._columns.values())
+
+    def add(
+        self,
+        title: str,
+        texts: Sequence[str],
+        *,
+        least: int = 0,
+        most: int | None = None,
+        right: bool = False,
+        at: int | None = None,
+    ) -> None:
+        """Add a column; none that is empty or has no room.
+
+        Args:
+            title: stands above it.
+            texts: of its cells.
+            least: how wide it is at least.
+            most: how wide at most; None for as wide as it needs.
+            right: whether its cells stand at the right end.
+            at: index among the columns; None for the last one.
+        """
+        width = max(least, *map(cells, [title, *texts]))
+        width = width if most is None else min(width, most)
+        if not any(texts) or width <= 0:
+            return
+        column = [padded(text, width, right=right) for text in [title, *texts]]
+        columns = list(self._columns.items())
+        columns.insert(len(columns) if at is None else at, (title, column))
+        self._columns = dict(columns)
+
+    def remove(self, title: str) -> None:
+        """Take a column away."""
+        del self._columns[title]
+
+    def rows(self, styles: Sequence[str], styled: str = "", indent: str = "") -> list[Row]:
+        """Return the titles and the rows.
+
+        Args:
+            styles: of the rows.
+            styled: title of the column that has the row's style; empty if the whole row has it.
+            indent: stands before each.
+        """
+        titles, *rows = zip(*self._columns.values(), strict=True)
+        at = list(self._columns).index(styled) if styled in self._columns else None
+        found: list[Row] = [(StyledText(f"{indent}{GAP.join(titles)}".rstrip(), "faint"),)]
+        for texts, style in zip(rows, styles, strict=True):
+            if at is None:
+                found.append((StyledText(f"{indent}{GAP.join(texts)}".rstrip(), style),))
+                continue
+            before = "".join(f"{text}{GAP}" for text in texts[:at])
+            after = "".join(f"{GAP}{text}" for text in texts[at + 1 :])
+            parts = StyledText(f"{indent}{before}"), StyledText(texts[at], style)
+            found.append((*parts, StyledText(after.rstrip())))
+        return found
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table without titles."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    return [
+        GAP.join(padded(text, width) for text, width in zip(texts, widths, strict=True)).rstrip()
+        for texts in rows
+    ]
+
+
+def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> str:
+    """Returns ``lr=0.1 nproc=2`` of ``params.lr=0.1 launch.nproc=2 +exp=resnet``.
+
+    Args:
+        overrides: of the job.
+        common: those that say nothing, since all jobs have them.
+    """
+    own = [each for each in overrides if each not in common]
+    last = [_last(each) for each in own]
+    often = Counter(key for key, _ in last)
+    # Two keys with one name are told apart by all of it.
+    texts = [
+        f"{key}={_short(value)}" if value is not None and often[key] == 1 else each
+        for each, (key, value) in zip(own, last, strict=True)
+    ]
+    return printable(" ".join(texts), _LONGEST)
+
+
+def _short(value: str) -> str:
+    """Returns a value; of a number with more digits than anybody compares, the first ones."""
+    if len(value) <= _LONGEST_NUMBER:
+        return value
+    try:
+        return f"{float(value):.6g}"
+    except ValueError:
+        return value
+
+
+def _last(override: str) -> tuple[str, str | None]:
+    """Returns the last part of an override's key, and its value if it has one."""
+    key, equals, value = override.partition("=")
+    return re.split(r"[./]", key.lstrip("+"))[-1], value if equals else None
+
+
+def objective_text(value: Any) -> str:
+    """Returns what a job returned; an empty string if that is nothing, or long."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = plain(text)
+    return text if cells(text) <= _LONGEST_VALUE else ""
+
+
+def counts_text(counts: Iterable[tuple[int, str]]) -> str:
+    """Returns ``3 failed, 2 running``; nothing of what is 0."""
+    return ", ".join(f"{number} {what}" for number, what in counts if number)
+
+
+# What rich calls the styles.
+_STYLES = {
+    "": "",
+    "title": "bold",
+    "error": "bold red",
+    "cause": "bold",
+    "good": "green",
+    "bad": "red",
+    "busy": "cyan",
+    "quote": "",
+    "faint": "dim",
+}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream says that it is one."""
+    try:
+        return stream.isatty()
+    except (AttributeError, OSError, ValueError):  # somebody's own object, or closed
+        return False
+
+
+def painted(rows: Sequence[Row], stream: TextIO) -> list[str]:
+    """Returns rows as text, with colours if the stream is a terminal that has some."""
+    if not is_terminal(stream) or not any(span.style for row in rows for span in row):
+        return ["".join(span.text for span in row) for row in rows]
+    # 50 ms to import, and needed only where there is a terminal to colour
+    from rich.console import Console  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(file=stream, soft_wrap=True, highlight=False)
+    text = Text()
+    for row in rows:
+        for span in row:
+            text.append(span.text, style=_STYLES[span.style])
+        text.append("\n")
+    with console.capture() as capture:
+        console.print(text, end="")
+    return capture.get().split("\n")[: len(rows)]

@@ -1,0 +1,629 @@
+"""Runs and sweeps on the disk: where they are, what users call them, and what became of each.
+
+Of a run only its result.json is read, and its overrides when they are asked for; of a sweep its
+sweep.json or its journal, but nothing of its jobs' own. Of many runs that can be as good as all
+that there is to read, so nothing is read twice or before it is due.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from lllaunch.config.secrets import redacted_overrides
+from lllaunch.documents import last_record, read_json
+from lllaunch.errors import LaunchError
+from lllaunch.files import read_text
+from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
+from lllaunch.run.directory import LOCK_NAME, RESULT
+from lllaunch.run.events import isoformat
+from lllaunch.run.files import relative_path
+from lllaunch.run.lock import SIGNED, launcher_is_dead
+from lllaunch.run.result import ResultFile
+from lllaunch.sweep.directory import JOURNAL, SUMMARY
+from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from lllaunch.sweep.history import JobHistory, SweepResult
+
+PLAN = "plan.yaml"
+EVENTS = "events.jsonl"
+
+_TAIL = 16 * 1024  # bytes
+# What Hydra writes, where YAML cannot mean anything but the text itself.
+_PLAIN = re.compile(r"- ([A-Za-z0-9_+~][\w+~./@,-]*=[\w+~./@,=-]*)")
+
+
+def read_overrides(directory: str) -> tuple[str, ...]:
+    """Return the overrides of a run without secrets; none if they cannot be read.
+
+    Args:
+        directory: of the run.
+    """
+    text = read_text(os.path.join(directory, ".hydra", "overrides.yaml"))
+    if not text:
+        return ()
+    lines = text.splitlines()
+    plain = [_PLAIN.fullmatch(line) for line in lines]
+    found = [match[1] for match in plain if match]
+    return redacted_overrides(found if len(found) == len(lines) else _from_yaml(text))
+
+
+def _from_yaml(text: str) -> tuple[str, ...]:
+    # 15 ms to import, and most overrides are plain
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - PyYAML ships no types
+
+    try:
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def last_event(directory: str) -> dict[str, Any] | None:
+    """Returns the last whole line of a run's events.jsonl, None if there is none.
+
+    Args:
+        directory: of the run.
+    """
+    return last_record(os.path.join(directory, "events.jsonl"), _TAIL)
+
+
+_OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
+_OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
+_ATTEMPT = re.compile(r"attempt_\d+$")
+
+
+class FoundDirectory(NamedTuple):
+    """The directory of a run or a sweep.
+
+    Attributes:
+        path: as it was come by.
+        kind: which of the two.
+        names: of all that is in it.
+        file: its result.json or sweep.json where that has another name, else empty.
+    """
+
+    path: str
+    kind: Literal["run", "sweep"]
+    names: frozenset[str]
+    file: str = ""
+
+    @property
+    def document(self) -> str:
+        """Path of its result.json or sweep.json; it may not be there."""
+        name = RESULT if self.kind == "run" else SUMMARY
+        return self.file or os.path.normpath(os.path.join(self.path, name))
+
+
+def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
+    """Finds runs and sweeps in a directory and below it, in no order.
+
+    Links are not followed, and what cannot be read is passed over. Nothing is looked for in a run
+    or a sweep, unless that is the root itself; a sweep's journal tells of its jobs.
+
+    Args:
+        root: where to begin.
+        depth: how many levels below it are looked at.
+    """
+    left = [(root, depth)]
+    while left:
+        path, levels = left.pop()
+        names, directories = _contents(path)
+        kind = _kind(path, names)
+        if kind is not None:
+            yield FoundDirectory(path, kind, names)
+        if levels > 0 and (kind is None or (kind == "run" and path == root)):
+            left += [
+                (os.path.join(path, name), levels - 1)
+                for name in directories
+                if not (name.startswith(".") or (kind and name.startswith("attempt_")))
+            ]
+
+
+def look(path: str) -> FoundDirectory | None:
+    """Return what a directory that was named is, None if it is neither a run nor a sweep."""
+    names, _ = _contents(path)
+    kind = _kind(path, names)
+    if kind is None and any(name in _OF_A_RUN or _ATTEMPT.match(name) for name in names):
+        kind = "run"
+    return None if kind is None else FoundDirectory(path, kind, names)
+
+
+def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:
+    """Return what a directory is for sure."""
+    if names & _OF_A_SWEEP:
+        return "sweep"
+    # other programs write a result.json or a plan.yaml, too: one name alone says little
+    if len(names & _OF_A_RUN) >= 2:
+        return "run"
+    return "run" if RESULT in names and _result(path) is not None else None
+
+
+def _result(path: str) -> ResultFile | None:
+    return ResultFile.from_json(read_json(os.path.join(path, RESULT)), path)
+
+
+def _contents(path: str) -> tuple[frozenset[str], list[str]]:
+    """Returns all names in a directory, and those of directories."""
+    names, directories = [], []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+    except OSError:
+        return frozenset(), []
+    return frozenset(names), directories
+
+
+_HELD = {errno.EWOULDBLOCK, errno.EACCES}
+
+
+def is_held(lock: str) -> bool | None:
+    """Whether somebody holds a lock as `lllaunch.run.lock.lock_directory` takes it.
+
+    Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
+    tried is nearly always held, which changes nothing; else it is given back at once.
+
+    Args:
+        lock: the lock's file.
+
+    Returns:
+        None if that cannot be found out: it is another user's, or the file system has no locks.
+    """
+    if launcher_is_dead(lock):
+        return False
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno in _HELD else None
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def holder(lock: str) -> str:
+    """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
+    text = read_text(lock) or ""
+    return text.rstrip("\n") if SIGNED.fullmatch(text) else ""
+
+
+def state_of(lock: str) -> str:
+    """Return what a run or a sweep that has not ended does, as ``ls`` and ``show`` have it."""
+    return {True: "running", False: "died", None: "unknown"}[is_held(lock)]
+
+
+def plain(entry: ListEntry, path: str) -> dict[str, Any]:
+    """Returns what is known of a run, a sweep or a job, as data for JSON.
+
+    Args:
+        entry: what is known.
+        path: its directory, as it is to be told.
+    """
+    found = {
+        "kind": entry.kind,
+        "path": path,
+        "state": entry.state,
+        "exit_code": entry.exit_code,
+        "started": None if entry.started_ns is None else isoformat(entry.started_ns),
+        "seconds": entry.seconds,
+        "overrides": list(entry.overrides),
+    }
+    if entry.kind == "sweep":
+        return {**found, "counts": dict(sorted(entry.counts.items()))}
+    if entry.kind == "job":
+        found["job"] = entry.job
+    return {
+        **found,
+        "attempts": entry.attempts,
+        "root_cause": entry.root_cause,
+        "return_value": entry.value,
+    }
+
+
+# Hydra's, of the sweep itself.
+_MULTIRUN = "multirun.yaml"
+
+STATES = {
+    "succeeded": "it did what it should",
+    "failed": "workers did; of a sweep: not all of its jobs succeeded",
+    "signalled": "a signal to its launcher ended it",
+    "error": "lllaunch could not do its part",
+    "running": "its launcher lives",
+    "died": "its launcher ended without a result: it was killed, or the machine went down",
+    "waiting": "a job of a running sweep that has not started",
+    "not_run": "a job that its sweep did not come to",
+    "unknown": "its files cannot be read, or do not say",
+}
+"""All states of an entry, and what they mean."""
+
+
+@dataclass(frozen=True)
+class ListEntry:
+    """A run, a sweep, or a job of a sweep.
+
+    Attributes:
+        kind: which of these.
+        path: its directory; of a job that has none, that of its sweep.
+        state: one of `STATES`.
+        exit_code: of its launcher, or None where that is not known.
+        started_ns: when it began, nanoseconds since the epoch, or None.
+        seconds: how long it took, or takes until now; None where that is not known.
+        attempts: how often its workers were started, or a job; None where that is not known.
+        root_cause: the first failure in one line, or an empty string.
+        value: what rank 0 returned, where that is short; else None.
+        job: number of a job, else None.
+        counts: of a sweep, the number of jobs by state.
+        told: gives the overrides of the command line.
+    """
+
+    kind: Literal["run", "sweep", "job"]
+    path: str
+    state: str
+    exit_code: int | None = None
+    started_ns: int | None = None
+    seconds: float | None = None
+    attempts: int | None = None
+    root_cause: str = ""
+    value: Any = None
+    job: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    told: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides of the command line, as it was written down."""
+        return self.told()
+
+
+def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[ListEntry]:
+    """Returns the runs and sweeps below some directories, the newest first.
+
+    Args:
+        roots: where to look; each directory counts once.
+        depth: as for `find`.
+    """
+    return sorted(newest(roots, depth), key=lambda entry: entry.started_ns or 0, reverse=True)
+
+
+def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[ListEntry]:
+    """Yield the same, as far as the times of files tell the order; each is read when it is due.
+
+    Who wants a few of thousands stops early.
+    """
+    found: dict[str, tuple[int, FoundDirectory]] = {}
+    for root in roots:
+        for each in find(root, depth):
+            key = os.path.realpath(each.path)
+            if key not in found:
+                found[key] = began_ns(each), each
+    for _, each in sorted(found.values(), key=lambda pair: pair[0], reverse=True):
+        yield entry_of(each)
+
+
+def began_ns(found: FoundDirectory) -> int:
+    """Return when a run or a sweep began, as its files tell without being read; 0 if unknown."""
+    # written once at the start
+    for name in (_MULTIRUN, JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT):
+        changed = _changed_ns(os.path.join(found.path, name)) if name in found.names else None
+        if changed is not None:
+            return changed
+    return _changed_ns(found.path) or 0
+
+
+def entry_of(found: FoundDirectory) -> ListEntry:
+    """Reads what became of a run or a sweep; never raises."""
+    return read_sweep(found.path)[0] if found.kind == "sweep" else read_run(found)[0]
+
+
+# Runs
+
+
+def read_run(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
+    """Return what became of a run, and its result.json if that is of this run; never raises."""
+    path = found.path
+    result = _result(path) if RESULT in found.names else None
+    started_ns = _changed_ns(os.path.join(path, PLAN))
+    if result is not None and not _is_of_former(result, started_ns):
+        return _ended(result), result
+    attempts = sum(name.startswith("attempt_") for name in found.names)
+    state = "unknown"
+    if RESULT not in found.names or result is not None:
+        state = state_of(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else "died"
+    entry = ListEntry(
+        "run",
+        path,
+        state,
+        started_ns=started_ns,
+        seconds=_until(started_ns, path, state),
+        attempts=attempts,
+        told=lambda: read_overrides(path),
+    )
+    return entry, None
+
+
+def _ended(result: ResultFile) -> ListEntry:
+    return ListEntry(
+        "run",
+        result.directory,
+        result.state if result.state in STATES else "unknown",
+        exit_code=result.exit_code,
+        started_ns=result.started_ns,
+        seconds=result.seconds,
+        attempts=result.attempts,
+        root_cause=first_line(result.root_cause),
+        value=result.value().value("value"),
+        told=lambda: read_overrides(result.directory),
+    )
+
+
+def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
+    """Whether a result is that of an earlier run in the same directory.
+
+    The plan of a later one is younger. It also is where files were copied, so somebody else has to
+    confirm it: whoever holds the directory, or the events.
+    """
+    path = result.directory
+    if began_ns is None or began_ns <= (_changed_ns(os.path.join(path, RESULT)) or 0):
+        return False
+    if is_held(os.path.join(path, LOCK_NAME)):
+        return True
+    ended, event = result.ended_ns, last_event(path)
+    at = None if event is None else event.get("time_ns")
+    return ended is not None and isinstance(at, int) and at > ended
+
+
+def _until(began_ns: int | None, path: str, state: str) -> float | None:
+    """Returns for how long a run without a result has run."""
+    end: object = time.time_ns() if state == "running" else (last_event(path) or {}).get("time_ns")
+    if began_ns is None or not isinstance(end, int):
+        return None
+    return max(0, end - began_ns) / 1e9
+
+
+def _changed_ns(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+# Sweeps
+
+
+def read_sweep(path: str) -> tuple[ListEntry, SweepResult | None]:
+    """Return what became of a sweep, and what is known of its jobs; never raises."""
+    result = sweep_result(path)
+    if result is None:
+        began = _changed_ns(os.path.join(path, JOURNAL))
+        return ListEntry("sweep", path, "unknown", started_ns=began), None
+    state = _state_of_sweep(path, result.exit_code)
+    started_ns, seconds = result.started_ns or None, result.seconds
+    if state in {"running", "died"} and started_ns is not None:
+        last = time.time_ns() if state == "running" else _changed_ns(os.path.join(path, JOURNAL))
+        seconds = max(0, (last or started_ns) - started_ns) / 1e9
+    entry = ListEntry(
+        "sweep",
+        path,
+        state,
+        exit_code=result.exit_code,
+        started_ns=started_ns,
+        seconds=seconds,
+        counts=Counter(_state_of_job(job, state) for job in result.jobs),
+        told=lambda: redacted_overrides(result.command),
+    )
+    return entry, result
+
+
+def sweep_result(path: str) -> SweepResult | None:
+    """Return what is known of a sweep, None if nothing is.
+
+    Args:
+        path: its directory. sweep.json counts if it is younger than the journal; after a crash or
+            during a resume it is not.
+    """
+    # not every list has one
+    from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of  # noqa: PLC0415
+    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
+
+    journal, summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
+    written, grown = _changed_ns(summary), _changed_ns(journal)
+    document = read_json(summary) if written is not None else None
+    result = None if document is None else SweepResult.from_json(document)
+    if result is not None and (grown is None or (written or 0) >= grown):
+        return result
+    try:
+        history = SweepHistory(read_journal(journal))
+    except LaunchError:
+        return result
+    return summary_of(history, grown or 0) if history.header is not None else result
+
+
+def _state_of_sweep(path: str, code: int | None) -> str:
+    state = state_of(os.path.join(path, SWEEP_LOCK_NAME))
+    if state == "running" or code is None:
+        return state
+    if code > 128:  # 128 + a signal's number
+        return "signalled"
+    return "succeeded" if code == 0 else "failed"
+
+
+def jobs_of(sweep: ListEntry) -> Iterator[ListEntry]:
+    """Yields the jobs of a sweep by number, as its journal tells of them."""
+    result = sweep_result(sweep.path)
+    for job in result.jobs if result is not None else ():
+        ended = job.result
+        yield ListEntry(
+            "job",
+            os.path.join(sweep.path, job.directory) if job.directory else sweep.path,
+            _state_of_job(job, sweep.state),
+            exit_code=None if ended is None else ended.exit_code,
+            started_ns=job.started_ns or None,
+            seconds=None if ended is None else ended.seconds,
+            attempts=job.tries,
+            root_cause=(ended.root_cause if ended is not None else "") or job.reason,
+            value=job.value,
+            job=job.job,
+            told=partial(redacted_overrides, job.overrides),
+        )
+
+
+def _state_of_job(job: JobHistory, sweep: str) -> str:
+    if job.state in {"composed", "skipped"}:
+        return "waiting" if sweep == "running" else "not_run"
+    if job.state == "started":
+        return "running" if sweep == "running" else "died"
+    return job.state if job.state in STATES else "unknown"
+
+
+LATEST = "latest"
+"""What stands for the run or sweep that was started last."""
+
+_NEAR = 8
+_MOST_NAMED = 5
+# what lies in the directory of a run
+_WITHIN = re.compile(r"(?:(.+)/)?(?:(?:attempt_\d+|latest)(?:/\d+)?|\.hydra)(?:/[^/]+\.\w+)?")
+
+
+@dataclass(eq=False)
+class NoSuchRun(LaunchError):
+    """There is no run or sweep where somebody looked for one.
+
+    Attributes:
+        path: what was given; empty if that was nothing in particular.
+        reason: what is there, as the predicate of a sentence.
+        hint: what to do, or an empty string.
+    """
+
+    path: str
+    reason: str
+    hint: str = ""
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        path = f"{self.path!r} " if self.path else ""
+        return f"{path}{self.reason}{hint}"
+
+
+def locate(name: str, cwd: str | None = None) -> FoundDirectory:
+    """Finds a run or a sweep.
+
+    Args:
+        name: its directory, or something in it: its result.json (under whatever name), the
+            directory of an attempt or a worker; the end of its path; or ``latest``, for the newest
+            of this directory.
+        cwd: what relative paths count from; the working directory if None.
+
+    Returns:
+        its directory, absolute only if ``name`` or ``cwd`` is.
+
+    Raises:
+        NoSuchRun: it is not there.
+    """
+    path = name if cwd is None else os.path.join(cwd, name)
+    if name == LATEST and not os.path.exists(path):
+        return _latest(cwd)
+    if not os.path.exists(path):
+        return _named(name, cwd)
+    directory = os.path.normpath(path)
+    inside = _WITHIN.fullmatch(directory)
+    if inside is not None:
+        directory = inside[1] or "."
+    elif os.path.isfile(directory):
+        file, directory = directory, os.path.dirname(directory) or "."
+        kind = None if os.path.basename(file) in _OF_A_RUN | _OF_A_SWEEP else _kind_of_file(file)
+        if kind is not None:
+            return FoundDirectory(directory, kind, _contents(directory)[0], file)
+    found = look(directory)
+    if found is None:
+        raise _none_at(name, directory, is_directory=os.path.isdir(path))
+    return found
+
+
+def _kind_of_file(path: str) -> Literal["run", "sweep"] | None:
+    """Return what a file of any name is the result of, None if that is neither run nor sweep."""
+    document = read_json(path)
+    if ResultFile.from_json(document, "") is not None:
+        return "run"
+    return "sweep" if isinstance((document or {}).get("jobs"), list) else None
+
+
+def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
+    names, _ = _contents(directory)
+    if is_directory and _MULTIRUN in names:
+        hint = "the sweep was refused, or lllaunch did not run it"
+        return NoSuchRun(name, f"holds no {JOURNAL}", hint)
+    if is_directory and ".hydra" in names:
+        return NoSuchRun(name, f"holds no {PLAN}", "the run was refused before it began")
+    hint = _hint(name if is_directory else "")
+    return NoSuchRun(name, "is not the directory of a run or a sweep", hint)
+
+
+def roots_of(cwd: str | None = None) -> list[str]:
+    """Return where the runs are that were started in a directory.
+
+    Args:
+        cwd: the directory; None for the working directory.
+    """
+    roots = [root if cwd is None else os.path.join(cwd, root) for root in DEFAULT_ROOTS]
+    here = os.path.realpath(cwd or os.getcwd())
+    used = used_from(here, os.environ)
+    # as the user would type them
+    return roots + [path if cwd else relative_path(path, here) for path in used]
+
+
+def _latest(cwd: str | None) -> FoundDirectory:
+    # the times of files tell nearly who began last
+    entries = itertools.islice(newest(roots_of(cwd)), _NEAR)
+    last = max(entries, key=lambda entry: entry.started_ns or 0, default=None)
+    found = look(last.path) if last else None
+    if found is None:
+        raise NoSuchRun("", f"no runs found in {' or '.join(f'{root}/' for root in DEFAULT_ROOTS)}")
+    return found
+
+
+def _named(name: str, cwd: str | None) -> FoundDirectory:
+    """Find the run or sweep whose path ends with a name.
+
+    Raises:
+        NoSuchRun: there is none, or there are several.
+    """
+    found = {
+        os.path.realpath(each.path): each
+        for root in roots_of(cwd)
+        for each in find(root)
+        if each.path.endswith(f"/{name.rstrip('/')}")
+    }
+    if not found:
+        raise NoSuchRun(name, "does not exist", _hint(""))
+    first, *others = found.values()
+    if others:
+        paths = ", ".join(sorted(each.path for each in found.values())[:_MOST_NAMED])
+        raise NoSuchRun(name, f"names {len(found)} runs: {paths}", "say which one")
+    return first
+
+
+def _hint(directory: str) -> str:
+    where = f" {directory}" if directory else ""
+    return f"'python -m lllaunch ls{where}' lists what is there"

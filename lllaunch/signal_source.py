@@ -1,0 +1,231 @@
+"""Signals to a process that manages workers: for its event loop, or an exception."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.interrupts import take_interrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+    from typing_extensions import Self
+
+
+logger = logging.getLogger(__name__)
+
+# Comma-separated names; torch's variable.
+SIGNALS_TO_HANDLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+# Shows where the workers stand and goes on, as in other programs (Ctrl-\), unless it is listed
+# among the signals that end a run.
+STACKS_ON = signal.SIGQUIT
+
+
+class SignalException(Exception):
+    """A death signal arrived.
+
+    Whoever catches it ends the workers, for instance with ``PContext.close(e.sigval)``. Swallowing
+    it keeps the process alive.
+
+    Attributes:
+        sigval: the signal.
+    """
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg)
+        self.sigval = sigval
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (str(self), self.sigval))
+
+
+def named_signals(text: str) -> list[signal.Signals]:
+    """The signals of a comma-separated list; unknown names are logged and left out."""
+    found = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(signal.Signals[name])
+        except KeyError:
+            logger.warning("%s: %r is not a signal's name", SIGNALS_TO_HANDLE, name)
+    return found
+
+
+class SignalSource:
+    """A context in which chosen signals are noted, for an event loop, instead of acted on.
+
+    Contexts of one source may be nested; the outermost one counts. Handlers can be set in the main
+    thread only; elsewhere this notes nothing. A signal that is ignored stays ignored, and one that
+    cannot be handled is left as it is. Handlers and the wakeup descriptor that were there are put
+    back, but not in the place of somebody else's that came later. If signals came, and none of them
+    was told to anybody, they come again then: none is lost. A Ctrl-C before that came to nothing
+    (`lllaunch.interrupts`) is noted, too.
+
+    Args:
+        signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it
+            torch's but for ``quiet``.
+        raises: whether they raise `SignalException` in the main thread instead, always.
+        quiet: another one, which is noted, never raises and never comes again; if it is none of
+            them.
+        stops: whether SIGTSTP (Ctrl-Z) is noted, too. It is no reason to end: it never raises, and
+            is not among those received; see ``stopping``.
+
+    Attributes:
+        quiet: that one, or None.
+        stopping: whether SIGTSTP has come, and `stop_until_continued` is to be called.
+    """
+
+    def __init__(
+        self,
+        signals: Iterable[signal.Signals] | None = None,
+        *,
+        raises: bool = False,
+        quiet: signal.Signals | None = None,
+        stops: bool = False,
+    ) -> None:
+        if signals is None:
+            named = os.environ.get(SIGNALS_TO_HANDLE)
+            signals = named_signals(DEFAULT_SIGNALS if named is None else named)
+            if named is None:
+                signals = [signum for signum in signals if signum != quiet]
+        self._signals = tuple(signals)
+        self.quiet = None if quiet in self._signals else quiet
+        if self.quiet is not None:
+            self._signals += (self.quiet,)
+        self._stops = stops
+        self.stopping = False
+        if stops and signal.SIGTSTP not in self._signals:
+            self._signals += (signal.SIGTSTP,)
+        self._stop_was_blocked = False
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakes = not raises
+        self._wakeup_before = -1
+        self._read = self._write = -1
+        self._depth = 0
+        self._raise = raises
+        self._noted: list[int] = []
+        self._told = False
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `received` has something to tell."""
+        return self._read
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        if self._depth > 1:
+            return self
+        if self._wakes:
+            self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        if threading.current_thread() is not threading.main_thread():
+            logger.debug("not in the main thread: signals are left to the program")
+            return self
+        if self._wakes:
+            self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for signum in self._signals:
+            if signal.getsignal(signum) is signal.SIG_IGN:
+                # Started under nohup, for instance.
+                continue
+            try:
+                self._before[signum] = signal.signal(signum, self._handle)
+            except (OSError, ValueError):
+                logger.warning("%s cannot be handled", signum.name)
+        if self._wakes and signal.SIGINT in self._before and take_interrupt():
+            self._noted.append(signal.SIGINT)
+            os.write(self._write, b"\0")
+        if self._stops and signal.SIGTSTP in self._before:
+            mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+            self._stop_was_blocked = signal.SIGTSTP in mask
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._put_back()
+        for fd in (self._read, self._write):
+            if fd >= 0:
+                os.close(fd)
+        self._read = self._write = -1
+        noted, self._noted = self._noted, []
+        for signum in noted:
+            if signum != self.quiet and not self._told:
+                signal.raise_signal(signum)
+        if self.stopping:
+            self.stopping = False
+            signal.raise_signal(signal.SIGTSTP)
+
+    def leave(self) -> None:
+        """In a forked process: end the context. What was noted is for the parent."""
+        self._noted.clear()
+        self.stopping = False
+        self._depth = 1
+        self.__exit__()
+
+    def _put_back(self) -> None:
+        if self._wakes:
+            signal.set_wakeup_fd(self._wakeup_before)
+        if self._stop_was_blocked:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+        while self._before:
+            signum, handler = self._before.popitem()
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if self._stops and signum == signal.SIGTSTP:
+            self.stopping = True
+            return
+        # the quiet one ends nobody
+        if self._raise and signum != self.quiet:
+            self._told = True
+            received = signal.Signals(signum)
+            raise SignalException(f"process {os.getpid()} received {received.name}", received)
+        self._noted.append(signum)
+
+    def received(self) -> list[int]:
+        """Return the signals since the last call, in order; `stopping` may have changed, too."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        noted, self._noted = self._noted, []
+        self._told = self._told or any(signum != self.quiet for signum in noted)
+        return noted
+
+    def stop_until_continued(self) -> float:
+        """Stop this process until SIGCONT, as SIGTSTP demands; return for how long, seconds.
+
+        Where SIGCONT is blocked (`lllaunch.spawner.signals.STOP_AND_CONTINUE`), the process waits
+        for it: one that came before it had stopped continues it, too. SIGTSTP is to be blocked in
+        all other threads.
+        """
+        began = time.monotonic()
+        # Either of the two takes back the other if that is pending: what is pending came last.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+        self.stopping = False
+        if signal.SIGCONT in mask:
+            signal.sigwait({signal.SIGCONT})
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return time.monotonic() - began
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """While code runs that nothing else wakes, signals raise `SignalException`."""
+        before, self._raise = self._raise, True
+        try:
+            yield
+        finally:
+            self._raise = before
+
+
+def forwards() -> bool:
+    """Return whether a signal has to be forwarded; Slurm sends it to all processes of a step."""
+    return "SLURM_STEP_ID" not in os.environ

@@ -1,0 +1,156 @@
+"""The environment contract between launcher and workers, as torchrun sets it. Pure.
+
+Source: torchrun of torch 2.13 ("Environment Variables" in its documentation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Template
+
+from lllaunch.macros import WORKER_NAMES
+
+# On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
+LOOPBACK = "127.0.0.1"
+
+# Set for every worker by the launcher; a config may not set them.
+CONTRACT_NAMES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_TIMER_FILE",
+    }
+)
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """Where one worker stands in its group.
+
+    Attributes:
+        local_rank: rank among the workers of this node.
+        rank: rank among all workers.
+        group_rank: rank of this node.
+        role_rank: rank among all workers of the role.
+        role_name: name of the role.
+        local_world_size: workers on this node.
+        world_size: workers in all.
+        group_world_size: nodes.
+        role_world_size: workers of the role.
+        master_addr: host on which rank 0 opens the store.
+        master_port: its port.
+        restart_count: restarts of the group that counted.
+        max_restarts: how many there may be.
+        run_id: name of the run.
+        attempt: number of the attempt.
+        hostname: name of this node.
+        use_agent_store: whether workers join a store of the agent's instead of opening their own.
+    """
+
+    local_rank: int
+    rank: int
+    group_rank: int
+    role_rank: int
+    role_name: str
+    local_world_size: int
+    world_size: int
+    group_world_size: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+    max_restarts: int
+    run_id: str
+    attempt: int = 0
+    hostname: str = ""
+    use_agent_store: bool = False
+
+    def facts(self) -> dict[str, str]:
+        """What ``${worker:NAME}`` stands for (`lllaunch.macros.WORKER_NAMES`)."""
+        return {name: str(getattr(self, name)) for name in WORKER_NAMES}
+
+
+def contract(place: WorkerContext, outer: Mapping[str, str]) -> dict[str, str]:
+    """The variables of one worker.
+
+    Args:
+        place: where it stands.
+        outer: the launcher's own environment; what it sets of the last three is kept.
+    """
+    env = {
+        "LOCAL_RANK": str(place.local_rank),
+        "RANK": str(place.rank),
+        "GROUP_RANK": str(place.group_rank),
+        "ROLE_RANK": str(place.role_rank),
+        "ROLE_NAME": place.role_name,
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "WORLD_SIZE": str(place.world_size),
+        "GROUP_WORLD_SIZE": str(place.group_world_size),
+        "ROLE_WORLD_SIZE": str(place.role_world_size),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(place.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(place.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": outer.get(
+            "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+        ),
+    }
+    if "OMP_NUM_THREADS" in outer:
+        env["OMP_NUM_THREADS"] = outer["OMP_NUM_THREADS"]
+    elif place.local_world_size > 1:
+        # As torchrun does: n workers with as many threads each as there are cores would fight.
+        env["OMP_NUM_THREADS"] = "1"
+    return env
+
+
+def virtual_rank(local_rank: int, outer: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a worker sees its own GPU as device 0 and itself as local rank 0.
+
+    Args:
+        local_rank: its real local rank.
+        outer: the launcher's environment; its CUDA_VISIBLE_DEVICES is mapped through.
+
+    Raises:
+        ValueError: CUDA_VISIBLE_DEVICES lists too few devices.
+    """
+    visible = outer.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": str(local_rank)}
+    devices = [device.strip() for device in visible.split(",") if device.strip()]
+    if local_rank >= len(devices):
+        raise ValueError(
+            f"virtual_local_rank: local rank {local_rank} needs a device of its own, but "
+            f"CUDA_VISIBLE_DEVICES={visible!r} lists {len(devices)}"
+        )
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": devices[local_rank]}
+
+
+def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[object, ...]:
+    """Replace ``${local_rank}`` in arguments that are text, as torch's argument macros do.
+
+    They are templates of `string.Template`: ``$local_rank`` is replaced too, ``$$`` becomes ``$``,
+    other names stay.
+    """
+    return tuple(
+        Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg
+        for arg in args
+    )

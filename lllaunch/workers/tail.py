@@ -1,0 +1,859 @@
+"""Output files as they grow: followed, cut into lines and shown.
+
+Locks and progress bars that others own may stand before a destination. Each wait for them is
+bounded: a tail goes on without them rather than not at all.
+
+The thread sleeps until the kernel says that a file has changed (inotify) or that it is to stop
+(an eventfd). Only files that inotify cannot watch are looked at once a second.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import logging
+import math
+import os
+import select
+import signal
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from lllaunch.errors import OutputError
+from lllaunch.linux.cgroup import shortage
+from lllaunch.linux.inotify import Inotify, open_inotify
+from lllaunch.workers.lines import LineSplitter, Span
+from lllaunch.workers.terminal import Destination
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+# How long a lock or a progress bar that others own is waited for, seconds.
+_PATIENCE_S = 1.0
+
+
+class LockLike(Protocol):
+    """A lock of `threading` or `multiprocessing`."""
+
+    def acquire(self, *, timeout: float = ...) -> bool:
+        """Takes the lock; False if it could not be had in time (seconds)."""
+
+    def release(self) -> None:
+        """Gives the lock back."""
+
+
+class EventLike(Protocol):
+    """An event of `threading` or `multiprocessing`."""
+
+    def set(self) -> None:
+        """Sets the event."""
+
+    def clear(self) -> None:
+        """Resets the event."""
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for it, at most so many seconds; whether it is set."""
+
+
+class BarGate:
+    """The older interface to a progress bar that someone else draws at the bottom.
+
+    Before writing, ``trigger_clear`` is set and ``cleared`` waited for, which says that the bar
+    is off the screen; after writing, ``trigger_clear`` is reset. Where nobody answers, that is
+    waited for once.
+
+    Args:
+        events: the two events.
+
+    Raises:
+        KeyError: one of them is missing.
+    """
+
+    def __init__(self, events: Mapping[str, EventLike]) -> None:
+        self.events = events
+        # One asks at a time; else one's question would wipe out the answer to another's.
+        self._lock = threading.Lock()
+        self._trigger = events["trigger_clear"]
+        self._cleared = events["cleared"]
+        self._answered = True
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """While inside, the bar is off the screen, if there is one."""
+        with self._lock:
+            expected = self._answered or self._cleared.is_set()
+            self._cleared.clear()
+            self._trigger.set()
+            try:
+                self._answered = self._cleared.wait(_PATIENCE_S if expected else 0)
+                yield
+            finally:
+                self._trigger.clear()
+
+
+_gates: weakref.WeakValueDictionary[int, BarGate] = weakref.WeakValueDictionary()
+
+
+def gate_of(events: Mapping[str, EventLike]) -> BarGate:
+    """The gate of a progress bar, one for all who were given its events.
+
+    Args:
+        events: ``trigger_clear`` and ``cleared``.
+
+    Returns:
+        The gate.
+
+    Raises:
+        KeyError: an event is missing.
+    """
+    gate = BarGate(events)
+    return _gates.setdefault(id(events["trigger_clear"]), gate)
+
+
+# In a forked child, the threads that may have held a gate's lock are not there.
+os.register_at_fork(after_in_child=_gates.clear)
+
+
+@contextmanager
+def _held(lock: LockLike) -> Iterator[None]:
+    """Holds somebody else's lock, or goes on without it when it cannot be had."""
+    taken = lock.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if taken:
+            lock.release()
+
+
+@contextmanager
+def guarded(lock: LockLike | None, gate: BarGate | None) -> Iterator[None]:
+    """While inside, somebody else's lock is held and somebody else's bar is off the screen."""
+    with ExitStack() as stack:
+        if lock is not None:
+            stack.enter_context(_held(lock))
+        if gate is not None:
+            stack.enter_context(gate.lifted())
+        yield
+
+
+logger = logging.getLogger(__name__)
+
+# What stops a file from being opened now but not for ever.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class Watching:
+    """The files of one thread that follows them, and what it sleeps on.
+
+    Args:
+        wake: an eventfd that ends a wait; not closed here.
+        poll_interval: seconds between looks at files that inotify cannot watch.
+    """
+
+    def __init__(self, wake: int, poll_interval: float) -> None:
+        self._wake = wake
+        self._poll_interval = poll_interval
+        self._warned = False
+        self._changed: dict[FollowedFile, None] = {}
+        self._polled: set[FollowedFile] = set()
+        self._next_look = 0.0
+        # Files by the number of the watch that tells of them; and the numbers on directories,
+        # which end when the file is there.
+        self._watched: dict[int, set[FollowedFile]] = {}
+        self._directories: set[int] = set()
+        self._poll_wake = select.poll()
+        self._poll_wake.register(wake, select.POLLIN)
+        self._poll_all = select.poll()
+        self._poll_all.register(wake, select.POLLIN)
+        opened = open_inotify()
+        self._inotify: Inotify | None = None
+        if isinstance(opened, Inotify):
+            self._inotify = opened
+            self._poll_all.register(opened.fileno(), select.POLLIN)
+        else:
+            self._reason = opened.reason
+
+    def close(self) -> None:
+        """Ends all watches."""
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def add(self, file: FollowedFile) -> None:
+        """Takes in a file, whether it is there or not."""
+        try:
+            opened = file.open()
+        except OSError as error:
+            if error.errno in _PASSING:
+                self._poll(file, f"{file.path}: {error.strerror}")
+            else:
+                self.drop(file, error)
+            return
+        if self._inotify is None:
+            self._poll(file, self._reason)
+        elif opened:
+            self._watch(file, self._inotify)
+        else:
+            self._await(file, self._inotify)
+        if opened:
+            self._changed[file] = None
+
+    def more(self, file: FollowedFile) -> None:
+        """Says that a file is to be looked at again at once."""
+        self._changed[file] = None
+
+    def drop(self, file: FollowedFile, error: OSError) -> None:
+        """Gives a file up, with a message."""
+        logger.error("%s cannot be followed: %s", file.path, error.strerror or error)
+        file.dropped = True
+        self._changed.pop(file, None)
+        self._polled.discard(file)
+
+    def changed(self) -> list[FollowedFile]:
+        """The files that have changed since the last call."""
+        files = [file for file in self._changed if not file.dropped]
+        self._changed.clear()
+        return files
+
+    def wait(self, due: float | None, gather_ms: int) -> None:
+        """Sleeps until a file changes, the eventfd is written to, or a time has come.
+
+        Args:
+            due: latest end, by `time.monotonic`; None for none.
+            gather_ms: milliseconds in which changes are not looked at, but only the eventfd.
+        """
+        if not self._changed and gather_ms and self._poll_wake.poll(gather_ms):
+            self._clear_wake()
+            return
+        for descriptor, _ in self._poll_all.poll(self._timeout_ms(due)):
+            if descriptor == self._wake:
+                self._clear_wake()
+            else:
+                self._take_changes()
+        if self._polled and time.monotonic() >= self._next_look:
+            self._look_at_polled()
+
+    def _timeout_ms(self, due: float | None) -> int | None:
+        if self._changed:
+            return 0
+        times = [] if due is None else [due]
+        if self._polled:
+            times.append(self._next_look)
+        if not times:
+            return None
+        # Rounded up: waking before the time would only mean waking twice.
+        return max(0, math.ceil((min(times) - time.monotonic()) * 1000))
+
+    def _clear_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _take_changes(self) -> None:
+        assert self._inotify is not None
+        changes = self._inotify.read()
+        numbers = set(self._watched) if changes.overflow else changes.watches
+        for number in numbers:
+            files = self._watched.get(number, set())
+            if number in self._directories:
+                # What was waited for may be there, or one step nearer.
+                for file in tuple(files):
+                    self._forget(number, file)
+                    self.add(file)
+            else:
+                self._changed.update(dict.fromkeys(files))
+
+    def _look_at_polled(self) -> None:
+        self._next_look = time.monotonic() + self._poll_interval
+        for file in tuple(self._polled):
+            if file.is_open:
+                self._changed[file] = None
+            else:
+                self._polled.discard(file)
+                self.add(file)
+
+    def _poll(self, file: FollowedFile, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "output is looked for every %g s, since the kernel cannot tell of it: %s",
+                self._poll_interval,
+                reason,
+            )
+        if not self._polled:
+            self._next_look = time.monotonic() + self._poll_interval
+        self._polled.add(file)
+
+    def _watch(self, file: FollowedFile, inotify: Inotify) -> None:
+        try:
+            number = inotify.watch_file(file.path)
+        except OSError as error:
+            self._poll(file, f"{file.path}: {error.strerror}")
+            return
+        self._watched.setdefault(number, set()).add(file)
+
+    def _await(self, file: FollowedFile, inotify: Inotify) -> None:
+        """Watches the directory in which the file, or the next directory on its path, appears."""
+        directory = _nearest_directory(file.path)
+        try:
+            number = inotify.watch_directory(directory)
+        except OSError as error:
+            self._poll(file, f"{directory}: {error.strerror}")
+            return
+        self._directories.add(number)
+        self._watched.setdefault(number, set()).add(file)
+        if os.path.lexists(file.path) or _nearest_directory(file.path) != directory:
+            # It came between the look and the watch: there will be no event.
+            self._forget(number, file)
+            self.add(file)
+
+    def _forget(self, number: int, file: FollowedFile) -> None:
+        files = self._watched[number]
+        files.discard(file)
+        if not files:
+            del self._watched[number]
+            self._directories.discard(number)
+            if self._inotify is not None:
+                self._inotify.unwatch(number)
+
+
+def _nearest_directory(path: str) -> str:
+    """The deepest directory on the way to a file that exists."""
+    directory = os.path.dirname(os.path.abspath(path))
+    while not os.path.isdir(directory) and directory != os.path.dirname(directory):
+        directory = os.path.dirname(directory)
+    return directory
+
+
+# Bytes read at a time: large enough for few calls, small enough that files take turns.
+_BLOCK = 256 * 1024
+# A filter sees at most so many bytes of a line.
+_FILTERED = 64 * 1024 * 1024
+# Of a line that has not ended, at most so many bytes are looked at for the live area.
+_LIVE = 4096
+# A line without an end is shown when it is so old, seconds.
+_PARTIAL_S = 1.0
+
+
+class FollowedFile:
+    """One file on its way to one destination.
+
+    Args:
+        path: the file; it need not exist yet.
+        prefix: put before every line.
+        destination: where the lines go.
+        line_filter: says of a line, as text with its newline, whether it is shown; None for all.
+        lock: somebody else's lock, held while writing.
+        gate: somebody else's progress bar, lifted while writing.
+
+    Attributes:
+        dropped: it cannot be followed, and that was said.
+        behind: there was more to be shown when it was last looked at.
+        due: when, by `time.monotonic`, the line in the making is to be shown; None if it is not.
+        blocks: how many blocks have been read and shown.
+        silent: whether no further line is shown.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        prefix: bytes,
+        destination: Destination,
+        line_filter: Callable[[str], bool] | None = None,
+        *,
+        lock: LockLike | None = None,
+        gate: BarGate | None = None,
+    ) -> None:
+        self.path = path
+        self.dropped = False
+        self.behind = False
+        self.due: float | None = None
+        self.blocks = 0
+        self.silent = False
+        self._fd: int | None = None
+        self._destination = destination
+        self._filter = line_filter
+        self._lock = lock
+        self._gate = gate
+        # Under a foreign bar every line starts at the left edge and erases what is behind it.
+        over_bar = gate is not None and destination.is_terminal
+        self._splitter = LineSplitter(
+            b"\r" + prefix if over_bar else prefix,
+            b"\033[K" if over_bar else b"",
+            None if line_filter is None else self._keep,
+        )
+        self._has_live_area = destination.is_terminal and gate is None and line_filter is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file was there when it was last looked for."""
+        return self._fd is not None
+
+    def open(self) -> bool:
+        """Opens the file.
+
+        Returns:
+            False if it is not there yet.
+
+        Raises:
+            OSError: it is there and cannot be opened, or is no regular file.
+        """
+        try:
+            # Non-blocking, since opening a pipe waits for its other end.
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file", self.path)
+        self._fd = descriptor
+        return True
+
+    def size(self) -> int:
+        """Bytes in the file now; 0 while it is not there."""
+        return 0 if self._fd is None else os.fstat(self._fd).st_size
+
+    def drain(self) -> bool:
+        """Shows the next block.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self._fd is None:
+            return False
+        position = self._splitter.position
+        size = self.size()
+        if size < position:
+            self._say_truncated()
+            position = 0
+        block = os.pread(self._fd, min(_BLOCK, size - position), position)
+        self.behind = position + len(block) < size
+        if not block:
+            return False
+        for piece in self._splitter.feed(block):
+            self._show(piece)
+        self.blocks += 1
+        self._update_live_area()
+        return True
+
+    def drain_to(self, end: int) -> None:
+        """Shows everything up to an offset, and then the last line also if it has no newline.
+
+        Args:
+            end: bytes; what is written beyond may be shown too.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        while self._splitter.position < end and self.drain():
+            pass
+        self.finish()
+
+    def finish(self) -> None:
+        """Shows the line in the making as it is."""
+        span = self._splitter.finish()
+        if span is not None:
+            self._show(span)
+        self.due = None
+
+    def close(self) -> None:
+        """Closes the file; idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def tick(self) -> None:
+        """Shows the line in the making in the live area; its time has come."""
+        self.due = None
+        span = self._splitter.pending
+        if span is None:
+            self._live(None)
+            return
+        visible = self._read(span.start, min(span.end, span.start + _LIVE))
+        self._live(self._splitter.prefix + visible)
+
+    def _update_live_area(self) -> None:
+        if not self._has_live_area:
+            return
+        if self._splitter.pending is None or self._splitter.redrawn:
+            self.tick()
+        elif self.due is None:
+            self.due = time.monotonic() + _PARTIAL_S
+
+    def _keep(self, line: bytes) -> bool:
+        assert self._filter is not None
+        try:
+            return bool(self._filter(line.decode("utf-8", "replace") + "\n"))
+        except Exception as error:  # noqa: BLE001 - any error of the user's filter; the line is shown
+            self._complain(f"the filter of lines failed on it: {error!r}")
+            return True
+
+    def _show(self, piece: bytes | Span) -> None:
+        if not isinstance(piece, Span):
+            self._write([piece])
+            return
+        if self._filter is not None:
+            head = self._read(piece.start, min(piece.end, piece.start + _FILTERED))
+            if not self._keep(head):
+                return
+        self._write(self._parts(piece))
+
+    def _parts(self, span: Span) -> Iterator[bytes]:
+        """A line that is still in the file, with prefix and newline, block by block."""
+        end = self._splitter.suffix + b"\n"
+        if span.end - span.start <= _BLOCK:
+            yield self._splitter.prefix + self._read(span.start, span.end) + end
+            return
+        yield self._splitter.prefix
+        for start in range(span.start, span.end, _BLOCK):
+            yield self._read(start, min(span.end, start + _BLOCK))
+        yield end
+
+    def _read(self, start: int, end: int) -> bytes:
+        try:
+            return b"" if self._fd is None else os.pread(self._fd, end - start, start)
+        except OSError as error:
+            self._complain(f"it cannot be read: {error}")
+            return b""
+
+    def _say_truncated(self) -> None:
+        self._splitter.reset()
+        self.due = None
+        if self._filter is None:
+            name = os.path.basename(self.path)
+            notice = f"[{name} truncated by the worker]".encode("utf-8", "surrogateescape")
+            end = self._splitter.suffix + b"\n"
+            self._write([self._splitter.prefix + notice + end])
+
+    def _write(self, parts: Iterable[bytes]) -> None:
+        if self.silent:
+            return
+        try:
+            with guarded(self._lock, self._gate):
+                self._destination.write(parts, self)
+        except BrokenPipeError:
+            # who read it has gone, as `| head` does; there is nobody to tell
+            self._destination.failed = True
+        except Exception as error:  # noqa: BLE001 - whatever a foreign stream raises; others go on
+            self._complain(f"it cannot be shown: {error!r}")
+
+    def _live(self, text: bytes | None) -> None:
+        try:
+            with guarded(self._lock, None):
+                self._destination.show(self, text)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(f"it cannot be shown: {error!r}")
+
+    def _complain(self, what: str) -> None:
+        """Reports the first trouble of a destination; every block would have the same."""
+        if not self._destination.failed:
+            self._destination.failed = True
+            logger.error("%s: %s (reported once; the file is complete)", self.path, what)
+
+
+__all__ = ["Follower"]
+
+
+# After something was shown, so long nothing is, milliseconds: what is written line by line then
+# comes in blocks, and costs a hundred looks a second at most.
+_GATHER_MS = 10
+# stop() gives up on a destination that takes nothing for so long, seconds.
+_STOP_PATIENCE_S = 10.0
+
+
+class Follower:
+    """Shows files as they grow, whole lines only, each with a prefix; one thread for all of them.
+
+    Args:
+        name: name of the thread.
+        poll_interval: seconds between looks at files that inotify cannot watch.
+    """
+
+    def __init__(self, name: str = "tail", poll_interval: float = 1.0) -> None:
+        self._name = name
+        self._added: collections.deque[FollowedFile] = collections.deque()
+        self._files: list[FollowedFile] = []
+        self._destinations: dict[int, tuple[TextIO, Destination]] = {}
+        self._poll_interval = poll_interval
+        # Reentrant: a signal handler may call stop() while its thread is in one of these methods.
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._wake: int | None = None
+        self._stopping = False
+        self._given_up = False
+        self._done = threading.Event()
+
+    def add(
+        self,
+        path: str,
+        prefix: bytes,
+        dst: TextIO,
+        line_filter: Callable[[str], bool] | None = None,
+        *,
+        lock: LockLike | None = None,
+        progbar_events: Mapping[str, EventLike] | None = None,
+    ) -> None:
+        """Adds a file, before `start` or after.
+
+        Args:
+            path: the file; it need not exist yet, nor its directory. ``/dev/null`` shows nothing.
+            prefix: put before every line.
+            dst: where its lines go.
+            line_filter: says of a line, as text with its newline, whether it is shown; None for
+                all. It sees the first 64 MiB of a line.
+            lock: held while writing, besides the destination's own.
+            progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar that is to
+                be taken off the screen while writing.
+
+        Raises:
+            RuntimeError: it was stopped.
+            KeyError: an event is missing.
+        """
+        if path == os.devnull:
+            return
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("a stopped Follower takes no more files")
+            _, destination = self._destinations.setdefault(id(dst), (dst, Destination(dst)))
+            gate = None if progbar_events is None else gate_of(progbar_events)
+            self._added.append(
+                FollowedFile(path, prefix, destination, line_filter, lock=lock, gate=gate)
+            )
+            self._notify()
+
+    def start(self) -> Follower:
+        """Starts the thread; does nothing the second time.
+
+        Returns:
+            Itself.
+
+        Raises:
+            OSError: no descriptor is left.
+            RuntimeError: no thread can be started, or it was stopped.
+        """
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("a stopped Follower cannot be started again")
+            if self._thread is None:
+                wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                # A daemon: a destination that blocks for ever must not keep the process alive.
+                thread = threading.Thread(
+                    target=self._run, args=(wake,), name=self._name, daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError:
+                    os.close(wake)
+                    raise
+                self._wake, self._thread = wake, thread
+        return self
+
+    def stop(self, *, join: bool = True) -> None:
+        """Shows everything that was written before this call, then ends; idempotent.
+
+        Last lines without a newline get one. Returns earlier only if a destination takes nothing
+        for ten seconds; that is logged, and nothing is lost from the files.
+
+        Args:
+            join: whether the thread is waited for. When all is shown it has only an inotify
+                descriptor left to close, for which the kernel takes 8 to 16 ms.
+        """
+        with self._lock:
+            self._stopping = True
+            self._notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            try:
+                self._wait()
+            except BaseException:
+                # a signal: the process may end at any moment, and a line that began would be cut
+                for file in list(self._files):
+                    file.silent = True
+                raise
+            if join and not self._given_up:
+                thread.join()
+
+    def stopped(self) -> bool:
+        """Whether it was stopped and nothing more is shown."""
+        running = self._thread is not None and not self._done.is_set()
+        return self._stopping and (self._given_up or not running)
+
+    def _notify(self) -> None:
+        if self._wake is not None:
+            os.eventfd_write(self._wake, 1)
+
+    def _wait(self) -> None:
+        while not self._done.is_set() and not self._given_up:
+            before = self._progress()
+            self._done.wait(_STOP_PATIENCE_S)
+            if not self._done.is_set() and self._progress() == before:
+                self._given_up = True
+                # A louder message would go to the console that takes nothing, and wait there.
+                logger.debug("the console takes no output of the workers; it is in the files")
+
+    def _progress(self) -> int:
+        taken = sum(destination.taken for _, destination in list(self._destinations.values()))
+        return taken + sum(file.blocks for file in self._files)
+
+    def _run(self, wake: int) -> None:
+        # the main thread is to stop for it (`SignalSource.stop_until_continued`)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+        watching: Watching | None = None
+        try:
+            watching = Watching(wake, self._poll_interval)
+            while not self._stopping:
+                self._take_added(watching)
+                busy = self._look(watching)
+                watching.wait(self._due(), gather_ms=_GATHER_MS if busy else 0)
+            self._take_added(watching)
+            self._finish()
+        except Exception as error:
+            if short := shortage(error):
+                logger.error("the output is not shown any more, it is in the files: %s", short)  # noqa: TRY400 - the reason says it all
+            else:
+                logger.exception("the tail ended by an error of its own; the files are complete")
+        finally:
+            for file in self._files:
+                file.close()
+            with self._lock:
+                os.close(wake)
+                self._wake = None
+            self._done.set()
+            if watching is not None:
+                watching.close()
+
+    def _take_added(self, watching: Watching) -> None:
+        while self._added:
+            file = self._added.popleft()
+            self._files.append(file)
+            watching.add(file)
+
+    def _look(self, watching: Watching) -> bool:
+        """Takes one turn: a block of every file that has changed. Whether there was any."""
+        busy = False
+        now = time.monotonic()
+        for file in watching.changed():
+            try:
+                if file.drain():
+                    busy = True
+                    if file.behind:
+                        watching.more(file)
+            except OSError as error:
+                watching.drop(file, error)
+        for file in self._files:
+            if file.due is not None and file.due <= now:
+                file.tick()
+        return busy
+
+    def _due(self) -> float | None:
+        """When a line in the making is to be shown, by `time.monotonic`."""
+        return min((file.due for file in self._files if file.due is not None), default=None)
+
+    def _finish(self) -> None:
+        # All sizes first: what is written after this moment need not be shown, so that a worker
+        # that never stops writing cannot keep us here.
+        ends = []
+        for file in self._files:
+            try:
+                if not file.dropped and (file.is_open or file.open()):
+                    ends.append((file, file.size()))
+            except OSError as error:
+                logger.debug("%s cannot be followed: %s", file.path, error)
+        for file, end in ends:
+            try:
+                file.drain_to(end)
+            except OSError as error:
+                logger.error("%s cannot be read: %s", file.path, error)  # noqa: TRY400 - the reason says it all
+
+
+# Files that the kernel cannot watch are not looked at more often than this, seconds.
+_POLL_SECONDS = 1.0
+
+
+class Tees:
+    """The teed streams of a context.
+
+    Args:
+        name: default header of lines: ``[<name><rank>]:``.
+        prefixes: other headers, by local rank.
+        progbar_events: as for `start_processes`.
+        interval_sec: as for `start_processes`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prefixes: Mapping[int, str] | None,
+        progbar_events: Mapping[str, Any] | None,
+        interval_sec: float,
+    ) -> None:
+        self._name = name
+        self._prefixes = prefixes or {}
+        self._progbar_events = progbar_events
+        self._follower = Follower(f"tee {name}", max(_POLL_SECONDS, interval_sec))
+        self._empty = True
+
+    def show(
+        self, files: Mapping[int, str], dst: TextIO | None, filters: Sequence[str] = ()
+    ) -> None:
+        """Show files by local rank on ``dst``; with ``filters``, lines that hold one of them."""
+        if dst is None:
+            # A program without a console (pythonw, some daemons) has None there.
+            return
+        for rank, path in files.items():
+            header = self._prefixes.get(rank, f"[{self._name}{rank}]:")
+            self._follower.add(
+                path,
+                header.encode("utf-8", "surrogateescape"),
+                dst,
+                _holds(filters) if filters else None,
+                progbar_events=None if filters else self._progbar_events,
+            )
+            self._empty = False
+
+    def start(self) -> None:
+        """Begin to show; without a file there is no thread.
+
+        If there is no room for it, that is said, and nothing else fails for it.
+        """
+        if self._empty:
+            return
+        try:
+            self._follower.start()
+        except (OSError, RuntimeError) as error:
+            reason = shortage(error)
+            if not reason:
+                raise
+            logger.error("the output is not shown, it is in the files: %s", reason)  # noqa: TRY400 - the reason says it all
+
+    def stop(self) -> None:
+        """Show what was written before this call, then end; idempotent."""
+        if not self._empty:
+            self._follower.stop(join=False)
+
+
+def open_filtered(path: str) -> TextIO:
+    """Open the file that collects matching lines of all ranks.
+
+    Raises:
+        OutputError: it cannot be opened.
+    """
+    try:
+        return open(path, "w", errors="replace", buffering=1)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+
+
+def _holds(filters: Sequence[str]) -> Callable[[str], bool]:
+    return lambda line: any(needle in line for needle in filters)

@@ -1,0 +1,286 @@
+"""Where teed lines go: destinations that several threads share without mixing their lines.
+
+Every writer of this process to one terminal, pipe or file uses one `Screen` and with it one lock,
+whatever Python objects stand for that file. On a terminal the screen keeps a live area, its bottom
+line: text that is not a whole line yet. It is taken away before whole lines are written and put
+back after them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import re
+import select
+import stat
+import threading
+import unicodedata
+import weakref
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+_ERASE = b"\r\033[K"
+# Escape sequences and control characters, which would move the cursor out of the live area.
+_UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]?|[\x00-\x1f\x7f-\x9f]")
+_WIDE = frozenset("WF")
+# Of a pipe: so many bytes are taken as a whole or not at all (Linux' PIPE_BUF).
+_AT_ONCE = 4096
+_NEWLINE = ord("\n")
+
+
+class Screen:
+    """What all writers to one terminal, pipe or file share.
+
+    Attributes:
+        owner: the object that a screen without a file is known by.
+        live: texts of lines that have not ended, by who wrote them; the last one is shown.
+    """
+
+    def __init__(self, owner: object) -> None:
+        # held by who is next, so that one writer of many lines lets others come between them
+        self._turnstile = threading.Lock()
+        self._lock = threading.RLock()
+        self.owner = owner
+        self.live: dict[object, str] = {}
+
+    @contextlib.contextmanager
+    def turn(self, seconds: float | None = None) -> Iterator[bool]:
+        """Be the only writer in the block, in which whole lines are written.
+
+        Args:
+            seconds: how long to wait for that; None for as long as it takes.
+
+        Yields:
+            Whether it is so; False if it took too long.
+        """
+        held = False
+        if self._turnstile.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            try:
+                held = self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
+            finally:
+                self._turnstile.release()
+        try:
+            yield held
+        finally:
+            if held:
+                self._lock.release()
+
+    def erasure(self) -> bytes:
+        """Return what takes the live area away; to be written in a turn."""
+        return _ERASE if self.live else b""
+
+
+_screens: weakref.WeakValueDictionary[tuple[object, ...], Screen] = weakref.WeakValueDictionary()
+_screens_lock = threading.Lock()
+
+
+def _forget_screens() -> None:
+    """In a forked child: the threads that may have held these locks are not there."""
+    global _screens_lock  # noqa: PLW0603 - the lock is what has to be replaced
+    _screens_lock = threading.Lock()
+    _screens.clear()
+
+
+os.register_at_fork(after_in_child=_forget_screens)
+
+
+def screen_of(stream: object) -> Screen:
+    """Return what all writers to a stream share."""
+    return _screen_of(_descriptor_of(stream), stream)
+
+
+def _screen_of(descriptor: int | None, dst: object) -> Screen:
+    key: tuple[object, ...] = ("object", id(dst))
+    if descriptor is not None:
+        status = os.fstat(descriptor)
+        key = ("file", status.st_dev, status.st_ino)
+    with _screens_lock:
+        screen = _screens.get(key)
+        if screen is None:
+            screen = _screens[key] = Screen(dst)
+        return screen
+
+
+def _descriptor_of(dst: object) -> int | None:
+    """The descriptor that may be written to instead of the object, or None.
+
+    None also where somebody's own ``write`` would be passed by.
+    """
+    plain = isinstance(dst, io.TextIOWrapper) and type(dst).write is io.TextIOWrapper.write
+    if not plain and not isinstance(dst, (io.BufferedIOBase, io.RawIOBase)):
+        return None
+    try:
+        return dst.fileno()  # type: ignore[attr-defined, no-any-return]
+    except (OSError, ValueError):
+        return None
+
+
+class Destination:
+    """One place that lines are written to.
+
+    Args:
+        dst: a text stream. Where it is a plain file object, bytes go to its descriptor as they
+            are; elsewhere they are decoded as UTF-8, what is none being replaced.
+
+    Attributes:
+        is_terminal: whether there is a live area.
+        failed: whether writing has failed, and that was reported.
+        taken: how often something was taken by it.
+    """
+
+    def __init__(self, dst: TextIO) -> None:
+        self._dst: Any = dst
+        self._fd = _descriptor_of(dst)
+        self._screen = _screen_of(self._fd, dst)
+        self.is_terminal = self._fd is not None and os.isatty(self._fd)
+        self._is_pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
+        self.failed = False
+        self.taken = 0
+
+    def write(self, parts: Iterable[bytes], source: object = None) -> None:
+        """Writes whole lines; nothing of any other writer comes into one.
+
+        A pipe gets lines that are not longer than 4096 bytes as a whole or not at all, also if this
+        process ends meanwhile.
+
+        Args:
+            parts: the lines, cut anywhere.
+            source: whose line in the live area ends with them.
+
+        Raises:
+            OSError: the system refused it.
+            ValueError: the stream is closed.
+        """
+        if self._fd is None:
+            with self._screen.turn():
+                self._screen.live.pop(source, None)
+                self._write_text(parts)
+            return
+        with contextlib.ExitStack() as turn:
+            inside = False
+            for piece in self._pieces(parts):
+                if not inside:
+                    turn.enter_context(self._screen.turn())
+                    self._flush()
+                    self._put(self._screen.erasure())
+                    self._screen.live.pop(source, None)
+                self._put(piece)
+                inside = piece[-1] != _NEWLINE
+                if not inside:
+                    self._draw()
+                    turn.close()
+
+    def _pieces(self, parts: Iterable[bytes]) -> Iterator[memoryview]:
+        for part in parts:
+            yield from whole_lines(part, _AT_ONCE if self._is_pipe else len(part))
+
+    def show(self, source: object, text: bytes | None) -> None:
+        """Puts a line that has not ended in the live area; does nothing where there is none.
+
+        Args:
+            source: whose line it is.
+            text: the line so far; None to take it away.
+
+        Raises:
+            OSError: the system refused it.
+            ValueError: the stream is closed.
+        """
+        if not self.is_terminal:
+            return
+        with self._screen.turn():
+            live = self._screen.live
+            if text is None and source not in live:
+                return
+            self._flush()
+            self._put(self._screen.erasure())
+            live.pop(source, None)
+            if text is not None:
+                live[source] = text.decode("utf-8", "replace")
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._screen.live and self._fd is not None:
+            newest = next(reversed(self._screen.live.values()))
+            self._put(fit(newest, _columns(self._fd) - 1).encode("utf-8", "replace"))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        assert self._fd is not None
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+                self.taken += 1
+            except BlockingIOError:
+                # Somebody made the terminal non-blocking; it wakes us when it takes more.
+                poller = select.poll()
+                poller.register(self._fd, select.POLLOUT)
+                poller.poll()
+
+    def _write_text(self, parts: Iterable[bytes]) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for part in parts:
+            text = decoder.decode(part)
+            if text:
+                self._dst.write(text)
+                self.taken += 1
+        rest = decoder.decode(b"", final=True)
+        if rest:
+            self._dst.write(rest)
+        self._flush()
+
+    def _flush(self) -> None:
+        flush = getattr(self._dst, "flush", None)
+        if flush is not None:
+            flush()
+
+
+def whole_lines(data: bytes, limit: int) -> Iterator[memoryview]:
+    """Cut lines into pieces at their ends.
+
+    Args:
+        data: lines; the last one need not have ended.
+        limit: bytes of a piece, but for a line that is longer.
+
+    Returns:
+        The pieces.
+    """
+    view, start = memoryview(data), 0
+    while len(data) - start > limit:
+        end = data.rfind(b"\n", start, start + limit) + 1 or data.find(b"\n", start) + 1
+        if not end:
+            break
+        yield view[start:end]
+        start = end
+    if start < len(data):
+        yield view[start:]
+
+
+def _columns(descriptor: int) -> int:
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:
+        return 80
+
+
+def fit(text: str, columns: int) -> str:
+    """A text as it fits on one line of a terminal.
+
+    Args:
+        text: any text.
+        columns: width in character cells.
+
+    Returns:
+        Its beginning, without control characters and escape sequences.
+    """
+    text = _UNPRINTABLE.sub("", text.replace("\t", " "))
+    used = 0
+    for index, char in enumerate(text):
+        used += 2 if unicodedata.east_asian_width(char) in _WIDE else 1
+        if used > columns:
+            return text[:index]
+    return text

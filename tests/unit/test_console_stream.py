@@ -1,0 +1,385 @@
+"""What is written where nobody reads: nothing waits for long, and nothing but whole lines is lost.
+
+Pipes, terminals and sockets are real ones. A write that waits for a reader would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import select
+import socket
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lllaunch.console.console import Console
+from lllaunch.console.stream import Outlet, pieces
+from lllaunch.workers.terminal import Destination, whole_lines
+
+MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
+NEVER = 60.0  # seconds; not waited for where a test succeeds
+
+NOTICE = "lllaunch: {} not shown: the console took nothing; see events.jsonl\n"
+
+
+class Line:
+    """Something with a writing end that is a text stream, and a reading end for the test."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self.read_fd = read
+        self.stream = os.fdopen(write, "w", buffering=1, encoding="utf-8")
+        os.set_blocking(read, False)
+
+    @property
+    def fd(self) -> int:
+        return self.stream.fileno()
+
+    def fill(self) -> None:
+        """Let it take nothing until it is read."""
+        os.set_blocking(self.fd, False)
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(self.fd, b"." * size)
+        os.set_blocking(self.fd, True)
+
+    def empty(self) -> None:
+        """Let it take text again."""
+        self.taken()
+
+    def taken(self) -> str:
+        """What can be read now, without the filling."""
+        found = b""
+        with contextlib.suppress(BlockingIOError):
+            while block := os.read(self.read_fd, 65536):
+                found += block
+        return found.decode().replace("\r\n", "\n").lstrip(".")
+
+    def shows(self, text: str) -> bool:
+        """Whether a text and nothing else can be read, of a terminal in a moment."""
+        poller = select.poll()
+        poller.register(self.read_fd, select.POLLIN)
+        found = self.taken()
+        while len(found) < len(text) and poller.poll(NEVER * 1000):
+            found += self.taken()
+        assert found == text
+        return True
+
+    def close(self) -> None:
+        # a reader that went away takes nothing of what is left in Python's buffer
+        with contextlib.suppress(OSError):
+            self.stream.close()
+        with contextlib.suppress(OSError):
+            os.close(self.read_fd)
+
+
+class Terminal(Line):
+    """A terminal takes text in the background, so that it is stopped instead of filled."""
+
+    def fill(self) -> None:
+        termios.tcflow(self.fd, termios.TCOOFF)  # as Ctrl-S does
+
+    def empty(self) -> None:
+        termios.tcflow(self.fd, termios.TCOON)
+
+
+def pipe() -> Line:
+    return Line(*os.pipe())
+
+
+def socket_pair() -> Line:
+    ours, theirs = socket.socketpair()
+    return Line(ours.detach(), theirs.detach())
+
+
+def terminal() -> Line:
+    return Terminal(*pty.openpty())
+
+
+KINDS = [pipe, socket_pair, terminal]
+
+
+@pytest.fixture
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+    made = getattr(request, "param", pipe)()
+    yield made
+    made.close()
+
+
+each_kind = pytest.mark.parametrize("line", KINDS, indirect=True)
+
+
+@each_kind
+def test_a_reader_gets_what_is_written_in_order(line: Line) -> None:
+    outlet = Outlet(line.stream)
+    line.stream.write("begun ")  # stays in Python's buffer
+    outlet.write("first\n", MOMENT)
+    outlet.write("näxt\nthird\n", MOMENT)
+    assert line.shows("begun first\nnäxt\nthird\n")
+
+
+@each_kind
+def test_what_a_full_stream_does_not_take_is_left_out_and_counted(line: Line) -> None:
+    line.fill()
+    outlet = Outlet(line.stream)
+    outlet.write("first\n", MOMENT)
+    outlet.write("second\n", NEVER)  # it is known to be blocked: no wait at all
+    outlet.write("third\n", MOMENT, last=True)
+    assert line.taken() == ""
+    line.empty()
+    outlet.write("fourth\n", MOMENT)
+    outlet.write("fifth\n", MOMENT)
+    assert line.shows(NOTICE.format("3 messages were") + "fourth\nfifth\n")
+
+
+@each_kind
+def test_one_message_is_counted_as_one(line: Line) -> None:
+    line.fill()
+    outlet = Outlet(line.stream)
+    outlet.write("first\nof two lines\n", MOMENT)
+    line.empty()
+    outlet.write("second\n", MOMENT)
+    assert line.shows(NOTICE.format("1 message was") + "second\n")
+
+
+@each_kind
+def test_flags_that_others_share_stay_as_they_are(line: Line) -> None:
+    Outlet(line.stream).write("text\n", MOMENT)
+    assert os.get_blocking(line.fd)
+    line.fill()
+    Outlet(line.stream).write("text\n", MOMENT)
+    assert os.get_blocking(line.fd)
+
+
+@each_kind
+def test_a_stream_that_somebody_made_non_blocking_is_written_to(line: Line) -> None:
+    os.set_blocking(line.fd, False)
+    Outlet(line.stream).write("text\n", MOMENT)
+    assert line.shows("text\n")
+    assert not os.get_blocking(line.fd)
+
+
+@pytest.mark.parametrize("line", [pipe, socket_pair], indirect=True)
+def test_a_long_message_arrives_in_pieces_while_it_is_read(line: Line) -> None:
+    text = "".join(f"{number:04} {'x' * 90}\n" for number in range(2000))
+    outlet = Outlet(line.stream)
+    outlet.write(text, MOMENT)
+    begun = line.taken()
+    assert begun
+    assert text.startswith(begun)
+    outlet.write("second\n", MOMENT)
+    shown = begun + line.taken()
+    whole, _, after = shown.partition(NOTICE.format("1 message was"))
+    assert whole.endswith("\n")  # also the line that was cut has its end
+    assert text.startswith(whole)
+    assert after == "second\n"
+
+
+@pytest.mark.parametrize("line", [terminal], indirect=True)
+def test_a_stopped_terminal_is_written_to_when_it_goes_on(line: Line) -> None:
+    line.fill()
+    console = Console(line.stream, cwd="/", patience=MOMENT)
+    console.warning("first")
+    console.warning("second")
+    assert line.taken() == ""
+    line.empty()
+    console.warning("third")
+    notice = NOTICE.format("2 messages were")
+    assert line.shows(f"{notice}lllaunch: warning: third\n")
+
+
+@pytest.mark.parametrize("line", [terminal], indirect=True)
+def test_a_line_is_finished_before_the_next_one(line: Line) -> None:
+    outlet = Outlet(line.stream)
+    long = "y" * 50_000
+    outlet.write(f"{long}\nnever shown\n", MOMENT)
+    shown = line.taken()
+    deadline = time.monotonic() + NEVER
+    while "second\n" not in shown and time.monotonic() < deadline:
+        outlet.write("second\n", 0.0)
+        shown += line.taken()
+    cut, _, after = shown.partition("\n")
+    assert cut == long
+    assert "never" not in after
+    assert after.startswith("lllaunch: ")
+    assert after.endswith("second\n")
+
+
+@pytest.mark.parametrize("line", [pipe, terminal], indirect=True)
+def test_without_proc_a_full_stream_is_not_written_to(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *_: object) -> int:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("lllaunch.console.stream.os.open", refuse)
+    outlet = Outlet(line.stream)
+    outlet.write("first\n", MOMENT)
+    assert line.shows("first\n")
+    line.fill()
+    outlet.write("second\n", MOMENT)
+    line.empty()
+    outlet.write("third\n", MOMENT)
+    assert line.shows(NOTICE.format("1 message was") + "third\n")
+
+
+class Counting(io.TextIOWrapper):
+    """Somebody's own standard error."""
+
+    written = 0
+
+    def write(self, text: str) -> int:
+        self.written += len(text)
+        return super().write(text)
+
+
+def test_a_stream_with_its_own_write_is_written_through_it() -> None:
+    line = pipe()
+    stream = Counting(io.FileIO(os.dup(line.fd), "w"), encoding="utf-8")
+    outlet = Outlet(stream)
+    text = "aä" * 4000 + "\n"
+    outlet.write(text, MOMENT)
+    assert line.shows(text)
+    assert stream.written == len(text)
+    line.fill()
+    outlet.write("not taken\n", MOMENT)
+    assert stream.written == len(text)
+    stream.close()
+    line.close()
+
+
+def test_a_regular_file_and_a_stream_without_a_descriptor_are_written_to(tmp_path) -> None:
+    with open(tmp_path / "log", "w+") as file:
+        Outlet(file).write("text\n", MOMENT)
+        assert (tmp_path / "log").read_text() == "text\n"
+    memory = io.StringIO()
+    Outlet(memory).write("text\n", MOMENT)
+    assert memory.getvalue() == "text\n"
+
+
+@each_kind
+def test_a_reader_that_went_away_is_told_at_once(line: Line) -> None:
+    os.close(line.read_fd)
+    with pytest.raises(OSError, match=r"Broken pipe|Input/output error"):
+        Outlet(line.stream).write("text\n", NEVER)
+
+
+def test_pieces_end_where_lines_end() -> None:
+    lines = [b"a" * 3000 + b"\n", b"b\r" * 500 + b"\n", b"c" * 5000 + b"\n", b"d\n", b"e\n"]
+    assert pieces(b"".join(lines)) == [lines[0] + lines[1], lines[2], lines[3] + lines[4]]
+    assert pieces(b"a\nb\n") == [b"a\nb\n"]
+    assert pieces(b"") == []
+
+
+# The console's two bounds
+
+
+def report(console: Console) -> None:
+    console.error(RuntimeError("odd"))  # type: ignore[arg-type]
+
+
+def warn(console: Console) -> None:
+    console.warning("odd")
+
+
+@pytest.mark.parametrize(("speak", "waits"), [(report, True), (warn, False)])
+def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
+    line: Line, monkeypatch: pytest.MonkeyPatch, speak: Callable[[Console], None], waits: bool
+) -> None:
+    line.fill()
+    asked: list[float] = []
+    console = Console(line.stream, cwd="/", patience=MOMENT, last_patience=2 * MOMENT)
+    console.warning("first")
+    real = Outlet._ready
+
+    def note(outlet: Outlet, channel, deadline: float) -> bool:
+        asked.append(deadline - outlet._clock())
+        return real(outlet, channel, deadline)
+
+    monkeypatch.setattr(Outlet, "_ready", note)
+    speak(console)
+    assert len(asked) == 1
+    assert (asked[0] > 0) == waits
+
+
+def test_a_message_stands_between_the_lines_of_another_writer_and_in_none() -> None:
+    read, write = os.pipe()
+    shown, text = bytearray(), b"".join(b"%06d %s\n" % (n, b"x" * (n % 300)) for n in range(20_000))
+    taken = threading.Event()
+
+    def reading() -> None:
+        with os.fdopen(read, "rb", 0) as pipe:
+            while block := pipe.read(1000):
+                shown.extend(block)
+                taken.set()
+
+    with os.fdopen(write, "w", encoding="utf-8") as stream:
+        destination, outlet = Destination(stream), Outlet(stream)
+        reader = threading.Thread(target=reading)
+        writer = threading.Thread(
+            target=destination.write, args=([text, b"long " * 50_000, b"\n"],)
+        )
+        reader.start()
+        writer.start()
+        messages = 0
+        while writer.is_alive():
+            taken.wait(NEVER)
+            outlet.write(f"message {messages}\n", NEVER)
+            messages += 1
+        writer.join()
+    reader.join()
+    lines = bytes(shown).splitlines()
+    assert [line for line in lines if line.startswith(b"message")] == [
+        b"message %d" % n for n in range(messages)
+    ]
+    rest = [line for line in lines if not line.startswith(b"message")]
+    assert rest == [*text.splitlines(), b"long " * 50_000]
+
+
+def test_a_pipe_that_takes_nothing_more_ends_with_a_whole_line() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w", encoding="utf-8") as stream:
+        destination = Destination(stream)
+        line = b"x" * 1000 + b"\n"
+        writer = threading.Thread(target=destination.write, args=([line * 1000],), daemon=True)
+        writer.start()
+        poller = select.poll()
+        poller.register(write, select.POLLOUT)
+        while poller.poll(0):
+            time.sleep(MOMENT)
+        os.set_blocking(read, False)
+        # as who was never read and ended then would leave it
+        assert os.read(read, 1 << 20).endswith(b"\n")
+        os.set_blocking(read, True)
+        while writer.is_alive():
+            os.read(read, 1 << 20)
+            writer.join(MOMENT)
+    os.close(read)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+def test_pieces_end_with_lines(limit: int) -> None:
+    data = b"a\n\nbbbb\ncc\nd"
+    found = [bytes(piece) for piece in whole_lines(data, limit)]
+    assert b"".join(found) == data
+    assert all(piece.endswith(b"\n") for piece in found[:-1])
+    assert all(len(piece) <= limit or piece.count(b"\n") <= 1 for piece in found)
+
+
+def test_a_message_takes_the_line_that_has_not_ended_away() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        destination = Destination(stream)
+        destination.show("worker", b"50 %")
+        Outlet(stream).write("message\n", NEVER)
+        found = b""
+        while b"\n" not in found:
+            found += os.read(ours, 4096)
+        assert found == b"50 %\r\x1b[Kmessage\r\n"
+    os.close(ours)
