@@ -47,7 +47,6 @@ from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -231,23 +230,23 @@ class SweepSession:
     def write(
         self,
         result: SweepResult,
-        asked: Iterable[int] = (),
+        numbers: Iterable[int] = (),
         overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
     ) -> None:
         """Writes sweep.json.
 
         Args:
             result: as `result` returned it.
-            asked: numbers of all jobs. Those that the sweep did not come to are in sweep.json, too.
+            numbers: of all jobs. Those that the sweep did not come to are in sweep.json, too.
             overrides: returns those of a job, as the journal has them.
 
         Raises:
             OutputError: it cannot be written.
         """
-        write_summary(self._directory.file(SUMMARY), result.with_others(asked, overrides))
+        write_summary(self._directory.file(SUMMARY), result.with_others(numbers, overrides))
 
     def write_now_and_then(
-        self, asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+        self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
     ) -> None:
         """Writes sweep.json after one of many batches, if that takes a small part of the time.
 
@@ -257,7 +256,7 @@ class SweepSession:
         if began < self._write_at:
             return
         with contextlib.suppress(OutputError):
-            self.write(self.result(), asked, overrides)
+            self.write(self.result(), numbers, overrides)
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 
@@ -265,17 +264,6 @@ class SweepSession:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
         self._directory.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _to_compare(index: int, old: OldJob) -> JobToCompare:
