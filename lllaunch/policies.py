@@ -9,6 +9,8 @@ StallScope = Literal["group", "rank"]
 RestartCause = Literal["failure", "signal", "oom", "hang", "timeout"]
 
 # Environment variable that names the timer FIFO to workers.
+# torch's switch for timers; what a config says is all that a reviewed run does.
+ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 RESTART_CAUSES: tuple[RestartCause, ...] = ("failure", "signal", "oom", "hang", "timeout")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lllaunch.multiprocessing.std import Std
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
+from lllaunch.std import Std
 
 StartMethod = Literal["forkserver", "spawn"]
 EntrypointForm = Literal["function", "script", "module", "program"]

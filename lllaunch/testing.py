@@ -11,9 +11,10 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from lllaunch.events import Exited, OrphansGone, SpawnerEvent, SpawnerGone, Started, StartFailed
 from lllaunch.linux import proc
 from lllaunch.moments import now_ns
-from lllaunch.spawner.protocol import Died, Exited, Fact, Started, StartFailed, Swept, Target
+from lllaunch.spawner.protocol import Target
 
 __all__ = ["FakeClock", "FakeSpawner", "leaked_fds", "live_descendants", "open_fds"]
 
@@ -61,7 +62,7 @@ class FakeSpawner:
         self.configured: list[tuple[dict[str, str], str, tuple[str, ...]]] = []
         self.obedient = obedient
         self.pid = 1
-        self._facts: list[Fact] = []
+        self._events: list[SpawnerEvent] = []
         self._alive: set[int] = set()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -69,17 +70,23 @@ class FakeSpawner:
         """Takes note of the arguments."""
         self.configured.append((dict(environ), cwd, tuple(preload)))
 
+    def hold(self, locks: tuple[int, ...]) -> None:
+        """Nothing: what it starts has no end to wait for."""
+
     def spawn(self, rank: int, target: Target, **options: Any) -> int:
         """Takes note of an order and tells that the worker started; its key."""
         key = len(self.ordered) + 1
         self.ordered[key] = (rank, target, options)
         self._alive.add(key)
-        self.tell(Started(rank, 1000 + key, now_ns()))
+        self.tell(Started(rank, 1000 + key, now_ns(), self._attempt(key)))
         return key
 
-    def tell(self, *facts: Fact) -> None:
-        """Let facts arrive."""
-        self._facts += facts
+    def _attempt(self, key: int) -> int:
+        return int(self.ordered[key][2].get("attempt", 0))
+
+    def tell(self, *events: SpawnerEvent) -> None:
+        """Let events arrive."""
+        self._events += events
         os.eventfd_write(self._event, 1)
 
     def end(self, rank: int, exitcode: int = 0) -> None:
@@ -87,30 +94,32 @@ class FakeSpawner:
         for key in sorted(self._alive):
             if self.ordered[key][0] == rank:
                 self._alive.remove(key)
-                self.tell(Exited(rank, 1000 + key, exitcode, now_ns()))
+                attempt = self._attempt(key)
+                self.tell(Exited(rank, 1000 + key, exitcode, now_ns(), attempt=attempt))
                 return
         raise LookupError(f"no worker of rank {rank} is alive")
 
     def fail_to_start(self, rank: int, path: str, reason: str, errno: int) -> None:
         """Let the live worker of a rank turn out not to have started."""
-        self._alive -= {key for key in self._alive if self.ordered[key][0] == rank}
-        self.tell(StartFailed(rank, path, reason, errno, now_ns()))
+        (key,) = (key for key in self._alive if self.ordered[key][0] == rank)
+        self._alive.remove(key)
+        self.tell(StartFailed(rank, path, reason, errno, now_ns(), self._attempt(key)))
 
     def die(self, status: int = -9) -> None:
         """Let the spawner die, and its workers with it."""
         self._alive.clear()
-        self.tell(Died(self.pid, status))
+        self.tell(SpawnerGone(self.pid, status))
 
     def fileno(self) -> int:
-        """Readable while facts wait."""
+        """Readable while events wait."""
         return self._event
 
-    def dispatch(self) -> list[Fact]:
-        """The facts that were told since the last call."""
-        facts, self._facts = self._facts, []
-        if facts:
+    def dispatch(self) -> list[SpawnerEvent]:
+        """The events that were told since the last call."""
+        events, self._events = self._events, []
+        if events:
             os.eventfd_read(self._event)
-        return facts
+        return events
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
         """Takes note; ends the workers if it is obedient."""
@@ -130,9 +139,9 @@ class FakeSpawner:
             if key in self._alive:
                 self.end(self.ordered[key][0], -signum)
 
-    def sweep(self) -> None:
+    def clean_up(self) -> None:
         """Nothing is left."""
-        self.tell(Swept())
+        self.tell(OrphansGone())
 
     def abandon(self, keys: Iterable[int]) -> None:
         """Tell nothing more of these workers."""

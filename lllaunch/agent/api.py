@@ -4,7 +4,7 @@ Every agent tells its role and size; the agent of group rank 0 lays out all work
 and tells every agent where its own begin. Keys and values are torch's, so that agents of both kinds
 could meet in one store.
 
-`SimpleElasticAgent` is the base for agents of one's own: it drives `lllaunch.agent.machine` and
+`SimpleElasticAgent` is the base for agents of one's own: it drives the supervisor's machine, and
 asks its subclass to start, watch and stop workers. Subclasses written for torch's class of the same
 name work unchanged.
 """
@@ -20,18 +20,32 @@ import socket
 import time
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lllaunch.agent import machine as v
 from lllaunch.agent.events import Event, EventMetadataValue, EventSource, record
-from lllaunch.agent.machine import Machine, WorkerState
 from lllaunch.agent.metrics import prof, put_metric
+from lllaunch.events import Exited, OrphansGone
 from lllaunch.multiprocessing.errors import ProcessFailure
-from lllaunch.multiprocessing.signals import SignalException
+from lllaunch.signal_source import SignalException
+from lllaunch.supervisor.machine import (
+    Action,
+    BarrierPassed,
+    CleanUp,
+    Finish,
+    GroupStarted,
+    Machine,
+    MembershipChanged,
+    MonitorLost,
+    SignalWorkers,
+    StartWorkers,
+    WaitForOthers,
+    WorkerState,
+)
+from lllaunch.supervisor.machine import Event as MachineEvent
+from lllaunch.supervisor.supervisor import drive
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -460,29 +474,25 @@ class SimpleElasticAgent(ElasticAgent):
         return result
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
-        """Drive the machine: perform its decisions, feed back what happens, until it finishes."""
-        facts: deque[v.Fact] = deque([v.Begin()])
-        while True:
-            fact = facts.popleft() if facts else None
-            if fact is None:
-                facts.extend(self._await_facts())
-                continue
-            self._observe(fact)
-            for decision in self._machine.handle(fact):
-                self._observe(decision)
-                if isinstance(decision, v.Finish):
-                    return self._conclude(decision)
-                if isinstance(decision, v.StartWorkers):
-                    # What else was found is about the attempt that is over, if not about the run.
-                    facts = deque(filter(_outlasts_an_attempt, facts))
-                facts.extendleft(reversed(self._perform(decision)))
-            self._worker_group.state = self._machine.state
+        return self._conclude(self._drive())
+
+    def _drive(self) -> Finish:
+        """Drive the machine until it finishes."""
+        return drive(self._machine, self._await_events, self._perform, self._seen)
+
+    def _seen(self, item: object) -> object:
+        # the machine is told of a start after this
+        started = isinstance(item, GroupStarted)
+        state = WorkerState.HEALTHY if started else self._machine.worker_state
+        self._worker_group.state = state
+        self._observe(item)
+        return item
 
     def _observe(self, item: object) -> None:
         if self._observer is not None:
             self._observer(item)
 
-    def _conclude(self, end: v.Finish) -> RunResult:
+    def _conclude(self, end: Finish) -> RunResult:
         self._worker_group.state = end.state
         role = self._worker_group.spec.role
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
@@ -495,41 +505,41 @@ class SimpleElasticAgent(ElasticAgent):
         self._last_result.state = end.state
         return self._last_result
 
-    def _perform(self, decision: v.Decision) -> list[v.Fact]:
-        """Carry out a decision; the facts that it brings about at once."""
+    def _perform(self, action: Action) -> list[MachineEvent]:
+        """Perform an action; the events that it brings about at once."""
         group = self._worker_group
-        if isinstance(decision, v.StartWorkers):
-            self._remaining_restarts = group.spec.max_restarts - decision.restart_count
-            start = self._initialize_workers if decision.attempt == 0 else self._restart_workers
+        if isinstance(action, StartWorkers):
+            self._remaining_restarts = group.spec.max_restarts - action.restart_count
+            start = self._initialize_workers if action.attempt == 0 else self._restart_workers
             start(group)
-            return [v.GroupStarted(frozenset(range(group.spec.local_world_size)))]
-        if isinstance(decision, v.SignalWorkers):
+            return [GroupStarted(frozenset(range(group.spec.local_world_size)))]
+        if isinstance(action, SignalWorkers):
             # The hook ends them all before it returns.
             self._stop_workers(group)
-            return [v.WorkerEnded(rank, ok=False) for rank in sorted(self._machine.alive)]
-        if isinstance(decision, v.SweepLeftovers):
-            return [v.LeftoversGone()]
-        if isinstance(decision, v.WaitForOthers):
+            return [_end_of(rank, failed=True) for rank in sorted(self._machine.alive)]
+        if isinstance(action, CleanUp):
+            return [OrphansGone()]
+        if isinstance(action, WaitForOthers):
             self._exit_barrier()
-            return [v.BarrierPassed()]
+            return [BarrierPassed()]
         return []
 
-    def _await_facts(self) -> list[v.Fact]:
+    def _await_events(self) -> list[MachineEvent]:
         """Wait for something to happen; here by looking every ``monitor_interval`` seconds."""
-        group = self._worker_group
+        group, alive = self._worker_group, sorted(self._machine.alive)
         time.sleep(group.spec.monitor_interval)
         result = self._monitor_workers(group)
         if result.state is WorkerState.SUCCEEDED:
             self._last_result = result
-            return [v.WorkerEnded(rank, ok=True) for rank in sorted(self._machine.alive)]
+            return [_end_of(rank, failed=False) for rank in alive]
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._last_result = result
             ranks = {w.local_rank for w in group.workers if w.global_rank in result.failures}
-            failed = sorted(self._machine.alive & ranks) or sorted(self._machine.alive)[:1]
-            return [v.WorkerEnded(rank, ok=False) for rank in failed[:1]]
+            failed = [rank for rank in alive if rank in ranks] or alive
+            return [_end_of(rank, failed=True) for rank in failed[:1]]
         if result.state is not WorkerState.HEALTHY:
-            return [v.MonitorLost()]
-        return [v.MembershipChanged()] if self._nodes_are_waiting() else []
+            return [MonitorLost()]
+        return [MembershipChanged()] if self._nodes_are_waiting() else []
 
     def _nodes_are_waiting(self) -> bool:
         handler = self._worker_group.spec.rdzv_handler
@@ -664,7 +674,6 @@ class SimpleElasticAgent(ElasticAgent):
             put_metric(f"workers.{spec.role}.{name}", int(happened))
 
 
-def _outlasts_an_attempt(fact: v.Fact) -> bool:
-    if isinstance(fact, v.WatchdogFired):
-        return fact.whole_run
-    return isinstance(fact, v.SignalReceived)
+def _end_of(local_rank: int, *, failed: bool) -> Exited:
+    """Return the end of a worker of which only that is known."""
+    return Exited(local_rank, 0, int(failed), time.time_ns())

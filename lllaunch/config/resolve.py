@@ -21,7 +21,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.agent.environ import CONTRACT_NAMES
 from lllaunch.config.command import (
     EntrypointCall,
     SearchPlace,
@@ -84,9 +83,10 @@ from lllaunch.config.values import (
 from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.macros import names_in
-from lllaunch.multiprocessing.std import Std
 from lllaunch.secret_names import is_secret, is_secret_name
 from lllaunch.spec import LaunchSpec
+from lllaunch.std import Std
+from lllaunch.supervisor.environ import CONTRACT_NAMES
 from lllaunch.text import write_range
 
 MOST_STEPS = 20_000

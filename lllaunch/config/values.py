@@ -14,7 +14,7 @@ from lllaunch.config.fields import Findings, Unfit, did_you_mean
 from lllaunch.config.tree import Tree
 from lllaunch.linux import gpus as driver
 from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
-from lllaunch.multiprocessing.std import Std
+from lllaunch.std import Std
 from lllaunch.text import as_ranges, write_range
 
 _DURATION = "a duration (90, 90s, 10m, 1h30m, 1d)"

@@ -27,7 +27,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.wording import counted
-from lllaunch.multiprocessing.output import screen_of
+from lllaunch.workers.terminal import screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

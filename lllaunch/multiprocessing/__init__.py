@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         SignalException,
         Std,
         SubprocessContext,
-        TargetContext,
         get_std_cm,
         to_map,
     )
@@ -48,7 +47,6 @@ _PLACES = {
         "SignalException",
         "Std",
         "SubprocessContext",
-        "TargetContext",
         "get_std_cm",
         "to_map",
     ),
@@ -88,7 +86,6 @@ __all__ = [
     "Std",
     "SubprocessContext",
     "TailLog",
-    "TargetContext",
     "get_error_handler",
     "get_std_cm",
     "record",

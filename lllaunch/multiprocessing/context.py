@@ -1,34 +1,29 @@
-"""The n processes of one entrypoint, which share one fate, for an event loop; and torch's class.
-
-Nothing here blocks: a caller waits for `fileno` and calls `dispatch`. `PContext` adds the methods
-of torch's class, which wait.
-"""
+"""Torch's process contexts, over `lllaunch.workers.group`."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import logging
-import sys
+import os
+import pickle
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from signal import Signals
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
-from lllaunch.errors import PreloadFailed, SpawnerDied
+from lllaunch.errors import NotPicklable, OutputError, PreloadFailed, SpawnerDied
+from lllaunch.events import Exited, StartFailed
 from lllaunch.linux.process import wait_readable
 from lllaunch.multiprocessing.errors import ProcessFailure
-from lllaunch.multiprocessing.follow import Tees, open_filtered
-from lllaunch.multiprocessing.signals import SignalException, SignalSource
-from lllaunch.spawner.protocol import Died, Exited, Fact, PreloadBroken, Started, StartFailed, Swept
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from lllaunch.multiprocessing.logs import LogsSpecs
-    from lllaunch.spawner.starter import Starter
-
+from lllaunch.multiprocessing.logs import LogsSpecs
+from lllaunch.multiprocessing.numa import wrap_command, wrap_function
+from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler
+from lllaunch.signal_source import SignalSource
+from lllaunch.spawner.protocol import Forked, Pickled, Program
+from lllaunch.spawner.values import RETURN_FILE
+from lllaunch.workers.group import WorkerProcesses
 
 # Exit codes of a program that could not be executed, as shells have them.
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -105,8 +100,8 @@ def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> No
         )
 
 
-class WorkerProcesses(abc.ABC):
-    """A set of processes, however they are launched; public attributes are torch's.
+class PContext(WorkerProcesses, abc.ABC):
+    """A set of processes that is waited for; public attributes and methods are torch's.
 
     Args:
         name: short name, the default header of teed lines.
@@ -120,6 +115,7 @@ class WorkerProcesses(abc.ABC):
         duplicate_stderr_filters: the same for stderr.
         handle_signals: install handlers that raise `SignalException` when `start` is called from
             the main thread (torch's behaviour); a caller with its own handling says False.
+        options: as for `WorkerProcesses`.
 
     Raises:
         RuntimeError: ranks are missing.
@@ -138,183 +134,43 @@ class WorkerProcesses(abc.ABC):
         duplicate_stderr_filters: list[str] | None = None,
         *,
         handle_signals: bool = True,
-        progbar_events: Mapping[str, Any] | None = None,
-        interval_sec: float = 0.1,
+        **options: Any,
     ) -> None:
-        self.name = name
         self.entrypoint = entrypoint
         self.args = args
-        self.nprocs = len(args)
         self.envs = {
             rank: {key: str(value) for key, value in env.items()} for rank, env in envs.items()
         }
-        dest = logs_specs.reify(self.envs)
-        validate_full_rank(dest.stdouts, self.nprocs, "stdouts")
-        validate_full_rank(dest.stderrs, self.nprocs, "stderrs")
-        self.stdouts, self.stderrs = dest.stdouts, dest.stderrs
-        self.error_files = dest.error_files
-        self.filtered_stdout: TextIO | None = None
-        self.filtered_stderr: TextIO | None = None
-        self.exits: dict[int, Exited | StartFailed] = {}
-        self.observer: Callable[[Fact], None] | None = None
-        self._pids: dict[int, int] = {}
-        self._keys: dict[int, int] = {}
-        self._terminated_by: dict[int, int] = {}
-        self._died: Died | None = None
-        self._broken: PreloadBroken | None = None
-        self._swept = False
-        self._released = False
-        self._starter: Starter | None = None
+        files = logs_specs.reify(self.envs)
+        validate_full_rank(files.stdouts, len(args), "stdouts")
+        validate_full_rank(files.stderrs, len(args), "stderrs")
+        super().__init__(
+            name,
+            len(args),
+            files,
+            log_line_prefixes=log_line_prefixes,
+            duplicate_stdout_filters=duplicate_stdout_filters,
+            duplicate_stderr_filters=duplicate_stderr_filters,
+            **options,
+        )
         self._handle_signals = handle_signals
         self._handlers = contextlib.ExitStack()
 
-        tees = Tees(name, log_line_prefixes, progbar_events, interval_sec)
-        tees.show(dest.tee_stdouts, sys.stdout)
-        tees.show(dest.tee_stderrs, sys.stderr)
-        if duplicate_stdout_filters:
-            self.filtered_stdout = open_filtered(dest.filtered_stdout)
-            tees.show(dest.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
-        if duplicate_stderr_filters:
-            self.filtered_stderr = open_filtered(dest.filtered_stderr)
-            tees.show(dest.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
-        self._tees = tees
-
-    # Starting
-
     def start(self) -> None:
-        """Start the processes. They run when this returns, or their failure is known to `wait`."""
+        """Start the processes. They run when this returns, or their failure is known to `wait`.
+
+        Raises:
+            ValueError: they have been started before.
+        """
+        if self._starter is not None:
+            raise ValueError(f"{self.name}: start() was called twice")
         if self._handle_signals:
             self._handlers.enter_context(SignalSource(raises=True))
         self._start()
-        self._tees.start()
 
     @abc.abstractmethod
     def _start(self) -> None:
-        """Order the processes; sets ``_starter`` and ``_keys``."""
-
-    # Without blocking
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when `dispatch` has something to do."""
-        assert self._starter is not None
-        return self._starter.fileno()
-
-    def dispatch(self) -> tuple[Fact, ...]:
-        """Take note of what happened since the last call, without waiting; the facts."""
-        if self._starter is None:
-            return ()
-        facts = self._starter.dispatch()
-        for fact in facts:
-            if self.observer is not None:
-                self.observer(fact)
-            if isinstance(fact, Started):
-                self._pids[fact.rank] = fact.pid
-            elif isinstance(fact, (Exited, StartFailed)):
-                self.exits[fact.rank] = fact
-            elif isinstance(fact, Swept):
-                self._swept = True
-            elif isinstance(fact, PreloadBroken):
-                self._broken = fact
-            elif isinstance(fact, Died):
-                self._died = fact
-        return tuple(facts)
-
-    @property
-    def parent(self) -> int:
-        """Process id of the workers' parent; 0 before they are started."""
-        return 0 if self._starter is None else self._starter.pid
-
-    @property
-    def alive(self) -> frozenset[int]:
-        """Local ranks that are not known to have ended."""
-        if self._died is not None or self._broken is not None or self._starter is None:
-            return frozenset()
-        return frozenset(self._keys) - frozenset(self.exits)
-
-    def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
-        """Send a signal to the process groups of live workers.
-
-        Args:
-            signum: the signal.
-            ranks: local ranks; None for all.
-        """
-        chosen = self.alive if ranks is None else self.alive.intersection(ranks)
-        if chosen and self._starter is not None:
-            self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
-            self._starter.signal([self._keys[rank] for rank in sorted(chosen)], signum)
-
-    def stop_or_continue(self, signum: int) -> None:
-        """Send SIGSTOP or SIGCONT to the process groups of live workers; it ends none of them."""
-        if self.alive and self._starter is not None:
-            self._starter.signal([self._keys[rank] for rank in sorted(self.alive)], signum)
-
-    def kill(self) -> None:
-        """SIGKILL the live workers and all that descends from them."""
-        chosen = self.alive
-        if chosen and self._starter is not None:
-            self._terminated_by.update(dict.fromkeys(chosen, int(Signals.SIGKILL)))
-            self._starter.kill([self._keys[rank] for rank in sorted(chosen)])
-
-    def sweep(self) -> None:
-        """Ask for the end of what the workers left behind; a `Swept` fact follows."""
-        if self._starter is not None:
-            self._starter.sweep()
-
-    def result(self, at_fault: Mapping[int, str] | None = None) -> RunProcsResult:
-        """What became of the processes, once none is alive.
-
-        Args:
-            at_fault: local ranks that this process ended because they hung, and so failed, with
-                a message for each; None if nothing like that was.
-
-        Raises:
-            SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
-            dead. PreloadFailed: a preload could not be imported.
-        """
-        if self._broken is not None:
-            raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
-        if self._died is not None and len(self.exits) < self.nprocs:
-            raise SpawnerDied(self._died.pid, self._died.status, self._died.detail)
-        failures = judge(self.exits, self.error_files, self._terminated_by, at_fault)
-        complete = at_fault is None and len(self.exits) == self.nprocs
-        values = self._return_values() if complete and not failures else {}
-        return RunProcsResult(values, failures, self.stdouts, self.stderrs)
-
-    def _return_values(self) -> dict[int, Any]:
-        """Return values by local rank; programs have none."""
-        return dict.fromkeys(range(self.nprocs))
-
-    def release(self) -> None:
-        """Show what is left of the output and close files; idempotent.
-
-        Workers that live all the same, and what is still being swept, are given up: others may use
-        the same spawner, and must not take late ends for those of their own workers.
-        """
-        if self._released:
-            return
-        self._released = True
-        if self._starter is not None:
-            self._starter.abandon([self._keys[rank] for rank in self.alive])
-        self._tees.stop()
-        for file in (self.filtered_stdout, self.filtered_stderr):
-            if file is not None:
-                file.close()
-        self._handlers.close()
-
-
-__all__ = ["PContext", "validate_full_rank"]
-
-logger = logging.getLogger(__name__)
-
-# How long SIGKILL may take to end processes, at least, before they are given up.
-_UNKILLABLE_SECONDS = 10.0
-
-
-class PContext(WorkerProcesses):
-    """A set of processes that is waited for; see `WorkerProcesses` for its arguments.
-
-    Public attributes and methods are those of torch's ``PContext``.
-    """
+        """Start the processes with `spawn` or `fork`."""
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until all processes succeeded or one failed; then end the others.
@@ -362,83 +218,214 @@ class PContext(WorkerProcesses):
             self.dispatch()
         return dict(sorted(self._pids.items()))
 
-    def known_pids(self) -> dict[int, int]:
-        """Process ids by local rank, of those that are known to have started; does not wait."""
-        return dict(self._pids)
-
-    def watched_pids(self) -> dict[int, int]:
-        """Process ids by local rank of the processes that live; does not wait.
-
-        For one that is not known to have started, the process that is to start it, if there is one.
-        """
-        pids = {rank: self._pids.get(rank, self.starter_pid) for rank in sorted(self.alive)}
-        return {rank: pid for rank, pid in pids.items() if pid}
-
-    @property
-    def starter_pid(self) -> int:
-        """Id of the process that starts the others; 0 if that is this one, or nothing starts."""
-        return getattr(self._starter, "pid", 0)
-
-    def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
-        """End all processes and what they left behind; show the rest of their output.
+    def result(self, at_fault: Mapping[int, str] | None = None) -> RunProcsResult:
+        """What became of the processes, once none is alive.
 
         Args:
-            death_sig: the polite signal, SIGTERM if not given.
-            timeout: seconds after which SIGKILL follows.
+            at_fault: local ranks that this process ended because they hung, and so failed, with
+                a message for each; None if nothing like that was.
 
         Raises:
-            SignalException: one arrived meanwhile; all was killed at once and is gone.
+            SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
+            dead. PreloadFailed: a preload could not be imported.
         """
-        interruption: BaseException | None = None
-        if not self._released:
-            try:
-                self._terminate(death_sig or Signals.SIGTERM, timeout)
-            except (SignalException, KeyboardInterrupt) as error:
-                interruption = error
-                self._kill_all(timeout)
-            self._finish_sweep()
-        self.release()
-        if interruption is not None:
-            raise interruption
+        if self._broken is not None:
+            raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
+        if self._gone is not None and len(self.exits) < self.nprocs:
+            raise SpawnerDied(self._gone.pid, self._gone.status, self._gone.detail)
+        failures = judge(self.exits, self.error_files, self._terminated_by, at_fault)
+        complete = at_fault is None and len(self.exits) == self.nprocs
+        values = self._return_values() if complete and not failures else {}
+        return RunProcsResult(values, failures, self.stdouts, self.stderrs)
 
-    def _terminate(self, death_sig: Signals, timeout: float) -> None:
-        self.signal(death_sig)
-        if not self._until(lambda: not self.alive, timeout):
-            logger.warning(
-                "%s: ranks %s did not end within %s s of %s; killing them",
-                self.name,
-                sorted(self.alive),
-                timeout,
-                death_sig.name,
-            )
-            self._kill_all(timeout)
+    def _return_values(self) -> dict[int, Any]:
+        """Return values by local rank; programs have none."""
+        return dict.fromkeys(range(self.nprocs))
 
-    def _kill_all(self, timeout: float) -> None:
-        self.kill()
-        # What sleeps uninterruptibly in the kernel cannot be killed, and must not be waited for.
-        if not self._until(lambda: not self.alive, max(timeout, _UNKILLABLE_SECONDS)):
-            pids = [self._pids.get(rank) for rank in sorted(self.alive)]
-            logger.error("%s: SIGKILL does not end the processes %s; left behind", self.name, pids)
-
-    def _finish_sweep(self) -> None:
-        if self._swept or self._starter is None or not self._keys:
-            return
-        if self._died is None and self._broken is None:
-            self.sweep()
-            self._until(lambda: self._swept or self._died is not None, _UNKILLABLE_SECONDS)
-
-    def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not done():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            if self._starter is None:
-                return True
-            wait_readable(self, left)
-            self.dispatch()
-        return True
+    def release(self) -> None:
+        """As `WorkerProcesses.release`; puts back handlers of signals."""
+        super().release()
+        self._handlers.close()
 
 
 def _succeeded(end: Exited | StartFailed) -> bool:
     return isinstance(end, Exited) and end.exitcode == 0
+
+
+class SubprocessContext(PContext):
+    """Processes that execute a program.
+
+    Args:
+        name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters,
+            duplicate_stderr_filters: as for `PContext`; arguments are turned into text.
+        numa_options: torch's NUMA binding options; the command is wrapped by torch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            **options,
+        )
+        self._program = entrypoint
+        self._numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+
+    def _start(self) -> None:
+        programs = {}
+        for rank in range(self.nprocs):
+            plain = (self._program, *map(str, self.args[rank]))
+            command = wrap_command(plain, rank, self._numa_options)
+            programs[rank] = Program(command[0], command[1:])
+        self.spawn(programs, self.envs)
+        self.subprocess_handlers = {
+            rank: SubprocessHandler.of_context(self, rank) for rank in programs
+        }
+
+    def check_started(self) -> None:
+        """Wait until all programs have started.
+
+        Raises:
+            OSError: one could not be, as `subprocess.Popen` raises it.
+        """
+        self.pids()
+        for _, end in sorted(self.exits.items()):
+            if isinstance(end, StartFailed):
+                raise OSError(end.errno, end.reason, end.path)
+
+
+START_METHODS = ("spawn", "forkserver", "fork")
+
+
+class MultiprocessContext(PContext):
+    """Processes that call a function.
+
+    Arguments may hold multiprocessing's queues, locks, events and connections, and torch's tensors;
+    tensors are returned by value, on the CPU.
+
+    Args:
+        name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters,
+            duplicate_stderr_filters: as for `PContext`.
+        start_method: ``spawn``, a fresh interpreter per worker; ``forkserver``, forks of a fresh
+            single-threaded process; ``fork``, forks of this process.
+        numa_options: torch's NUMA binding options, applied by torch in the worker.
+
+    Raises:
+        ValueError: the start method is none of these.
+        NotPicklable: raised by ``start``: the function or an argument cannot be sent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if start_method not in START_METHODS:
+            raise ValueError(
+                f"start_method: {start_method!r} is none of {', '.join(START_METHODS)}"
+            )
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            **options,
+        )
+        self.start_method = start_method
+        self._function = entrypoint
+        self._numa_options = numa_options
+        self._scratch = ""
+
+    def _start(self) -> None:
+        self._scratch = tempfile.mkdtemp(prefix="lllaunch_")
+        for rank, env in self.envs.items():
+            env[RETURN_FILE] = self._return_file(rank)
+        if self.start_method == "fork":
+            calls = {rank: Forked(*self._call(rank)) for rank in range(self.nprocs)}
+            self.fork(calls, self.envs)
+        else:
+            self._pickle_and_spawn()
+
+    def _return_file(self, rank: int) -> str:
+        return os.path.join(self._scratch, f"{rank}.pkl")
+
+    def _call(self, rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return wrap_function(self._function, self.args[rank], rank, self._numa_options)
+
+    def _pickle_and_spawn(self) -> None:
+        from lllaunch.spawner.pickling import dump  # noqa: PLC0415 - imports multiprocessing
+
+        targets: dict[int, Pickled] = {}
+        try:
+            for rank in range(self.nprocs):
+                function, args = self._call(rank)
+                targets[rank] = dump(function, args, self.start_method, f"worker {rank}")
+        except NotPicklable:
+            for target in targets.values():
+                for fd in target.fds:
+                    os.close(fd)
+            raise
+        self.spawn(targets, self.envs, fresh=self.start_method == "spawn").flush()
+
+    def _return_values(self) -> dict[int, Any]:
+        if self._values is None:
+            self._values = {rank: self._load(rank) for rank in range(self.nprocs)}
+        return self._values
+
+    _values: dict[int, Any] | None = None
+
+    def _load(self, rank: int) -> Any:
+        path = self._return_file(rank)
+        try:
+            with open(path, "rb") as file:
+                # Written by a function of the caller's own program.
+                return pickle.load(file)  # noqa: S301
+        except OSError as error:
+            reason = f"its return value cannot be read: {error.strerror}"
+            raise OutputError(path, reason, rank) from error
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise NotPicklable(f"the return value of worker {rank}", reason) from error
+
+    def release(self) -> None:
+        """As `PContext.release`; takes the return values."""
+        if self._released:
+            return
+        try:
+            everyone = len(self.exits) == self.nprocs
+            if everyone and all(getattr(end, "exitcode", 1) == 0 for end in self.exits.values()):
+                self._return_values()
+        finally:
+            super().release()
+            shutil.rmtree(self._scratch, ignore_errors=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.multiprocessing.context import PContext, validate_full_rank
-from lllaunch.multiprocessing.contexts import SubprocessContext
-from lllaunch.multiprocessing.function_context import MultiprocessContext
+from lllaunch.multiprocessing.context import (
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+    validate_full_rank,
+)
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
-from lllaunch.multiprocessing.std import Std
+from lllaunch.std import Std
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

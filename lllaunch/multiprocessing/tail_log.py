@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO, cast
 
-from lllaunch.multiprocessing.follow import Follower
+from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
-    from lllaunch.multiprocessing.follow import EventLike, LockLike
+    from lllaunch.workers.tail import EventLike, LockLike
 
 __all__ = ["TailLog", "tail_logfile"]
 

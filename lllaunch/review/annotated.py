@@ -12,8 +12,8 @@ from lllaunch.config.plan import dump_yaml
 from lllaunch.config.provenance import Lines, lines_of
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import Mask, parse_mask, parse_ranks
-from lllaunch.multiprocessing.std import Std
 from lllaunch.review.lock import VisibleDumper
+from lllaunch.std import Std
 
 _NAMES = {"stdout": Std.OUT, "stderr": Std.ERR}
 

@@ -17,9 +17,9 @@ import re
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import ConfigError
-from lllaunch.multiprocessing.logs import make_attempt_dir
 from lllaunch.run.files import link_atomic, naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
+from lllaunch.workers.log_files import make_attempt_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""events.jsonl: every fact and decision of a run, one JSON object a line.
+"""events.jsonl: every event and action of a run, one JSON object a line.
 
 Each line holds ``time`` (ISO 8601, UTC), ``time_ns`` (nanoseconds since the epoch), ``type`` (the
-name of the fact or decision) and its fields. Values of environment variables and arguments of
+name of the event or action) and its fields. Values of environment variables and arguments of
 workers are left out: they may be secret, and plan.yaml has what may be shown.
 """
 
@@ -38,7 +38,7 @@ def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> b
     """Returns an event as one line of JSON, newline included.
 
     Args:
-        event: a fact or decision, a dataclass or a named tuple.
+        event: an event or action, a dataclass or a named tuple.
         time_ns: when it was seen; a ``time_ns`` of the event's own is stronger.
         redact: applied to every text in it.
     """

@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from lllaunch.multiprocessing.errors.error_handler import read_error_file
+from lllaunch.error_file import read_error_file
 from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
 from lllaunch.spawner.dump import CRASH

@@ -10,25 +10,25 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.agent.guard import ENABLE_FILE_TIMER
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import read_memory, shortage
 from lllaunch.moments import now_ns
-from lllaunch.multiprocessing.signals import (
+from lllaunch.policies import ENABLE_FILE_TIMER
+from lllaunch.run.directory import RunDirectory
+from lllaunch.run.events import EventLog
+from lllaunch.run.files import write_atomic
+from lllaunch.run.group import run_group
+from lllaunch.run.lock import PATIENCE
+from lllaunch.run.observer import RunObserver
+from lllaunch.run.redact import Redactor
+from lllaunch.signal_source import (
     DEFAULT_SIGNALS,
     STACKS_ON,
     SignalException,
     SignalSource,
     named_signals,
 )
-from lllaunch.run.directory import RunDirectory
-from lllaunch.run.events import EventLog
-from lllaunch.run.files import write_atomic
-from lllaunch.run.group import run_group
-from lllaunch.run.lock import PATIENCE
-from lllaunch.run.observer import Watcher
-from lllaunch.run.redact import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +82,7 @@ def execute(
     """Runs one experiment to its end and says on the console what became of it.
 
     Claims the run's directory, writes plan.yaml, takes the worker group through its attempts,
-    records every fact and decision in events.jsonl, and writes result.json in the end, whatever
+    records every event and action in events.jsonl, and writes result.json in the end, whatever
     that end is. What goes wrong in lllaunch itself is told as one message and stands in the
     outcome; nothing is raised for it.
 
@@ -136,7 +136,7 @@ class _Run:
         self._build = build
         self._started_ns = now_ns()
         self._memory = read_memory()
-        self._watcher: Watcher | None = None
+        self._observer: RunObserver | None = None
 
     def perform(
         self,
@@ -148,7 +148,7 @@ class _Run:
     ) -> RunOutcome:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)
-        watcher = self._watcher = Watcher(self._spec, events, self._console, self._redact)
+        observer = self._observer = RunObserver(self._spec, events, self._console, self._redact)
         signum: int | None = None
         failure: tuple[str, int] | None = None
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
@@ -158,7 +158,7 @@ class _Run:
         with source as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
-                signum = run_group(self._spec, directory, watcher, signals, spawner, targets)
+                signum = run_group(self._spec, directory, observer, signals, spawner, targets)
             except LaunchError as error:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
@@ -181,9 +181,9 @@ class _Run:
 
     def outcome(self, signum: int | None = None) -> RunOutcome:
         """What became of the run so far."""
-        from lllaunch.run.ending import outcome_of  # noqa: PLC0415 - see `Watcher.observe`
+        from lllaunch.run.ending import outcome_of  # noqa: PLC0415 - see `RunObserver.observe`
 
-        recorder = self._watcher.recorder if self._watcher else None
+        recorder = self._observer.recorder if self._observer else None
         return outcome_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
 
     def _end(

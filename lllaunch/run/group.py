@@ -1,36 +1,42 @@
-"""Takes the worker group of a configured run through its attempts, with `LocalElasticAgent`."""
+"""Takes the worker group of a configured run through its attempts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
-import re
 import signal
+import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lllaunch.agent.api import WorkerSpec
-from lllaunch.agent.environ import WorkerPlace, contract
-from lllaunch.agent.local_elastic_agent import LocalElasticAgent
-from lllaunch.errors import ConfigError, NotPicklable, PreloadFailed, Problem, SpawnerDied
-from lllaunch.macros import WORKER_NAMES, substitute
-from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs, announce, destinations
-from lllaunch.multiprocessing.signals import SignalException, SignalSource
-from lllaunch.multiprocessing.std import Std, to_map
+from lllaunch.clock import RunClock
+from lllaunch.errors import ConfigError, NotPicklable, PreloadFailed, Problem
+from lllaunch.events import PreloadBroken
+from lllaunch.macros import substitute
 from lllaunch.policies import WatchdogPolicy
+from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
 from lllaunch.spawner.environment import split
-from lllaunch.spawner.protocol import Function, Module, PreloadBroken, Program, Script, Target
+from lllaunch.spawner.preloading import loaded_runtimes, pause
+from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
+from lllaunch.std import to_map
+from lllaunch.supervisor.environ import LOOPBACK, WorkerContext, contract, virtual_rank
+from lllaunch.supervisor.machine import Machine, StartWorkers
+from lllaunch.supervisor.ports import HeldPort
+from lllaunch.supervisor.supervisor import Supervisor
+from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
+from lllaunch.workers.group import WorkerProcesses
+from lllaunch.workers.log_files import LogsDest, announce, destinations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lllaunch.run.directory import RunDirectory
-    from lllaunch.run.observer import Watcher
-    from lllaunch.spawner.protocol import Forked
+    from lllaunch.run.observer import RunObserver
     from lllaunch.spec import LaunchSpec
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]
@@ -90,101 +96,34 @@ class Attempt:
     Attributes:
         number: index of its directory.
         path: its directory, absolute.
-        dest: the workers' files, by local rank.
+        files: where the workers write, by local rank.
         envs: the workers' variables, by local rank.
     """
 
     number: int
     path: str
-    dest: LogsDest
+    files: LogsDest
     envs: Mapping[int, Mapping[str, str]]
-
-
-class RunLogs(LogsSpecs):
-    """Files in ``<run directory>/attempt_<N>/<local rank>/``; each `reify` makes the next attempt.
-
-    Args:
-        directory: the run's directory, claimed.
-        redirects: streams that go to files, for all ranks or by local rank.
-        tee: streams that go to files and are shown, for all ranks or by local rank.
-        local_ranks_filter: ranks whose output is shown; None or an empty set for all.
-        on_attempt: told of every attempt that was made.
-    """
-
-    def __init__(
-        self,
-        directory: RunDirectory,
-        redirects: Std | dict[int, Std] = Std.NONE,
-        tee: Std | dict[int, Std] = Std.NONE,
-        local_ranks_filter: set[int] | None = None,
-        on_attempt: Callable[[Attempt], None] | None = None,
-    ) -> None:
-        super().__init__(directory.path, redirects, tee, local_ranks_filter)
-        self._directory = directory
-        self._on_attempt = on_attempt
-
-    @property
-    def root_log_dir(self) -> str:
-        """The run's directory."""
-        return self._directory.path
-
-    @property
-    def next_attempt(self) -> int:
-        """Number of the attempt that the next `reify` makes.
-
-        Raises:
-            OutputError: the run's directory cannot be read.
-        """
-        return self._directory.next_attempt()
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Makes the next attempt's directories; ``latest`` points to it.
-
-        Args:
-            envs: environment of each worker, for local ranks 0 to n-1.
-                TORCHELASTIC_ERROR_FILE and LLLAUNCH_RESULT_FILE are set in each.
-
-        Returns:
-            The paths.
-
-        Raises:
-            OutputError: a directory cannot be made; names it, and the rank that it is for.
-        """
-        number, path = self._directory.make_attempt(len(envs))
-        announce(envs, path)
-        for rank, env in envs.items():
-            env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
-        dest = destinations(
-            path,
-            to_map(self._redirects, len(envs)),
-            to_map(self._tee, len(envs)),
-            self._local_ranks_filter,
-        )
-        if self._on_attempt is not None:
-            self._on_attempt(Attempt(number, path, dest, envs))
-        return dest
 
 
 # Of a watched run, seconds.
 _LONGEST_CHECK = 60.0
 
-_WORKER = re.compile(rf"\$\{{worker:({'|'.join(WORKER_NAMES)})\}}")
-
 
 def run_group(
     spec: LaunchSpec,
     directory: RunDirectory,
-    watcher: Watcher,
+    observer: RunObserver,
     signals: SignalSource,
     spawner: Spawner | None = None,
     targets: Targets | None = None,
 ) -> int | None:
-    """Runs all attempts; what became of them is known to the watcher afterwards.
+    """Runs all attempts; what became of them is known to the observer afterwards.
 
     Args:
         spec: the run.
         directory: its directory, claimed.
-        watcher: sees every fact and decision.
+        observer: sees every event and action.
         signals: takes note of signals to this process.
         spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
@@ -206,84 +145,166 @@ def run_group(
         stack.callback(spawner.hold, ())
         try:
             if targets is None:
-                _check(spec, spawner, watcher, signals)
-            _agent(spec, directory, watcher, signals, spawner, targets, began).run(spec.role)
+                _check(spec, spawner, observer, signals)
+            return _supervise(spec, directory, observer, signals, spawner, targets, began)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
             return int(signal.SIGINT)
-        except SpawnerDied:
-            # The watcher saw it: it is the root cause of the last attempt.
-            return None
-        return None
 
 
-def _agent(
+def _supervise(
     spec: LaunchSpec,
     directory: RunDirectory,
-    watcher: Watcher,
+    observer: RunObserver,
     signals: SignalSource,
     spawner: Spawner,
     targets: Targets | None,
     began: float,
-) -> LocalElasticAgent:
-    logs = RunLogs(
-        directory,
-        dict(spec.redirects),
-        dict(spec.tee),
-        None if spec.local_ranks_filter is None else set(spec.local_ranks_filter),
-        on_attempt=watcher.begin,
-    )
-
-    def numbered(facts: Mapping[str, str]) -> dict[str, str]:
-        # the agent counts its own attempts; the directory may hold those of a former run
-        return {**facts, "attempt": str(logs.next_attempt)}
-
-    make = targets or (lambda facts: target_of(spec, facts))
-    return LocalElasticAgent(
-        _worker_spec(spec),
-        logs,
-        start_method=spec.start_method,
-        log_line_prefix_template=_template(spec.log_line_prefix),
-        shutdown_timeout=spec.grace_period,
-        spawner=spawner,
-        observer=watcher.observe,
-        targets=lambda facts: make(numbered(facts)),
-        env=lambda facts: env_of(spec, numbered(facts)),
-        preload=spec.preload,
-        cwd=spec.cwd,
-        spawner_cwd=spec.spawner_cwd or None,
-        run_id=spec.run_id,
+) -> int | None:
+    """Take the group through its attempts; return the signal that ended it, or None."""
+    clock = RunClock()
+    hide = observer.recorder.hide
+    watchdog = WatchdogDriver(spec.watchdog, KernelSleep.configured(None), clock, began, hide)
+    group = _Group(spec, directory, observer, spawner, targets, watchdog)
+    supervisor = Supervisor(
+        spec.nproc,
+        Machine(spec.max_restarts, policy=spec.restart),
+        group.start,
         signals=signals,
-        watchdog=spec.watchdog,
-        restart=spec.restart,
-        fault=watcher.fault,
-        run_began=began,
-        hide=watcher.recorder.hide,
+        watchdog=watchdog,
+        clock=clock,
+        grace_period=spec.grace_period,
+        observe=observer.observe,
     )
+    polite = signal.SIGTERM
+    try:
+        end = supervisor.run()
+    except SignalException as error:
+        polite = error.sigval
+        raise
+    finally:
+        supervisor.close(polite)
+        group.let_port_go()
+    broken = observer.recorder.broken
+    if broken is not None and end.signum is None:
+        raise PreloadFailed(broken.module, broken.reason, broken.traceback)
+    return end.signum
 
 
-def _worker_spec(spec: LaunchSpec) -> WorkerSpec:
-    return WorkerSpec(
-        role=spec.role,
-        local_world_size=spec.nproc,
-        entrypoint=spec.entrypoint.text or spec.entrypoint.name,
-        max_restarts=spec.max_restarts,
-        duplicate_stdout_filters=list(spec.duplicate_stdout_filters) or None,
-        duplicate_stderr_filters=list(spec.duplicate_stderr_filters) or None,
-        virtual_local_rank=spec.virtual_local_rank,
-    )
+class _Group:
+    """Starts the workers of a run, one attempt after the other."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        directory: RunDirectory,
+        observer: RunObserver,
+        spawner: Spawner,
+        targets: Targets | None,
+        watchdog: WatchdogDriver,
+    ) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._observer = observer
+        self._spawner = spawner
+        self._target = targets or partial(target_of, spec)
+        self._watchdog = watchdog
+        self._port: HeldPort | None = None
+
+    def start(self, action: StartWorkers) -> WorkerProcesses:
+        """Start the workers of the next attempt.
+
+        The machine counts the attempts of this run; the directory may hold those of a former one.
+
+        Raises:
+            NotPicklable: an argument of a function cannot be sent to a worker.
+            OutputError: a directory or file cannot be made.
+        """
+        spec, ranks = self._spec, range(self._spec.nproc)
+        # A new one per attempt: sockets of the last may linger.
+        self.let_port_go()
+        self._port = HeldPort()
+        number = self._directory.next_attempt()
+        places = {rank: self._place(rank, number, action.restart_count) for rank in ranks}
+        facts = {rank: place.facts() for rank, place in places.items()}
+        envs = {rank: self._environment(places[rank]) for rank in ranks}
+        targets = {rank: self._target(facts[rank]) for rank in ranks}
+        number, path = self._directory.make_attempt(spec.nproc)
+        announce(envs, path)
+        for rank, env in envs.items():
+            env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
+        redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
+        files = destinations(path, redirects, tee, spec.local_ranks_filter)
+        self._observer.begin(Attempt(number, path, files, envs))
+        workers = WorkerProcesses(
+            spec.role,
+            spec.nproc,
+            files,
+            attempt=number,
+            log_line_prefixes=_prefixes(spec, facts),
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        try:
+            self._start(workers, targets, envs)
+        except BaseException:
+            workers.close()
+            raise
+        return workers
+
+    def _start(
+        self,
+        workers: WorkerProcesses,
+        targets: Mapping[int, Target | Forked],
+        envs: Mapping[int, Mapping[str, str]],
+    ) -> None:
+        forked = {rank: target for rank, target in targets.items() if isinstance(target, Forked)}
+        if forked:
+            # a runtime that has computed here would hang in the workers
+            pause(loaded_runtimes())
+            workers.fork(forked, envs)
+            return
+        spec = self._spec
+        workers.spawn(
+            {rank: each for rank, each in targets.items() if not isinstance(each, Forked)},
+            envs,
+            spawner=self._spawner,
+            fresh=spec.start_method == "spawn",
+            preload=spec.preload,
+            cwd=spec.cwd,
+            spawner_cwd=spec.spawner_cwd,
+        )
+
+    def _place(self, rank: int, attempt: int, restart_count: int) -> WorkerContext:
+        return replace(
+            _place(self._spec, rank),
+            attempt=attempt,
+            restart_count=restart_count,
+            master_addr=LOOPBACK,
+            master_port=self._port.port if self._port is not None else 0,
+            hostname=socket.gethostname(),
+        )
+
+    def _environment(self, place: WorkerContext) -> dict[str, str]:
+        env = contract(place, os.environ) | env_of(self._spec, place.facts())
+        if self._spec.virtual_local_rank:
+            env |= virtual_rank(place.local_rank, {**os.environ, **env})
+        return {**env, **self._watchdog.environment(place.local_rank)}
+
+    def let_port_go(self) -> None:
+        """Let go of the port that is held for rank 0's store; idempotent."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
 
-def _template(prefix: str | None) -> str | None:
-    """Returns a prefix in the agent's form, `string.Template` with ``${rank}``."""
-    if prefix is None:
+def _prefixes(spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]]) -> dict[int, str] | None:
+    if spec.log_line_prefix is None:
         return None
-    parts = _WORKER.split(prefix)
-    # text and names alternate; a dollar of the user's own stays one
-    return "".join(
-        f"${{{part}}}" if index % 2 else part.replace("$", "$$") for index, part in enumerate(parts)
-    )
+    return {
+        rank: substitute(spec.log_line_prefix, known, bare=False) for rank, known in facts.items()
+    }
 
 
 def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
@@ -299,7 +320,9 @@ def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
 # The last check of a function
 
 
-def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher, signals: SignalSource) -> None:
+def _check(
+    spec: LaunchSpec, spawner: Spawner, observer: RunObserver, signals: SignalSource
+) -> None:
     """Lets the spawner import the function and bind its arguments, before any attempt is made."""
     if spec.entrypoint.form != "function" or spec.entrypoint.decided:
         return
@@ -318,10 +341,10 @@ def _check(spec: LaunchSpec, spawner: Spawner, watcher: Watcher, signals: Signal
             cwd=spec.cwd,
             seconds=patience(spec.watchdog),
         )
-    for fact in spawner.dispatch():
-        watcher.observe(fact)
-        if isinstance(fact, PreloadBroken):
-            raise PreloadFailed(fact.module, fact.reason, fact.traceback)
+    for event in spawner.dispatch():
+        observer.observe(event)
+        if isinstance(event, PreloadBroken):
+            raise PreloadFailed(event.module, event.reason, event.traceback)
     # More than a line is the traceback of code that failed while it was imported: no matter of
     # the config, and its attempt will show it whole.
     if problem and "\n" not in problem:
@@ -346,10 +369,10 @@ def patience(policy: WatchdogPolicy) -> float | None:
     return min([_LONGEST_CHECK, *known]) if watched else None
 
 
-def _place(spec: LaunchSpec, rank: int) -> WorkerPlace:
+def _place(spec: LaunchSpec, rank: int) -> WorkerContext:
     """Where a worker will stand, as far as that is known before the attempt."""
     size = spec.nproc
-    return WorkerPlace(
+    return WorkerContext(
         local_rank=rank,
         rank=rank,
         group_rank=0,

@@ -1,8 +1,9 @@
 """What is noted of a run while it goes on: its records, events.jsonl, and what the user is told.
 
-The `Recorder` is the agent's observer. It writes everything to events.jsonl, keeps what
-`lllaunch.run.judge` needs, and reads evidence that would be gone later: the memory counters at the
-moment at which a worker's unexpected SIGKILL becomes known.
+The `RunObserver` is told of everything. It writes that to events.jsonl, and shows the little of it
+that a user wants to know. Its `Recorder` keeps what `lllaunch.run.judge` needs, and reads evidence
+that would be gone later: the memory counters at the moment at which a worker's unexpected SIGKILL
+becomes known.
 """
 
 from __future__ import annotations
@@ -10,10 +11,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lllaunch.agent.machine import (
+from lllaunch.events import (
+    Exited,
+    OrphansGone,
+    PreloadBroken,
+    Ready,
+    SpawnerGone,
+    Started,
+    StartFailed,
+)
+from lllaunch.linux.cgroup import Memory, read_memory
+from lllaunch.moments import now_ns
+from lllaunch.run.excerpts import read_crash, read_error, read_exit_call
+from lllaunch.run.records import AttemptRecord, Disk, SentSignal, WorkerFiles, WorkerRecord
+from lllaunch.spawner.dump import CRASH
+from lllaunch.supervisor.machine import (
     AbandonWorkers,
     Finish,
     GroupStarted,
@@ -28,146 +43,18 @@ from lllaunch.agent.machine import (
     WatchdogFired,
     WorkersStuck,
 )
-from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
-from lllaunch.moments import now_ns
-from lllaunch.run.excerpts import read_crash, read_error, read_exit_call
-from lllaunch.run.records import AttemptRecord, Disk, SentSignal, WorkerFiles, WorkerRecord
-from lllaunch.spawner.dump import CRASH
-from lllaunch.spawner.protocol import (
-    Died,
-    Exited,
-    PreloadBroken,
-    Ready,
-    Started,
-    StartFailed,
-    Swept,
-)
 from lllaunch.watchdog.findings import Asked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from lllaunch.agent.machine import Fault, Reason
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, RunOutcome
-    from lllaunch.run.records import ExitCall, WorkerError
-    from lllaunch.spawner.protocol import Leftover
     from lllaunch.spec import LaunchSpec
+    from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
-    from lllaunch.watchdog.stacks.frames import Blame, RankStack
-
-
-@dataclass
-class NotedWorker:
-    """One worker of the current attempt, as far as it is known."""
-
-    local_rank: int
-    rank: int
-    files: WorkerFiles
-    started: Started | None = None
-    start_failed: StartFailed | None = None
-    exited: Exited | None = None
-    sent: list[SentSignal] = field(default_factory=list)
-    abandoned: bool = False
-    memory: Memory = UNKNOWN
-    left: tuple[WorkerError | None, ExitCall | None] | None = None
-    disk: Disk | None = None
-    shown: bool = False
-
-    @property
-    def live(self) -> bool:
-        """Whether it is not known to have ended; its start may not be known yet either."""
-        return self.exited is None and self.start_failed is None
-
-    def record(self, hide: Callable[[str], str]) -> WorkerRecord:
-        """Returns what is known now; reads its error file if it failed."""
-        error, exit_call = self._left(hide)
-        return WorkerRecord(
-            local_rank=self.local_rank,
-            rank=self.rank,
-            files=self.files,
-            started=self.started,
-            start_failed=self.start_failed,
-            exited=self.exited,
-            sent=tuple(self.sent),
-            abandoned=self.abandoned,
-            error=error,
-            exit_call=exit_call,
-            memory=self.memory,
-            disk=self.disk,
-            crash=self._crash(hide),
-            shown=self.shown,
-        )
-
-    def _crash(self, hide: Callable[[str], str]) -> str:
-        """Returns what Python wrote down when a fatal signal ended the worker."""
-        if self.exited is None or self.exited.exitcode >= 0 or self.sent:
-            return ""
-        return read_crash(self.files.directory, self.files.stderr, hide)
-
-    def _left(self, hide: Callable[[str], str]) -> tuple[WorkerError | None, ExitCall | None]:
-        """Return what it wrote of its failure; read once, since it has ended."""
-        if self.exited is None or self.exited.exitcode == 0 or not self.files.error:
-            return None, None
-        if self.left is None:
-            path, exits = self.files.error, self.exited.exitcode > 0
-            self.left = read_error(path, hide), read_exit_call(path, hide) if exits else None
-        return self.left
-
-
-@dataclass
-class NotedAttempt:
-    """One attempt, as far as it is known."""
-
-    number: int
-    restart_count: int
-    path: str
-    started_ns: int
-    workers: dict[int, NotedWorker]
-    memory: Memory
-    ended_ns: int = 0
-    died: Died | None = None
-    died_ns: int = 0
-    died_memory: Memory = UNKNOWN
-    broken: PreloadBroken | None = None
-    leftovers: tuple[Leftover, ...] = ()
-    stuck: bool = False
-    ending: bool = False
-    finding: Finding | None = None
-    fired_ns: int = 0
-    stacks: tuple[RankStack, ...] = ()
-    blame: Blame | None = None
-    master_port: str = ""
-
-    @property
-    def alive(self) -> int:
-        """How many workers were ordered and are not known to have ended."""
-        return sum(1 for worker in self.workers.values() if worker.live)
-
-    def record(self, hide: Callable[[str], str]) -> AttemptRecord:
-        """Returns what is known now; reads the error files of workers that failed."""
-        return AttemptRecord(
-            number=self.number,
-            restart_count=self.restart_count,
-            path=self.path,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
-            workers=tuple(worker.record(hide) for worker in self.workers.values()),
-            memory=self.memory,
-            died=self.died,
-            died_ns=self.died_ns,
-            died_memory=self.died_memory,
-            broken=self.broken,
-            leftovers=self.leftovers,
-            stuck=self.stuck,
-            finding=self.finding,
-            fired_ns=self.fired_ns,
-            stacks=self.stacks,
-            blame=self.blame,
-            master_port=self.master_port,
-        )
 
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
@@ -195,31 +82,33 @@ class Recorder:
     ) -> None:
         self.hide = hide
         self._read = read
-        self._attempts: list[NotedAttempt] = []
+        self._attempts: list[AttemptRecord] = []
+        # Whose files were read: they have ended, so that they write nothing more.
+        self._were_read: set[tuple[int, int]] = set()
         self.reason: Reason | None = None
         self.limit: Finding | None = None
         self.look: Hang | None = None
         self._ready = False
 
     def begin(self, attempt: Attempt) -> None:
-        """Notes that an attempt's directories were made; its workers are about to start."""
-        workers = {
-            local_rank: NotedWorker(
+        """Take note that an attempt's directories were made; its workers are about to start."""
+        files = attempt.files
+        workers = tuple(
+            WorkerRecord(
                 local_rank,
                 _number(env, "RANK", local_rank),
                 WorkerFiles(
                     directory=f"{attempt.path}/{local_rank}",
-                    stdout=_file(attempt.dest.stdouts, local_rank),
-                    stderr=_file(attempt.dest.stderrs, local_rank),
-                    error=_file(attempt.dest.error_files, local_rank),
+                    stdout=_file(files.stdouts, local_rank),
+                    stderr=_file(files.stderrs, local_rank),
+                    error=_file(files.error_files, local_rank),
                 ),
-                shown=local_rank in attempt.dest.tee_stderrs
-                or attempt.dest.stderrs.get(local_rank) == "",
+                shown=local_rank in files.tee_stderrs or files.stderrs.get(local_rank) == "",
             )
             for local_rank, env in sorted(attempt.envs.items())
-        }
+        )
         self._attempts.append(
-            NotedAttempt(
+            AttemptRecord(
                 number=attempt.number,
                 restart_count=_number(attempt.envs.get(0, {}), "TORCHELASTIC_RESTART_COUNT", 0),
                 path=attempt.path,
@@ -240,48 +129,83 @@ class Recorder:
             return False
         attempt = self._attempts[-1]
         lost = attempt.died is not None and not attempt.died.killed
-        return not lost and not any(worker.started for worker in attempt.workers.values())
+        return not lost and not any(worker.started for worker in attempt.workers)
 
-    def fact(self, fact: object) -> None:
-        """Notes what the spawner told."""
-        if isinstance(fact, (Ready, Died)):
-            self._ready = isinstance(fact, Ready)
+    @property
+    def broken(self) -> PreloadBroken | None:
+        """The preload that failed in the current attempt, or None."""
+        return self._attempts[-1].broken if self._attempts else None
+
+    def note(self, event: object) -> object:
+        """Take note of what became of workers or their spawner.
+
+        Returns:
+            The event; the end of a worker tells whether memory had run out.
+        """
+        if isinstance(event, (Ready, SpawnerGone)):
+            self._ready = isinstance(event, Ready)
         if not self._attempts:
-            return
+            return event
         attempt = self._attempts[-1]
-        if isinstance(fact, (Started, StartFailed, Exited)):
-            attempt.ended_ns = max(attempt.ended_ns, fact.time_ns)
-            worker = attempt.workers.get(fact.rank)
+        if isinstance(event, (Started, StartFailed, Exited)):
+            attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
+            worker = attempt.worker(event.local_rank)
             if worker is not None:
-                self._worker_fact(worker, fact)
-        elif isinstance(fact, Died):
-            attempt.died, attempt.died_ns = fact, now_ns()
+                return self._of_worker(worker, attempt, event)
+        elif isinstance(event, SpawnerGone):
+            attempt.died, attempt.died_ns = event, now_ns()
             attempt.died_memory = self._read()
             attempt.ended_ns = attempt.died_ns
-        elif isinstance(fact, PreloadBroken):
-            attempt.broken, attempt.ended_ns = fact, now_ns()
-        elif isinstance(fact, Swept):
-            attempt.leftovers += fact.leftovers
+        elif isinstance(event, PreloadBroken):
+            attempt.broken, attempt.ended_ns = event, now_ns()
+        elif isinstance(event, OrphansGone):
+            attempt.leftovers += event.orphans
+        return event
 
-    def _worker_fact(self, worker: NotedWorker, fact: Started | StartFailed | Exited) -> None:
-        if isinstance(fact, Started):
-            worker.started = fact
-        elif isinstance(fact, StartFailed):
-            worker.start_failed = fact
+    def _of_worker(
+        self,
+        worker: WorkerRecord,
+        attempt: AttemptRecord,
+        event: Started | StartFailed | Exited,
+    ) -> Started | StartFailed | Exited:
+        if isinstance(event, Started):
+            worker.started = event
+        elif isinstance(event, StartFailed):
+            worker.start_failed = event
         else:
-            worker.exited = fact
+            worker.exited = event
             _remove_empty(f"{worker.files.directory}/{CRASH}")
-            if fact.exitcode > 0 and not os.path.exists(worker.files.error):
+            if event.exitcode > 0 and not os.path.exists(worker.files.error):
                 worker.disk = _disk(worker.files.directory)
             # It may have ended before it was sent a signal, and be reaped after.
-            if not fact.exitcode or (worker.sent and fact.time_ns >= worker.sent[0].time_ns):
-                return
+            asked = worker.sent and event.time_ns >= worker.sent[0].time_ns
             # What it started may have been killed for want of memory, and it fails for that.
-            if fact.exitcode > 0 or fact.exitcode in _MEMORY_SIGNALS:
+            if not asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
                 worker.memory = self._read()
+            if event.exitcode > 0 or event.exitcode == -signal.SIGKILL:
+                from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
+
+                self._read_files(worker, attempt)
+                if was_out_of_memory(worker, attempt):
+                    worker.exited = event = replace(event, out_of_memory=True)
+        return event
+
+    def _read_files(self, worker: WorkerRecord, attempt: AttemptRecord) -> None:
+        """Read, once, what a worker wrote of its failure."""
+        exited, files = worker.exited, worker.files
+        key = attempt.number, worker.local_rank
+        if exited is None or not exited.exitcode or key in self._were_read:
+            return
+        self._were_read.add(key)
+        if files.error:
+            worker.error = read_error(files.error, self.hide)
+            if exited.exitcode > 0:
+                worker.exit_call = read_exit_call(files.error, self.hide)
+        if exited.exitcode < 0 and not worker.sent:
+            worker.crash = read_crash(files.directory, files.stderr, self.hide)
 
     def sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
-        """Notes that a signal is about to be sent to workers.
+        """Take note that a signal is about to be sent to workers.
 
         Args:
             signum: the signal.
@@ -289,49 +213,47 @@ class Recorder:
         """
         if not self._attempts:
             return
-        workers = self._attempts[-1].workers
         signal_ = SentSignal(int(signum), now_ns())
-        for local_rank in workers if ranks is None else ranks:
-            worker = workers.get(local_rank)
-            if worker is not None and worker.live:
-                worker.sent.append(signal_)
+        for worker in self._attempts[-1].workers:
+            if worker.live and (ranks is None or worker.local_rank in ranks):
+                worker.sent += (signal_,)
 
-    def abandoned(self, ranks: Iterable[int]) -> None:
-        """Notes that nobody waits any longer for the ends of these local ranks."""
-        for local_rank in ranks:
-            self._attempts[-1].workers[local_rank].abandoned = True
+    def abandoned(self, ranks: Collection[int]) -> None:
+        """Take note that nobody waits any longer for the ends of these local ranks."""
+        for worker in self._attempts[-1].workers:
+            worker.abandoned = worker.abandoned or worker.local_rank in ranks
 
     def stuck(self) -> None:
-        """Notes that workers of the current attempt hang in the kernel."""
+        """Take note that workers of the current attempt hang in the kernel."""
         self._attempts[-1].stuck = True
 
     def ending(self) -> None:
-        """Notes that the current attempt is being ended: what is found from now on is too late."""
+        """Take note that the current attempt is being ended."""
         if self._attempts:
             self._attempts[-1].ending = True
 
-    def fired(self, fact: WatchdogFired) -> bool:
-        """Notes what the watchdog found.
+    def fired(self, event: WatchdogFired) -> bool:
+        """Take note of what the watchdog found.
 
         Returns:
             Whether that is what the current attempt ends for: it was still well, and nothing had
             been found before.
         """
-        if not fact.ends:
+        if not event.ends:
             return False
-        if fact.whole_run:
-            self.limit = fact.finding
+        if event.whole_run:
+            self.limit = event.finding
         if not self._attempts:
             return False
         attempt = self._attempts[-1]
         gone = attempt.died is not None or attempt.broken is not None or not attempt.alive
         if attempt.ending or attempt.finding is not None or gone:
             return False
-        attempt.finding, attempt.fired_ns = fact.finding, now_ns()
+        attempt.finding, attempt.fired_ns = event.finding, now_ns()
         return True
 
-    def stacks_taken(self, fact: StacksTaken) -> Hang:
-        """Notes where the workers of the current attempt stand.
+    def stacks_taken(self, event: StacksTaken) -> Hang:
+        """Take note of where the workers of the current attempt stand.
 
         Returns:
             What that says.
@@ -339,55 +261,41 @@ class Recorder:
         from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
 
         attempt = self._attempts[-1]
-        ends = attempt.finding == fact.finding
-        if ends:
-            attempt.stacks, attempt.blame = fact.stacks, fact.blame
-        for stack in fact.stacks:
-            worker = attempt.workers.get(stack.rank)
+        for stack in event.stacks:
+            worker = attempt.worker(stack.rank)
             if worker is not None:
                 worker.files = replace(worker.files, stacks=stack.path)
-        record = attempt.record(self.hide)
-        if not ends:
-            record = replace(
-                record,
-                finding=fact.finding,
+        if attempt.finding == event.finding:
+            attempt.stacks, attempt.blame = event.stacks, event.blame
+            seen = attempt
+        else:
+            seen = replace(
+                attempt,
+                finding=event.finding,
                 fired_ns=now_ns(),
-                stacks=fact.stacks,
-                blame=fact.blame,
+                stacks=event.stacks,
+                blame=event.blame,
             )
-        hang = hang_of(record)
+        hang = hang_of(seen)
         assert hang is not None
-        if isinstance(fact.finding, Asked) and attempt.ending:
+        if isinstance(event.finding, Asked) and attempt.ending:
             self.look = hang
         return hang
 
-    def process_signalled(self, decision: SignalProcess) -> None:
-        """Notes that a process of a worker is about to get a signal.
+    def process_signalled(self, action: SignalProcess) -> None:
+        """Take note that a process of a worker is about to get a signal.
 
         If that is below the worker, what the worker makes of its loss is no failure of its own.
         """
-        self.sent(decision.signum, [decision.rank])
+        self.sent(action.signum, [action.rank])
 
     def finished(self, end: Finish) -> None:
-        """Notes why the run ends."""
+        """Take note of why the run ends."""
         self.reason = end.reason
 
-    def fault(self, fact: Exited | StartFailed) -> Fault:
-        """Tells in what way a worker failed, right after the fact of its end was noted."""
-        plain: Fault = "died" if isinstance(fact, Exited) and fact.exitcode < 0 else "failure"
-        if isinstance(fact, StartFailed) or not self._attempts:
-            return plain
-        if fact.exitcode < 0 and fact.exitcode != -signal.SIGKILL:
-            return plain
-        from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
-
-        record = self._attempts[-1].record(self.hide)
-        worker = next((each for each in record.workers if each.local_rank == fact.rank), None)
-        return "oom" if worker is not None and was_out_of_memory(worker, record) else plain
-
     def number(self, local_rank: int) -> int:
-        """Returns the rank of a worker of the current attempt among all workers."""
-        worker = self._attempts[-1].workers.get(local_rank) if self._attempts else None
+        """Return the rank of a worker of the current attempt among all workers."""
+        worker = self._attempts[-1].worker(local_rank) if self._attempts else None
         return local_rank if worker is None else worker.rank
 
     @property
@@ -396,12 +304,15 @@ class Recorder:
         return self._attempts[-1].alive if self._attempts else 0
 
     def latest(self) -> AttemptRecord | None:
-        """Returns what is known of the current attempt; reads as `records` does."""
-        return self._attempts[-1].record(self.hide) if self._attempts else None
+        """Return what is known of the current attempt; reads as `records` does."""
+        return self.records()[-1] if self._attempts else None
 
     def records(self) -> list[AttemptRecord]:
-        """Returns what is known of every attempt; reads the error files of workers that failed."""
-        return [attempt.record(self.hide) for attempt in self._attempts]
+        """Return what is known of every attempt; reads the files of workers that failed."""
+        for attempt in self._attempts:
+            for worker in attempt.workers:
+                self._read_files(worker, attempt)
+        return self._attempts
 
 
 def _remove_empty(path: str) -> None:
@@ -479,8 +390,8 @@ _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 _REJECTIONS = 5
 
 
-class Watcher:
-    """The agent's observer in a configured run.
+class RunObserver:
+    """Sees all of a run: writes it down, and tells the user of the little that matters.
 
     Args:
         spec: the run.
@@ -508,24 +419,25 @@ class Watcher:
         self._rejections = 0
 
     def begin(self, attempt: Attempt) -> None:
-        """Notes that an attempt's directories were made."""
+        """Take note that an attempt's directories were made."""
         self.recorder.begin(attempt)
         what = self._spec.entrypoint.text
         self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
 
-    def observe(self, event: object) -> None:
-        """Takes a fact or decision; to be called before a decision is carried out."""
+    def observe(self, event: object) -> object:
+        """See an event, or an action before it is performed.
+
+        Returns:
+            The same, and what was found out about it.
+        """
+        event = self.recorder.note(event)
         self._events.write(event)
-        self.recorder.fact(event)
-        action = _ACTIONS.get(type(event))
-        if action is not None:
-            action(self, event)
+        show = _SHOWN.get(type(event))
+        if show is not None:
+            show(self, event)
         elif type(event).__name__ == "Rejected":
             self._rejected(event)
-
-    def fault(self, fact: Exited | StartFailed) -> Fault:
-        """Tells in what way a worker failed, right after `observe` was told of its end."""
-        return self.recorder.fault(fact)
+        return event
 
     def _started(self, _: GroupStarted) -> None:
         # What only the end needs is imported while the workers start, on another core.
@@ -631,19 +543,19 @@ class Watcher:
         self._console.warning(f"a timer request{whose} was refused, {event.reason}: {event.text}")
 
 
-# mypy cannot know that an action gets the event it stands for in the table.
-_ACTIONS: Mapping[type, Callable[[Watcher, Any], None]] = {
-    SignalReceived: Watcher._signal_received,
-    SignalWorkers: Watcher._signal_workers,
-    StartGrace: Watcher._start_grace,
-    KillWorkers: Watcher._kill_workers,
+# mypy cannot know that each gets the event it stands for in the table.
+_SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
+    SignalReceived: RunObserver._signal_received,
+    SignalWorkers: RunObserver._signal_workers,
+    StartGrace: RunObserver._start_grace,
+    KillWorkers: RunObserver._kill_workers,
     AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
     WorkersStuck: lambda self, _: self.recorder.stuck(),
-    StartWorkers: Watcher._start_workers,
-    GroupStarted: Watcher._started,
-    WatchdogFired: Watcher._fired,
-    StacksTaken: Watcher._stacks_taken,
-    SignalProcess: Watcher._signal_process,
-    Pause: Watcher._pause,
+    StartWorkers: RunObserver._start_workers,
+    GroupStarted: RunObserver._started,
+    WatchdogFired: RunObserver._fired,
+    StacksTaken: RunObserver._stacks_taken,
+    SignalProcess: RunObserver._signal_process,
+    Pause: RunObserver._pause,
     Finish: lambda self, event: self.recorder.finished(event),
 }

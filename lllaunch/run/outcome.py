@@ -16,12 +16,12 @@ from lllaunch.run.records import NOWHERE, WorkerFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lllaunch.agent.machine import Reason
+    from lllaunch.events import Orphan
     from lllaunch.run.causes import Cause
     from lllaunch.run.fates import Fate
     from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
-    from lllaunch.spawner.protocol import Leftover
+    from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Frame
 
@@ -129,7 +129,7 @@ class AttemptOutcome:
     ended_ns: int
     workers: tuple[WorkerOutcome, ...] = ()
     root_cause: RootCause | None = None
-    leftovers: tuple[Leftover, ...] = ()
+    leftovers: tuple[Orphan, ...] = ()
 
 
 @dataclass(frozen=True)

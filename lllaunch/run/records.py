@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.protocol import (
-        Died,
-        Exited,
-        Leftover,
-        PreloadBroken,
-        Started,
-        StartFailed,
-    )
+    from lllaunch.events import Exited, Orphan, PreloadBroken, SpawnerGone, Started, StartFailed
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
@@ -111,17 +104,17 @@ class WorkerFiles:
 NOWHERE = WorkerFiles()
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerRecord:
-    """One worker of one attempt.
+    """One worker of one attempt, as far as it is known.
 
     Attributes:
         local_rank: its number on this node.
         rank: its number among all workers.
         files: where it writes.
-        started: the fact of its start, or None.
-        start_failed: the fact that it could not be started, or None.
-        exited: the fact of its end, or None.
+        started: its start, or None.
+        start_failed: that it could not be started, or None.
+        exited: its end, or None.
         sent: what the launcher sent it, in order.
         abandoned: whether the launcher gave up waiting for its end.
         error: what it wrote in its error.json, or None.
@@ -147,10 +140,15 @@ class WorkerRecord:
     crash: str = ""
     shown: bool = False
 
+    @property
+    def live(self) -> bool:
+        """Whether it is not known to have ended; its start may not be known yet either."""
+        return self.exited is None and self.start_failed is None
 
-@dataclass(frozen=True)
+
+@dataclass
 class AttemptRecord:
-    """One attempt.
+    """One attempt, as far as it is known.
 
     Attributes:
         number: index of its directory.
@@ -160,12 +158,13 @@ class AttemptRecord:
         ended_ns: when the last of its workers was gone, 0 while it runs.
         workers: in order of local rank.
         memory: the machine's memory when it was begun.
-        died: the fact that the spawner died in it, or None.
+        died: that the spawner ended in it, or None.
         died_ns: when that became known.
         died_memory: the machine's memory at that time.
-        broken: the fact that a preload failed, or None.
+        broken: that a preload failed, or None.
         leftovers: processes that its workers left behind.
         stuck: whether workers were found to hang in the kernel.
+        ending: whether it is being ended: what is found from now on is too late.
         finding: what the watchdog found first while the attempt ran, or None.
         fired_ns: when that was, nanoseconds since the epoch.
         stacks: where the workers stood then, as far as that could be found out.
@@ -180,14 +179,24 @@ class AttemptRecord:
     ended_ns: int = 0
     workers: tuple[WorkerRecord, ...] = ()
     memory: Memory = UNKNOWN
-    died: Died | None = None
+    died: SpawnerGone | None = None
     died_ns: int = 0
     died_memory: Memory = UNKNOWN
     broken: PreloadBroken | None = None
-    leftovers: tuple[Leftover, ...] = ()
+    leftovers: tuple[Orphan, ...] = ()
     stuck: bool = False
+    ending: bool = False
     finding: Finding | None = None
     fired_ns: int = 0
     stacks: tuple[RankStack, ...] = ()
     blame: Blame | None = None
     master_port: str = ""
+
+    @property
+    def alive(self) -> int:
+        """How many workers were ordered and are not known to have ended."""
+        return sum(worker.live for worker in self.workers)
+
+    def worker(self, local_rank: int) -> WorkerRecord | None:
+        """Return the worker of a local rank."""
+        return next((each for each in self.workers if each.local_rank == local_rank), None)

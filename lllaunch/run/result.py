@@ -447,14 +447,14 @@ def _read_explanation(fields: Fields) -> Explanation | None:
 
 
 def _read_attempt(fields: Fields, directory: str) -> AttemptOutcome:
-    from lllaunch.spawner.protocol import Leftover  # noqa: PLC0415 - a list does without
+    from lllaunch.events import Orphan  # noqa: PLC0415 - a list does without
 
     workers = tuple(
         _read_worker(each, directory)
         for each in fields.objects("workers")
         if each.whole("rank") is not None
     )
-    leftovers = (_read_as(Leftover, each) for each in fields.objects("leftovers"))
+    leftovers = (_read_as(Orphan, each) for each in fields.objects("leftovers"))
     return AttemptOutcome(
         number=fields.whole("attempt") or 0,
         restart_count=fields.whole("restart_count") or 0,

@@ -21,8 +21,8 @@ the launcher prevents that.
 
 **Who waits.** Neither side waits in its loop. A function is checked in a child beside the workers
 (`check`); the launcher ends a spawner that has died in steps (`client`). What is given up, a check,
-a worker that SIGKILL does not end, a sweep, is no matter of the next run on the same spawner:
-answers carry the number of what they answer, and what nobody waits for is not told.
+a worker that SIGKILL does not end, a cleanup of orphans, is no matter of the next run on the same
+spawner: answers carry the number of what they answer, and what nobody waits for is not told.
 
 **Who signals.** The spawner is the parent, so a worker's number is not reused before the spawner
 has waited for it. With each start the launcher gets a pidfd, and uses it when the spawner does not
@@ -35,10 +35,11 @@ straight to its files, the launcher's original limit of open files, ``__main__``
 ``sys.path`` as ``python -u`` would have them (`worker`), and an end that loses nothing (`finish`).
 
 **What cannot be forked.** OpenMP thread pools do not survive a fork; they are paused before each
-(`openmp`), and if a forked canary cannot compute, workers get fresh interpreters. Variables that
-act when an interpreter starts or a library loads are set in the spawner before it does so; ranks
-that need other values than the rest get fresh interpreters (`environment`).
+(`preloading`), and if a forked canary cannot compute, workers get fresh interpreters. Variables
+that act when an interpreter starts or a library loads are set in the spawner before it does so;
+ranks that need other values than the rest get fresh interpreters (`environment`).
 
-Modules: `targets` and `facts` are the vocabulary, `order` and `wire` the protocol, `client` the
-launcher's side, `server` the spawner's loop, `child` the way from fork to worker.
+Modules: `protocol` is what both sides send, `client` the launcher's side, `server` the spawner's
+loop, `child` the way from fork to worker, `worker` the Python code in it, `preloading` imports and
+OpenMP, `orphans` what workers leave behind.
 """

@@ -22,7 +22,7 @@ from lllaunch.spawner import signals
 from lllaunch.spawner.dump import CRASH_FILE
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
-from lllaunch.spawner.protocol import Module, Order, Pickled, Program, Script
+from lllaunch.spawner.protocol import Module, Pickled, Program, Script, SpawnRequest
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,33 @@ class _CannotStart(Exception):
 
 
 def become_worker(
-    order: Order,
+    request: SpawnRequest,
     around: ChildDefaults,
     streams: tuple[int, int],
     report: int,
     others: Iterable[int],
 ) -> NoReturn:
-    """Turn the forked child into the worker that ``order`` describes; never returns.
+    """Turn the forked child into the worker that ``request`` describes; never returns.
 
     Args:
-        order: what to start.
+        request: what to start.
         around: what the spawner knows.
         streams: descriptors for standard output and error.
         report: write end of the report pipe, close-on-exec.
         others: descriptors of other workers', to be closed.
     """
     try:
-        if _prepare(order, around, streams, report, others):
+        if _prepare(request, around, streams, report, others):
             # From here on the number of the report pipe may be that of a file of the user's.
             os.close(report)
-            _run_here(order, around)
+            _run_here(request, around)
     finally:
         # Whatever happened, this process must not go on as the spawner.
         os._exit(127)
 
 
 def _prepare(
-    order: Order,
+    request: SpawnRequest,
     around: ChildDefaults,
     streams: tuple[int, int],
     report: int,
@@ -97,16 +97,16 @@ def _prepare(
     """
     try:
         _close(others)
-        fresh = order.fresh and not isinstance(order.target, Program)
-        python = not fresh and not isinstance(order.target, Program)
+        fresh = request.fresh and not isinstance(request.target, Program)
+        python = not fresh and not isinstance(request.target, Program)
         _detach(around, python)
         _set_streams(streams)
         _close(around.private_fds)
-        _set_environment(order, around)
-        if isinstance(order.target, Program):
-            _execute(order.target.path, (order.target.path, *order.target.argv))
+        _set_environment(request, around)
+        if isinstance(request.target, Program):
+            _execute(request.target.path, (request.target.path, *request.target.argv))
         elif fresh:
-            _execute_interpreter(order, around)
+            _execute_interpreter(request, around)
     except _CannotStart as failure:
         os.write(report, json.dumps(failure.report).encode())
     except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
@@ -148,13 +148,13 @@ def _close(fds: Iterable[int]) -> None:
             continue
 
 
-def _set_environment(order: Order, around: ChildDefaults) -> None:
+def _set_environment(request: SpawnRequest, around: ChildDefaults) -> None:
     set_open_files_limit(around.open_files)
-    os.environ.update(order.env)
+    os.environ.update(request.env)
     try:
-        os.chdir(order.cwd)
+        os.chdir(request.cwd)
     except OSError as error:
-        raise _CannotStart(order.cwd, error) from error
+        raise _CannotStart(request.cwd, error) from error
 
 
 def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
@@ -164,10 +164,10 @@ def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
         raise _CannotStart(program, error) from error
 
 
-def _execute_interpreter(order: Order, around: ChildDefaults) -> NoReturn:
-    target = order.target
+def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
+    target = request.target
     command = around.interpreter
-    if CRASH_FILE in order.env and isinstance(target, (Script, Module)) and not _decided():
+    if CRASH_FILE in request.env and isinstance(target, (Script, Module)) and not _decided():
         # None of our code runs in it, so its stacks can only go to its standard error.
         command += ("-X", "faulthandler")
     if isinstance(target, Script):
@@ -175,7 +175,7 @@ def _execute_interpreter(order: Order, around: ChildDefaults) -> NoReturn:
     elif isinstance(target, Module):
         command += ("-m", target.name, *target.argv)
     else:
-        fd = os.memfd_create("lllaunch-order", 0)
+        fd = os.memfd_create("lllaunch-request", 0)
         with os.fdopen(os.dup(fd), "wb") as file:
             pickle.dump((target, list(around.base_path)), file)
         os.lseek(fd, 0, os.SEEK_SET)
@@ -191,13 +191,13 @@ def _decided() -> bool:
     return "PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions
 
 
-def _run_here(order: Order, around: ChildDefaults) -> NoReturn:
+def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
     try:
         from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
 
         reseed()
         _take_over_multiprocessing()
-        target = order.target
+        target = request.target
         assert not isinstance(target, Program)
         run(target, list(around.base_path))
     except BaseException:  # noqa: BLE001 - an error of our own; it has the worker's status
@@ -224,11 +224,11 @@ def _take_over_multiprocessing() -> None:
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
-def start(order: Order, around: ChildDefaults, others: Iterable[int]) -> tuple[int, int]:
+def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -> tuple[int, int]:
     """Fork a worker.
 
     Args:
-        order: what to start.
+        request: what to start.
         around: what all workers of this spawner have in common.
         others: descriptors of other workers' (their report pipes, what was sent along for them);
             the child closes them, since whoever waits for their end would wait for it too.
@@ -241,7 +241,7 @@ def start(order: Order, around: ChildDefaults, others: Iterable[int]) -> tuple[i
         OSError: a file cannot be opened (its name is in the error), or there is no room for another
             process.
     """
-    streams = open_streams(order.stdout, order.stderr)
+    streams = open_streams(request.stdout, request.stderr)
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
     except OSError:
@@ -256,7 +256,7 @@ def start(order: Order, around: ChildDefaults, others: Iterable[int]) -> tuple[i
     else:
         if pid == 0:
             try:
-                become_worker(order, around, streams, write, (read, *others))
+                become_worker(request, around, streams, write, (read, *others))
             finally:
                 os._exit(127)
         return pid, read

@@ -1,4 +1,4 @@
-"""The launcher's side of the spawner: start it, order workers, receive facts, end everything.
+"""The launcher's side of the spawner: start it, order workers, receive events, end everything.
 
 A launcher that has a spawner makes a branch and hands it over to a fork of its own: that adopts it,
 and forgets the spawner that its parent has.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SpawnerDied
+from lllaunch.events import PreloadBroken, Ready, SpawnerEvent, SpawnerGone, Started
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
     Alarm,
@@ -33,19 +34,7 @@ from lllaunch.linux.process import (
 from lllaunch.spawner.environment import Shared, exec_part
 from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
 from lllaunch.spawner.orphans import MARK, Inherited, end_adopted, kill_below, new_mark
-from lllaunch.spawner.protocol import (
-    Channel,
-    Died,
-    Fact,
-    Message,
-    Order,
-    Pickled,
-    PreloadBroken,
-    Ready,
-    Started,
-    Target,
-    translate,
-)
+from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest, Target, event_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,28 +46,33 @@ ACKNOWLEDGE_SECONDS = 1.0
 
 @dataclass
 class _Worker:
-    rank: int
+    attempt: int
+    local_rank: int
     pidfd: int = -1
 
 
-class Roster:
-    """The workers that were ordered and are not known to have ended, each with its pidfd."""
+class WorkerTable:
+    """The workers that were ordered and are not known to have ended, each with its pidfd.
+
+    A key is the number of an order. One spawner may serve several runs, each of which has a worker
+    (attempt 0, local rank 0); the end of one that was abandoned must not be taken for another's.
+    """
 
     def __init__(self) -> None:
         self._keys = itertools.count(1)
         self._workers: dict[int, _Worker] = {}
 
-    def add(self, rank: int) -> int:
+    def add(self, attempt: int, local_rank: int) -> int:
         """Take note of an order; the worker's key."""
         key = next(self._keys)
-        self._workers[key] = _Worker(rank)
+        self._workers[key] = _Worker(attempt, local_rank)
         return key
 
-    def note(self, message: Message) -> Fact | None:
+    def note(self, message: Message) -> SpawnerEvent | None:
         """Take note of a message about a worker.
 
         Returns:
-            The fact that it tells; None if nobody waits for that worker any more.
+            The event; None if nobody waits for that worker any more.
         """
         key = message.header["key"]
         worker = self._workers.get(key)
@@ -86,12 +80,12 @@ class Roster:
             for fd in message.fds:
                 os.close(fd)
             return None
-        fact = translate(message.header, worker.rank)
-        if isinstance(fact, Started):
+        event = event_of(message.header, worker.attempt, worker.local_rank)
+        if isinstance(event, Started):
             worker.pidfd = message.fds[0] if message.fds else -1
         else:
             self._forget(key)
-        return fact
+        return event
 
     def _forget(self, key: int) -> None:
         worker = self._workers.pop(key)
@@ -225,19 +219,19 @@ class Spawner:
         hold_standard_fds()
         self.pid = 0
         self.mark = new_mark()
-        self.dead: Died | None = None
+        self.dead: SpawnerGone | None = None
         self.fork_safe = True
         self._ready = False
         self._preloads = False
         self._pidfd = -1
         self._key: Shared | None = None
         self._exec_env: dict[str, str] = {}
-        self._roster = Roster()
+        self._workers = WorkerTable()
         self._commands = Commands()
-        self._facts: list[Fact] = []
+        self._events: list[SpawnerEvent] = []
         self._numbers = itertools.count(1)
-        # The check and the sweep that are waited for; 0: none.
-        self._awaited_check, self._awaited_sweep = 0, 0
+        # The check and the cleanup that are waited for; 0: none.
+        self._awaited_check, self._awaited_cleanup = 0, 0
         self._problem: str | None = None
         self._sent: list[int] = []
         self._burial: Iterator[float] | None = None
@@ -351,24 +345,26 @@ class Spawner:
         stdout: str = "",
         stderr: str = "",
         fresh: bool = False,
+        attempt: int = 0,
     ) -> int:
         """Order a worker; `Started` or `StartFailed` follows.
 
         Args:
-            rank: local rank; it stands in all facts about the worker.
+            rank: local rank; it stands in all events about the worker.
             target: what it runs.
             cwd: its working directory.
             env: its variables that differ from the spawner's.
             stdout: file that its standard output is appended to; empty for the launcher's own.
             stderr: the same for standard error.
             fresh: run it in a fresh interpreter rather than in a fork.
+            attempt: number of its attempt, which stands there, too.
 
         Returns:
             The worker's key, by which it can be signalled.
         """
-        key = self._roster.add(rank)
-        order = Order(key, rank, target, cwd, dict(env), stdout, stderr, fresh)
-        header, payload, fds = order.encode()
+        key = self._workers.add(attempt, rank)
+        request = SpawnRequest(key, rank, target, cwd, dict(env), stdout, stderr, fresh)
+        header, payload, fds = request.encode()
         self._send(header, payload, fds, close_fds=isinstance(target, Pickled))
         return key
 
@@ -399,22 +395,22 @@ class Spawner:
             return
         chosen = list(keys)
         self._command("kill", chosen, signal.SIGKILL)
-        self._roster.signal_directly(chosen, signal.SIGKILL)
+        self._workers.signal_directly(chosen, signal.SIGKILL)
 
-    def sweep(self) -> None:
-        """End what workers left behind; `Swept` follows."""
-        self._awaited_sweep = next(self._numbers)
-        self._send({"op": "sweep", "sweep": self._awaited_sweep})
+    def clean_up(self) -> None:
+        """End what workers left behind; `OrphansGone` follows."""
+        self._awaited_cleanup = next(self._numbers)
+        self._send({"op": "clean_up", "cleanup": self._awaited_cleanup})
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Wait no longer for workers, nor for a sweep: no fact about either follows.
+        """Wait no longer for workers, nor for a cleanup: no event of either follows.
 
         To be called by who gives them up, since the next run may use this spawner as well.
         """
-        self._roster.abandon(keys)
-        if self._awaited_sweep:
-            self._awaited_sweep = 0
-            self._send({"op": "end_sweep"})
+        self._workers.abandon(keys)
+        if self._awaited_cleanup:
+            self._awaited_cleanup = 0
+            self._send({"op": "end_cleanup"})
 
     def _command(self, operation: str, keys: list[int], signum: int) -> None:
         number = self._commands.add(PendingCommand(operation, keys, signum))
@@ -447,14 +443,14 @@ class Spawner:
     def flush(self) -> None:
         """Wait until all orders have left; what arrives meanwhile is told by `dispatch`.
 
-        For callers that do something else before they wait for facts: an order with large arguments
-        does not fit into the socket at once.
+        For callers that do something else before they wait for events: an order with large
+        arguments does not fit into the socket at once.
         """
         while self._channel is not None and self._channel.pending and self.dead is None:
             wait_readable(self)
-            self._facts = self.dispatch()
+            self._events = self.dispatch()
 
-    # Facts
+    # Events
 
     def fileno(self) -> int:
         """A descriptor that is readable when `dispatch` has something to do."""
@@ -462,10 +458,10 @@ class Spawner:
             raise SpawnerDied(self.pid, None, "it was never started")
         return self._epoll.fileno()
 
-    def dispatch(self) -> list[Fact]:
-        """Send and receive what can be without waiting; the facts that arrived."""
+    def dispatch(self) -> list[SpawnerEvent]:
+        """Send and receive what can be without waiting; the events that arrived."""
         if self._channel is None or self.dead is not None:
-            return self._take_facts()
+            return self._take_events()
         self._channel.flush()
         for message in self._channel.receive():
             self._note(message)
@@ -475,40 +471,40 @@ class Spawner:
             self._do_without(overdue)
         if self._channel.closed:
             self._go_on_burying()
-        return self._take_facts()
+        return self._take_events()
 
     def _do_without(self, overdue: list[PendingCommand]) -> None:
         """The spawner is deaf: signal its workers directly; it dies if even that must be forced."""
         for command in overdue:
-            self._roster.signal_directly(command.keys, command.signum)
+            self._workers.signal_directly(command.keys, command.signum)
         if any(command.operation == "kill" for command in overdue):
             self._kill_spawner()
 
-    def _take_facts(self) -> list[Fact]:
-        facts, self._facts = self._facts, []
-        return facts
+    def _take_events(self) -> list[SpawnerEvent]:
+        events, self._events = self._events, []
+        return events
 
     def _note(self, message: Message) -> None:
         header = message.header
-        if header["fact"] == "done":
+        if header["event"] == "done":
             self._commands.confirm(header["command"])
-        elif header["fact"] == "branched":
+        elif header["event"] == "branched":
             if message.lost:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self.pid, self._pidfd = header["pid"], message.fds[0]
-        elif header["fact"] == "checked":
+        elif header["event"] == "checked":
             if header["check"] == self._awaited_check:
                 self._problem = header["problem"]
         elif "key" in header:
-            fact = self._roster.note(message)
-            self._facts += [] if fact is None else [fact]
-        elif header["fact"] == "swept" and header["sweep"] != self._awaited_sweep:
+            event = self._workers.note(message)
+            self._events += [] if event is None else [event]
+        elif header["event"] == "orphans_gone" and header["cleanup"] != self._awaited_cleanup:
             return  # one that was given up
         else:
-            fact = translate(header)
-            if isinstance(fact, Ready):
-                self._ready, self.fork_safe = True, fact.fork_safe
-            self._facts.append(fact)
+            event = event_of(header)
+            if isinstance(event, Ready):
+                self._ready, self.fork_safe = True, event.fork_safe
+            self._events.append(event)
 
     # Branches: warm spawners for other launchers
 
@@ -657,7 +653,7 @@ class Spawner:
             self._awaited_check = 0
 
     def _await_check(self, seconds: float | None) -> str:
-        kept: list[Fact] = []
+        kept: list[SpawnerEvent] = []
         until = None if seconds is None else time.monotonic() + seconds
         while self._problem is None:
             left = None if until is None else until - time.monotonic()
@@ -665,10 +661,10 @@ class Spawner:
                 break
             wait_readable(self, left)
             kept += self.dispatch()
-            broken = [fact for fact in kept if isinstance(fact, PreloadBroken)]
+            broken = [event for event in kept if isinstance(event, PreloadBroken)]
             if broken or self.dead is not None:
                 break
-        self._facts = kept + self._facts
+        self._events = kept + self._events
         if self._problem is None and self.dead is not None:
             raise SpawnerDied(self.dead.pid, self.dead.status, self.dead.detail)
         return self._problem or ""
@@ -733,8 +729,8 @@ class Spawner:
         if group is not None:
             yield from self._until(group.empty, _PAUSE_SECONDS)
             group.remove()
-        self.dead = Died(self.pid, status, sent=tuple(self._sent))
-        self._facts.append(self.dead)
+        self.dead = SpawnerGone(self.pid, status, sent=tuple(self._sent))
+        self._events.append(self.dead)
         self._release()
 
     @staticmethod
@@ -744,7 +740,7 @@ class Spawner:
             yield min(pause, left)
 
     def _release(self) -> None:
-        self._roster.clear()
+        self._workers.clear()
         self._commands.close()
         if self._burial_alarm is not None:
             self._burial_alarm.close()

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lllaunch.events import Exited, Orphan, OrphansGone, SpawnerEvent, Started, StartFailed
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
     Alarm,
@@ -39,7 +40,6 @@ from lllaunch.spawner import signals
 from lllaunch.spawner.child import close_above_2, open_streams
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, adopted, end_adopted, kill_below, new_mark
-from lllaunch.spawner.protocol import Exited, Fact, Leftover, Started, StartFailed, Swept
 
 if TYPE_CHECKING:
     import resource
@@ -57,6 +57,7 @@ _UNKNOWN = 255
 
 @dataclass
 class _Child:
+    attempt: int
     rank: int
     pid: int
     pidfd: int
@@ -74,12 +75,12 @@ class Forker:
         self.pid = os.getpid()
         self.mark = new_mark()
         self._children: dict[int, _Child] = {}
-        self._facts: list[Fact] = []
-        self._sweep: OrphanCleanup | None = None
+        self._events: list[SpawnerEvent] = []
+        self._cleanup: OrphanCleanup | None = None
         self._ignored = _set_sigchld(signal.SIG_IGN, signal.SIG_DFL)
         Subreaper.need()
         self._epoll: select.epoll | None = select.epoll()
-        # Fires when there is something to tell, or to do for a sweep.
+        # Fires when there is something to tell, or to do for a cleanup.
         self._alarm = Alarm()
         self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
 
@@ -96,6 +97,7 @@ class Forker:
         env: Mapping[str, str],
         stdout: str = "",
         stderr: str = "",
+        attempt: int = 0,
     ) -> int:
         """Fork a worker that calls a function; `Started` or `StartFailed` follows.
 
@@ -105,31 +107,33 @@ class Forker:
             env: variables on top of this process's.
             stdout: file that standard output is appended to; empty for this process's own.
             stderr: the same for standard error.
+            attempt: number of its attempt.
 
         Returns:
             The worker's key: its process id, or the negative of its rank minus one if it failed.
         """
         try:
-            child = self._fork(rank, call, env, stdout, stderr)
+            pid, pidfd = self._fork(call, env, stdout, stderr)
         except OSError as error:
             path = str(error.filename or "")
             reason = shortage(error) or error.strerror or str(error)
-            self._tell(StartFailed(rank, path, reason, error.errno or 0, now_ns()))
+            errno = error.errno or 0
+            self._tell(StartFailed(rank, path, reason, errno, now_ns(), attempt))
             return -rank - 1
         assert self._epoll is not None
-        self._epoll.register(child.pidfd, select.EPOLLIN)
-        self._children[child.pid] = child
-        self._tell(Started(rank, child.pid, now_ns()))
-        return child.pid
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._children[pid] = _Child(attempt, rank, pid, pidfd)
+        self._tell(Started(rank, pid, now_ns(), attempt))
+        return pid
 
     def _fork(
         self,
-        rank: int,
         call: tuple[Callable[..., Any], tuple[Any, ...]],
         env: Mapping[str, str],
         stdout: str,
         stderr: str,
-    ) -> _Child:
+    ) -> tuple[int, int]:
+        """Return the process id of a fork, and its pidfd."""
         streams = open_streams(stdout, stderr)
         try:
             flush_streams()
@@ -145,22 +149,22 @@ class Forker:
             except OSError:
                 os.kill(pid, signal.SIGKILL)  # no descriptor is left to watch it by
                 raise
-            return _Child(rank, pid, pidfd)
+            return pid, pidfd
         finally:
             for fd in streams:
                 close_above_2(fd)
 
-    def _tell(self, fact: Fact) -> None:
-        self._facts.append(fact)
+    def _tell(self, event: SpawnerEvent) -> None:
+        self._events.append(event)
         self._alarm.set(0.0)
 
-    def dispatch(self) -> list[Fact]:
-        """Reap what ended, without waiting; the facts since the last call."""
+    def dispatch(self) -> list[SpawnerEvent]:
+        """Reap what ended, without waiting; the events since the last call."""
         self._alarm.clear()
         self._reap()
-        self._go_on_sweeping()
-        facts, self._facts = self._facts, []
-        return facts
+        self._go_on_cleaning_up()
+        events, self._events = self._events, []
+        return events
 
     def _reap(self) -> None:
         for child in list(self._children.values()):
@@ -172,15 +176,17 @@ class Forker:
                     " something in it waits for all children; %d is reported",
                     *(child.pid, _UNKNOWN),
                 )
-                self._ended(child, Exited(child.rank, child.pid, _UNKNOWN, now_ns()))
+                self._ended(
+                    child, Exited(child.rank, child.pid, _UNKNOWN, now_ns(), attempt=child.attempt)
+                )
                 continue
             if pid:
                 self._ended(child, _exited(child, status, usage))
 
-    def _ended(self, child: _Child, fact: Exited) -> None:
+    def _ended(self, child: _Child, event: Exited) -> None:
         self._drop(child)
         if not child.abandoned:
-            self._facts.append(fact)
+            self._events.append(event)
 
     def _drop(self, child: _Child) -> None:
         assert self._epoll is not None
@@ -188,13 +194,13 @@ class Forker:
         os.close(child.pidfd)
         del self._children[child.pid]
 
-    def _go_on_sweeping(self) -> None:
-        if self._sweep is None:
+    def _go_on_cleaning_up(self) -> None:
+        if self._cleanup is None:
             return
-        if self._sweep.go_on(adopted(self.mark, self._children)):
-            left = tuple(Leftover(*each) for each in self._sweep.leftovers())
-            self._sweep = None
-            self._facts.append(Swept(left))
+        if self._cleanup.go_on(adopted(self.mark, self._children)):
+            left = tuple(Orphan(*each) for each in self._cleanup.orphans())
+            self._cleanup = None
+            self._events.append(OrphansGone(left))
         else:
             self._alarm.set(_PAUSE_SECONDS)
 
@@ -217,14 +223,14 @@ class Forker:
         chosen = [self._children[pid] for pid in keys if pid in self._children]
         return [child for child in chosen if not process_ended(child.pidfd)]
 
-    def sweep(self) -> None:
-        """End what workers left behind; `Swept` follows."""
-        self._sweep = OrphanCleanup()
+    def clean_up(self) -> None:
+        """End what workers left behind; `OrphansGone` follows."""
+        self._cleanup = OrphanCleanup()
         self._alarm.set(0.0)
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Wait no longer for workers, nor for a sweep: no fact about either follows."""
-        self._sweep = None
+        """Wait no longer for workers, nor for a cleanup: no event of either follows."""
+        self._cleanup = None
         for pid in keys:
             if pid in self._children:
                 self._children[pid].abandoned = True
@@ -270,6 +276,7 @@ def _exited(child: _Child, status: int, usage: resource.struct_rusage) -> Exited
         usage.ru_maxrss * 1024,
         usage.ru_utime + usage.ru_stime,
         os.WCOREDUMP(status),
+        child.attempt,
     )
 
 

@@ -103,11 +103,11 @@ class Pauses:
 
 
 class OrphanCleanup:
-    """One sweep: waits a moment for leftovers to end, then kills them until none is left.
+    """Wait a moment for orphans to end, then kill them until none is left.
 
     Args:
         number: identifies it.
-        settle: seconds that leftovers get to end by themselves.
+        settle: seconds that orphans get to end by themselves.
     """
 
     def __init__(self, number: int = 0, settle: float = SETTLE_SECONDS) -> None:
@@ -152,7 +152,7 @@ class OrphanCleanup:
         own = [found for found in everything if found.pid in orphans and found.state not in "ZX"]
         return own + [below for pid in orphans for below in proc.descendants(pid, everything)]
 
-    def leftovers(self) -> list[tuple[int, str, bool]]:
+    def orphans(self) -> list[tuple[int, str, bool]]:
         """What was found: process id, command line, whether it was killed."""
         return [(pid, text, pid in self._killed) for pid, text in self._seen.items()]
 
@@ -167,7 +167,7 @@ GIVE_UP_SECONDS = 10.0
 
 
 class Inherited:
-    """What each spawner gets that this process starts or adopts; set in the job of a sweep.
+    """What each spawner gets that this process starts or adopts; set in the job of a cleanup.
 
     Attributes:
         lineage: 16 hexadecimal digits that the marks of all of them end in, so that their lineage
@@ -213,11 +213,11 @@ def end_adopted(mark: str) -> Iterator[float]:
     Yields:
         How long to wait before the next step, seconds.
     """
-    sweep, quiet = OrphanCleanup(settle=0.0), 0
-    while quiet < _QUIET_ROUNDS and sweep.stuck_for() < GIVE_UP_SECONDS:
-        if sweep.go_on(adopted(mark)):
+    cleanup, quiet = OrphanCleanup(settle=0.0), 0
+    while quiet < _QUIET_ROUNDS and cleanup.stuck_for() < GIVE_UP_SECONDS:
+        if cleanup.go_on(adopted(mark)):
             quiet += 1
             yield _QUIET_PAUSE
         else:
             quiet = 0
-            yield sweep.next_in()
+            yield cleanup.next_in()

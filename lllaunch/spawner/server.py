@@ -46,7 +46,7 @@ from lllaunch.spawner import signals
 from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, pause, preload
-from lllaunch.spawner.protocol import Channel, Message, Order
+from lllaunch.spawner.protocol import Channel, Message, SpawnRequest
 
 
 class Wakeups:
@@ -108,7 +108,7 @@ class _Worker:
     """A started process.
 
     Attributes:
-        order: what it was started for.
+        request: what it was started for.
         pid: its process id.
         report: read end of its report pipe, -1 once that is closed.
         failure: what it reported instead of starting.
@@ -116,7 +116,7 @@ class _Worker:
             its own dispositions, and would not get them.
     """
 
-    order: Order
+    request: SpawnRequest
     pid: int
     report: int
     failure: dict[str, Any] | None = None
@@ -146,20 +146,20 @@ class Workers:
         """The report pipes of those that have not started yet."""
         return [worker.report for worker in self._workers.values() if worker.report >= 0]
 
-    def start(self, order: Order, around: ChildDefaults, foreign: Iterable[int]) -> None:
+    def start(self, request: SpawnRequest, around: ChildDefaults, foreign: Iterable[int]) -> None:
         """Start one; tells why if that cannot be.
 
         Args:
-            order: what to start.
+            request: what to start.
             around: what all workers of this spawner have in common.
             foreign: descriptors that are not this one's.
         """
         try:
-            pid, report = start(order, around, foreign)
+            pid, report = start(request, around, foreign)
         except OSError as error:
-            self.refuse(order.key, error)
+            self.refuse(request.key, error)
             return
-        self._workers[pid] = _Worker(order, pid, report)
+        self._workers[pid] = _Worker(request, pid, report)
         self._wakeups.add(report)
 
     def refuse(self, key: int, error: OSError) -> None:
@@ -169,7 +169,7 @@ class Workers:
             "reason": shortage(error) or error.strerror or str(error),
             "errno": error.errno or 0,
         }
-        self._send({"fact": "failed", "key": key, "time_ns": since_boot_ns()} | failure)
+        self._send({"event": "failed", "key": key, "time_ns": since_boot_ns()} | failure)
 
     def read_report(self, fd: int) -> None:
         """A report pipe is readable."""
@@ -193,7 +193,7 @@ class Workers:
                 signal_group(worker.pid, signum)
             with contextlib.suppress(OSError):  # no descriptor is left
                 pidfd = open_pidfd(worker.pid)
-        header = {"fact": "started", "key": worker.order.key, "pid": worker.pid}
+        header = {"event": "started", "key": worker.request.key, "pid": worker.pid}
         self._send(header | {"time_ns": since_boot_ns()}, (pidfd,) if pidfd is not None else ())
         if pidfd is not None:
             os.close(pidfd)
@@ -212,13 +212,13 @@ class Workers:
             return False
         if worker.report >= 0:
             self._settle_start(worker, reaped=True)
-        header = {"key": worker.order.key, "time_ns": now}
+        header = {"key": worker.request.key, "time_ns": now}
         if worker.failure is not None:
-            self._send({"fact": "failed"} | header | worker.failure)
+            self._send({"event": "failed"} | header | worker.failure)
             return True
         self._send(
             {
-                "fact": "exited",
+                "event": "exited",
                 "pid": pid,
                 "exitcode": os.waitstatus_to_exitcode(status),
                 "core": os.WCOREDUMP(status),
@@ -233,14 +233,14 @@ class Workers:
         """Send a signal to the process groups of some."""
         # Workers are only reaped by this thread, between two calls: the numbers are still theirs.
         for worker in self._workers.values():
-            if worker.order.key in keys and worker.report >= 0:
+            if worker.request.key in keys and worker.report >= 0:
                 worker.early.append(signum)
-            elif worker.order.key in keys:
+            elif worker.request.key in keys:
                 signal_group(worker.pid, signum)
 
     def kill(self, keys: list[int]) -> None:
         """SIGKILL some, and all that descends from them."""
-        chosen = [worker.pid for worker in self._workers.values() if worker.order.key in keys]
+        chosen = [worker.pid for worker in self._workers.values() if worker.request.key in keys]
         kill_below(chosen)
         for pid in chosen:
             # Neither has been waited for, so the numbers are theirs. One that was forked a moment
@@ -262,7 +262,7 @@ class Branches:
         # The pidfd of the launcher of each.
         self._launchers: dict[int, int] = {}
         # Ends what one that has ended may have left behind.
-        self._sweep: OrphanCleanup | None = None
+        self._cleanup: OrphanCleanup | None = None
 
     @property
     def pids(self) -> Iterable[int]:
@@ -298,11 +298,11 @@ class Branches:
         if launcher is not None:
             self._wakeups.remove(launcher)
             os.close(launcher)
-            self._sweep = OrphanCleanup(settle=0.0)
+            self._cleanup = OrphanCleanup(settle=0.0)
 
     def next_in(self) -> float | None:
         """Return in how many seconds `end_strays` is to be called; None if it need not be."""
-        return None if self._sweep is None else self._sweep.next_in()
+        return None if self._cleanup is None else self._cleanup.next_in()
 
     def end_strays(self, orphans: Callable[[], list[int]]) -> None:
         """Kill what ended branches left behind; to be called again until nothing is left.
@@ -311,8 +311,8 @@ class Branches:
             orphans: tells the children that nobody knows.
         """
         # What is below them comes here when they have died.
-        if self._sweep is not None and self._sweep.go_on(orphans()):
-            self._sweep = None
+        if self._cleanup is not None and self._cleanup.go_on(orphans()):
+            self._cleanup = None
 
 
 def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:
@@ -404,7 +404,7 @@ class Checks:
         kill_with_below([pid for pid, (each, _) in self._running.items() if each == number])
 
     def _tell(self, number: int, problem: str) -> None:
-        self._send({"fact": "checked", "check": number, "problem": problem})
+        self._send({"event": "checked", "check": number, "problem": problem})
 
 
 def _child(message: Message, around: ChildDefaults, write: int, foreign: Iterable[int]) -> NoReturn:
@@ -482,7 +482,7 @@ class Server:
         self._workers = Workers(self._send, self._wakeups)
         self._checks = Checks(self._send)
         self._branches = Branches(self._wakeups)
-        self._sweep: OrphanCleanup | None = None
+        self._cleanup: OrphanCleanup | None = None
         self._around: ChildDefaults | None = None
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
@@ -504,12 +504,12 @@ class Server:
                 self._handle(self._inbox.pop(0))
             if self._channel.closed:
                 self._end()
-            self._continue_sweep()
+            self._continue_cleanup()
             self._branches.end_strays(self._orphans)
 
     def _timeout(self) -> int | None:
-        sweep = None if self._sweep is None else self._sweep.next_in()
-        waits = [wait for wait in (sweep, self._branches.next_in()) if wait is not None]
+        cleanup = None if self._cleanup is None else self._cleanup.next_in()
+        waits = [wait for wait in (cleanup, self._branches.next_in()) if wait is not None]
         return math.ceil(min(waits) * 1000) if waits else None
 
     def _handle(self, message: Message) -> None:
@@ -517,19 +517,19 @@ class Server:
 
     def _signal(self, message: Message) -> None:
         self._workers.signal(message.header["keys"], message.header["signum"])
-        self._send({"fact": "done", "command": message.header["command"]})
+        self._send({"event": "done", "command": message.header["command"]})
 
     def _kill(self, message: Message) -> None:
         self._workers.kill(message.header["keys"])
         kill_with_below(self._orphans())
-        self._send({"fact": "done", "command": message.header["command"]})
+        self._send({"event": "done", "command": message.header["command"]})
 
-    def _begin_sweep(self, message: Message) -> None:
-        self._sweep = OrphanCleanup(message.header["sweep"])
+    def _begin_cleanup(self, message: Message) -> None:
+        self._cleanup = OrphanCleanup(message.header["cleanup"])
 
-    def _end_sweep(self, _: Message) -> None:
-        """Let what a sweep cannot end be: later workers shall not be ended for it, nor wait."""
-        if self._sweep is not None:
+    def _end_cleanup(self, _: Message) -> None:
+        """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
+        if self._cleanup is not None:
             orphans, everything = self._orphans(), proc.processes()
             # those that are gone, whose numbers may come to mean others
             self._spared &= {process.pid for process in everything}
@@ -537,7 +537,7 @@ class Server:
             # what is below one that ends becomes a child of this process
             below = (each for pid in orphans for each in proc.descendants(pid, everything))
             self._spared.update(process.pid for process in below)
-            self._sweep = None
+            self._cleanup = None
 
     def _end_check(self, message: Message) -> None:
         self._checks.cancel(message.header["check"])
@@ -583,13 +583,13 @@ class Server:
             self._preloaded = preload(header["cwd"], header["preload"])
         except PreloadFailed as error:
             facts = {"module": error.module, "reason": error.reason, "traceback": error.traceback}
-            self._send({"fact": "broken"} | facts)
+            self._send({"event": "broken"} | facts)
             return
         set_parent_death_signal(signal.SIGCONT)
-        # What preloads started for themselves (a resource tracker) is nobody's leftover.
+        # What preloads started for themselves (a resource tracker) is nobody's orphan.
         self._spared.update(proc.children(os.getpid()))
         done = self._preloaded
-        self._send({"fact": "ready", "seconds": done.seconds, "fork_safe": done.fork_safe})
+        self._send({"event": "ready", "seconds": done.seconds, "fork_safe": done.fork_safe})
 
     def _check(self, message: Message) -> None:
         assert self._around is not None
@@ -599,13 +599,13 @@ class Server:
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
         pause(self._preloaded.runtimes)
-        order = Order.decode(message)
+        request = SpawnRequest.decode(message)
         if not self._preloaded.fork_safe:
-            order = replace(order, fresh=True)
+            request = replace(request, fresh=True)
         if message.lost:
-            self._workers.refuse(order.key, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            self._workers.refuse(request.key, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
-            self._workers.start(order, self._around, self._foreign_fds())
+            self._workers.start(request, self._around, self._foreign_fds())
         for fd in message.fds:
             os.close(fd)
 
@@ -651,7 +651,7 @@ class Server:
         self._around = replace(around, spawner=os.getpid(), private_fds=private, cgroup="")
         pidfd = open_pidfd(os.getpid())
         assert pidfd is not None  # our own
-        self._send({"fact": "branched", "pid": os.getpid()}, (pidfd,))
+        self._send({"event": "branched", "pid": os.getpid()}, (pidfd,))
         os.close(pidfd)
         self.serve()
 
@@ -674,11 +674,11 @@ class Server:
         known = self._spared.union(self._workers.pids, self._checks.pids, self._branches.pids)
         return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
-    def _continue_sweep(self) -> None:
-        if self._sweep is not None and self._sweep.go_on(self._orphans()):
-            found = {"sweep": self._sweep.number, "leftovers": self._sweep.leftovers()}
-            self._send({"fact": "swept"} | found)
-            self._sweep = None
+    def _continue_cleanup(self) -> None:
+        if self._cleanup is not None and self._cleanup.go_on(self._orphans()):
+            found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
+            self._send({"event": "orphans_gone"} | found)
+            self._cleanup = None
 
     def _end(self) -> NoReturn:
         """Kill all that descends from this process, wait until nothing is left, exit.
@@ -704,8 +704,8 @@ class Server:
         "spawn": _spawn,
         "signal": _signal,
         "kill": _kill,
-        "sweep": _begin_sweep,
-        "end_sweep": _end_sweep,
+        "clean_up": _begin_cleanup,
+        "end_cleanup": _end_cleanup,
         "check": _check,
         "end_check": _end_check,
         "branch": _branch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from lllaunch.spawner.protocol import Fact
+from lllaunch.events import SpawnerEvent
 
 
 class Starter(Protocol):
@@ -21,8 +21,8 @@ class Starter(Protocol):
         """A descriptor that is readable when `dispatch` has something to do."""
         ...
 
-    def dispatch(self) -> list[Fact]:
-        """The facts since the last call, without waiting."""
+    def dispatch(self) -> list[SpawnerEvent]:
+        """The events since the last call, without waiting."""
         ...
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
@@ -33,12 +33,12 @@ class Starter(Protocol):
         """SIGKILL workers and all that descends from them."""
         ...
 
-    def sweep(self) -> None:
+    def clean_up(self) -> None:
         """End what workers left behind."""
         ...
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Wait no longer for workers, nor for a sweep: no fact about either follows."""
+        """Wait no longer for workers, nor for a cleanup: no event of either follows."""
         ...
 
     def close(self) -> None:

@@ -389,7 +389,7 @@ def _print(text: object) -> None:
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
-    from lllaunch.multiprocessing.errors.error_handler import users_part  # noqa: PLC0415 - on failure
+    from lllaunch.error_file import users_part  # noqa: PLC0415 - on failure
 
     return users_part(error)
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import lllaunch.sweep.schedule as v
-from lllaunch.agent.clock import RunClock
+from lllaunch.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
-from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource, forwards
+from lllaunch.signal_source import STACKS_ON, SignalSource, forwards
 from lllaunch.spawner.signals import ignored_at_start
 from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch

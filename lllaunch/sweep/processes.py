@@ -43,7 +43,7 @@ from lllaunch.linux.process import (
     wait_pidfd,
     wait_readable,
 )
-from lllaunch.multiprocessing.signals import STACKS_ON, SignalException
+from lllaunch.signal_source import STACKS_ON, SignalException
 from lllaunch.spawner import signals
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process

@@ -14,10 +14,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from lllaunch.events import PreloadBroken, SpawnerEvent, SpawnerGone
 from lllaunch.linux.process import process_ended
 from lllaunch.spawner.client import Branch, Spawner
 from lllaunch.spawner.environment import Shared
-from lllaunch.spawner.protocol import Died, Fact, PreloadBroken
 
 if TYPE_CHECKING:
     from lllaunch.spawner.protocol import Channel, Message
@@ -181,7 +181,7 @@ class Warmth:
                 return True
         return False
 
-    def look(self, ready: frozenset[int], tell: Callable[[Fact], None]) -> None:
+    def look(self, ready: frozenset[int], tell: Callable[[SpawnerEvent], None]) -> None:
         """Take note of what spawners say.
 
         Args:
@@ -192,7 +192,7 @@ class Warmth:
             if kept is None or kept.spawner.fileno() not in ready:
                 continue
             facts = kept.spawner.dispatch()
-            if any(isinstance(fact, (Died, PreloadBroken)) for fact in facts):
+            if any(isinstance(fact, (SpawnerGone, PreloadBroken)) for fact in facts):
                 self._kept[key] = None
                 kept.drop()
                 kept.spawner.close()

@@ -1,4 +1,9 @@
-"""``expires`` and ``deadline``: a timer around a block of code, or around a function."""
+"""``expires`` and ``deadline``: a timer around a block of code, or around a function.
+
+A server knows a timer by its process and its name, so a name that is taken again while it is held
+(by recursion, by threads, by asyncio's tasks) would set the first timer anew, and the first to
+leave would take it from the others. Such timers get names of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,11 @@ import math
 import os
 import sys
 import time
+from heapq import heappop, heappush
 
-from lllaunch.timer.here import here
-from lllaunch.timer.scopes import Scopes
+from lllaunch.timer.process_local import this_process
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
@@ -20,7 +24,52 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
+
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+
+
+class Scopes:
+    """The names of the timers that this process has set."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+
+    def take(self, scope: str) -> str:
+        """Returns the name itself if it is free, else the first free one of ``scope (2)``, ..."""
+        with this_process.lock:
+            held = self._held.get(scope)
+            if held is None:
+                self._held[scope] = _Held()
+                return scope
+            while True:
+                if held.freed:
+                    number = heappop(held.freed)
+                else:
+                    number = held.next
+                    held.next += 1
+                name = f"{scope} ({number})"
+                # Somebody may have chosen just that name, or have it from an earlier holder.
+                if name not in self._held:
+                    self._held[name] = _Held()
+                    return name
+
+    def free(self, scope: str, name: str) -> None:
+        """Gives back a name that was taken; one that is free is no error.
+
+        Args:
+            scope: what was asked for.
+            name: what was given.
+        """
+        with this_process.lock:
+            self._held.pop(name, None)
+            first = self._held.get(scope)
+            if first is not None and name != scope:
+                heappush(first.freed, int(name[len(scope) + 2 : -1]))
+
+    def clear(self) -> None:
+        """All names are free; called in each fork, which holds no timers."""
+        self._held.clear()
+
 
 _scopes = Scopes()
 os.register_at_fork(after_in_child=_scopes.clear)
@@ -35,7 +84,7 @@ def configure(timer_client: TimerClient | None) -> None:
     Args:
         timer_client: the client; None for that of a process in which nothing was configured.
     """
-    from lllaunch.timer.log import logger  # noqa: PLC0415 - once in a process
+    from lllaunch.timer.process_local import logger  # noqa: PLC0415 - once in a process
 
     _configured[:] = [] if timer_client is None else [timer_client]
     logger(__name__).info("Timer client configured to: %s", type(timer_client).__name__)
@@ -170,12 +219,12 @@ class Countdown:
             if self._own:
                 _scopes.free(self._scope, name)
             raise
-        self._entered, self._name, self._pid = client, name, here.pid
+        self._entered, self._name, self._pid = client, name, this_process.pid
 
     def __exit__(self, *exc_info: object) -> None:
         client, self._entered = self._entered, None
         # A fork that leaves the block it began in has no timer: it is its parent's.
-        if client is None or self._pid != here.pid:
+        if client is None or self._pid != this_process.pid:
             return
         try:
             client.release(self._name)
@@ -200,3 +249,18 @@ class Countdown:
         scope = self._scope if self._named else place_of(function) or self._scope
         after, client, named, own = self._after, self._client, self._named, self._own
         return decorate(function, lambda: Countdown(after, scope, client, named, own))
+
+
+class _Held:
+    """A name that is held.
+
+    Attributes:
+        freed: numbers that were given out with it and have come back, a heap.
+        next: the least number that was never given out.
+    """
+
+    __slots__ = ("freed", "next")
+
+    def __init__(self) -> None:
+        self.freed: list[int] = []
+        self.next = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lllaunch.timer.log import logger
+from lllaunch.timer.process_local import logger
 
 __all__ = ["log_debug_info_for_expired_timers"]
 

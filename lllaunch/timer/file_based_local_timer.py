@@ -10,7 +10,7 @@ import time
 
 from lllaunch.timer.debug_info_logging import log_debug_info_for_expired_timers
 from lllaunch.timer.file_client import FileTimerClient
-from lllaunch.timer.log import logger
+from lllaunch.timer.process_local import logger
 from lllaunch.timer.request import FileTimerRequest
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ import stat
 import time
 
 from lllaunch.timer.api import TimerClient
-from lllaunch.timer.here import here
+from lllaunch.timer.process_local import this_process
 
 SERVED_BY_US = stat.S_ISVTX
 """Mode bit of a FIFO whose server does not mind that writers keep it open."""
@@ -67,7 +67,7 @@ class FileTimerClient(TimerClient):
 
     def _begin(self) -> None:
         """Forget what was set; a fork has no timers yet."""
-        self._pid = here.pid
+        self._pid = this_process.pid
         self._heads: dict[str, tuple[str, bytes]] = {}
         self._set: set[str] = set()
         self._failed: set[str] = set()
@@ -79,7 +79,7 @@ class FileTimerClient(TimerClient):
             scope_id: its name.
             expiration_time: when it ends, seconds since the epoch.
         """
-        if self._pid != here.pid:
+        if self._pid != this_process.pid:
             self._begin()
         if not math.isfinite(expiration_time):
             raise ValueError(f"timer {scope_id!r}: expiration_time is {expiration_time!r}")
@@ -101,7 +101,7 @@ class FileTimerClient(TimerClient):
         Args:
             scope_id: its name.
         """
-        if self._pid != here.pid:
+        if self._pid != this_process.pid:
             self._begin()
         if scope_id in self._failed:
             self._failed.discard(scope_id)
@@ -132,7 +132,7 @@ class FileTimerClient(TimerClient):
         until = 0.0
         while True:
             try:
-                with here.lock:
+                with this_process.lock:
                     self._write(data)
             except BlockingIOError:
                 until = until or time.monotonic() + _CROWDED
@@ -218,7 +218,7 @@ class FileTimerClient(TimerClient):
 
     def close(self) -> None:
         """Closes the FIFO; the next request opens it again. Idempotent; beyond torch."""
-        with here.lock:
+        with this_process.lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 os.close(fd)

@@ -8,8 +8,7 @@ import select
 import time
 
 from lllaunch.timer.api import RequestQueue, TimerClient, TimerRequest, TimerServer
-from lllaunch.timer.here import here
-from lllaunch.timer.log import logger
+from lllaunch.timer.process_local import logger, this_process
 
 TYPE_CHECKING = False
 
@@ -36,11 +35,11 @@ class LocalTimerClient(TimerClient):
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
         """Sets a timer for this process."""
-        self._mp_queue.put(TimerRequest(here.pid, scope_id, expiration_time))
+        self._mp_queue.put(TimerRequest(this_process.pid, scope_id, expiration_time))
 
     def release(self, scope_id: str) -> None:
         """Takes back a timer of this process."""
-        self._mp_queue.put(TimerRequest(here.pid, scope_id, -1))
+        self._mp_queue.put(TimerRequest(this_process.pid, scope_id, -1))
 
 
 class MultiprocessingRequestQueue(RequestQueue):

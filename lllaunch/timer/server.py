@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 
-from lllaunch.timer.log import logger
+from lllaunch.timer.process_local import logger
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from lllaunch.timer.api import RequestQueue, TimerRequest
+
 
 # So many requests are handled before timers are looked at again.
 _BATCH = 10_000
@@ -43,7 +44,6 @@ class TimerServer(ABC):
         import threading  # noqa: PLC0415 - workers import this module and start no server
 
         from lllaunch.timer.service import TimerRegistry  # noqa: PLC0415 - the same
-        from lllaunch.timer.steady import SteadyTime  # noqa: PLC0415 - the same
 
         super().__init__()
         self._request_queue = request_queue
@@ -192,3 +192,36 @@ def _is_request(request: object) -> bool:
     number = isinstance(expiration, (int, float)) and not isinstance(expiration, bool)
     # neither NaN nor infinite, nor an int that no float can hold
     return number and abs(expiration) <= _LARGEST
+
+
+# Clocks that are adjusted slowly drift apart by less than this in the life of most timers.
+_TOLERANCE = 0.001
+
+
+class SteadyTime:
+    """Goes on from what the wall clock showed when this was made, as the monotonic clock goes.
+
+    Args:
+        clock: the monotonic clock, seconds.
+        wall_clock: the wall clock, seconds since the epoch; somebody may set it.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._wall_clock = clock, wall_clock
+        self._offset = wall_clock() - clock()
+
+    def now(self) -> float:
+        """Returns what the wall clock would show had nobody set it, seconds since the epoch."""
+        return self._clock() + self._offset
+
+    def correction(self) -> float:
+        """Returns seconds to add to a moment of the wall clock for the same moment here.
+
+        0 as long as the two agree.
+        """
+        difference = self.now() - self._wall_clock()
+        return difference if abs(difference) >= _TOLERANCE else 0.0

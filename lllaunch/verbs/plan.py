@@ -289,7 +289,7 @@ class _Variable(NamedTuple):
 
 def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
     """Yield the variables of all workers that the plan does not name and results may depend on."""
-    # imports the whole agent
+    # imports all that runs a group
     from lllaunch.run.group import worker_environment  # noqa: PLC0415
 
     spec = _counted(run)

@@ -22,13 +22,10 @@ from lllaunch.agent import (
     WorkerSpec,
     WorkerState,
 )
-from lllaunch.agent import machine as v
-from lllaunch.agent.ports import HeldPort
-from lllaunch.errors import PreloadFailed, SpawnerDied
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from lllaunch.multiprocessing.follow import Tees
-from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.protocol import Program
+from lllaunch.supervisor import machine as v
+from lllaunch.supervisor.ports import HeldPort
+from lllaunch.workers.tail import Tees
 
 pytestmark = pytest.mark.measured
 
@@ -146,55 +143,6 @@ def test_ctrl_c_while_a_restart_waits_for_the_console_starts_no_other_attempt(
     # the second attempt was decided on, and nothing of it started
     assert [fact.attempt for fact in seen if isinstance(fact, v.StartWorkers)] == [0, 1]
     assert len(list((tmp_path / "logs").glob("*/attempt_*"))) == 1
-
-
-def test_a_group_of_targets_shares_a_spawner_across_attempts(tmp_path: Path) -> None:
-    (tmp_path / "fail.sh").write_text("test $TORCHELASTIC_RESTART_COUNT = 2")
-    with Spawner.prestart() as spawner:
-        agent = agent_of(
-            tmp_path,
-            "sh",
-            max_restarts=2,
-            spawner=spawner,
-            targets=lambda facts: Program("sh", (f"{tmp_path}/fail.sh", facts["rank"])),
-            env=lambda facts: {"MINE": facts["local_rank"]},
-        )
-        pid = spawner.pid
-        assert agent.run().state is WorkerState.SUCCEEDED
-        assert spawner.pid == pid
-
-
-def test_the_death_of_the_spawner_is_retried_once(tmp_path: Path) -> None:
-    spawner = Spawner.prestart()
-    killed: list[int] = []
-
-    def observe(item: object) -> None:
-        if type(item).__name__ == "Started" and spawner.pid not in killed:
-            killed.append(spawner.pid)
-            os.kill(spawner.pid, signal.SIGKILL)
-
-    agent = agent_of(
-        tmp_path,
-        "sleep",
-        spawner=spawner,
-        targets=lambda facts: Program("sleep", ("1000",)),
-        observer=observe,
-    )
-    with spawner, pytest.raises(SpawnerDied, match="exit status -9"):
-        agent.run()
-    assert len(killed) == 2
-
-
-def test_a_preload_that_fails_is_raised(tmp_path: Path) -> None:
-    agent = agent_of(
-        tmp_path,
-        "true",
-        targets=lambda facts: Program("true"),
-        preload=["no_such_module_here"],
-        max_restarts=3,
-    )
-    with pytest.raises(PreloadFailed, match="no_such_module_here"):
-        agent.run()
 
 
 def test_it_runs_in_a_thread_without_handling_signals(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
-from lllaunch.agent.ports import HeldPort
 from lllaunch.multiprocessing import DefaultLogsSpecs
+from lllaunch.supervisor.ports import HeldPort
 
 # the same lines are measured where others run them
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ import pytest
 from support.launching import WAIT, gone, text_of, until
 
 import lllaunch.spawner.forker
+from lllaunch.events import Exited, OrphansGone, SpawnerEvent, Started, StartFailed
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.forker import Forker
-from lllaunch.spawner.protocol import Exited, Fact, Started, StartFailed, Swept
 from lllaunch.testing import open_fds
 
 pytestmark = pytest.mark.measured
@@ -29,8 +29,8 @@ def forker() -> Iterator[Forker]:
     made.close()
 
 
-def facts_until(forker: Forker, kind: type[Fact]) -> list[Fact]:
-    found: list[Fact] = []
+def facts_until(forker: Forker, kind: type[SpawnerEvent]) -> list[SpawnerEvent]:
+    found: list[SpawnerEvent] = []
     deadline = time.monotonic() + WAIT
     while not any(isinstance(fact, kind) for fact in found):
         assert time.monotonic() < deadline, f"only these facts came: {found}"
@@ -57,10 +57,10 @@ def test_a_sweep_ends_a_daemon_and_says_so(forker: Forker, tmp_path: Path) -> No
     facts_until(forker, Exited)
     daemon = int(text_of(tmp_path / "pid"))
     assert not gone(daemon)
-    forker.sweep()
-    facts = facts_until(forker, Swept)
-    (swept,) = [fact for fact in facts if isinstance(fact, Swept)]
-    assert (daemon, True) in [(left.pid, left.killed) for left in swept.leftovers]
+    forker.clean_up()
+    facts = facts_until(forker, OrphansGone)
+    (swept,) = [fact for fact in facts if isinstance(fact, OrphansGone)]
+    assert (daemon, True) in [(left.pid, left.killed) for left in swept.orphans]
     assert gone(daemon)
 
 
@@ -80,8 +80,8 @@ def test_a_child_that_is_not_a_workers_is_left_alone(forker: Forker) -> None:
     try:
         forker.spawn(0, (int, ()), env={})
         facts_until(forker, Exited)
-        forker.sweep()
-        facts_until(forker, Swept)
+        forker.clean_up()
+        facts_until(forker, OrphansGone)
         forker.close()
         assert not gone(mine)
     finally:
@@ -162,7 +162,7 @@ def test_what_an_abandoned_worker_comes_to_is_not_told(forker: Forker) -> None:
     until(lambda: gone(abandoned), "the end of the worker")
     forker.spawn(1, (int, ()), env={})
     ends = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
-    assert [end.rank for end in ends] == [1]
+    assert [end.local_rank for end in ends] == [1]
 
 
 def test_workers_limits_are_those_of_the_calling_process_but_for_the_mark(

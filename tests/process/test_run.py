@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.multiprocessing.std import Std
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.execute import execute
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Program, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.std import Std
 
 pytestmark = pytest.mark.measured
 
@@ -383,6 +383,8 @@ def test_spawner_that_is_given_stays_open(run: Run) -> None:
         pid = spawner.pid
         for _ in range(2):
             assert run.script("import sys; sys.exit(0)", spawner=spawner).exit_code == 0
+        script = "import os; assert os.environ['TORCHELASTIC_RESTART_COUNT'] == '2'"
+        assert run.script(script, max_restarts=2, spawner=spawner).exit_code == 0
         assert spawner.dead is None
         assert spawner.pid == pid
 

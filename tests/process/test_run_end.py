@@ -21,10 +21,10 @@ def test_a_run_has_succeeded_though_the_spawner_dies_while_leftovers_are_ended(
     node = {"entrypoint": "sh", "args": ["-c", "sleep 100 & exit 0"], "nproc": 2}
     launcher = Launcher(tmp_path, node)
     events = tmp_path / "run" / "events.jsonl"
-    until(lambda: "SweepLeftovers" in text_of(events), "the end of all workers")
+    until(lambda: "CleanUp" in text_of(events), "the end of all workers")
     os.kill(launcher.spawner(), signal.SIGKILL)
     done = launcher.finish()
-    assert "SpawnerLost" in text_of(events), "the spawner was killed too late"
+    assert "SpawnerGone" in text_of(events), "the spawner was killed too late"
     assert (done.code, done.result["state"]) == (0, "succeeded"), done.err
     assert done.result["root_cause"] is None
 
@@ -61,7 +61,7 @@ def test_too_few_descriptors_are_named_with_their_limit_and_the_result_is_true(
     result = tmp_path / "run" / "result.json"
     if result.exists():
         assert done.result["exit_code"] == done.code
-        started = {event["rank"] for event in done.events() if event["type"] == "Started"}
+        started = {event["local_rank"] for event in done.events() if event["type"] == "Started"}
         for attempt in done.result["attempts"]:
             for worker in attempt["workers"]:
                 assert (worker["fate"] != "not_started") == (worker["local_rank"] in started)

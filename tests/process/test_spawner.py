@@ -16,6 +16,15 @@ from pathlib import Path
 import pytest
 
 import lllaunch
+from lllaunch.events import (
+    Exited,
+    OrphansGone,
+    PreloadBroken,
+    SpawnerEvent,
+    SpawnerGone,
+    Started,
+    StartFailed,
+)
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
@@ -24,20 +33,7 @@ from lllaunch.run.records import ExitCall
 from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.orphans import SETTLE_SECONDS
-from lllaunch.spawner.protocol import (
-    Died,
-    Exited,
-    Fact,
-    Function,
-    Module,
-    Order,
-    PreloadBroken,
-    Program,
-    Script,
-    Started,
-    StartFailed,
-    Swept,
-)
+from lllaunch.spawner.protocol import Function, Module, Program, Script, SpawnRequest
 
 pytestmark = pytest.mark.measured
 
@@ -51,8 +47,8 @@ def spawner() -> Iterator[Spawner]:
         yield started
 
 
-def facts_until(spawner: Spawner, done: Callable[[list[Fact]], bool]) -> list[Fact]:
-    found: list[Fact] = []
+def facts_until(spawner: Spawner, done: Callable[[list[SpawnerEvent]], bool]) -> list[SpawnerEvent]:
+    found: list[SpawnerEvent] = []
     deadline = time.monotonic() + WAIT
     while not done(found):
         left = deadline - time.monotonic()
@@ -62,15 +58,15 @@ def facts_until(spawner: Spawner, done: Callable[[list[Fact]], bool]) -> list[Fa
     return found
 
 
-def facts_until_quiet(spawner: Spawner, seconds: float) -> list[Fact]:
+def facts_until_quiet(spawner: Spawner, seconds: float) -> list[SpawnerEvent]:
     """Return what is told until nothing has been for some time."""
-    found: list[Fact] = []
+    found: list[SpawnerEvent] = []
     while wait_readable(spawner, seconds):
         found += spawner.dispatch()
     return found
 
 
-def ends(facts: list[Fact]) -> list[Exited | StartFailed]:
+def ends(facts: list[SpawnerEvent]) -> list[Exited | StartFailed]:
     return [fact for fact in facts if isinstance(fact, (Exited, StartFailed))]
 
 
@@ -82,7 +78,7 @@ def run(spawner: Spawner, *targets: object, **options: object) -> list[Exited | 
         files = {"stdout": f"{log}.{rank}"} if log else {}
         spawner.spawn(rank, target, **(options | files))  # type: ignore[arg-type]
     found = facts_until(spawner, lambda facts: len(ends(facts)) == len(targets))
-    return sorted(ends(found), key=lambda end: end.rank)
+    return sorted(ends(found), key=lambda end: end.local_rank)
 
 
 def both(log: Path) -> list[str]:
@@ -95,7 +91,7 @@ def script(path: Path, text: str) -> Script:
 
 
 def started_pids(spawner: Spawner, count: int) -> list[int]:
-    def pids(facts: list[Fact]) -> list[int]:
+    def pids(facts: list[SpawnerEvent]) -> list[int]:
         return [fact.pid for fact in facts if isinstance(fact, Started)]
 
     return pids(facts_until(spawner, lambda facts: len(pids(facts)) == count))
@@ -283,7 +279,7 @@ def test_a_worker_ends_as_the_interpreter_would_whatever_its_end_meets(
 
 
 def test_a_child_that_fails_before_it_is_a_worker_ends_and_says_why(tmp_path: Path) -> None:
-    order = Order(key=1, rank=0, target=Program("true"), cwd=str(tmp_path))
+    order = SpawnRequest(key=1, rank=0, target=Program("true"), cwd=str(tmp_path))
     around = ChildDefaults(os.getpid(), frozenset(), (1, 1), (), (), "", ())
     parent = os.getpid()
     try:
@@ -437,10 +433,10 @@ def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(spawner: Spawner, tmp_
     run(spawner, script(tmp_path / "s.py", DAEMON), cwd=str(tmp_path))
     daemon = int(wait_for(tmp_path / "daemon"))
     assert not gone(daemon)
-    spawner.sweep()
-    facts = facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
+    spawner.clean_up()
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, OrphansGone) for f in facts))
     # The process between the worker and the daemon may be seen as well, while it ends.
-    leftovers = next(fact for fact in facts if isinstance(fact, Swept)).leftovers
+    leftovers = next(fact for fact in facts if isinstance(fact, OrphansGone)).orphans
     assert [left.killed for left in leftovers if left.pid == daemon] == [True]
     wait_gone(daemon)
 
@@ -448,8 +444,8 @@ def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(spawner: Spawner, tmp_
 def test_a_leftover_that_ends_by_itself_is_not_killed(spawner: Spawner, tmp_path: Path) -> None:
     shell = f"setsid sh -c 'sleep 0.2; echo clean > {tmp_path}/clean' & exit 0"
     run(spawner, Program("sh", ("-c", shell)))
-    spawner.sweep()
-    facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
+    spawner.clean_up()
+    facts_until(spawner, lambda facts: any(isinstance(f, OrphansGone) for f in facts))
     assert (tmp_path / "clean").read_text() == "clean\n"
 
 
@@ -472,8 +468,8 @@ def test_death_of_the_spawner_ends_workers_and_adopted_grandchildren(
     (worker,) = started_pids(spawner, 1)
     daemon = int(wait_for(tmp_path / "daemon"))
     os.kill(spawner.pid, signal.SIGKILL)
-    facts = facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
-    assert next(fact for fact in facts if isinstance(fact, Died)).status == -signal.SIGKILL
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
+    assert next(fact for fact in facts if isinstance(fact, SpawnerGone)).status == -signal.SIGKILL
     wait_gone(worker)
     wait_gone(daemon)
 
@@ -500,7 +496,7 @@ def test_a_stopped_spawner_is_killed_when_workers_must_be(spawner: Spawner, tmp_
     (worker,) = started_pids(spawner, 1)
     os.kill(spawner.pid, signal.SIGSTOP)
     spawner.kill([key])
-    facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
     wait_gone(worker)
 
 
@@ -518,7 +514,7 @@ def test_a_spawner_that_preloads_is_simply_killed(tmp_path: Path, how: str) -> N
             spawner.signal([1], signal.SIGTERM)
         else:
             spawner.kill([1])
-        facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+        facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
         wait_gone(pid)
 
 
@@ -680,10 +676,10 @@ def test_a_daemon_with_no_mark_and_no_session_of_a_worker_dies_with_the_spawner(
     else:
         os.kill(spawner.pid, signal.SIGSTOP)
         spawner.kill([key])
-    facts = facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
     assert gone(escaped)
     # what ended it is told, so that nobody else is blamed
-    died = next(fact for fact in facts if isinstance(fact, Died))
+    died = next(fact for fact in facts if isinstance(fact, SpawnerGone))
     assert died.sent == (() if how == "killed" else (signal.SIGKILL,))
 
 
@@ -702,7 +698,7 @@ def test_a_child_of_the_launchers_own_that_nothing_distinguishes_survives_the_sp
         spawner.spawn(0, Program("sleep", ("1000",)), cwd=str(tmp_path), env={})
         started_pids(spawner, 1)
         os.kill(spawner.pid, signal.SIGKILL)
-        facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+        facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
         assert not gone(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -722,7 +718,7 @@ def test_a_launcher_acts_on_other_things_while_a_spawner_ends(
     assert spawner.dispatch() == []
     assert spawner.dispatch() == []
     os.kill(spawner.pid, signal.SIGKILL)
-    facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
 
 
 def test_a_spawner_that_is_ending_is_replaced(without_cgroup: Spawner, tmp_path: Path) -> None:
@@ -808,7 +804,7 @@ def test_the_end_of_an_abandoned_worker_is_not_told(spawner: Spawner, tmp_path: 
     wait_gone(abandoned)
     spawner.spawn(1, Program("true"), cwd=str(tmp_path), env={})
     facts = facts_until(spawner, lambda facts: bool(ends(facts)))
-    assert [end.rank for end in ends(facts)] == [1]
+    assert [end.local_rank for end in ends(facts)] == [1]
     assert not gone(later)
 
 
@@ -817,7 +813,7 @@ def test_a_sweep_that_was_given_up_neither_ends_what_comes_later_nor_is_told(
 ) -> None:
     run(spawner, script(tmp_path / "s.py", DAEMON), cwd=str(tmp_path))
     stuck = int(wait_for(tmp_path / "daemon"))
-    spawner.sweep()
+    spawner.clean_up()
     spawner.abandon([])
     os.rename(tmp_path / "daemon", tmp_path / "stuck")
     # the next run on the same spawner
@@ -825,14 +821,14 @@ def test_a_sweep_that_was_given_up_neither_ends_what_comes_later_nor_is_told(
     later = int(wait_for(tmp_path / "daemon"))
     # more than the time that a sweep lets what is left settle
     facts = facts_until_quiet(spawner, 3 * SETTLE_SECONDS)
-    assert not [fact for fact in facts if isinstance(fact, Swept)]
+    assert not [fact for fact in facts if isinstance(fact, OrphansGone)]
     assert not gone(stuck)
     assert not gone(later)
-    spawner.sweep()
-    facts = facts_until(spawner, lambda facts: any(isinstance(f, Swept) for f in facts))
-    (swept,) = [fact for fact in facts if isinstance(fact, Swept)]
-    assert later in [left.pid for left in swept.leftovers]
-    assert stuck not in [left.pid for left in swept.leftovers]
+    spawner.clean_up()
+    facts = facts_until(spawner, lambda facts: any(isinstance(f, OrphansGone) for f in facts))
+    (swept,) = [fact for fact in facts if isinstance(fact, OrphansGone)]
+    assert later in [left.pid for left in swept.orphans]
+    assert stuck not in [left.pid for left in swept.orphans]
     spawner.close()
     wait_gone(stuck)
 
@@ -856,7 +852,7 @@ OTHER_USER = r"""
 import os, sys, time
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.protocol import Exited
+from lllaunch.events import Exited
 from lllaunch.spawner.protocol import Program
 os.chdir(sys.argv[1])
 LEAVE = (
@@ -877,7 +873,7 @@ def run(spawner, *command):
 with Spawner() as spawner:
     spawner.configure(os.environ, os.getcwd())
     run(spawner, "sh", "-c", 'exec "$0" -c "$1" 9> pid', sys.executable, LEAVE)
-    spawner.sweep()
+    spawner.clean_up()
     print("sweeping")
     until = time.monotonic() + 1.5
     while time.monotonic() < until:
@@ -907,5 +903,5 @@ def test_a_grandchild_without_mark_and_session_dies_with_the_cgroup(
     started_pids(spawner, 1)
     escaped = int(wait_for(tmp_path / "daemon"))
     os.kill(spawner.pid, signal.SIGKILL)
-    facts_until(spawner, lambda facts: any(isinstance(f, Died) for f in facts))
+    facts_until(spawner, lambda facts: any(isinstance(f, SpawnerGone) for f in facts))
     wait_gone(escaped)

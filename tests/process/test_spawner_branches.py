@@ -12,10 +12,11 @@ import pytest
 from support.launching import gone, text_of, until
 
 from lllaunch.errors import SpawnerDied
+from lllaunch.events import Exited, SpawnerEvent
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.protocol import Exited, Fact, Script
+from lllaunch.spawner.protocol import Script
 
 pytestmark = pytest.mark.measured
 
@@ -84,7 +85,7 @@ def run(spawner: Spawner, directory: Path, script: str, *argv: str) -> int:
     out = str(directory / f"{argv[0]}.log")
     target = Script(str(directory / script), argv)
     spawner.spawn(0, target, cwd=str(directory), env={}, stdout=out, stderr=out)
-    found: list[Fact] = []
+    found: list[SpawnerEvent] = []
     deadline = time.monotonic() + WAIT
     while True:
         for fact in found:

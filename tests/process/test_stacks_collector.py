@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from support.launching import until
 
+from lllaunch.events import Exited, SpawnerEvent, Started
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import SIGNUM, WATCHED
 from lllaunch.spawner.forker import Forker
-from lllaunch.spawner.protocol import Exited, Fact, Function, Program, Script, Started, Target
+from lllaunch.spawner.protocol import Function, Program, Script, Target
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import pyspy
 from lllaunch.watchdog.stacks.blame import blame
@@ -38,7 +39,7 @@ class Group:
         self.spawner = spawner
         self.directory = directory
         self.pids: dict[int, int] = {}
-        self.facts: list[Fact] = []
+        self.facts: list[SpawnerEvent] = []
 
     def start(self, *targets: Target | str, fresh: bool = False) -> None:
         """Start workers and wait until each has made its file ``ready.RANK``."""
@@ -72,7 +73,7 @@ class Group:
             for fact in self.spawner.dispatch():
                 self.facts.append(fact)
                 if isinstance(fact, Started):
-                    self.pids[fact.rank] = fact.pid
+                    self.pids[fact.local_rank] = fact.pid
             return done()
 
         until(happened, "the spawner", WAIT)

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.contexts import TargetContext
 from support.launching import gone, text_of
 from support.sweeps import NAMES, Execute, Played, machine
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import PreloadFailed
-from lllaunch.multiprocessing.contexts import TargetContext
+from lllaunch.events import PreloadBroken, Ready, SpawnerGone
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs
-from lllaunch.multiprocessing.std import Std
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.environment import split
-from lllaunch.spawner.protocol import Died, PreloadBroken, Ready, Script
+from lllaunch.spawner.protocol import Script
+from lllaunch.std import Std
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import Summary
@@ -288,7 +289,7 @@ def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool)
     assert helper.wait(WAIT) == 0
     assert finish.summary == Summary(succeeded=2)
     assert played.kinds()[:2] == ["cold"] * 2
-    assert len(played.of(Died)) == 1
+    assert len(played.of(SpawnerGone)) == 1
     assert warm.spawners() == []
 
 

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec, local_elastic_agent
-from lllaunch.agent.clock import Deadlines
-from lllaunch.agent.guard import Guard
+from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec
+from lllaunch.clock import Deadlines
+from lllaunch.events import Exited, SpawnerEvent
 from lllaunch.linux.process import HasFileno, wait_any_readable
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.multiprocessing.context import PContext
-from lllaunch.multiprocessing.logs import LogsDest, LogsSpecs
+from lllaunch.multiprocessing.logs import LogsSpecs
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.spawner.protocol import Exited, Fact
+from lllaunch.supervisor import supervisor
+from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
+from lllaunch.workers.log_files import LogsDest
 
 if TYPE_CHECKING:
     import pytest
@@ -29,7 +31,7 @@ class Order:
     """What was asked of a `PlayedStarter`.
 
     Attributes:
-        what: ``signal``, ``kill``, ``sweep`` or ``close``.
+        what: ``signal``, ``kill``, ``clean_up`` or ``close``.
         ranks: local ranks of the workers.
         signum: the signal, 0 where there is none.
     """
@@ -51,10 +53,10 @@ class PlayedStarter:
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
-        self._batches: deque[tuple[Fact, ...]] = deque()
+        self._batches: deque[tuple[SpawnerEvent, ...]] = deque()
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
 
-    def tell(self, *facts: Fact) -> None:
+    def tell(self, *facts: SpawnerEvent) -> None:
         """Something happens: facts that one `dispatch` returns together."""
         self._batches.append(facts)
         os.eventfd_write(self._fd, 1)
@@ -63,7 +65,7 @@ class PlayedStarter:
         """Readable when there is something to tell."""
         return self._fd
 
-    def dispatch(self) -> list[Fact]:
+    def dispatch(self) -> list[SpawnerEvent]:
         """The next facts."""
         if not self._batches:
             return []
@@ -78,9 +80,9 @@ class PlayedStarter:
         """Noted."""
         self.orders.append(Order("kill", tuple(keys)))
 
-    def sweep(self) -> None:
+    def clean_up(self) -> None:
         """Noted."""
-        self.orders.append(Order("sweep"))
+        self.orders.append(Order("clean_up"))
 
     def abandon(self, keys: Iterable[int]) -> None:
         """Nothing more is told of them."""
@@ -156,7 +158,7 @@ class Rendezvous:
 
 
 class Played(LocalElasticAgent):
-    """An agent whose processes are played: ``react`` is called with every fact and decision.
+    """An agent whose processes are played: ``react`` is called with every event and action.
 
     While something is waited for, ``idle`` may let something happen.
     """
@@ -176,12 +178,16 @@ class Played(LocalElasticAgent):
             spec, DefaultLogsSpecs(), shutdown_timeout=5, observer=self._note, restart=restart
         )
         self.clock = FakeClock()
-        self._deadlines = Deadlines(self.clock)
-        self._guard = Guard(watchdog, clock=self.clock)
+        self._supervisor._deadlines = Deadlines(self.clock)
+        self.watch(WatchdogDriver(watchdog, clock=self.clock))
         self.contexts: list[PlayedContext] = []
         self.seen: list[object] = []
         self.react: Callable[[object], None] = lambda item: None
         self.idle: Callable[[], None] = lambda: None
+
+    def watch(self, watchdog: WatchdogDriver) -> None:
+        """Let another one watch."""
+        self._supervisor.watchdog = watchdog
 
     @property
     def now(self) -> PlayedStarter:
@@ -209,12 +215,10 @@ class Played(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assert not any(context.alive for context in self.contexts), "started while others live"
-        self._guard.prepare(worker_group.spec.local_world_size)
         context = PlayedContext(worker_group.spec.local_world_size)
         self._pcontext = context
         self.contexts.append(context)
         context.start()
-        self._guard.begin(context)
         return {}
 
 
@@ -232,7 +236,7 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(*args: Any, **options: Any) -> Played:
         agent = Played(*args, **options)
-        monkeypatch.setattr(local_elastic_agent, "wait_any_readable", agent._wait)
+        monkeypatch.setattr(supervisor, "wait_any_readable", agent._wait)
         return agent
 
     return make

@@ -1,4 +1,4 @@
-"""The watchdog in the agent's loop: without processes and without waiting."""
+"""The watchdog in the supervisor's loop: without processes and without waiting."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 import pytest
 from support.played import Make, Order, PlayedStarter, ended, playing, script
 
-from lllaunch.agent import WorkerState
-from lllaunch.agent import machine as v
-from lllaunch.agent.guard import STACKS_SECONDS, Guard
-from lllaunch.agent.local_elastic_agent import KernelSleep
+from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
 from lllaunch.errors import OutputError
+from lllaunch.events import OrphansGone, Started
+from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.spawner.protocol import Started, Swept
+from lllaunch.supervisor import machine as v
+from lllaunch.supervisor.watchdog import STACKS_SECONDS, KernelSleep, WatchdogDriver
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import collector
@@ -75,11 +75,11 @@ def test_an_attempt_that_takes_too_long_is_ended_after_its_stacks_were_taken(pla
         lambda: None,
         lambda: None,
         lambda: agent.now.tell(ended(0, -15), ended(1, -15)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     assert agent.run().state is WorkerState.FAILED
     assert agent.clock.now == 60.0
-    assert agent.orders() == [Order("signal", (0, 1), SIGTERM), Order("sweep")]
+    assert agent.orders() == [Order("signal", (0, 1), SIGTERM), Order("clean_up")]
     assert kinds(agent.seen)[2:7] == [
         "GroupStarted",
         "Started",
@@ -116,9 +116,9 @@ def test_each_attempt_has_its_own_time(play: Make) -> None:
     script(
         agent,
         lambda: ends_just_in_time(1),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
         lambda: ends_just_in_time(0),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     assert agent.run().state is WorkerState.SUCCEEDED
     assert "WatchdogFired" not in kinds(agent.seen)
@@ -127,7 +127,7 @@ def test_each_attempt_has_its_own_time(play: Make) -> None:
 def test_the_runs_time_is_over_in_the_wait_before_a_restart(play: Make) -> None:
     policy = RestartPolicy(delay=100.0)
     agent = play(1, max_restarts=9, watchdog=WatchdogPolicy(run_timeout=60.0), restart=policy)
-    script(agent, lambda: agent.now.tell(ended(0, 1)), lambda: agent.now.tell(Swept()))
+    script(agent, lambda: agent.now.tell(ended(0, 1)), lambda: agent.now.tell(OrphansGone()))
     assert agent.run().state is WorkerState.FAILED
     assert agent.clock.now == 60.0
     assert agent.seen[-1] == v.Finish(WorkerState.FAILED, "timeout")
@@ -139,10 +139,10 @@ def test_the_wait_before_a_restart_passes(play: Make) -> None:
     script(
         agent,
         lambda: agent.now.tell(ended(0, 1)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
         lambda: None,
         lambda: agent.now.tell(ended(0)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     assert agent.run().state is WorkerState.SUCCEEDED
     assert agent.clock.now == 100.0
@@ -157,10 +157,18 @@ def test_an_end_by_a_signal_is_another_cause_than_a_status(
     script(
         agent,
         lambda: agent.now.tell(ended(0, exitcode)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     agent.run()
-    assert v.WorkerEnded(0, False, fault) in agent.seen
+    assert agent.seen[-1] == v.Finish(WorkerState.FAILED, fault)
+
+
+def torchs(policy: WatchdogPolicy | None = None) -> WatchdogDriver:
+    """What watches the workers of torch's agent."""
+    agent = LocalElasticAgent(
+        WorkerSpec("r", 1, entrypoint="x"), DefaultLogsSpecs(), watchdog=policy
+    )
+    return agent._supervisor.watchdog
 
 
 def test_torchs_variable_asks_for_timers(
@@ -168,12 +176,12 @@ def test_torchs_variable_asks_for_timers(
 ) -> None:
     path = os.path.join(tmp_path, "timers")
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", path)
-    guard = Guard(None)
+    guard = torchs()
     guard.prepare(1)
     assert guard.environment(0) == {}, "not asked for: nothing is served"
     guard.close()
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    guard = Guard(None)
+    guard = torchs()
     guard.prepare(1)
     assert guard.environment(0)["TORCHELASTIC_TIMER_FILE"] == path
     assert os.path.exists(path)
@@ -187,7 +195,7 @@ def test_torchs_variable_changes_nothing_where_a_policy_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    guard = Guard(WatchdogPolicy())
+    guard = torchs(WatchdogPolicy())
     guard.prepare(1)
     assert guard.environment(0) == {}
     guard.close()
@@ -201,7 +209,7 @@ def test_a_timer_file_that_another_launcher_serves_is_left_alone(
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", path)
-    guard = Guard(None)
+    guard = torchs()
     with pytest.raises(OutputError, match="another launcher serves it"):
         guard.prepare(1)
     guard.close()
@@ -212,7 +220,7 @@ def test_a_timer_file_that_another_launcher_serves_is_left_alone(
 def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Make) -> None:
     agent = play(1, max_restarts=5)
     clock = agent.clock
-    agent._guard = Guard(None, KernelSleep(8.0, clock, lambda pid: "D"), clock)
+    agent.watch(WatchdogDriver(None, KernelSleep(8.0, clock, lambda pid: "D"), clock))
     script(agent, lambda: agent.now.tell(Started(0, 7, 1)))
     assert agent.run().state is WorkerState.FAILED
     assert v.WorkersStuck() in agent.seen
@@ -221,22 +229,22 @@ def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Ma
 
 
 def test_a_guard_without_a_policy_waits_for_nothing() -> None:
-    guard = Guard(None, clock=FakeClock())
+    guard = WatchdogDriver(None, clock=FakeClock())
     guard.prepare(2)
     assert guard.files() == []
     assert guard.next_in(healthy=True) is None
-    assert guard.facts(healthy=True) == []
+    assert guard.events(healthy=True) == []
     guard.close()
 
 
 def test_a_finding_is_told_once() -> None:
     clock = FakeClock()
-    guard = Guard(WatchdogPolicy(run_timeout=5.0), clock=clock)
+    guard = WatchdogDriver(WatchdogPolicy(run_timeout=5.0), clock=clock)
     guard.prepare(1)
     assert guard.next_in(healthy=False) == 5.0
     clock.advance(5.0)
     fired = v.WatchdogFired(TimedOut(5.0, "run"), "timeout", whole_run=True)
-    assert guard.facts(healthy=False) == [fired]
-    assert guard.facts(healthy=False) == []
+    assert guard.events(healthy=False) == [fired]
+    assert guard.events(healthy=False) == []
     assert guard.next_in(healthy=False) is None
     guard.close()

@@ -8,9 +8,9 @@ import pytest
 from support.played import Make, Order, Rendezvous, ended, playing, script
 
 from lllaunch.agent import WorkerState
-from lllaunch.agent import machine as v
+from lllaunch.events import OrphansGone, SpawnerGone, Started
 from lllaunch.multiprocessing import SignalException
-from lllaunch.spawner.protocol import Died, Started, Swept
+from lllaunch.supervisor import machine as v
 
 SIGINT, SIGTERM, SIGHUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
@@ -26,13 +26,13 @@ def test_success_is_swept_and_told_by_global_rank(play: Make) -> None:
         agent,
         lambda: agent.now.tell(Started(0, 7, 1), Started(1, 8, 1)),
         lambda: agent.now.tell(ended(1), ended(0)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     result = agent.run()
     assert result.state is WorkerState.SUCCEEDED
     assert result.return_values == {10: None, 11: None}
     assert [worker.id for worker in agent.get_worker_group().workers] == [7, 8]
-    assert agent.orders() == [Order("sweep")]
+    assert agent.orders() == [Order("clean_up")]
 
 
 def test_the_ladder_climbs_by_the_clock(play: Make) -> None:
@@ -55,7 +55,7 @@ def test_a_sweep_that_does_not_end_is_not_waited_for(play: Make) -> None:
     agent = play(1)
     script(agent, lambda: agent.now.tell(ended(0)))
     assert agent.run().state is WorkerState.SUCCEEDED
-    assert v.LeftoversStuck() in agent.seen
+    assert v.OrphansStuck() in agent.seen
 
 
 def test_a_spawner_that_dies_right_after_the_sweep_does_not_touch_the_next_attempt(
@@ -65,9 +65,9 @@ def test_a_spawner_that_dies_right_after_the_sweep_does_not_touch_the_next_attem
     script(
         agent,
         lambda: agent.now.tell(ended(0, 1)),
-        lambda: agent.now.tell(Swept(), Died(1, -9)),
+        lambda: agent.now.tell(OrphansGone(), SpawnerGone(1, -9)),
         lambda: agent.now.tell(ended(0)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     assert agent.run().state is WorkerState.SUCCEEDED
     assert len(agent.contexts) == 2
@@ -78,14 +78,14 @@ def test_nodes_that_wait_when_the_sweep_ends_find_the_next_attempt(play: Make) -
 
     def sweep_ends_as_the_deadline_passes() -> None:
         agent.clock.advance(1)
-        agent.now.tell(Swept())
+        agent.now.tell(OrphansGone())
 
     script(
         agent,
         lambda: agent.now.tell(ended(0, 1)),
         sweep_ends_as_the_deadline_passes,
         lambda: agent.now.tell(ended(0)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     assert agent.run().state is WorkerState.SUCCEEDED
 
@@ -98,8 +98,8 @@ def test_waiting_nodes_are_let_in(play: Make) -> None:
         if isinstance(item, v.SignalWorkers):
             handler.waiting = 0
             agent.now.tell(ended(0, -SIGTERM))
-        elif isinstance(item, v.SweepLeftovers):
-            agent.now.tell(Swept())
+        elif isinstance(item, v.CleanUp):
+            agent.now.tell(OrphansGone())
         elif isinstance(item, v.StartWorkers) and item.attempt == 1:
             script(agent, lambda: agent.now.tell(ended(0)))
 
@@ -118,13 +118,13 @@ def test_two_signals_from_outside(play: Make, first: int, second: int) -> None:
         lambda: signal.raise_signal(first),
         lambda: signal.raise_signal(second),
         lambda: agent.now.tell(ended(0, -9), ended(1, -9)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     with pytest.raises(SignalException) as caught:
         agent.run()
     assert caught.value.sigval == first
     assert agent.clock.now == 0, "the grace period was not waited for"
-    told = [Order("signal", (0, 1), first), Order("kill", (0, 1)), Order("sweep")]
+    told = [Order("signal", (0, 1), first), Order("kill", (0, 1)), Order("clean_up")]
     assert agent.orders() == told
 
 
@@ -134,11 +134,11 @@ def test_a_signal_while_the_leftovers_of_a_success_are_ended_waits_for_them(play
         agent,
         lambda: agent.now.tell(ended(0)),
         lambda: signal.raise_signal(SIGINT),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     with pytest.raises(SignalException):
         agent.run()
-    assert v.LeftoversGone() in agent.seen
+    assert OrphansGone() in agent.seen
 
 
 def test_the_second_signal_ends_the_wait_for_a_sweep(play: Make) -> None:
@@ -162,11 +162,11 @@ def test_slurm_signals_the_workers_itself(play: Make, monkeypatch: pytest.Monkey
         agent,
         lambda: signal.raise_signal(SIGTERM),
         lambda: agent.now.tell(ended(0, -SIGTERM)),
-        lambda: agent.now.tell(Swept()),
+        lambda: agent.now.tell(OrphansGone()),
     )
     with pytest.raises(SignalException):
         agent.run()
-    assert agent.orders() == [Order("sweep")]
+    assert agent.orders() == [Order("clean_up")]
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> None:
@@ -181,7 +181,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> Non
         script(
             agent,
             signal_and_end,
-            lambda: agent.now.tell(Swept()),
+            lambda: agent.now.tell(OrphansGone()),
         )
         assert agent.run().state is WorkerState.SUCCEEDED
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -191,10 +191,9 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> Non
 
 def test_metrics_are_the_roles(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    for place in ("lllaunch.agent.api.put_metric", "lllaunch.agent.api.put_metric"):
-        monkeypatch.setattr(place, lambda name, value: found.append(name))
+    monkeypatch.setattr("lllaunch.agent.api.put_metric", lambda name, value: found.append(name))
     agent = play(1)
-    script(agent, lambda: agent.now.tell(ended(0)), lambda: agent.now.tell(Swept()))
+    script(agent, lambda: agent.now.tell(ended(0)), lambda: agent.now.tell(OrphansGone()))
     agent.run()
     assert found
     assert all(name.startswith("workers.r.") for name in found)

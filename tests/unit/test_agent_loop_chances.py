@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.played import Make, Order, Played, Rendezvous, ended, playing
 
-from lllaunch.agent import machine as v
 from lllaunch.errors import SpawnerDied
+from lllaunch.events import OrphansGone, SpawnerEvent, SpawnerGone
 from lllaunch.multiprocessing import SignalException
-from lllaunch.spawner.protocol import Died, Fact, Swept
+from lllaunch.supervisor import machine as v
 
 SIGINT, SIGTERM, SIGHUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
@@ -41,14 +41,18 @@ class Chance:
         starter = self.agent.now
         if id(starter) in self.dead:
             return
-        facts: list[Fact] = []
+        facts: list[SpawnerEvent] = []
         for rank in sorted(self.agent.contexts[-1].alive):
             if self.choose(3) == 0 or not self.choices:
                 facts.append(ended(rank, (0, 1, -9)[self.choose(3)]))
-        if self.agent._sweeping and Order("sweep") in starter.orders and self.choose(2) == 0:
-            facts.append(Swept())
+        if (
+            self.agent._machine.cleaning_up
+            and Order("clean_up") in starter.orders
+            and self.choose(2) == 0
+        ):
+            facts.append(OrphansGone())
         if self.choose(12) == 1:
-            facts.append(Died(1, -9))
+            facts.append(SpawnerGone(1, -9))
             self.dead.add(id(starter))
         if facts:
             starter.tell(*facts)

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from lllaunch.agent import WorkerSpec
 from lllaunch.agent.api import Share, Worker, WorkerGroup, agree, barrier, shares, workers_of
-from lllaunch.agent.clock import Deadlines
-from lllaunch.agent.environ import (
+from lllaunch.clock import Deadlines
+from lllaunch.macros import WORKER_NAMES
+from lllaunch.supervisor.environ import (
     CONTRACT_NAMES,
-    WorkerPlace,
+    WorkerContext,
     contract,
     substitute_local_rank,
     virtual_rank,
 )
-from lllaunch.agent.local_elastic_agent import TIMEOUT_VARIABLE, KernelSleep
-from lllaunch.agent.ports import candidates
-from lllaunch.macros import WORKER_NAMES
+from lllaunch.supervisor.ports import candidates
+from lllaunch.supervisor.watchdog import TIMEOUT_VARIABLE, KernelSleep
 
 
-def place(**changes: Any) -> WorkerPlace:
+def place(**changes: Any) -> WorkerContext:
     given: dict[str, Any] = {
         "local_rank": 1,
         "rank": 3,
@@ -42,7 +42,7 @@ def place(**changes: Any) -> WorkerPlace:
         "max_restarts": 5,
         "run_id": "r",
     }
-    return WorkerPlace(**(given | changes))
+    return WorkerContext(**(given | changes))
 
 
 def test_the_contract_is_torchruns() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lllaunch.config.fields import Findings
 from lllaunch.config.values import Mask, check_mask, parse_mask, parse_ranks, write_mask
-from lllaunch.multiprocessing.std import Std
+from lllaunch.std import Std
 from lllaunch.text import as_ranges, write_range
 
 NONE, OUT, ERR, ALL = Std.NONE, Std.OUT, Std.ERR, Std.ALL

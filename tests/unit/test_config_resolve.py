@@ -21,9 +21,9 @@ from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, UNPLANNED, 
 from lllaunch.config.tree import show
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError, Problem
-from lllaunch.multiprocessing.std import Std
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.std import Std
 
 HERE = str(Path(__file__).parent)
 

@@ -11,6 +11,7 @@ import pytest
 
 from lllaunch.console.hang import fired_text, frame_text, located_text, place_text
 from lllaunch.console.report import failure_text, report_lines
+from lllaunch.events import Exited, Started
 from lllaunch.run.hang import Hang, hang_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import Excerpt, RootCause, summarize
@@ -21,7 +22,6 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.protocol import Exited, Started
 from lllaunch.text import printable
 from lllaunch.watchdog.findings import (
     Finding,

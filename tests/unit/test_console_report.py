@@ -9,6 +9,7 @@ import pytest
 
 from lllaunch.console.report import report_lines
 from lllaunch.console.wording import ranks, shown_path
+from lllaunch.events import Exited, Orphan, SpawnerGone, Started, StartFailed
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import Excerpt, RunOutcome, summarize
@@ -19,7 +20,6 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.protocol import Died, Exited, Leftover, Started, StartFailed
 from lllaunch.text import duration
 
 S = 1_000_000_000
@@ -213,7 +213,7 @@ def test_stderr_that_cannot_be_read_is_named():
 
 
 def test_spawner_killed():
-    died = Died(7, -9)
+    died = SpawnerGone(7, -9)
     lost = "were lost: the process that forks workers (pid 7) died, SIGKILL"
     found = outcome(attempt(worker(0), worker(1), died=died, died_ns=T0 + S))
     assert shown(found) == expected(
@@ -286,7 +286,7 @@ def test_success_is_one_line():
 
 
 def test_processes_left_behind_are_told_of():
-    left = tuple(Leftover(500 + each, "sleep 1000", each != 1) for each in range(8))
+    left = tuple(Orphan(500 + each, "sleep 1000", each != 1) for each in range(8))
     assert shown(outcome(attempt(worker(0, 0), leftovers=left))).splitlines()[1:] == [
         *(
             f"  Warning: a worker left process {pid} behind (sleep 1000); it was killed"

@@ -20,7 +20,7 @@ import pytest
 
 from lllaunch.console.console import Console
 from lllaunch.console.stream import Outlet, pieces
-from lllaunch.multiprocessing.output import Destination, whole_lines
+from lllaunch.workers.terminal import Destination, whole_lines
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 NEVER = 60.0  # seconds; not waited for where a test succeeds

@@ -1,23 +1,31 @@
-"""Process contexts and the agent over a spawner that starts nothing."""
+"""Process contexts and a run over a spawner that starts nothing."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.contexts import TargetContext
 
-from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
-from lllaunch.agent import machine as v
-from lllaunch.agent.clock import Deadlines
+from lllaunch.clock import Deadlines
+from lllaunch.console.console import Console
 from lllaunch.errors import PreloadFailed, SpawnerDied
-from lllaunch.multiprocessing import DefaultLogsSpecs, Std, TargetContext
+from lllaunch.events import Exited, PreloadBroken, Started
+from lllaunch.multiprocessing import DefaultLogsSpecs, Std
+from lllaunch.run.directory import RunDirectory
+from lllaunch.run.events import EventLog
+from lllaunch.run.group import run_group
+from lllaunch.run.observer import RunObserver
+from lllaunch.signal_source import SignalSource
 from lllaunch.spawner.interpreter import interpreter_command
-from lllaunch.spawner.protocol import Exited, PreloadBroken, Program, Started
+from lllaunch.spawner.protocol import Program
+from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.testing import FakeClock, FakeSpawner
 
 
@@ -41,7 +49,7 @@ def context_of(tmp_path: Path, spawner: Any, n: int = 2, **options: Any) -> Targ
 
 
 def test_workers_are_ordered_with_their_own_variables(tmp_path: Path, spawner: FakeSpawner) -> None:
-    context = context_of(tmp_path, spawner, preload=["m"], cwd="/w", start_method="spawn")
+    context = context_of(tmp_path, spawner, preload=["m"], cwd="/w", fresh=True)
     context.start()
     ((environ, cwd, preload),) = spawner.configured
     assert environ["OMP_NUM_THREADS"] == "1"
@@ -131,38 +139,44 @@ class Scripted(FakeSpawner):
 
 
 @pytest.mark.parametrize(
-    ("attempts", "restarts", "state"),
+    ("attempts", "restarts", "succeeded"),
     [
-        ([(0, 0)], 0, WorkerState.SUCCEEDED),
-        ([(0, 1)], 0, WorkerState.FAILED),
-        ([(0, 1), (1, 0), (0, 0)], 2, WorkerState.SUCCEEDED),
-        ([(0, 1), (1, 1)], 1, WorkerState.FAILED),
+        ([(0, 0)], 0, True),
+        ([(0, 1)], 0, False),
+        ([(0, 1), (1, 0), (0, 0)], 2, True),
+        ([(0, 1), (1, 1)], 1, False),
     ],
 )
-def test_the_agent_goes_through_its_attempts(
-    tmp_path: Path, attempts: list[tuple[int, ...]], restarts: int, state: WorkerState
+def test_a_run_goes_through_its_attempts(
+    tmp_path: Path, attempts: list[tuple[int, ...]], restarts: int, succeeded: bool
 ) -> None:
     spawner = Scripted(*attempts)
-    seen: list[object] = []
-
-    def target(facts: Mapping[str, str]) -> Program:
-        return Program("p", (facts["rank"], facts["attempt"], facts["restart_count"]))
-
-    agent = LocalElasticAgent(
-        WorkerSpec("r", 2, entrypoint="p", max_restarts=restarts),
-        DefaultLogsSpecs(str(tmp_path)),
-        spawner=spawner,  # type: ignore[arg-type]
-        targets=target,
-        env=lambda facts: {"MINE": facts["role_name"]},
-        observer=seen.append,
-        signals=(),
+    args = ("${worker:rank}", "${worker:attempt}", "${worker:restart_count}")
+    spec = LaunchSpec(
+        Entrypoint("program", "p", "p"),
+        args=args,
+        nproc=2,
+        max_restarts=restarts,
+        log_dir=str(tmp_path),
+        cwd="/",
+        env={"MINE": "${worker:role_name}"},
+        role="r",
     )
-    assert agent.run().state is state
-    starts = [item for item in seen if isinstance(item, v.StartWorkers)]
-    assert [start.attempt for start in starts] == list(range(len(attempts)))
+    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
+    observer = RunObserver(spec, log, Console(io.StringIO(), cwd="/"))
+    with RunDirectory.claim(str(tmp_path)) as directory, SignalSource(()) as signals:
+        assert run_group(spec, directory, observer, signals, spawner) is None  # type: ignore[arg-type]
+    log.close()
+    records = observer.recorder.records()
+    assert [record.number for record in records] == list(range(len(attempts)))
+    assert observer.recorder.reason == (None if succeeded else "failure")
     argv = [order[1].argv for order in spawner.ordered.values()]  # type: ignore[union-attr]
     assert argv[-1] == ("1", str(len(attempts) - 1), str(len(attempts) - 1))
     assert all(order[2]["env"]["MINE"] == "r" for order in spawner.ordered.values())
+    for number, record in enumerate(records):
+        for worker in record.workers:
+            assert worker.exited is not None
+            assert (worker.exited.attempt, worker.exited.local_rank) == (number, worker.local_rank)
     spawner.close()
 
 

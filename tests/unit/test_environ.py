@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from lllaunch.agent.environ import WorkerPlace, substitute_local_rank
-from lllaunch.agent.local_elastic_agent import Recipe
+from lllaunch.agent import LocalElasticAgent, WorkerSpec
 from lllaunch.multiprocessing import DefaultLogsSpecs
+from lllaunch.supervisor.environ import WorkerContext, substitute_local_rank
 
-PLACE = WorkerPlace(
+PLACE = WorkerContext(
     local_rank=1,
     rank=3,
     group_rank=1,
@@ -54,8 +54,12 @@ def test_argument_macros_are_torchs(text: str, filled: str) -> None:
     ],
 )
 def test_line_prefixes_are_templates(template: str, prefix: str) -> None:
-    recipe = Recipe(DefaultLogsSpecs(), "spawn", template, None, None, None, (), None)
-    assert recipe._prefixes({1: PLACE}) == {1: prefix}
+    agent = LocalElasticAgent(
+        WorkerSpec("trainer", 2, entrypoint="x"),
+        DefaultLogsSpecs(),
+        log_line_prefix_template=template,
+    )
+    assert agent._prefixes({1: PLACE}) == {1: prefix}
 
 
 def test_an_agent_is_made_without_torch_or_templates() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lllaunch.error_file import write_error_file
 from lllaunch.multiprocessing.errors import (
     ChildFailedError,
     ErrorHandler,
@@ -21,7 +22,6 @@ from lllaunch.multiprocessing.errors import (
     get_error_handler,
     record,
 )
-from lllaunch.multiprocessing.errors.error_handler import write_error_file
 
 
 @pytest.fixture(autouse=True)

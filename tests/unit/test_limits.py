@@ -12,8 +12,8 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
-from lllaunch.multiprocessing.follow import Tees
 from lllaunch.run.files import naming
+from lllaunch.workers.tail import Tees
 
 
 def test_too_many_open_files_of_this_process() -> None:

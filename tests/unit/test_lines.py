@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.multiprocessing.lines import LineSplitter, Piece, Span
+from lllaunch.workers.lines import LineSplitter, Piece, Span
 
 PREFIX = b"[w0]:"
 

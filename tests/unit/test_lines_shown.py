@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.multiprocessing.follow import BarGate, gate_of, guarded
-from lllaunch.multiprocessing.output import Destination, fit
+from lllaunch.workers.tail import BarGate, gate_of, guarded
+from lllaunch.workers.terminal import Destination, fit
 
 
 class Answering:

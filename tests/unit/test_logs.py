@@ -13,7 +13,7 @@ from lllaunch.multiprocessing.logs import (
     destinations,
     make_attempt_dir,
 )
-from lllaunch.multiprocessing.std import Std, to_map
+from lllaunch.std import Std, to_map
 
 
 def envs(nprocs: int, restart_count: int = 0, run_id: str = "run") -> dict[int, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
 from pathlib import Path
 
@@ -10,67 +11,182 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.agent import machine as machine_module
-from lllaunch.agent import machine as v
-from lllaunch.agent.machine import (
-    IMPOSSIBLE,
+from lllaunch.events import (
+    Exited,
+    OrphansGone,
+    PreloadBroken,
+    SpawnerGone,
+    StartFailed,
+)
+from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
+from lllaunch.supervisor import machine as machine_module
+from lllaunch.supervisor import machine as v
+from lllaunch.supervisor.machine import (
     SIGTERM,
-    TRANSITIONS,
-    ImpossibleFact,
+    TABLE,
+    GroupState,
+    ImpossibleEvent,
     Machine,
     WorkerState,
 )
-from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
 from lllaunch.watchdog.findings import Asked, Finding, Stalled, TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Blame
 
-FACTS: list[type] = list(v.Fact.__args__)  # type: ignore[attr-defined]
-TERMINAL = {WorkerState.FAILED, WorkerState.UNKNOWN}
+EVENTS: list[type] = list(v.Event.__args__)  # type: ignore[attr-defined]
 SIGINT, SIGHUP = 2, 1
+
+
+SPAWNER_GONE = SpawnerGone(7, -9)
+TIMER = TimerExpired(rank=1, pid=77, scope="train.py#3", after=10.0, signum=9)
+HANG = v.WatchdogFired(TIMER, "hang", asked=v.SignalProcess(1, 77, 9))
+REPORTED = v.WatchdogFired(Stalled((0, 1), 60.0), "hang", ends=False)
+RUN_OVER = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+STACKS = v.StacksTaken((), Blame(), TIMER)
+TERMINATE = (v.SignalWorkers(SIGTERM, "hang"), v.StartGrace())
+
+
+def end_of(rank: int, *, ok: bool, fault: v.Fault = "failure") -> Exited:
+    """The end of a worker."""
+    exitcode = 0 if ok else {"failure": 1, "died": -9, "oom": -9}[fault]
+    return Exited(rank, 100 + rank, exitcode, 1, out_of_memory=fault == "oom")
+
+
+# Events that carry something: every variant that can lead elsewhere.
+VARIANTS: dict[type, list[v.Event]] = {
+    v.GroupStarted: [v.GroupStarted(frozenset({0}))],
+    Exited: [end_of(0, ok=True), end_of(0, ok=False)],
+    StartFailed: [StartFailed(0, "/x", "no", 2, 1)],
+    SpawnerGone: [SPAWNER_GONE],
+    PreloadBroken: [PreloadBroken("m", "no", "")],
+    v.SignalReceived: [v.SignalReceived(2), v.SignalReceived(2, look=Asked(2, 9.0))],
+    v.StacksAsked: [v.StacksAsked(Asked(3))],
+    v.WatchdogFired: [HANG, REPORTED, RUN_OVER],
+    v.StacksTaken: [STACKS, v.StacksTaken((), Blame(), REPORTED.finding)],
+}
+
+
+def machines(state: GroupState) -> list[Machine]:
+    """Groups in a state, as events lead there: with and without restarts that are left."""
+    ways: dict[GroupState, list[list[v.Event]]] = {
+        GroupState.INIT: [[]],
+        GroupState.RUNNING: [[]],
+        GroupState.TAKING_STACKS: [[HANG]],
+        GroupState.LOOKING: [[v.SignalReceived(2, look=Asked(2, 9.0))]],
+        GroupState.TERMINATING: [[v.WorkersStuck()], [HANG, STACKS]],
+        GroupState.INTERRUPTED: [[v.SignalReceived(2)], [HANG, v.SignalReceived(2)]],
+        GroupState.KILLING: [
+            [v.SignalReceived(2), v.SignalReceived(2)],
+            [HANG, STACKS, v.GraceExpired()],
+        ],
+        GroupState.CLEANING_UP: [
+            [end_of(0, ok=True), end_of(1, ok=True)],
+            [end_of(0, ok=False), end_of(1, ok=False)],
+            [end_of(0, ok=False), end_of(1, ok=False), v.SignalReceived(2)],
+        ],
+        GroupState.PAUSED: [[end_of(0, ok=False), end_of(1, ok=False), OrphansGone()]],
+        GroupState.BARRIER: [[end_of(0, ok=True), end_of(1, ok=True), OrphansGone()]],
+    }
+    found = []
+    for restarts, delay in itertools.product((0, 1), (0.0, 1.0)):
+        for events in ways[state]:
+            machine = Machine(restarts, 0, RestartPolicy(delay=delay))
+            machine.handle(v.Begin())
+            if state is not GroupState.INIT:
+                machine.handle(v.GroupStarted(frozenset({0, 1})))
+            for event in events:
+                machine.handle(event)
+            one_left = copy.deepcopy(machine)
+            one_left.alive &= {0}
+            found += [each for each in (machine, one_left) if each.state is state]
+    assert found
+    return found
 
 
 def running(n: int = 2, max_restarts: int = 0) -> Machine:
     machine = Machine(max_restarts)
     assert machine.handle(v.Begin()) == (v.StartWorkers(0, 0),)
     assert machine.handle(v.GroupStarted(frozenset(range(n)))) == ()
-    assert machine.state is WorkerState.HEALTHY
+    assert machine.worker_state is WorkerState.HEALTHY
     return machine
 
 
-def ended(machine: Machine, *ranks: int, ok: bool = False) -> v.Decisions:
-    decisions: v.Decisions = ()
+def ended(machine: Machine, *ranks: int, ok: bool = False) -> v.Actions:
+    decisions: v.Actions = ()
     for rank in ranks:
-        decisions = machine.handle(v.WorkerEnded(rank, ok))
+        decisions = machine.handle(end_of(rank, ok=ok))
     return decisions
 
 
-def test_every_pair_of_state_and_fact_is_listed_or_impossible() -> None:
-    for state in WorkerState:
-        listed, impossible = set(TRANSITIONS[state]), set(IMPOSSIBLE[state])
-        assert not listed & impossible
-        if state not in TERMINAL:
-            assert listed | impossible == set(FACTS), state
+# What cannot come in a state, and why.
+OF_STARTS: set[type] = {v.Begin, v.GroupStarted}
+OF_WORKERS: set[type] = {Exited, StartFailed, PreloadBroken, v.MonitorLost}
+OF_CLEANUPS: set[type] = {OrphansGone, v.OrphansStuck}
+IMPOSSIBLE: dict[GroupState, set[type]] = {
+    # Nothing has been started that could end or be watched; nothing was asked for.
+    GroupState.INIT: OF_WORKERS
+    | OF_CLEANUPS
+    | {SpawnerGone, v.MembershipChanged, v.BarrierPassed, v.WorkersStuck}
+    | {v.WatchdogFired, v.StacksTaken, v.PauseOver},
+    # Workers live: neither a start, nor a cleanup, nor a barrier, nor a wait is under way.
+    **dict.fromkeys(
+        (GroupState.RUNNING, GroupState.TAKING_STACKS, GroupState.LOOKING, GroupState.TERMINATING),
+        OF_STARTS | OF_CLEANUPS | {v.BarrierPassed, v.PauseOver},
+    ),
+    **dict.fromkeys(
+        (GroupState.INTERRUPTED, GroupState.KILLING),
+        OF_STARTS | OF_CLEANUPS | {v.BarrierPassed, v.PauseOver},
+    ),
+    # All workers have ended.
+    GroupState.CLEANING_UP: OF_STARTS | OF_WORKERS | {v.BarrierPassed, v.PauseOver},
+    GroupState.PAUSED: OF_STARTS | OF_WORKERS | {v.BarrierPassed},
+    # Nothing is started after a success.
+    GroupState.BARRIER: OF_STARTS | OF_WORKERS | {v.PauseOver},
+}
+
+
+def test_the_table_holds_every_pair_of_state_and_event_that_is_possible() -> None:
+    listed = {(state, event) for state, event, _ in TABLE}
+    for state in set(GroupState) - {GroupState.DONE}:
+        missing = {event for event in EVENTS if (state, event) not in listed}
+        assert missing == IMPOSSIBLE[state], state
+    assert not any(state is GroupState.DONE for state, _ in listed), "then all is late news"
+
+
+def test_every_case_in_the_table_can_come() -> None:
+    reached = set()
+    for state, kind, case in TABLE:
+        for machine in machines(state):
+            for event in VARIANTS.get(kind) or [kind()]:
+                copied = copy.deepcopy(machine)
+                if copied._note(event) == case:
+                    reached.add((state, kind, case))
+    assert set(TABLE) == reached
+
+
+def test_no_step_leads_back_from_the_kill_and_only_time_abandons() -> None:
+    for (state, event, _), (after, steps) in TABLE.items():
+        if state is GroupState.KILLING:
+            assert after in {
+                *(GroupState.KILLING, GroupState.CLEANING_UP, GroupState.DONE),
+                *(GroupState.INIT, GroupState.PAUSED),  # the spawner died
+            }
+        if v.Step.ABANDON in steps:
+            assert (state, event) == (GroupState.KILLING, v.GraceExpired)
+        if v.Step.KILL in steps:
+            assert after in (GroupState.KILLING, GroupState.DONE)
 
 
 @pytest.mark.parametrize(
-    ("state", "fact"),
-    [(state, fact) for state, facts in IMPOSSIBLE.items() for fact in sorted(facts, key=str)],
+    ("state", "event"),
+    [(state, event) for state, events in IMPOSSIBLE.items() for event in sorted(events, key=str)],
 )
-def test_an_impossible_fact_raises(state: WorkerState, fact: type) -> None:
-    machine = Machine(0)
-    machine.state = state
-    arguments: dict[type, tuple[object, ...]] = {
-        v.GroupStarted: (frozenset({0}),),
-        v.WorkerEnded: (0, True),
-        v.WatchdogFired: (TimedOut(1.0), "timeout"),
-        v.StacksTaken: ((), Blame(), TimedOut(1.0)),
-        v.StacksAsked: (Asked(3),),
-    }
-    with pytest.raises(ImpossibleFact, match=fact.__name__):
-        machine.handle(fact(*arguments.get(fact, ())))
+def test_an_impossible_event_raises(state: GroupState, event: type) -> None:
+    for machine in machines(state):
+        with pytest.raises(ImpossibleEvent, match=event.__name__):
+            machine.handle((VARIANTS.get(event) or [event()])[0])
 
 
-def test_the_decisions_know_neither_processes_nor_time() -> None:
+def test_the_machine_knows_neither_processes_nor_time() -> None:
     tree = ast.parse(Path(machine_module.__file__).read_text())
     imported = {
         alias.name if isinstance(node, ast.Import) else str(node.module)
@@ -79,24 +195,24 @@ def test_the_decisions_know_neither_processes_nor_time() -> None:
         for alias in node.names
     }
     allowed = {"__future__", "collections.abc", "dataclasses", "enum", "typing"}
-    pure = ("lllaunch.policies", "lllaunch.watchdog.")
+    pure = ("lllaunch.events", "lllaunch.policies", "lllaunch.watchdog.")
     assert {module for module in imported if not module.startswith(pure)} <= allowed
 
 
 def test_success_is_swept_and_waits_for_the_other_nodes() -> None:
     machine = running()
     assert ended(machine, 0, ok=True) == ()
-    assert ended(machine, 1, ok=True) == (v.SweepLeftovers(),)
-    assert machine.handle(v.LeftoversGone()) == (v.WaitForOthers(),)
+    assert ended(machine, 1, ok=True) == (v.CleanUp(),)
+    assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
     assert machine.handle(v.BarrierPassed()) == (v.Finish(WorkerState.SUCCEEDED),)
 
 
 def test_the_first_failure_ends_the_others_politely() -> None:
     machine = running()
     assert ended(machine, 1) == (v.SignalWorkers(SIGTERM, "failure"), v.StartGrace())
-    assert machine.state is WorkerState.UNHEALTHY
-    assert ended(machine, 0) == (v.SweepLeftovers(),)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert machine.worker_state is WorkerState.UNHEALTHY
+    assert ended(machine, 0) == (v.CleanUp(),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 def test_a_failed_group_is_started_again_as_often_as_allowed() -> None:
@@ -104,10 +220,10 @@ def test_a_failed_group_is_started_again_as_often_as_allowed() -> None:
     for restart in (1, 2):
         ended(machine, 0)
         start = v.StartWorkers(attempt=restart, restart_count=restart, reason="failure")
-        assert machine.handle(v.LeftoversGone()) == (start,)
+        assert machine.handle(OrphansGone()) == (start,)
         machine.handle(v.GroupStarted(frozenset({0})))
     ended(machine, 0)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 def test_what_outlives_the_grace_period_is_killed_and_then_abandoned() -> None:
@@ -126,7 +242,7 @@ def test_a_signal_is_forwarded_and_nothing_is_started_again() -> None:
     assert decisions == (v.SignalWorkers(SIGHUP, "signal"), v.StartGrace())
     ended(machine, 0)
     end = v.Finish(WorkerState.FAILED, "signal", SIGHUP)
-    assert machine.handle(v.LeftoversGone()) == (end,)
+    assert machine.handle(OrphansGone()) == (end,)
 
 
 def test_a_signal_that_slurm_delivers_itself_is_not_forwarded() -> None:
@@ -144,7 +260,7 @@ def test_the_second_signal_kills_now_whatever_the_pair(first: int, second: int) 
     assert decisions == (v.KillWorkers("signal"), v.StartGrace())
     assert machine.handle(v.SignalReceived(second)) == (v.KillWorkers("signal"),)
     ended(machine, 0, 1)
-    (end,) = machine.handle(v.LeftoversGone())
+    (end,) = machine.handle(OrphansGone())
     assert end == v.Finish(WorkerState.FAILED, "signal", first)
 
 
@@ -154,38 +270,38 @@ def test_a_signal_while_a_failure_is_handled_counts_as_the_first() -> None:
     assert machine.handle(v.SignalReceived(SIGINT)) == (v.SignalWorkers(SIGINT, "signal"),)
     assert v.KillWorkers("signal") in machine.handle(v.SignalReceived(SIGINT))
     ended(machine, 1)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
 
 
 def test_a_signal_while_leftovers_are_swept_cancels_the_restart() -> None:
     machine = running(1, max_restarts=3)
     ended(machine, 0)
     assert machine.handle(v.SignalReceived(SIGINT)) == ()
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
 
 
 def test_a_signal_at_the_exit_barrier_ends_the_wait() -> None:
     machine = running(1)
     ended(machine, 0, ok=True)
-    machine.handle(v.LeftoversGone())
+    machine.handle(OrphansGone())
     end = v.Finish(WorkerState.FAILED, "signal", SIGTERM)
     assert machine.handle(v.SignalReceived(SIGTERM)) == (end,)
 
 
 def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> None:
     machine = running(2, max_restarts=1)
-    assert machine.handle(v.SpawnerLost()) == (v.StartWorkers(1, 1, "spawner"),)
+    assert machine.handle(SPAWNER_GONE) == (v.StartWorkers(1, 1, "spawner"),)
     machine.handle(v.GroupStarted(frozenset({0, 1})))
-    assert machine.handle(v.SpawnerLost()) == (v.StartWorkers(2, 2, "spawner"),)
+    assert machine.handle(SPAWNER_GONE) == (v.StartWorkers(2, 2, "spawner"),)
     machine.handle(v.GroupStarted(frozenset({0, 1})))
-    assert machine.handle(v.SpawnerLost()) == (v.Finish(WorkerState.FAILED, "spawner"),)
+    assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "spawner"),)
 
 
 def test_a_retry_for_the_spawner_is_none_of_the_restarts_that_are_counted() -> None:
     machine = running(1, max_restarts=2)
     taken = []
     for _ in range(3):
-        (start,) = machine.handle(v.SpawnerLost())
+        (start,) = machine.handle(SPAWNER_GONE)
         assert isinstance(start, v.StartWorkers)
         taken.append((start.restart_count, start.restart))
         machine.handle(v.GroupStarted(frozenset({0})))
@@ -194,7 +310,9 @@ def test_a_retry_for_the_spawner_is_none_of_the_restarts_that_are_counted() -> N
 
 def test_a_broken_preload_is_not_tried_again() -> None:
     machine = running(2, max_restarts=9)
-    assert machine.handle(v.PreloadLost()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert machine.handle(PreloadBroken("m", "no", "")) == (
+        v.Finish(WorkerState.FAILED, "failure"),
+    )
 
 
 def test_a_change_of_membership_starts_anew_without_counting() -> None:
@@ -203,14 +321,14 @@ def test_a_change_of_membership_starts_anew_without_counting() -> None:
     assert decisions == (v.SignalWorkers(SIGTERM, "membership"), v.StartGrace())
     assert machine.handle(v.MembershipChanged()) == ()
     ended(machine, 0)
-    assert machine.handle(v.LeftoversGone()) == (v.StartWorkers(1, 0, "membership"),)
+    assert machine.handle(OrphansGone()) == (v.StartWorkers(1, 0, "membership"),)
 
 
 def test_workers_stuck_in_the_kernel_are_not_replaced() -> None:
     machine = running(1, max_restarts=3)
     assert machine.handle(v.WorkersStuck())[0] == v.SignalWorkers(SIGTERM, "hang")
     ended(machine, 0)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
 
 
 def test_losing_track_kills_and_ends_unknown() -> None:
@@ -219,25 +337,17 @@ def test_losing_track_kills_and_ends_unknown() -> None:
         v.KillWorkers("lost"),
         v.Finish(WorkerState.UNKNOWN, "failure"),
     )
-    assert machine.handle(v.WorkerEnded(0, ok=True)) == (), "late news"
-
-
-TIMER = TimerExpired(rank=1, pid=77, scope="train.py#3", after=10.0, signum=9)
-HANG = v.WatchdogFired(TIMER, "hang", asked=v.SignalProcess(1, 77, 9))
-REPORTED = v.WatchdogFired(Stalled((0, 1), 60.0), "hang", ends=False)
-RUN_OVER = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
-STACKS = v.StacksTaken((), Blame(), TIMER)
-TERMINATE = (v.SignalWorkers(SIGTERM, "hang"), v.StartGrace())
+    assert machine.handle(end_of(0, ok=True)) == (), "late news"
 
 
 def test_stacks_are_taken_before_anything_is_signalled() -> None:
     machine = running(2)
     assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1}), TIMER),)
-    assert machine.state is WorkerState.HEALTHY
+    assert machine.worker_state is WorkerState.HEALTHY
     assert machine.handle(STACKS) == (v.SignalProcess(1, 77, 9), *TERMINATE)
-    assert machine.state is WorkerState.UNHEALTHY
+    assert machine.worker_state is WorkerState.UNHEALTHY
     ended(machine, 0, 1)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
 
 
 def test_a_second_finding_waits_for_the_stacks_of_the_first() -> None:
@@ -253,15 +363,15 @@ def test_a_worker_that_fails_while_stacks_are_taken_is_no_other_reason() -> None
     assert ended(machine, 0) == TERMINATE
     assert machine.handle(STACKS) == ()
     ended(machine, 1)
-    assert machine.handle(v.LeftoversGone()) == (v.StartWorkers(1, 1, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.StartWorkers(1, 1, "hang"),)
 
 
 def test_workers_that_finish_while_stacks_are_taken_have_succeeded() -> None:
     machine = running(2)
     machine.handle(HANG)
-    assert ended(machine, 0, 1, ok=True) == (v.SweepLeftovers(),)
+    assert ended(machine, 0, 1, ok=True) == (v.CleanUp(),)
     assert machine.handle(STACKS) == ()
-    machine.handle(v.LeftoversGone())
+    machine.handle(OrphansGone())
     assert machine.handle(v.BarrierPassed()) == (v.Finish(WorkerState.SUCCEEDED),)
 
 
@@ -269,7 +379,7 @@ def test_what_is_only_reported_ends_nothing() -> None:
     machine = running(2)
     assert machine.handle(REPORTED) == (v.TakeStacks(frozenset({0, 1}), REPORTED.finding),)
     assert machine.handle(v.StacksTaken((), Blame(), REPORTED.finding)) == ()
-    assert machine.state is WorkerState.HEALTHY
+    assert machine.worker_state is WorkerState.HEALTHY
     assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1}), TIMER),)
     assert machine.handle(STACKS)[-2:] == TERMINATE
 
@@ -279,7 +389,7 @@ def test_who_asks_where_the_workers_stand_sees_it_and_nothing_ends() -> None:
     asked = Asked(3)
     assert machine.handle(v.StacksAsked(asked)) == (v.TakeStacks(frozenset({0, 1}), asked),)
     assert machine.handle(v.StacksTaken((), Blame(), asked)) == ()
-    assert machine.state is WorkerState.HEALTHY
+    assert machine.worker_state is WorkerState.HEALTHY
     ended(machine, 0)
     assert machine.handle(v.StacksAsked(asked)) == (v.TakeStacks(frozenset({1}), asked),)
 
@@ -293,7 +403,7 @@ def test_a_signal_to_a_silent_run_is_passed_on_when_the_stacks_are_taken() -> No
     assert machine.handle(v.StacksTaken((), Blame(), look)) == forwarded
     ended(machine, 0, 1)
     end = v.Finish(WorkerState.FAILED, "signal", SIGINT)
-    assert machine.handle(v.LeftoversGone()) == (end,)
+    assert machine.handle(OrphansGone()) == (end,)
 
 
 def test_nobody_waits_for_stacks_who_sends_a_second_signal() -> None:
@@ -312,16 +422,16 @@ def test_a_signal_does_not_wait_for_the_stacks() -> None:
     assert machine.handle(v.SignalReceived(SIGINT))[0] == v.SignalWorkers(SIGINT, "signal")
     assert machine.handle(STACKS) == ()
     ended(machine, 0, 1)
-    assert machine.handle(v.LeftoversGone())[0].signum == SIGINT  # type: ignore[union-attr]
+    assert machine.handle(OrphansGone())[0].signum == SIGINT  # type: ignore[union-attr]
 
 
 def test_the_death_of_the_spawner_after_a_finding_is_no_free_retry() -> None:
     machine = running(2)
     machine.handle(HANG)
-    assert machine.handle(v.SpawnerLost()) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "hang"),)
 
 
-def failing(fact: v.Fact, policy: RestartPolicy, max_restarts: int = 5) -> v.Decisions:
+def failing(fact: v.Event, policy: RestartPolicy, max_restarts: int = 5) -> v.Actions:
     """The decisions when one worker ended by ``fact`` and nothing is left of it."""
     machine = Machine(max_restarts, policy=policy)
     machine.handle(v.Begin())
@@ -330,22 +440,22 @@ def failing(fact: v.Fact, policy: RestartPolicy, max_restarts: int = 5) -> v.Dec
     if isinstance(fact, v.WatchdogFired):
         machine.handle(STACKS)
         ended(machine, 0)
-    return machine.handle(v.LeftoversGone())
+    return machine.handle(OrphansGone())
 
 
 @pytest.mark.parametrize(
     ("fact", "cause", "reason"),
     [
-        (v.WorkerEnded(0, ok=False), "failure", "failure"),
-        (v.WorkerEnded(0, ok=False, fault="died"), "signal", "died"),
-        (v.WorkerEnded(0, ok=False, fault="oom"), "oom", "oom"),
+        (end_of(0, ok=False), "failure", "failure"),
+        (end_of(0, ok=False, fault="died"), "signal", "died"),
+        (end_of(0, ok=False, fault="oom"), "oom", "oom"),
         (v.WatchdogFired(TIMER, "oom"), "oom", "oom"),
         (v.WatchdogFired(TIMER, "hang"), "hang", "hang"),
         (v.WatchdogFired(TimedOut(1.0), "timeout"), "timeout", "timeout"),
     ],
 )
 def test_what_is_started_again_is_the_policys_choice(
-    fact: v.Fact, cause: RestartCause, reason: v.Reason
+    fact: v.Event, cause: RestartCause, reason: v.Reason
 ) -> None:
     chosen = RestartPolicy(on=frozenset({cause}))
     others = RestartPolicy(on=frozenset(RESTART_CAUSES) - {cause})
@@ -361,10 +471,10 @@ def pausing(delay: float = 2.0, longest: float = 300.0) -> Machine:
     return machine
 
 
-def fail(machine: Machine) -> v.Decisions:
+def fail(machine: Machine) -> v.Actions:
     machine.handle(v.GroupStarted(frozenset({0})))
     ended(machine, 0)
-    return machine.handle(v.LeftoversGone())
+    return machine.handle(OrphansGone())
 
 
 def test_the_wait_before_a_restart_grows_up_to_its_limit() -> None:
@@ -387,7 +497,7 @@ def test_a_signal_ends_the_wait_before_a_restart() -> None:
 
 def test_the_spawner_may_die_while_a_restart_is_waited_for() -> None:
     machine = pausing()
-    assert machine.handle(v.SpawnerLost()) == ()
+    assert machine.handle(SPAWNER_GONE) == ()
     assert machine.handle(v.PauseOver()) == (v.StartWorkers(1, 1, "failure"),)
 
 
@@ -402,7 +512,7 @@ def test_after_the_runs_time_nothing_is_started_again() -> None:
     taken = v.StacksTaken((), Blame(), RUN_OVER.finding)
     assert machine.handle(taken) == (v.SignalWorkers(SIGTERM, "timeout"), v.StartGrace())
     ended(machine, 0)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, "timeout"),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "timeout"),)
 
 
 @pytest.mark.parametrize(("restarts", "reason"), [(1, "timeout"), (0, "failure")])
@@ -413,7 +523,7 @@ def test_the_runs_time_is_the_reason_only_if_it_prevented_a_restart(
     ended(machine, 0)
     assert machine.handle(RUN_OVER) == ()
     ended(machine, 1)
-    assert machine.handle(v.LeftoversGone()) == (v.Finish(WorkerState.FAILED, reason),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, reason),)
 
 
 class World:
@@ -429,12 +539,12 @@ class World:
         self.starts: list[v.StartWorkers] = []
         self.end: v.Finish | None = None
 
-    def tell(self, fact: v.Fact) -> None:
+    def tell(self, fact: v.Event) -> None:
         for decision in self.machine.handle(fact):
             assert self.end is None, f"{decision} after the end"
             self.perform(decision)
 
-    def perform(self, decision: v.Decision) -> None:
+    def perform(self, decision: v.Action) -> None:
         if isinstance(decision, v.StartWorkers):
             assert not self.alive, "started while something lives"
             assert decision.attempt == len(self.starts)
@@ -457,7 +567,7 @@ class World:
             self.paused, self.sweeping = True, False
         elif isinstance(decision, v.StartGrace):
             self.grace = True
-        elif isinstance(decision, v.SweepLeftovers):
+        elif isinstance(decision, v.CleanUp):
             assert not self.alive
             self.sweeping = True
         elif isinstance(decision, v.WaitForOthers):
@@ -465,35 +575,35 @@ class World:
         elif isinstance(decision, v.Finish):
             self.end = decision
 
-    def possible(self) -> list[v.Fact]:
-        facts: list[v.Fact] = [v.SignalReceived(SIGINT), v.SignalReceived(SIGTERM, forward=False)]
+    def possible(self) -> list[v.Event]:
+        facts: list[v.Event] = [v.SignalReceived(SIGINT), v.SignalReceived(SIGTERM, forward=False)]
         if self.alive:
             rank = min(self.alive)
-            facts += [v.WorkerEnded(rank, ok=True), v.WorkerEnded(rank, ok=False)]
-            facts += [v.SpawnerLost(), v.MembershipChanged(), v.WorkersStuck(), HANG]
-            facts += [v.WorkerEnded(rank, ok=False, fault="died"), REPORTED]
+            facts += [end_of(rank, ok=True), end_of(rank, ok=False)]
+            facts += [SPAWNER_GONE, v.MembershipChanged(), v.WorkersStuck(), HANG]
+            facts += [end_of(rank, ok=False, fault="died"), REPORTED]
             facts += [v.StacksAsked(Asked(3)), v.SignalReceived(SIGINT, look=Asked(SIGINT, 9.0))]
         if self.grace:
             facts.append(v.GraceExpired())
         if self.sweeping:
-            facts += [v.LeftoversGone(), v.SpawnerLost()]
+            facts += [OrphansGone(), SPAWNER_GONE]
         if self.barrier:
             facts.append(v.BarrierPassed())
         if self.stacks is not None:
             facts.append(v.StacksTaken((), Blame(), self.stacks))
         if self.paused:
-            facts += [v.PauseOver(), v.SpawnerLost()]
+            facts += [v.PauseOver(), SPAWNER_GONE]
         # The run's time may be over at any moment, last in the list.
         return [*facts, RUN_OVER]
 
-    def happen(self, fact: v.Fact) -> None:
-        if isinstance(fact, v.WorkerEnded):
-            self.alive.discard(fact.rank)
-        elif isinstance(fact, v.SpawnerLost):
+    def happen(self, fact: v.Event) -> None:
+        if isinstance(fact, Exited):
+            self.alive.discard(fact.local_rank)
+        elif isinstance(fact, SpawnerGone):
             self.alive.clear()
         elif isinstance(fact, v.GraceExpired):
             self.grace = False
-        elif isinstance(fact, v.LeftoversGone):
+        elif isinstance(fact, OrphansGone):
             self.sweeping = False
         elif isinstance(fact, v.StacksTaken):
             self.stacks = None

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 from lllaunch import moments
-from lllaunch.agent.clock import Deadlines, RunClock
+from lllaunch.clock import Deadlines, RunClock
+from lllaunch.events import Exited
 from lllaunch.run.judge import was_asked
 from lllaunch.run.records import SentSignal, WorkerRecord
-from lllaunch.spawner.protocol import Exited, translate
+from lllaunch.spawner.protocol import event_of
 
 if TYPE_CHECKING:
     import pytest
@@ -22,7 +23,7 @@ def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
     sent = SentSignal(signal.SIGTERM, moments.now_ns())
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     header = {"pid": 7, "exitcode": 0, "time_ns": moments.since_boot_ns(), "max_rss": 0, "cpu": 0.0}
-    exited = translate({"fact": "exited", "core": False, **header}, 0)
+    exited = event_of({"event": "exited", "core": False, **header}, 0)
     assert isinstance(exited, Exited)
     assert was_asked(WorkerRecord(0, 0, exited=exited, sent=(sent,)))
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
+from lllaunch.events import Orphan
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
@@ -30,7 +31,6 @@ from lllaunch.run.outcome import (
 from lllaunch.run.postmortem import Explanation, Sure, Suspect
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.spawner.protocol import Leftover
 from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -117,7 +117,7 @@ def failed_for(cause: Any, hang: Hang | None = None, fates: tuple[Fate, ...] = F
     frames = (Frame("a.py", 3, "f"),)
     root = RootCause(0, 1, 1, cause, T0, WHY, "Traceback", FILES, hang, frames)
     attempt = AttemptOutcome(
-        0, 0, "/run/attempt_0", "failed", T0, T0 + 9, workers, root, (Leftover(9, "x", True),)
+        0, 0, "/run/attempt_0", "failed", T0, T0 + 9, workers, root, (Orphan(9, "x", True),)
     )
     return run(attempts=(attempt, attempt), root_cause=root)
 

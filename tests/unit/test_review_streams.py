@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
-from lllaunch.multiprocessing.std import Std
 from lllaunch.review.annotated import streams_of
+from lllaunch.std import Std
 
 
 def launch(**given: Any) -> dict[str, Any]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 
 import pytest
 
+from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.files import write_all
-from lllaunch.multiprocessing.std import Std
 from lllaunch.run.directory import LOCK_NAME, RunDirectory
+from lllaunch.run.events import EventLog
 from lllaunch.run.files import link_atomic, write_atomic
-from lllaunch.run.group import Attempt, RunLogs
+from lllaunch.run.group import Attempt, _Group
+from lllaunch.run.observer import RunObserver
+from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.std import Std
+from lllaunch.supervisor.machine import StartWorkers
+from lllaunch.supervisor.watchdog import WatchdogDriver
+from lllaunch.testing import FakeSpawner
 
 HOSTILE = ["plain", "with space", "ünï→cødé", "per%cent", "new\nline", "-rf", "quo'te\"d"]
 
@@ -147,31 +155,54 @@ def test_link_atomic_does_not_replace_a_directory(tmp_path):
     assert os.listdir(tmp_path) == ["latest"]
 
 
-def test_run_logs_lays_out_an_attempt_and_tells_of_it(tmp_path):
-    told: list[Attempt] = []
+class Begun(RunObserver):
+    """Keeps the attempts that it is told of."""
+
+    attempts: list[Attempt]
+
+    def begin(self, attempt: Attempt) -> None:
+        super().begin(attempt)
+        self.attempts = [*getattr(self, "attempts", []), attempt]
+
+
+def test_an_attempt_is_laid_out_and_told_of(tmp_path):
+    spec = LaunchSpec(
+        Entrypoint("program", "p", "p"),
+        nproc=3,
+        log_dir=str(tmp_path),
+        cwd="/",
+        redirects={0: Std.OUT, 1: Std.NONE, 2: Std.ALL},
+        tee={0: Std.ERR, 1: Std.NONE, 2: Std.OUT},
+        local_ranks_filter=frozenset({0, 1}),
+    )
+    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
+    observer = Begun(spec, log, Console(io.StringIO(), cwd="/"))
+    spawner = FakeSpawner()
     with RunDirectory.claim(str(tmp_path)) as directory:
-        logs = RunLogs(
-            directory,
-            redirects={0: Std.OUT, 1: Std.NONE, 2: Std.ALL},
-            tee={0: Std.ERR, 1: Std.NONE, 2: Std.OUT},
-            local_ranks_filter={0, 1},
-            on_attempt=told.append,
-        )
-        assert logs.root_log_dir == str(tmp_path)
-        assert logs.next_attempt == 0
-        envs: dict[int, dict[str, str]] = {0: {"RANK": "0"}, 1: {}, 2: {}}
-        dest = logs.reify(envs)
-        assert logs.next_attempt == 1
+        group = _Group(spec, directory, observer, spawner, None, WatchdogDriver())
+        workers = group.start(StartWorkers(0, 0))
+        group.let_port_go()
+    workers.release()
+    log.close()
     attempt = str(tmp_path / "attempt_0")
-    assert dest.stdouts == {0: f"{attempt}/0/stdout.log", 1: "", 2: f"{attempt}/2/stdout.log"}
-    assert dest.stderrs == {0: f"{attempt}/0/stderr.log", 1: "", 2: f"{attempt}/2/stderr.log"}
-    assert dest.tee_stderrs == {0: f"{attempt}/0/stderr.log"}
-    assert dest.tee_stdouts == {}
-    assert envs[0] == {
-        "RANK": "0",
+    assert [(each.number, each.path) for each in observer.attempts] == [(0, attempt)]
+    files = observer.attempts[0].files
+    assert files.stdouts == {
+        0: f"{attempt}/0/stdout.log",
+        1: "",
+        2: f"{attempt}/2/stdout.log",
+    }
+    assert files.stderrs == {
+        0: f"{attempt}/0/stderr.log",
+        1: "",
+        2: f"{attempt}/2/stderr.log",
+    }
+    assert files.tee_stderrs == {0: f"{attempt}/0/stderr.log"}
+    assert files.tee_stdouts == {}
+    env = spawner.ordered[1][2]["env"]
+    assert {name: value for name, value in env.items() if name.endswith("_FILE")} == {
         "TORCHELASTIC_ERROR_FILE": f"{attempt}/0/error.json",
         "LLLAUNCH_RESULT_FILE": f"{attempt}/0/return.json",
         "LLLAUNCH_CRASH_FILE": f"{attempt}/0/crash.txt",
     }
-    assert [(each.number, each.path) for each in told] == [(0, attempt)]
-    assert told[0].dest is dest
+    spawner.close()

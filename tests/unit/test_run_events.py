@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lllaunch.agent.machine import SignalProcess, StacksTaken, WatchdogFired
-from lllaunch.multiprocessing.std import Std
+from lllaunch.events import Exited, Orphan, OrphansGone
 from lllaunch.run.events import EventLog, encode, isoformat
 from lllaunch.run.redact import Redactor
-from lllaunch.spawner.protocol import Exited, Function, Leftover, Script, Swept
+from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.std import Std
+from lllaunch.supervisor.machine import SignalProcess, StacksTaken, WatchdogFired
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
@@ -38,13 +39,13 @@ def plain(value: Any) -> Any:
 
 
 def test_a_fact_is_one_line_with_its_own_time_first():
-    line = encode(Exited(rank=1, pid=42, exitcode=-9, time_ns=AT), time_ns=5)
+    line = encode(Exited(1, pid=42, exitcode=-9, time_ns=AT), time_ns=5)
     assert line.endswith(b"}\n")
     assert list(json.loads(line).items())[:6] == [
         ("time", "2023-11-14T22:13:20.123456Z"),
         ("time_ns", AT),
         ("type", "Exited"),
-        ("rank", 1),
+        ("local_rank", 1),
         ("pid", 42),
         ("exitcode", -9),
     ]
@@ -67,12 +68,16 @@ def test_a_finding_is_told_with_its_type():
     assert (line["kind"], line["asked"]["pid"]) == ("hang", 77)
 
 
-def test_example_in_the_docs_is_what_is_written():
+def test_examples_in_the_docs_are_what_is_written():
     page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
-    (example,) = [line for line in page.read_text().splitlines() if line.startswith('{"time"')]
+    examples = [line for line in page.read_text().splitlines() if line.startswith('{"time"')]
+    at = json.loads(examples[0])["time_ns"]
+    exited = Exited(1, 4711, -9, at, 104857600, 12.5, out_of_memory=True)
     finding = TimerExpired(1, 4711, "train.py#40", 10.0, 9)
     fired = WatchdogFired(finding, "hang", asked=SignalProcess(1, 4711, 9))
-    assert encode(fired, json.loads(example)["time_ns"]).decode() == f"{example}\n"
+    assert [encode(each, at).decode() for each in (exited, fired)] == [
+        f"{example}\n" for example in examples
+    ]
 
 
 def test_stacks_are_told_down_to_their_frames():
@@ -89,7 +94,7 @@ def test_a_named_tuple_is_told_by_its_fields():
 
 
 def test_an_event_without_time_gets_the_time_it_was_seen():
-    assert json.loads(encode(Swept(), AT))["time_ns"] == AT
+    assert json.loads(encode(OrphansGone(), AT))["time_ns"] == AT
 
 
 @pytest.mark.parametrize(
@@ -105,8 +110,8 @@ def test_an_event_without_time_gets_the_time_it_was_seen():
         (ValueError("no"), "ValueError: no"),
         (object(), "<object>"),
         (
-            Leftover(7, "sleep", True),
-            {"type": "Leftover", "pid": 7, "command": "sleep", "killed": True},
+            Orphan(7, "sleep", True),
+            {"type": "Orphan", "pid": 7, "command": "sleep", "killed": True},
         ),
     ],
 )
@@ -174,23 +179,25 @@ def test_events_are_appended(tmp_path):
     path = tmp_path / "events.jsonl"
     for _ in range(2):
         log = EventLog(str(path), pytest.fail)
-        log.write(Swept())
+        log.write(OrphansGone())
         log.close()
         log.close()
-        log.write(Swept())  # after the end: nothing
-    assert [json.loads(line)["type"] for line in path.read_text().splitlines()] == ["Swept"] * 2
+        log.write(OrphansGone())  # after the end: nothing
+    assert [json.loads(line)["type"] for line in path.read_text().splitlines()] == [
+        "OrphansGone"
+    ] * 2
 
 
 def test_torn_line_of_a_former_run_is_ended(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": "20')
     log = EventLog(str(path), pytest.fail)
-    log.write(Swept())
-    log.write(Swept())
+    log.write(OrphansGone())
+    log.write(OrphansGone())
     log.close()
     lines = path.read_text().splitlines()
     assert lines[0] == '{"time": "20'
-    assert [json.loads(line)["type"] for line in lines[1:]] == ["Swept", "Swept"]
+    assert [json.loads(line)["type"] for line in lines[1:]] == ["OrphansGone", "OrphansGone"]
 
 
 def test_failing_disk_is_reported_once_and_never_raises(tmp_path, monkeypatch):
@@ -208,23 +215,23 @@ def test_failing_disk_is_reported_once_and_never_raises(tmp_path, monkeypatch):
         return taken
 
     monkeypatch.setattr("os.write", full)
-    log.write(Swept())
-    log.write(Swept())
+    log.write(OrphansGone())
+    log.write(OrphansGone())
     assert [(each.path, each.reason) for each in failures] == [
         (str(path), "No space left on device")
     ]
     room[0] = 10**6
-    log.write(Swept())
+    log.write(OrphansGone())
     log.close()
     assert len(failures) == 1
     torn, whole = path.read_text().splitlines()
     assert len(torn) == 10
-    assert json.loads(whole)["type"] == "Swept"
+    assert json.loads(whole)["type"] == "OrphansGone"
 
 
 def test_unwritable_directory_is_reported_once(tmp_path):
     failures: list[OutputError] = []
     log = EventLog(str(tmp_path / "gone" / "events.jsonl"), failures.append)
-    log.write(Swept())
+    log.write(OrphansGone())
     log.close()
     assert [each.reason for each in failures] == ["No such file or directory"]

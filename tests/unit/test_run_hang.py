@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.agent.machine import Finish, SignalProcess, StacksTaken, WatchdogFired, WorkerState
+from lllaunch.events import Exited, PreloadBroken, SpawnerGone, Started, StartFailed
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.multiprocessing.logs import LogsDest
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised, StartFailure
 from lllaunch.run.ending import outcome_of
 from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
@@ -28,8 +27,15 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.protocol import Died, Exited, PreloadBroken, Started, StartFailed
 from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.supervisor.machine import (
+    Finish,
+    SignalProcess,
+    StacksTaken,
+    WatchdogFired,
+    WorkerState,
+    fault_of,
+)
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -39,6 +45,7 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
 )
 from lllaunch.watchdog.stacks.frames import Blame, RankStack
+from lllaunch.workers.log_files import LogsDest
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -228,7 +235,9 @@ def test_workers_that_wait_for_a_preload_when_time_is_over_were_not_started():
 
 def test_spawner_that_died_while_stacks_were_taken_is_not_the_root_cause():
     workers = (worker(0, None), worker(1, None))
-    found = judge_attempt(hung(TIMER, None, *workers, died=Died(7, -9), died_ns=T0 + 601 * S))
+    found = judge_attempt(
+        hung(TIMER, None, *workers, died=SpawnerGone(7, -9), died_ns=T0 + 601 * S)
+    )
     assert found.root_cause.cause == TIMER
     assert [each.fate for each in found.workers] == [Lost(), Lost()]
 
@@ -347,7 +356,7 @@ def noted(nproc: int = 2, read=lambda: UNKNOWN) -> Recorder:
     envs = {rank: {"RANK": str(10 + rank)} for rank in range(nproc)}
     recorder.begin(Attempt(0, "/run/attempt_0", dest, envs))
     for rank in range(nproc):
-        recorder.fact(Started(rank, 100 + rank, T0))
+        recorder.note(Started(rank, 100 + rank, T0))
     return recorder
 
 
@@ -380,12 +389,12 @@ def test_finding_in_an_attempt_that_is_being_ended_is_too_late():
 
 @pytest.mark.parametrize(
     "fact",
-    [Exited(0, 100, 1, T0), Died(7, -9), PreloadBroken("m", "no", "")],
+    [Exited(0, 100, 1, T0), SpawnerGone(7, -9), PreloadBroken("m", "no", "")],
     ids=lambda fact: type(fact).__name__,
 )
 def test_finding_after_the_last_worker_is_too_late(fact):
     recorder = noted(nproc=1)
-    recorder.fact(fact)
+    recorder.note(fact)
     assert not recorder.fired(fired())
 
 
@@ -411,7 +420,7 @@ def test_stacks_are_kept_with_their_files():
 def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
     recorder = noted()
     recorder.process_signalled(SignalProcess(1, pid, 9))
-    recorder.fact(Exited(1, 101, -9, 2 * T0))
+    recorder.note(Exited(1, 101, -9, 2 * T0))
     found = judge_attempt(record_of(recorder)).workers[1].fate
     assert found == Ended(9, -9, (9,))
 
@@ -424,7 +433,7 @@ def test_numbers_among_all_workers():
 
 def test_outcome_knows_why_the_run_ended():
     recorder = noted(nproc=1)
-    recorder.fact(Exited(0, 100, 1, T0))
+    recorder.note(Exited(0, 100, 1, T0))
     recorder.fired(fired(LIMIT, whole_run=True))
     recorder.finished(Finish(WorkerState.FAILED, "timeout"))
     spec = LaunchSpec(Entrypoint("program", "x", "x"), nproc=1, log_dir="/run", cwd="/")
@@ -449,16 +458,14 @@ def test_outcome_knows_why_the_run_ended():
 )
 def test_fault_follows_from_how_it_ended(fact, fault):
     recorder = noted()
-    recorder.fact(fact)
-    assert recorder.fault(fact) == fault
+    assert fault_of(recorder.note(fact)) == fault
 
 
 def test_fault_is_a_lack_of_memory_where_the_kernel_says_so():
     kills = iter([0, 1])
     recorder = noted(read=lambda: Memory(cgroup_kills=next(kills)))
     fact = Exited(0, 100, -9, T0)
-    recorder.fact(fact)
-    assert recorder.fault(fact) == "oom"
+    assert fault_of(recorder.note(fact)) == "oom"
     # As the judge says.
     assert type(judge_attempt(record_of(recorder)).root_cause.cause).__name__ == "OutOfMemory"
 
@@ -466,8 +473,7 @@ def test_fault_is_a_lack_of_memory_where_the_kernel_says_so():
 def test_fault_is_not_a_lack_of_memory_where_that_is_only_possible():
     recorder = noted(read=lambda: Memory(total=100))
     fact = Exited(0, 100, -9, T0, max_rss=99)
-    recorder.fact(fact)
-    assert recorder.fault(fact) == "died"
+    assert fault_of(recorder.note(fact)) == "died"
     assert judge_attempt(record_of(recorder)).root_cause.cause == KilledBySignal(9)
 
 
@@ -476,12 +482,10 @@ def test_fault_of_one_that_we_killed_is_not_a_lack_of_memory():
     recorder = noted(read=lambda: Memory(cgroup_kills=next(kills)))
     recorder.sent(9)
     fact = Exited(0, 100, -9, 2 * T0)
-    recorder.fact(fact)
-    assert recorder.fault(fact) == "died"
+    assert fault_of(recorder.note(fact)) == "died"
 
 
 def test_fault_of_nobody_s_worker_is_told_by_its_status():
     recorder = noted()
     fact = Exited(7, 100, -9, T0)
-    recorder.fact(fact)
-    assert recorder.fault(fact) == "died"
+    assert fault_of(recorder.note(fact)) == "died"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllaunch.events import Exited, PreloadBroken, SpawnerGone, Started, StartFailed
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run.causes import (
@@ -25,7 +26,6 @@ from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victi
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import summarize
 from lllaunch.run.records import AttemptRecord, ExitCall, SentSignal, WorkerError, WorkerRecord
-from lllaunch.spawner.protocol import Died, Exited, PreloadBroken, Started, StartFailed
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -179,7 +179,7 @@ def test_return_value_that_cannot_be_pickled_is_a_cause_of_its_own():
 
 def test_spawner_that_died_is_the_root_cause_of_all():
     found = judge_attempt(
-        attempt(worker(0), worker(1), died=Died(77, -9, "last words"), died_ns=T0 + 2 * S)
+        attempt(worker(0), worker(1), died=SpawnerGone(77, -9, "last words"), died_ns=T0 + 2 * S)
     )
     assert found.root_cause.rank is None
     assert found.root_cause.cause == SpawnerLost(77, -9, "last words")
@@ -190,7 +190,7 @@ def test_spawner_that_died_is_the_root_cause_of_all():
 
 def test_spawner_that_died_when_all_had_succeeded_is_no_failure():
     found = judge_attempt(
-        attempt(worker(0, 0), worker(1, 0), died=Died(77, -9), died_ns=T0 + 2 * S)
+        attempt(worker(0, 0), worker(1, 0), died=SpawnerGone(77, -9), died_ns=T0 + 2 * S)
     )
     assert found.root_cause is None
     assert [each.fate for each in found.workers] == [Succeeded(), Succeeded()]
@@ -198,7 +198,9 @@ def test_spawner_that_died_when_all_had_succeeded_is_no_failure():
 
 
 def test_worker_that_failed_before_the_spawner_died_is_the_root_cause():
-    found = judge_attempt(attempt(worker(0, 3), worker(1), died=Died(77, None), died_ns=T0 + 2 * S))
+    found = judge_attempt(
+        attempt(worker(0, 3), worker(1), died=SpawnerGone(77, None), died_ns=T0 + 2 * S)
+    )
     assert found.root_cause.rank == 0
 
 
@@ -294,7 +296,7 @@ def test_every_worker_gets_one_fate_and_at_most_one_is_the_root_cause(drawn, int
 
 
 def test_a_spawner_that_the_launcher_killed_was_killed_by_nobody_else():
-    died = Died(5, -signal.SIGKILL, sent=(signal.SIGKILL,))
+    died = SpawnerGone(5, -signal.SIGKILL, sent=(signal.SIGKILL,))
     found = judge_attempt(attempt(worker(0), died=died, died_ns=T0 + S))
     assert found.root_cause.explanation.suspect == "launcher"
     assert found.root_cause.explanation.sure == "certain"

@@ -12,7 +12,30 @@ from typing import Any
 
 import pytest
 
-from lllaunch.agent.machine import (
+from lllaunch.console.console import Console
+from lllaunch.errors import NotPicklable
+from lllaunch.events import (
+    Exited,
+    Orphan,
+    OrphansGone,
+    PreloadBroken,
+    Ready,
+    SpawnerGone,
+    Started,
+    StartFailed,
+)
+from lllaunch.linux.cgroup import UNKNOWN, Memory
+from lllaunch.moments import now_ns
+from lllaunch.run import observer
+from lllaunch.run.causes import DiskFull, HungInKernel
+from lllaunch.run.events import EventLog
+from lllaunch.run.fates import Lost
+from lllaunch.run.group import Attempt, _prefixes, env_of, target_of
+from lllaunch.run.judge import judge_attempt
+from lllaunch.run.observer import Recorder, RunObserver
+from lllaunch.spawner.protocol import Function, Module, Program, Script
+from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.supervisor.machine import (
     AbandonWorkers,
     Finish,
     GroupStarted,
@@ -24,33 +47,7 @@ from lllaunch.agent.machine import (
     WorkersStuck,
     WorkerState,
 )
-from lllaunch.console.console import Console
-from lllaunch.errors import NotPicklable
-from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.moments import now_ns
-from lllaunch.multiprocessing.logs import LogsDest
-from lllaunch.run import observer
-from lllaunch.run.causes import DiskFull, HungInKernel
-from lllaunch.run.events import EventLog
-from lllaunch.run.fates import Lost
-from lllaunch.run.group import Attempt, _template, env_of, target_of
-from lllaunch.run.judge import judge_attempt
-from lllaunch.run.observer import Recorder, Watcher
-from lllaunch.spawner.protocol import (
-    Died,
-    Exited,
-    Function,
-    Leftover,
-    Module,
-    PreloadBroken,
-    Program,
-    Ready,
-    Script,
-    Started,
-    StartFailed,
-    Swept,
-)
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.workers.log_files import LogsDest
 
 T0 = 1_700_000_000_000_000_000
 
@@ -76,9 +73,9 @@ def test_facts_end_up_with_their_worker():
         StartFailed(1, "/bin/x", "no", 2, T0 + 1),
         Exited(0, 500, 1, T0 + 2),
         Exited(7, 500, 1, T0 + 3),  # nobody's
-        Swept((Leftover(9, "sleep", True),)),
+        OrphansGone((Orphan(9, "sleep", True),)),
     ):
-        recorder.fact(fact)
+        recorder.note(fact)
     (found,) = recorder.records()
     assert (found.number, found.restart_count, found.ended_ns) == (3, 2, T0 + 3)
     assert [(each.local_rank, each.rank) for each in found.workers] == [(0, 10), (1, 11)]
@@ -88,16 +85,16 @@ def test_facts_end_up_with_their_worker():
     assert (first.files.stdout, second.files.stdout) == ("", "")
     assert second.files.stderr == "/run/attempt_3/1/stderr.log"
     assert second.files.directory == "/run/attempt_3/1"
-    assert found.leftovers == (Leftover(9, "sleep", True),)
+    assert found.leftovers == (Orphan(9, "sleep", True),)
 
 
 def test_signals_go_to_workers_that_have_not_ended():
     recorder = Recorder(read=lambda: UNKNOWN)
     recorder.begin(attempt())
-    recorder.fact(Started(0, 500, T0))
-    recorder.fact(Started(1, 501, T0))
+    recorder.note(Started(0, 500, T0))
+    recorder.note(Started(1, 501, T0))
     assert recorder.alive == 2
-    recorder.fact(Exited(0, 500, 1, T0 + 2))
+    recorder.note(Exited(0, 500, 1, T0 + 2))
     assert recorder.alive == 1
     recorder.sent(15)
     recorder.sent(9, [0, 1])
@@ -110,19 +107,19 @@ def test_memory_is_read_at_the_start_and_at_failures_that_it_may_explain():
     counts = iter(range(100))
     recorder = Recorder(read=lambda: Memory(cgroup_kills=next(counts)))
     recorder.begin(attempt(nproc=6))
-    recorder.fact(Exited(4, 504, -11, T0))
-    recorder.fact(Exited(0, 500, 1, T0))
-    recorder.fact(Exited(1, 501, -9, T0))
+    recorder.note(Exited(4, 504, -11, T0))
+    recorder.note(Exited(0, 500, 1, T0))
+    recorder.note(Exited(1, 501, -9, T0))
     recorder.sent(9)
-    recorder.fact(Exited(2, 502, -9, now_ns()))
+    recorder.note(Exited(2, 502, -9, now_ns()))
     # it had ended before, and was reaped after
-    recorder.fact(Exited(5, 505, 1, T0))
-    recorder.fact(Died(400, -9))
+    recorder.note(Exited(5, 505, 1, T0))
+    recorder.note(SpawnerGone(400, -9))
     (found,) = recorder.records()
     assert found.memory.cgroup_kills == 0
     assert [each.memory.cgroup_kills for each in found.workers] == [1, 2, None, None, None, 3]
     assert found.died_memory.cgroup_kills == 4
-    assert found.died == Died(400, -9)
+    assert found.died == SpawnerGone(400, -9)
     assert found.died_ns > 0
 
 
@@ -133,12 +130,12 @@ def test_that_the_disk_of_the_logs_was_full_is_known_also_of_who_was_sent_a_sign
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     recorder = Recorder(read=lambda: UNKNOWN)
     recorder.begin(attempt(str(tmp_path), nproc=4))
-    recorder.fact(Exited(0, 500, 1, T0))
+    recorder.note(Exited(0, 500, 1, T0))
     recorder.sent(15)
     # one before, one after, and one that died of it
-    recorder.fact(Exited(1, 501, 1, T0 + 5))
-    recorder.fact(Exited(2, 502, 1, now_ns()))
-    recorder.fact(Exited(3, 503, -15, now_ns()))
+    recorder.note(Exited(1, 501, 1, T0 + 5))
+    recorder.note(Exited(2, 502, 1, now_ns()))
+    recorder.note(Exited(3, 503, -15, now_ns()))
     (found,) = recorder.records()
     workers = judge_attempt(replace(found, started_ns=T0 - 1)).workers
     causes = [getattr(worker.fate, "cause", None) for worker in workers]
@@ -152,8 +149,8 @@ def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_pat
         (path / str(rank) / "error.json").write_text('{"message": "token hunter2"}')
     recorder = Recorder(lambda text: text.replace("hunter2", "***"), lambda: UNKNOWN)
     recorder.begin(attempt(str(path)))
-    recorder.fact(Exited(0, 500, 0, T0))
-    recorder.fact(Exited(1, 501, 1, T0))
+    recorder.note(Exited(0, 500, 0, T0))
+    recorder.note(Exited(1, 501, 1, T0))
     first, second = recorder.records()[0].workers
     assert first.error is None
     assert second.error.message == "token ***"
@@ -166,8 +163,7 @@ def test_the_error_files_of_many_workers_are_read_once_each(tmp_path, monkeypatc
     recorder.begin(attempt(str(tmp_path), nproc=8))
     for rank in range(8):
         end = Exited(rank, 500 + rank, -9, T0 + rank)
-        recorder.fact(end)
-        recorder.fault(end)
+        recorder.note(end)
         recorder.latest()
     recorder.records()
     assert len(reads) == 8
@@ -175,7 +171,7 @@ def test_the_error_files_of_many_workers_are_read_once_each(tmp_path, monkeypatc
 
 def test_facts_before_the_first_attempt_are_nobodys():
     recorder = Recorder(read=lambda: UNKNOWN)
-    recorder.fact(Started(0, 1, T0))
+    recorder.note(Started(0, 1, T0))
     recorder.sent(15)
     assert recorder.alive == 0
     assert recorder.records() == []
@@ -189,10 +185,10 @@ def spec(**more: Any) -> LaunchSpec:
     return LaunchSpec(entrypoint, nproc=2, log_dir="/run", cwd="/", **more)
 
 
-def told(tmp_path, *events: object, **more: Any) -> tuple[list[str], Watcher]:
+def told(tmp_path, *events: object, **more: Any) -> tuple[list[str], RunObserver]:
     stream = io.StringIO()
     log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
-    watcher = Watcher(spec(**more), log, Console(stream, cwd="/run"))
+    watcher = RunObserver(spec(**more), log, Console(stream, cwd="/run"))
     for event in events:
         watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
     log.close()
@@ -338,13 +334,14 @@ def test_variables_of_a_rank_are_stronger():
 
 
 @pytest.mark.parametrize(
-    ("prefix", "template"),
+    ("prefix", "shown"),
     [
-        (None, None),
         ("", ""),
-        ("[${worker:rank}/${worker:world_size}] ", "[${rank}/${world_size}] "),
-        ("$x ${rank} ${worker:nope}", "$$x $${rank} $${worker:nope}"),
+        ("[${worker:rank}/${worker:world_size}] ", "[5/8] "),
+        ("$x ${rank} ${worker:nope}", "$x ${rank} ${worker:nope}"),
     ],
 )
-def test_prefix_becomes_a_template_with_dollars_kept(prefix, template):
-    assert _template(prefix) == template
+def test_a_prefix_is_made_per_worker_and_dollars_are_kept(prefix, shown):
+    facts = {0: {**FACTS, "world_size": "8"}}
+    assert _prefixes(spec(log_line_prefix=prefix), facts) == {0: shown}
+    assert _prefixes(spec(log_line_prefix=None), facts) is None

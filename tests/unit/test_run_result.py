@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.errors import OutputError
+from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
 from lllaunch.report_value import RESULT_FILE, report
 from lllaunch.run.causes import (
@@ -32,7 +33,6 @@ from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutc
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.spawner.protocol import Leftover
 from lllaunch.text import clean
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
@@ -60,7 +60,7 @@ def test_failed_run():
     )
     root = RootCause(0, 1, 1, cause, T0, why, files=files)
     attempt = AttemptOutcome(
-        0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Leftover(9, "x", True),)
+        0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Orphan(9, "x", True),)
     )
     found = document(
         RunOutcome("failed", 3, "/run", "id", T0, T0 + 2 * 10**9, (attempt,), root, plan_hash="abc")

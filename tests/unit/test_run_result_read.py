@@ -10,6 +10,7 @@ import pytest
 
 from lllaunch.console.report import report_lines
 from lllaunch.console.wording import StyledText
+from lllaunch.events import Orphan
 from lllaunch.run.causes import (
     ExitedNonZero,
     HungInKernel,
@@ -28,7 +29,6 @@ from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutc
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import ResultFile, render_result
-from lllaunch.spawner.protocol import Leftover
 from lllaunch.watchdog.findings import (
     Asked,
     HeartbeatLost,
@@ -143,7 +143,7 @@ OUTCOMES = [
     outcome(attempt(failed(SpawnerLost(9, -9, "gone"), None), *OTHERS)),
     outcome(attempt(failed(PreloadFailure("torch", "no"), None), *OTHERS)),
     outcome(attempt(failed(CAUSES[1])), limit=TimedOut(9.0, "run"), code=4),
-    outcome(attempt(None, leftovers=(Leftover(9, "sleep", True),)), state="succeeded", code=0),
+    outcome(attempt(None, leftovers=(Orphan(9, "sleep", True),)), state="succeeded", code=0),
     outcome(
         attempt(None, OTHERS[0]),
         state="succeeded",

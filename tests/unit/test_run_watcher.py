@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from lllaunch.agent.machine import (
+from lllaunch.console.console import Console
+from lllaunch.events import Exited, SpawnerGone, Started
+from lllaunch.run.events import EventLog
+from lllaunch.run.group import Attempt
+from lllaunch.run.observer import RunObserver
+from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.supervisor.machine import (
     Finish,
     GroupStarted,
     KillWorkers,
@@ -24,16 +30,10 @@ from lllaunch.agent.machine import (
     WorkersStuck,
     WorkerState,
 )
-from lllaunch.console.console import Console
-from lllaunch.multiprocessing.logs import LogsDest
-from lllaunch.run.events import EventLog
-from lllaunch.run.group import Attempt
-from lllaunch.run.observer import Watcher
-from lllaunch.spawner.protocol import Died, Exited, Started
-from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
+from lllaunch.workers.log_files import LogsDest
 
 T0 = 1_700_000_000_000_000_000
 
@@ -60,7 +60,7 @@ def told(tmp_path, *events: object, **more: Any) -> list[str]:
     spec = LaunchSpec(
         Entrypoint("script", "/a/train.py", "train.py"), nproc=2, log_dir="/run", cwd="/", **more
     )
-    watcher = Watcher(spec, log, Console(stream, cwd="/run"))
+    watcher = RunObserver(spec, log, Console(stream, cwd="/run"))
     for event in (*START, *events):
         watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
     log.close()
@@ -178,12 +178,12 @@ def test_restarts_that_count_are_counted(tmp_path, reason):
 def test_other_restarts_are_not_counted(tmp_path):
     lines = told(
         tmp_path,
-        Died(7, -9),
+        SpawnerGone(7, -9),
         StartWorkers(1, 1, "spawner"),  # on the house
         attempt(1),
         StartWorkers(2, 1, "membership"),
         attempt(2),
-        Died(8, -9),
+        SpawnerGone(8, -9),
         StartWorkers(3, 2, "spawner", 1),
         max_restarts=1,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from lllaunch.linux.process import wait_readable
-from lllaunch.multiprocessing.signals import SignalException, SignalSource
+from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.signals import STOP_AND_CONTINUE
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2

@@ -16,7 +16,7 @@ from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import descends_from, wait_readable
 from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Commands, PendingCommand
 from lllaunch.spawner.orphans import Pauses
-from lllaunch.spawner.protocol import Order, Program
+from lllaunch.spawner.protocol import Program, SpawnRequest
 from lllaunch.spawner.server import Wakeups, Workers, _Worker
 from lllaunch.testing import FakeClock
 
@@ -99,11 +99,11 @@ def test_the_number_of_a_worker_that_was_reaped_is_not_signalled(
     workers = Workers(send, wakeups)
     report, write = os.pipe()
     os.close(write)
-    order = Order(7, 0, Program("true"), "/")
+    order = SpawnRequest(7, 0, Program("true"), "/")
     # this process's own number stands for one that was given to another
     workers._workers[os.getpid()] = _Worker(order, os.getpid(), report, early=[signal.SIGTERM])
     workers.reaped(os.getpid(), 0, resource.getrusage(resource.RUSAGE_CHILDREN))
-    assert [header["fact"] for header in sent] == ["started", "exited"]
+    assert [header["event"] for header in sent] == ["started", "exited"]
     assert signalled == []
     assert fds == []
 

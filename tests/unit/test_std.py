@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.multiprocessing.std import Std, to_map
+from lllaunch.std import Std, to_map
 
 masks = st.sampled_from([Std.NONE, Std.OUT, Std.ERR, Std.ALL])
 

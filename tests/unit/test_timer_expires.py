@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.timer import TimerClient, configure, countdown, deadline, expires
-from lllaunch.timer.scopes import Scopes
+from lllaunch.timer.countdown import Scopes
 
 
 class Recorder(TimerClient):

@@ -22,7 +22,7 @@ from lllaunch.timer import (
     TimerServer,
 )
 from lllaunch.timer.local_timer import MultiprocessingRequestQueue
-from lllaunch.timer.steady import SteadyTime
+from lllaunch.timer.server import SteadyTime
 
 HEAVY = {"torch", "asyncio", "multiprocessing", "inspect", "logging", "json", "re", "threading"}
 

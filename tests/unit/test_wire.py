@@ -18,10 +18,10 @@ from lllaunch.spawner.protocol import (
     Function,
     Message,
     Module,
-    Order,
     Pickled,
     Program,
     Script,
+    SpawnRequest,
     Target,
 )
 
@@ -166,7 +166,7 @@ def test_descriptors_for_which_there_is_no_room_are_not_taken_from_the_next_mess
 
 @given(
     st.builds(
-        Order,
+        SpawnRequest,
         key=st.integers(1, 9),
         rank=st.integers(0, 300),
         target=TARGETS,
@@ -177,16 +177,16 @@ def test_descriptors_for_which_there_is_no_room_are_not_taken_from_the_next_mess
         fresh=st.booleans(),
     )
 )
-def test_an_order_survives_the_wire(order: Order) -> None:
+def test_an_order_survives_the_wire(order: SpawnRequest) -> None:
     header, payload, fds = order.encode()
-    assert Order.decode(Message(header, payload, list(fds))) == order
+    assert SpawnRequest.decode(Message(header, payload, list(fds))) == order
 
 
 @pytest.mark.parametrize("text", ["\udc80 not UTF-8", "a\nb", "\0"])
 def test_any_text_of_an_environment_survives(ends: tuple[Channel, Channel], text: str) -> None:
     one, two = ends
     target: Target = Program(text, (text,))
-    header, payload, fds = Order(1, 0, target, text, {"X": text}).encode()
+    header, payload, fds = SpawnRequest(1, 0, target, text, {"X": text}).encode()
     one.queue(header, payload, fds)
     (message,) = pump(one, two)
-    assert Order.decode(message).env == {"X": text}
+    assert SpawnRequest.decode(message).env == {"X": text}

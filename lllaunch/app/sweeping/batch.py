@@ -25,8 +25,9 @@ from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.multiprocessing.signals import STACKS_ON, SignalSource
 from lllaunch.run.directory import RESULT
+from lllaunch.run.outcome import ReturnValue
+from lllaunch.signal_source import STACKS_ON, SignalSource
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared

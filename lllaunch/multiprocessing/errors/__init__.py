@@ -10,7 +10,7 @@ Public names, signatures and the file's format are those of
 Imports nothing outside the standard library.
 """
 
-from lllaunch.multiprocessing.errors.error_handler import ErrorHandler
+from lllaunch.error_file import ErrorHandler
 from lllaunch.multiprocessing.errors.failure import ChildFailedError, ProcessFailure, record
 from lllaunch.multiprocessing.errors.handlers import get_error_handler
 

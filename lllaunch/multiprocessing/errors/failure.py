@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from lllaunch.multiprocessing.errors.error_handler import read_error_file
+from lllaunch.error_file import read_error_file
 from lllaunch.multiprocessing.errors.handlers import get_error_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lllaunch.multiprocessing.errors.error_handler import ErrorHandler
+    from lllaunch.error_file import ErrorHandler
 
 
 NOT_AVAILABLE = "<N/A>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lllaunch.multiprocessing.errors.error_handler import ErrorHandler
+from lllaunch.error_file import ErrorHandler
 
 __all__ = ["get_error_handler"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from lllaunch.multiprocessing.follow import Follower
-from lllaunch.multiprocessing.output import Destination
 from lllaunch.multiprocessing.tail_log import TailLog
+from lllaunch.workers.tail import Follower
+from lllaunch.workers.terminal import Destination
 
 Append = Callable[[Path, bytes], None]
 

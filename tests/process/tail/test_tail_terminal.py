@@ -15,8 +15,8 @@ from typing import TextIO
 
 import pytest
 
-from lllaunch.multiprocessing.follow import Follower
-from lllaunch.multiprocessing.output import Destination
+from lllaunch.workers.tail import Follower
+from lllaunch.workers.terminal import Destination
 
 COLUMNS = 20
 

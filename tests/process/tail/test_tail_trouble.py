@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.launching import until
 
-from lllaunch.multiprocessing.follow import Follower
-from lllaunch.multiprocessing.output import Destination
 from lllaunch.multiprocessing.tail_log import TailLog
+from lllaunch.workers.tail import Follower
+from lllaunch.workers.terminal import Destination
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -108,7 +108,7 @@ def test_stop_gives_up_on_a_destination_that_takes_nothing(
     log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, append: Append
 ) -> None:
     caplog.set_level("DEBUG")
-    monkeypatch.setattr("lllaunch.multiprocessing.follow._STOP_PATIENCE_S", 0.2)
+    monkeypatch.setattr("lllaunch.workers.tail._STOP_PATIENCE_S", 0.2)
     append(log, b"x" * 4_000_000 + b"\n")
     read_end, write_end = os.pipe()
     pipe = open(write_end, "w", encoding="utf-8")  # noqa: SIM115 - closed below

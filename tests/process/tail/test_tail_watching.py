@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lllaunch.linux import inotify
-from lllaunch.multiprocessing.follow import Follower
 from lllaunch.multiprocessing.tail_log import TailLog
+from lllaunch.workers.tail import Follower
 
 Append = Callable[[Path, bytes], None]
 
@@ -23,7 +23,7 @@ Append = Callable[[Path, bytes], None]
 @pytest.fixture
 def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "lllaunch.multiprocessing.follow.open_inotify", lambda: inotify.Unavailable("none here")
+        "lllaunch.workers.tail.open_inotify", lambda: inotify.Unavailable("none here")
     )
 
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.inotify import Inotify, open_inotify
-from lllaunch.multiprocessing.lines import LineSplitter, Span
-from lllaunch.multiprocessing.output import Destination
+from lllaunch.workers.lines import LineSplitter, Span
+from lllaunch.workers.terminal import Destination
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+
 _ERASE = b"\r\033[K"
 # Escape sequences and control characters, which would move the cursor out of the live area.
 _UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]?|[\x00-\x1f\x7f-\x9f]")

@@ -11,6 +11,9 @@ from string import Template
 
 from lllaunch.macros import WORKER_NAMES
 
+# On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
+LOOPBACK = "127.0.0.1"
+
 # Set for every worker by the launcher; a config may not set them.
 CONTRACT_NAMES = frozenset(
     {
@@ -37,7 +40,7 @@ CONTRACT_NAMES = frozenset(
 
 
 @dataclass(frozen=True)
-class WorkerPlace:
+class WorkerContext:
     """Where one worker stands in its group.
 
     Attributes:
@@ -83,7 +86,7 @@ class WorkerPlace:
         return {name: str(getattr(self, name)) for name in WORKER_NAMES}
 
 
-def contract(place: WorkerPlace, outer: Mapping[str, str]) -> dict[str, str]:
+def contract(place: WorkerContext, outer: Mapping[str, str]) -> dict[str, str]:
     """The variables of one worker.
 
     Args:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+
 logger = logging.getLogger(__name__)
 
 # Comma-separated names; torch's variable.

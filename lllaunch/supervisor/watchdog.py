@@ -1,4 +1,4 @@
-"""The watchdog's part in an agent: it makes facts of findings, and carries out what follows."""
+"""The watchdog of a run: it makes events of findings, and takes stacks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,37 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.agent import machine as v
+from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
-from lllaunch.policies import TIMER_FILE, WatchdogPolicy
-from lllaunch.spawner.dump import WATCHED
-from lllaunch.watchdog.findings import Asked, TimedOut, TimerExpired, kind_of, limit_of, suspects
+from lllaunch.policies import WatchdogPolicy
+from lllaunch.supervisor.machine import (
+    SignalProcess,
+    StacksTaken,
+    WatchdogFired,
+    WorkersStuck,
+)
+from lllaunch.watchdog.findings import (
+    Asked,
+    Finding,
+    TimedOut,
+    TimerExpired,
+    kind_of,
+    limit_of,
+    suspects,
+)
 
 if TYPE_CHECKING:
-    from lllaunch.agent.local_elastic_agent import KernelSleep
-    from lllaunch.multiprocessing.api import PContext
-    from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.collector import StackCollector
     from lllaunch.watchdog.watch import AttemptWatch
+    from lllaunch.workers.group import WorkerProcesses
+
 
 logger = logging.getLogger(__name__)
 
-ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+# torch's variable: seconds of uninterruptible sleep after which a worker counts as stuck.
+TIMEOUT_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 # Stacks that are not there by then are left out: whoever hangs holds GPUs.
 STACKS_SECONDS = 8.0
@@ -34,38 +46,90 @@ ASKED_SECONDS = 3.0
 SILENT_SECONDS = 2.0
 
 _STACKS = "stacks.txt"
+# Between two looks at who sleeps in the kernel, seconds.
+_LONGEST_INTERVAL = 5.0
 
 
-class Guard:
+def _state(pid: int) -> str:
+    facts = proc.facts(pid)
+    return facts.state if facts is not None else ""
+
+
+class KernelSleep:
+    """Remember since when processes are in uninterruptible sleep.
+
+    Args:
+        timeout: seconds after which one counts as stuck.
+        clock: tells the time in seconds.
+        state: tells the state letter of a process.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        state: Callable[[int], str] = _state,
+    ) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._state = state
+        self._since: dict[int, float] = {}
+
+    @classmethod
+    def configured(cls, timeout: float | None) -> KernelSleep | None:
+        """One with the given timeout, or the environment's; None if it is 0 or no number."""
+        if timeout is None:
+            text = os.environ.get(TIMEOUT_VARIABLE, "0")
+            try:
+                timeout = float(text)
+            except ValueError:
+                logger.warning("%s: %r is not a number of seconds", TIMEOUT_VARIABLE, text)
+                return None
+        return cls(timeout) if timeout > 0 else None
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+        return min(_LONGEST_INTERVAL, self._timeout / 4)
+
+    def stuck(self, pids: Mapping[int, int]) -> dict[int, float]:
+        """Look at processes; those that sleep for too long, with the seconds.
+
+        Args:
+            pids: process ids, by local rank.
+        """
+        now = self._clock()
+        asleep = {pid for pid in pids.values() if self._state(pid) == "D"}
+        self._since = {pid: self._since.get(pid, now) for pid in asleep}
+        return {
+            pid: now - since for pid, since in self._since.items() if now - since >= self._timeout
+        }
+
+
+class WatchdogDriver:
     """Watches a run, one attempt after another.
 
     Args:
-        policy: what for. None for nothing, unless TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers,
-            at the path in TORCHELASTIC_TIMER_FILE if that is set, as in torch.
+        policy: what for; None for nothing.
         kernel_sleep: remembers who is in uninterruptible sleep; None if nobody asks.
         run_began: moment of the clock at which the run began; None for the start of its first
             attempt.
         hide: applied to stacks before they are written.
         clock: tells the time in seconds; never goes back.
+        timer_file: where the FIFO of timers is made; None for a private directory.
     """
 
     def __init__(
         self,
-        policy: WatchdogPolicy | None,
+        policy: WatchdogPolicy | None = None,
         kernel_sleep: KernelSleep | None = None,
         clock: Callable[[], float] = time.monotonic,
         run_began: float | None = None,
         hide: Callable[[str], str] = str,
+        timer_file: str | None = None,
     ) -> None:
         self._policy = policy or WatchdogPolicy()
-        self._timer_file: str | None = None
-        # what a config says is all that a reviewed run does
-        if policy is None and os.environ.get(ENABLE_FILE_TIMER) == "1":
-            self._policy = replace(self._policy, timers=True)
-            # In a worker of another launcher it names that one's FIFO.
-            theirs = os.environ.get(WATCHED)
-            named = None if theirs else os.environ.get(TIMER_FILE)
-            self._timer_file = os.path.abspath(named) if named else None
+        self._timer_file = timer_file
         self._on = self._policy != WatchdogPolicy()
         self._clock = clock
         self._kernel_sleep = kernel_sleep
@@ -75,7 +139,7 @@ class Guard:
         self._run_ends: float | None = None
         self._run_over_told = False
         self._watch: AttemptWatch | None = None
-        self._context: PContext | None = None
+        self._context: WorkerProcesses | None = None
         self._began_at = 0.0
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
@@ -110,7 +174,7 @@ class Guard:
         """Variables that a worker of the attempt needs to be watched."""
         return self._watch.environment(rank) if self._watch is not None else {}
 
-    def begin(self, context: PContext) -> None:
+    def begin(self, context: WorkerProcesses) -> None:
         """The workers of the attempt have been ordered."""
         self._context = context
         self._began_at = time.time()
@@ -123,7 +187,7 @@ class Guard:
                 for rank in range(context.nprocs)
             }
             unseen = frozenset(rank for rank, paths in outputs.items() if len(paths) < len(files))
-            self._watch.begin(context.watched_pids, outputs, unseen, context.starter_pid)
+            self._watch.begin(context.watched_pids, outputs, unseen, context.parent)
 
     def _end_attempt(self) -> None:
         self._end_collection()
@@ -146,12 +210,12 @@ class Guard:
     # For the agent's loop
 
     def files(self) -> list[Any]:
-        """Descriptors that are readable when `facts` has something to tell."""
+        """Descriptors that are readable when `events` has something to tell."""
         files: list[Any] = self._watch.files() if self._watch is not None else []
         return files if self._collector is None else [*files, self._collector]
 
     def next_in(self, *, healthy: bool) -> float | None:
-        """Seconds until `facts` has something to tell though no file is readable, or None.
+        """Seconds until `events` has something to tell though no file is readable, or None.
 
         Args:
             healthy: whether the group runs and nothing ends it.
@@ -166,17 +230,17 @@ class Guard:
         known = [max(0.0, wait) for wait in waits if wait is not None]
         return min(known, default=None)
 
-    def facts(
-        self, *, healthy: bool, observe: Callable[[object], None] = lambda _: None
-    ) -> list[v.Fact]:
+    def events(self, *, healthy: bool) -> list[object]:
         """What happened since the last call, without waiting.
 
         Args:
             healthy: whether the group runs and nothing ends it.
-            observe: told of what is no fact, but worth knowing: requests for timers that were
-                refused.
+
+        Returns:
+            Events, for the group's machine; requests for timers that were refused are none, but
+            worth knowing.
         """
-        found: list[v.Fact] = []
+        found: list[object] = []
         if self._run_ends is not None and self._clock() >= self._run_ends:
             found.append(self._run_over())
         if self._collector is not None:
@@ -185,41 +249,40 @@ class Guard:
             found += self._stuck(self._kernel_sleep)
         if self._watch is not None:
             if healthy and self._finding is None and self._collector is None:
-                found += self._findings(self._watch, observe)
+                found += self._findings(self._watch)
             else:
                 self._watch.drain()
         return found
 
-    def _run_over(self) -> v.Fact:
+    def _run_over(self) -> WatchdogFired:
         self._run_ends, self._run_over_told = None, True
         assert self._policy.run_timeout is not None
         finding = TimedOut(self._policy.run_timeout, "run")
         if limit_of(finding) in self._policy.report:
-            return v.WatchdogFired(finding, "timeout", ends=False)
+            return WatchdogFired(finding, "timeout", ends=False)
         self._finding = self._finding or finding
-        return v.WatchdogFired(finding, "timeout", whole_run=True)
+        return WatchdogFired(finding, "timeout", whole_run=True)
 
-    def _findings(self, watch: AttemptWatch, observe: Callable[[object], None]) -> list[v.Fact]:
-        found: list[v.Fact] = []
-        for report in watch.reports():
-            if type(report).__name__ == "Rejected":
-                observe(report)
+    def _findings(self, watch: AttemptWatch) -> list[object]:
+        found: list[object] = []
+        for finding in watch.reports():
+            if not isinstance(finding, Finding):
+                found.append(finding)
                 continue
-            finding: Any = report
             name = limit_of(finding)
             if name in self._policy.report:
                 if name not in self._reported:
                     self._reported.add(name)
-                    found.append(v.WatchdogFired(finding, kind_of(finding), ends=False))
+                    found.append(WatchdogFired(finding, kind_of(finding), ends=False))
                 continue
             self._finding = self._finding or finding
             asked = None
             if isinstance(finding, TimerExpired) and finding.signum > 0:
-                asked = v.SignalProcess(finding.rank, finding.pid, finding.signum)
-            found.append(v.WatchdogFired(finding, kind_of(finding), asked=asked))
+                asked = SignalProcess(finding.rank, finding.pid, finding.signum)
+            found.append(WatchdogFired(finding, kind_of(finding), asked=asked))
         return found
 
-    def _stuck(self, kernel_sleep: KernelSleep) -> list[v.Fact]:
+    def _stuck(self, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
         if self._next_kernel_look is None or self._clock() < self._next_kernel_look:
             return []
         self._next_kernel_look = self._clock() + kernel_sleep.interval
@@ -227,7 +290,7 @@ class Guard:
         stuck = kernel_sleep.stuck(self._context.known_pids())
         for pid, seconds in stuck.items():
             logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
-        return [v.WorkersStuck()] if stuck else []
+        return [WorkersStuck()] if stuck else []
 
     def at_fault(self) -> dict[int, str] | None:
         """Who of the present attempt hangs, or did what is not allowed, by local rank, and why.
@@ -264,7 +327,7 @@ class Guard:
     # Carrying out
 
     def take_stacks(self, ranks: frozenset[int], finding: Finding) -> None:
-        """Begin to write down where workers stand; `facts` tells when that is done.
+        """Begin to write down where workers stand; `events` tells when that is done.
 
         Stacks that are still being taken for something else are given up.
 
@@ -289,7 +352,7 @@ class Guard:
         self._collect_until = self._clock() + seconds
         self._collector.start()
 
-    def _stacks_taken(self, collector: StackCollector) -> list[v.Fact]:
+    def _stacks_taken(self, collector: StackCollector) -> list[StacksTaken]:
         from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
 
         if not wait_readable(collector, 0) and self._clock() < self._collect_until:
@@ -303,12 +366,12 @@ class Guard:
         judged = blame(stacks, finding)
         if finding is self._finding:
             self._hung = judged.hung
-        return [v.StacksTaken(stacks, judged, finding)]
+        return [StacksTaken(stacks, judged, finding)]
 
-    def signal(self, decision: v.SignalProcess) -> None:
+    def signal(self, action: SignalProcess) -> None:
         """Send a process the signal that its timer asked for."""
         if self._watch is not None:
-            self._watch.signal(decision.pid, decision.signum)
+            self._watch.signal(action.pid, action.signum)
 
 
 def _stacks_file(error_file: str) -> str:

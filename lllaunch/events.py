@@ -1,0 +1,144 @@
+"""What becomes of workers, and of the spawner that starts them.
+
+Each event is made once, where it is seen, and is the same for the state machine, in events.jsonl
+and in the records that result.json is made of. A worker is (attempt, local rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The preloads are done; workers start without delay.
+
+    Attributes:
+        seconds: how long the preloads took.
+        fork_safe: False if a forked canary could not compute; forks are then replaced by
+            fresh interpreters.
+    """
+
+    seconds: float
+    fork_safe: bool = True
+
+
+@dataclass(frozen=True)
+class PreloadBroken:
+    """A preload failed; nothing can be started by this spawner."""
+
+    module: str
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker runs.
+
+    Attributes:
+        local_rank: of the worker.
+        pid: its process id.
+        time_ns: when, nanoseconds since the epoch.
+        attempt: of the worker.
+    """
+
+    local_rank: int
+    pid: int
+    time_ns: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A worker could not be started: its program is missing, its log file cannot be opened, ...
+
+    Attributes:
+        local_rank: of the worker.
+        path: the program or file concerned, or an empty string.
+        reason: what the system said.
+        errno: the system's error number, 0 where there is none.
+        time_ns: when, nanoseconds since the epoch.
+        attempt: of the worker.
+    """
+
+    local_rank: int
+    path: str
+    reason: str
+    errno: int
+    time_ns: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker ended.
+
+    Attributes:
+        local_rank: of the worker.
+        pid: its process id.
+        exitcode: exit status, or the negative number of the signal that ended it.
+        time_ns: when the spawner reaped it, nanoseconds since the epoch.
+        max_rss: its peak resident memory, bytes (of itself, not of its children).
+        cpu_seconds: user and system time of it and the children it waited for.
+        core_dumped: whether the kernel wrote a core file.
+        attempt: of the worker.
+        out_of_memory: whether the launcher found that memory had run out.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    time_ns: int
+    max_rss: int = 0
+    cpu_seconds: float = 0.0
+    core_dumped: bool = False
+    attempt: int = 0
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A process that a worker left behind when it ended; it is ended too.
+
+    Attributes:
+        pid: its process id.
+        command: its command line, shortened.
+        killed: False if it ended by itself within the settling time.
+    """
+
+    pid: int
+    command: str
+    killed: bool
+
+
+@dataclass(frozen=True)
+class OrphansGone:
+    """Nothing that descends from the workers is left."""
+
+    orphans: tuple[Orphan, ...] = ()
+
+
+@dataclass(frozen=True)
+class SpawnerGone:
+    """The spawner ended, and with it all of its workers.
+
+    Attributes:
+        pid: its process id.
+        status: its exit status, negative for a signal; None where it is not known.
+        detail: what it wrote last, or an empty string.
+        sent: the signals that the launcher had sent it, in order.
+    """
+
+    pid: int
+    status: int | None
+    detail: str = ""
+    sent: tuple[int, ...] = ()
+
+    @property
+    def killed(self) -> bool:
+        """Whether it ended by a signal of the launcher's: nobody waits for imports in the end."""
+        return bool(self.sent) if self.status is None else -self.status in self.sent
+
+
+SpawnerEvent = Ready | PreloadBroken | Started | StartFailed | Exited | OrphansGone | SpawnerGone

@@ -1,0 +1,1 @@
+"""Takes one worker group through its attempts: a state machine, and what performs its actions."""

@@ -1,0 +1,822 @@
+"""The state machine of a worker group: events in, actions out. Pure.
+
+Nothing here starts, waits or asks for the time. `Machine.handle` takes an event and returns the
+actions that follow; the supervisor performs them and feeds back what happens. `TABLE` is the
+machine: for a state and an event, in one of its cases, the next state and what is done. What is not
+in it cannot come.
+
+An attempt ends by steps: a polite signal, the grace period, SIGKILL, and once more the grace period
+as a bound on the wait for what cannot be killed (uninterruptible sleep). That is abandoned, and
+nothing is started again. A user's signal is the polite one, or follows it; the next one skips what
+is left of the grace period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from lllaunch.events import Exited, OrphansGone, PreloadBroken, SpawnerGone, StartFailed
+from lllaunch.policies import RestartCause, RestartPolicy
+
+if TYPE_CHECKING:
+    from lllaunch.watchdog.findings import Asked, Finding
+    from lllaunch.watchdog.stacks.frames import Blame, RankStack
+
+
+class GroupState(Enum):
+    """State of a worker group."""
+
+    INIT = "no worker runs; an attempt is about to begin"
+    RUNNING = "workers run, and all is well"
+    TAKING_STACKS = "the watchdog found something; the group ends for it when stacks are taken"
+    LOOKING = "a signal came to a silent run; the workers get it when stacks are taken"
+    TERMINATING = "workers were asked to end, because of something in the group"
+    INTERRUPTED = "workers got a user's signal"
+    KILLING = "workers were killed"
+    CLEANING_UP = "no worker runs; what they left behind is being ended"
+    PAUSED = "a restart is waited for"
+    BARRIER = "this node succeeded, and waits for the others"
+    DONE = "the run is over"
+
+
+class WorkerState(str, Enum):
+    """What torch calls the state of a worker group; its workers change state as one.
+
+    Attributes:
+        UNKNOWN: the agent lost track of its workers; terminal.
+        INIT: being started, for the first time or again.
+        HEALTHY: workers run.
+        UNHEALTHY: workers run and are being ended.
+        STOPPED: no worker runs; what they left behind is being ended.
+        SUCCEEDED: all workers ended with exit status 0.
+        FAILED: workers failed and are not started again; terminal.
+    """
+
+    UNKNOWN = "UNKNOWN"
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether workers exist in this state, healthy or not."""
+        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
+
+
+# Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher.
+Reason = Literal["failure", "died", "oom", "hang", "timeout", "signal", "spawner", "membership"]
+Fault = Literal["failure", "died", "oom"]
+
+
+class _Plain:
+    """Nothing but its type. A dataclass would do the same, and make every start slower."""
+
+    __slots__ = ()
+    # To `dataclasses` it is one of its own, without fields.
+    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+# Events, beside those of `lllaunch.events`
+
+
+class Begin(_Plain):
+    """The agent was asked to run."""
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """All workers of an attempt have been ordered.
+
+    Attributes:
+        ranks: their local ranks.
+    """
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    """A signal to the launcher.
+
+    Attributes:
+        signum: its number.
+        forward: False if the workers get it from elsewhere (a Slurm step).
+        look: what to take the workers' stacks for before they get it; None to let them have it at
+            once.
+    """
+
+    signum: int
+    forward: bool = True
+    look: Asked | None = None
+
+
+@dataclass(frozen=True)
+class StacksAsked:
+    """The user wants to see where the workers stand; nothing ends for it.
+
+    Attributes:
+        look: the signal that says so.
+    """
+
+    look: Asked
+
+
+class GraceExpired(_Plain):
+    """The grace period is over."""
+
+
+class OrphansStuck(_Plain):
+    """Some of what the workers left behind does not end, long after it was killed."""
+
+
+class MembershipChanged(_Plain):
+    """Other nodes wait to join, or some left: the group must be formed anew."""
+
+
+class BarrierPassed(_Plain):
+    """The agents of all nodes are done, or were waited for long enough."""
+
+
+class WorkersStuck(_Plain):
+    """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
+
+
+@dataclass(frozen=True)
+class WatchdogFired:
+    """The watchdog found something.
+
+    Attributes:
+        finding: what.
+        kind: what that is to the restart policy.
+        whole_run: whether nothing may be started again, whatever the policy says.
+        asked: the signal that an expired timer asks for, or None.
+        ends: whether the group, or the run, must end for it; else it is only reported.
+    """
+
+    finding: Finding
+    kind: Literal["hang", "timeout", "oom"]
+    whole_run: bool = False
+    asked: SignalProcess | None = None
+    ends: bool = True
+
+
+@dataclass(frozen=True)
+class StacksTaken:
+    """Where all workers stand has been written down, as far as it could be found out in time.
+
+    Attributes:
+        stacks: by local rank, in order.
+        blame: who hangs and who waits, as far as that can be told.
+        finding: what they were taken for.
+    """
+
+    stacks: tuple[RankStack, ...]
+    blame: Blame
+    finding: Finding
+
+
+class PauseOver(_Plain):
+    """The wait before a restart is over."""
+
+
+class MonitorLost(_Plain):
+    """What runs is no longer what was started."""
+
+
+Event = (
+    Begin
+    | GroupStarted
+    | Exited
+    | StartFailed
+    | SpawnerGone
+    | PreloadBroken
+    | SignalReceived
+    | StacksAsked
+    | GraceExpired
+    | OrphansGone
+    | OrphansStuck
+    | MembershipChanged
+    | BarrierPassed
+    | WorkersStuck
+    | WatchdogFired
+    | StacksTaken
+    | PauseOver
+    | MonitorLost
+)
+
+
+# Actions
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Rendezvous and start all workers.
+
+    Attributes:
+        attempt: number of the attempt, from 0; grows at every start.
+        restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
+        reason: why they are started again; None at first.
+        restart: which of the restarts that ``max_restarts`` allows this is, from 1; None if it is
+            none of them.
+    """
+
+    attempt: int
+    restart_count: int
+    reason: Reason | None = None
+    restart: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class SignalWorkers:
+    """Send a signal to all live workers.
+
+    Attributes:
+        signum: its number.
+        reason: why.
+    """
+
+    signum: int
+    reason: Reason
+
+
+class StartGrace(_Plain):
+    """Let the grace period begin; `GraceExpired` follows if workers still live after it."""
+
+
+@dataclass(frozen=True)
+class KillWorkers:
+    """SIGKILL all live workers and what descends from them.
+
+    Attributes:
+        why: ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if
+            the agent lost track.
+    """
+
+    why: Literal["grace", "signal", "lost"]
+
+
+@dataclass(frozen=True)
+class TakeStacks:
+    """Write down where the live workers stand; `StacksTaken` follows, within seconds.
+
+    Attributes:
+        ranks: their local ranks.
+        finding: what for.
+    """
+
+    ranks: frozenset[int]
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class SignalProcess:
+    """Send the signal that an expired timer asks for to the process that had set it.
+
+    Attributes:
+        rank: local rank of the worker that the process is or descends from.
+        pid: the process.
+        signum: the signal.
+    """
+
+    rank: int
+    pid: int
+    signum: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait before the next attempt; `PauseOver` follows.
+
+    Attributes:
+        seconds: how long.
+        restart: as `StartWorkers` has it.
+    """
+
+    seconds: float
+    restart: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class AbandonWorkers:
+    """Wait no longer for workers that SIGKILL does not end: they hang in the kernel."""
+
+    ranks: frozenset[int]
+
+
+class CleanUp(_Plain):
+    """End what the workers left behind; `OrphansGone` or `OrphansStuck` follows."""
+
+
+class WaitForOthers(_Plain):
+    """Wait at the exit barrier for the agents of other nodes; `BarrierPassed` follows."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over.
+
+    Attributes:
+        state: SUCCEEDED, FAILED or UNKNOWN.
+        reason: why it did not succeed, else None.
+        signum: the signal to the launcher that ended it, or None.
+    """
+
+    state: WorkerState
+    reason: Reason | None = None
+    signum: int | None = None
+
+
+Action = (
+    StartWorkers
+    | SignalWorkers
+    | StartGrace
+    | KillWorkers
+    | TakeStacks
+    | SignalProcess
+    | Pause
+    | AbandonWorkers
+    | CleanUp
+    | WaitForOthers
+    | Finish
+)
+Actions = tuple[Action, ...]
+
+
+# What a reason is called in a restart policy. The others are no fault of the workers'.
+_CAUSES: dict[Reason, RestartCause] = {
+    "failure": "failure",
+    "died": "signal",
+    "oom": "oom",
+    "hang": "hang",
+    "timeout": "timeout",
+}
+
+
+class RestartBudget:
+    """The restarts that are left.
+
+    Args:
+        max_restarts: how often a failed group is started again.
+        spawner_retries: how often, on top, when the spawner died.
+        policy: what it is started again for, and how soon.
+
+    Attributes:
+        counted: restarts that were taken and counted.
+        restart: which of ``max_restarts`` was taken last, from 1; None if that was none of them.
+    """
+
+    def __init__(self, max_restarts: int, spawner_retries: int, policy: RestartPolicy) -> None:
+        self.counted = 0
+        self.restart: int | None = None
+        self._max = max_restarts
+        self._left = max_restarts
+        self._spawner_left = spawner_retries
+        self._policy = policy
+        self._delayed = 0
+
+    def take(self, reason: Reason | None) -> float | None:
+        """Take a restart.
+
+        Args:
+            reason: why the group ended.
+
+        Returns:
+            Seconds to wait before it is started again; None if it is not.
+        """
+        self.restart = None
+        if reason == "membership":
+            return 0.0
+        if reason == "spawner" and self._spawner_left:
+            self._spawner_left -= 1
+            self.counted += 1
+            return 0.0
+        if reason is None or not self._left or not self._allows(reason):
+            return None
+        self._left -= 1
+        self.counted += 1
+        self.restart = self._max - self._left
+        self._delayed += 1
+        return self._policy.wait(self._delayed)
+
+    def _allows(self, reason: Reason) -> bool:
+        return reason == "spawner" or _CAUSES.get(reason) in self._policy.on
+
+    def exhaust(self) -> None:
+        """Leave no restart."""
+        self._left = self._spawner_left = 0
+
+
+class Step(Enum):
+    """What is done on the way from one state to the next."""
+
+    START = "the next attempt begins"
+    TAKE_STACKS = "it is written down where the workers stand"
+    SIGNAL_PROCESS = "a process gets the signal that its expired timer asks for"
+    TERMINATE = "SIGTERM to the workers"
+    FORWARD = "the user's signal to the workers"
+    GRACE = "the grace period begins, or begins anew"
+    KILL = "SIGKILL to the workers and all below them"
+    ABANDON = "nobody waits any longer for workers that SIGKILL does not end"
+    CLEAN_UP = "what the workers left behind is ended"
+    PAUSE = "the wait before a restart begins"
+    WAIT = "the other nodes are waited for"
+    FINISH = "the run ends"
+
+
+# What an event means, where it may mean several things.
+Case = Literal[
+    "",
+    # the end of a worker: how, and whether it was the last one
+    "succeeded",
+    "failed",
+    "last succeeded",
+    "last failed",
+    # the end of all: the group has succeeded, is started again, now or later, or is not
+    "success",
+    "again",
+    "again later",
+    "over",
+    # a signal: stacks are taken before it is passed on; or it is the second one
+    "look first",
+    "second",
+    # a finding: something ends for it, or it is reported only
+    "ends",
+    "reported",
+    # stacks: those that the group's end waits for; asked for after those of a finding
+    "awaited",
+    "taken",
+]
+
+S = GroupState
+_WELL = (S.RUNNING, S.TAKING_STACKS)
+_ENDING = (S.LOOKING, S.TERMINATING, S.INTERRUPTED, S.KILLING)
+_LIVE = _WELL + _ENDING
+_IDLE = (S.CLEANING_UP, S.PAUSED, S.BARRIER)
+_CLEANING = (S.CLEANING_UP,)
+# Without a signal to the launcher, after which nothing is started again.
+_NOT_INTERRUPTED = (*_WELL, S.TERMINATING, S.KILLING, S.CLEANING_UP)
+# No worker lives, and nothing of them.
+_NOBODY = (OrphansGone, OrphansStuck, SpawnerGone)
+_TERMINATE = (Step.TERMINATE, Step.GRACE)
+_KILL = (Step.KILL, Step.GRACE)
+
+_Row = tuple[
+    "tuple[GroupState, ...]", tuple[type, ...], Case, "GroupState | None", tuple[Step, ...]
+]
+# In which states, at which events, in which case of them; the next state (None: the same), and what
+# is done.
+# fmt: off
+_ROWS: tuple[_Row, ...] = (
+    # An attempt begins.
+    ((S.INIT,), (Begin,), "", None, (Step.START,)),
+    ((S.INIT,), (GroupStarted,), "", S.RUNNING, ()),
+    ((S.PAUSED,), (PauseOver,), "", S.INIT, (Step.START,)),
+    # Workers end: the group fails with the first that fails, and is over with the last.
+    (_LIVE, (Exited,), "succeeded", None, ()),
+    (_LIVE, (Exited,), "last succeeded", S.CLEANING_UP, (Step.CLEAN_UP,)),
+    (_WELL, (Exited, StartFailed), "failed", S.TERMINATING, _TERMINATE),
+    (_ENDING, (Exited, StartFailed), "failed", None, ()),
+    (_LIVE, (Exited, StartFailed), "last failed", S.CLEANING_UP, (Step.CLEAN_UP,)),
+    # What they left behind is gone; or the spawner is, which takes workers and all along.
+    (_CLEANING, _NOBODY, "success", S.BARRIER, (Step.WAIT,)),
+    (_CLEANING, (OrphansGone,), "again", S.INIT, (Step.START,)),
+    (_CLEANING, (OrphansGone,), "again later", S.PAUSED, (Step.PAUSE,)),
+    (_CLEANING, (OrphansGone, OrphansStuck), "over", S.DONE, (Step.FINISH,)),
+    (_NOT_INTERRUPTED, (SpawnerGone,), "again", S.INIT, (Step.START,)),
+    (_NOT_INTERRUPTED, (SpawnerGone,), "again later", S.PAUSED, (Step.PAUSE,)),
+    ((*_LIVE, *_CLEANING), (SpawnerGone,), "over", S.DONE, (Step.FINISH,)),
+    ((S.PAUSED, S.BARRIER), _NOBODY, "", None, ()),
+    ((S.BARRIER,), (BarrierPassed,), "", S.DONE, (Step.FINISH,)),
+    # Nothing can be started, or nobody knows what runs.
+    (_LIVE, (PreloadBroken,), "", S.DONE, (Step.FINISH,)),
+    (_LIVE, (MonitorLost,), "", S.DONE, (Step.KILL, Step.FINISH)),
+    # The group must be formed anew, or cannot be: what hangs in the kernel would be missing.
+    (_WELL, (MembershipChanged, WorkersStuck), "", S.TERMINATING, _TERMINATE),
+    (_ENDING + _IDLE, (MembershipChanged, WorkersStuck), "", None, ()),
+    # The first signal is passed on, the second kills; where no worker lives it ends the run.
+    ((S.RUNNING,), (SignalReceived,), "look first", S.LOOKING, (Step.TAKE_STACKS,)),
+    (_WELL, (SignalReceived,), "", S.INTERRUPTED, (Step.FORWARD, Step.GRACE)),
+    ((S.LOOKING,), (SignalReceived,), "", S.KILLING, (Step.FORWARD, *_KILL)),
+    # It does not prolong a grace period that has begun for something else.
+    ((S.TERMINATING,), (SignalReceived,), "", S.INTERRUPTED, (Step.FORWARD,)),
+    ((S.INTERRUPTED,), (SignalReceived,), "", S.KILLING, _KILL),
+    # Again, in case the first SIGKILL met a spawner that could not pass it on.
+    ((S.KILLING,), (SignalReceived,), "", None, (Step.KILL,)),
+    (_CLEANING, (SignalReceived,), "", None, ()),
+    (_CLEANING, (SignalReceived,), "second", S.DONE, (Step.FINISH,)),
+    ((S.INIT, S.PAUSED, S.BARRIER), (SignalReceived,), "", S.DONE, (Step.FINISH,)),
+    # The grace period is over.
+    ((S.TERMINATING, S.INTERRUPTED), (GraceExpired,), "", S.KILLING, _KILL),
+    ((S.KILLING,), (GraceExpired,), "", S.DONE, (Step.ABANDON, Step.FINISH)),
+    ((S.INIT, *_WELL, S.LOOKING, *_IDLE), (GraceExpired,), "", None, ()),
+    # The watchdog finds something, or the user asks: stacks first.
+    ((S.RUNNING,), (WatchdogFired,), "ends", S.TAKING_STACKS, (Step.TAKE_STACKS,)),
+    ((S.RUNNING,), (WatchdogFired,), "reported", None, (Step.TAKE_STACKS,)),
+    ((S.TAKING_STACKS, *_ENDING, *_IDLE), (WatchdogFired,), "", None, ()),
+    ((S.PAUSED,), (WatchdogFired,), "over", S.DONE, (Step.FINISH,)),
+    ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "", None, (Step.TAKE_STACKS,)),
+    (_ENDING[1:], (StacksAsked,), "taken", None, ()),
+    ((S.INIT, S.TAKING_STACKS, S.LOOKING, *_IDLE), (StacksAsked,), "", None, ()),
+    ((S.TAKING_STACKS,), (StacksTaken,), "awaited", S.TERMINATING,
+     (Step.SIGNAL_PROCESS, *_TERMINATE)),
+    ((S.LOOKING,), (StacksTaken,), "", S.INTERRUPTED, (Step.FORWARD, Step.GRACE)),
+    ((*_WELL, *_ENDING[1:], *_IDLE), (StacksTaken,), "", None, ()),
+)
+# fmt: on
+
+# The machine: state, event and case; the next state and what is done.
+TABLE: dict[tuple[GroupState, type, Case], tuple[GroupState, tuple[Step, ...]]] = {
+    (state, event, case): (after or state, steps)
+    for states, events, case, after, steps in _ROWS
+    for state in states
+    for event in events
+}
+
+# The number of the polite signal on every Linux; `signal` is not imported here.
+SIGTERM = 15
+
+
+class ImpossibleEvent(Exception):
+    """An event came in a state in which it cannot come: an error in the supervisor."""
+
+
+class Machine:
+    """A worker group from its first attempt to its end.
+
+    Args:
+        max_restarts: how often a failed group is started again.
+        spawner_retries: how often, on top, when the spawner died.
+        policy: what it is started again for, and how soon.
+
+    Attributes:
+        state: of the group.
+        attempt: number of the present attempt.
+        alive: local ranks of the workers that have not ended.
+    """
+
+    def __init__(
+        self,
+        max_restarts: int,
+        spawner_retries: int = 1,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self.state = GroupState.INIT
+        self.attempt = 0
+        self.alive: frozenset[int] = frozenset()
+        self._budget = RestartBudget(max_restarts, spawner_retries, policy or RestartPolicy())
+        self._wait = 0.0
+        # Why the attempt, or the run, ends: the first reason, or a signal.
+        self._reason: Reason | None = None
+        self._signal: SignalReceived | None = None
+        # What the watchdog found first in this attempt, and whether the run's time is over.
+        self._fired: WatchdogFired | None = None
+        self._run_is_over = False
+        self._end: WorkerState | None = None
+
+    @property
+    def restart_count(self) -> int:
+        """Restarts that counted, so far."""
+        return self._budget.counted
+
+    @property
+    def healthy(self) -> bool:
+        """Whether workers run and nothing ends them yet."""
+        return self.state in _WELL
+
+    @property
+    def cleaning_up(self) -> bool:
+        """Whether what workers left behind is waited for, or may be."""
+        return self.state in _IDLE
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over."""
+        return self.state is GroupState.DONE
+
+    @property
+    def worker_state(self) -> WorkerState:
+        """What torch calls the state."""
+        if self._end is not None:
+            return self._end
+        if self.state is GroupState.INIT:
+            return WorkerState.INIT
+        if self.state in _IDLE:
+            return WorkerState.STOPPED if self._reason else WorkerState.SUCCEEDED
+        return WorkerState.HEALTHY if self.healthy else WorkerState.UNHEALTHY
+
+    def handle(self, event: Event) -> Actions:
+        """Take note of an event; the actions that follow, in order.
+
+        Raises:
+            ImpossibleEvent: it cannot come in this state.
+        """
+        if self.finished:
+            # Late news: a worker's end that was on its way, a second signal.
+            return ()
+        case = self._note(event)
+        transition = TABLE.get((self.state, type(event), case))
+        if transition is None:
+            raise ImpossibleEvent(f"{event} in state {self.state.name}")
+        self.state, steps = transition
+        return tuple(action for step in steps for action in self._actions(step, event))
+
+    # What an event changes beside the state, and which case of it this is
+
+    def _note(self, event: Event) -> Case:
+        note = _NOTES.get(type(event))
+        return "" if note is None else note(self, event)
+
+    def _begun(self, event: GroupStarted) -> Case:
+        self.alive, self._reason, self._fired = event.ranks, None, None
+        return ""
+
+    def _broken(self, _: PreloadBroken | MonitorLost) -> Case:
+        self._blame("failure")
+        return ""
+
+    def _regrouped(self, _: MembershipChanged) -> Case:
+        if self.healthy:
+            self._blame("membership")
+        return ""
+
+    def _stuck(self, _: WorkersStuck) -> Case:
+        if self.healthy:
+            self._budget.exhaust()
+            self._blame("hang")
+        return ""
+
+    def _asked(self, _: StacksAsked) -> Case:
+        # Those that something ends for are shown as well.
+        return "taken" if self._fired is not None and self.state in _ENDING[1:] else ""
+
+    def _blame(self, reason: Reason) -> None:
+        """The first reason is the one that the attempt ends for."""
+        self._reason = self._reason or reason
+
+    def _ended(self, event: Exited | StartFailed) -> Case:
+        self.alive -= {event.local_rank}
+        fault = fault_of(event)
+        if fault is None:
+            return "succeeded" if self.alive else "last succeeded"
+        if self.healthy:
+            # What the watchdog found before is why.
+            self._blame(self._fired.kind if self._fired else fault)
+        return "failed" if self.alive else "last failed"
+
+    def _all_ended(self, event: OrphansGone | OrphansStuck | SpawnerGone) -> Case:
+        if self.state in (GroupState.PAUSED, GroupState.BARRIER):
+            return ""
+        if self.state is GroupState.CLEANING_UP and self._reason is None:
+            return "success"
+        if isinstance(event, SpawnerGone):
+            self.alive = frozenset()
+            self._blame(self._fired.kind if self._fired else "spawner")
+        wait = None
+        if not isinstance(event, OrphansStuck) and self._reason != "signal":
+            wait = self._budget.take(self._reason)
+        if wait is None:
+            return "over"
+        if self._run_is_over:
+            self._reason = "timeout"
+            return "over"
+        self._wait = wait
+        return "again later" if wait else "again"
+
+    def _signalled(self, event: SignalReceived) -> Case:
+        first = self._signal is None
+        if first:
+            # Also when the group ends for something else: now it is not started again.
+            self._reason, self._signal = "signal", event
+        if self.state is GroupState.CLEANING_UP:
+            return "" if first else "second"
+        look = event.look is not None and self.state is GroupState.RUNNING
+        return "look first" if look else ""
+
+    def _found(self, event: WatchdogFired) -> Case:
+        self._run_is_over = self._run_is_over or event.whole_run
+        if self.state is GroupState.PAUSED and self._run_is_over:
+            self._reason = "timeout"
+            return "over"
+        if self.state is not GroupState.RUNNING:
+            return ""
+        if not event.ends:
+            return "reported"
+        self._fired = event
+        return "ends"
+
+    def _stacks_taken(self, event: StacksTaken) -> Case:
+        fired = self._fired
+        if self.state is not GroupState.TAKING_STACKS or fired is None:
+            return ""
+        if fired.finding != event.finding:
+            return ""
+        self._blame(fired.kind)
+        return "awaited"
+
+    # What the steps are, in detail
+
+    def _actions(self, step: Step, event: Event) -> Actions:
+        if step in _PLAIN_ACTIONS:
+            return (_PLAIN_ACTIONS[step],)
+        if step is Step.START:
+            return (self._start(event),)
+        if step is Step.FINISH:
+            return (self._finish(event),)
+        if step is Step.PAUSE:
+            return (Pause(self._wait, self._budget.restart),)
+        if step is Step.TAKE_STACKS:
+            return (TakeStacks(self.alive, _finding(event)),)
+        return self._signals(step, event)
+
+    def _signals(self, step: Step, event: Event) -> Actions:
+        if step is Step.KILL:
+            why = {SignalReceived: "signal", MonitorLost: "lost"}.get(type(event), "grace")
+            return (KillWorkers(why),)  # type: ignore[arg-type]  # one of the three
+        if step is Step.ABANDON:
+            abandoned, self.alive = self.alive, frozenset()
+            return (AbandonWorkers(abandoned),)
+        if step is Step.SIGNAL_PROCESS:
+            asked = None if self._fired is None else self._fired.asked
+            return () if asked is None else (asked,)
+        if step is Step.FORWARD:
+            assert self._signal is not None
+            signum = self._signal.signum
+            return (SignalWorkers(signum, "signal"),) if self._signal.forward else ()
+        assert step is Step.TERMINATE
+        assert self._reason is not None
+        return (SignalWorkers(SIGTERM, self._reason),)
+
+    def _start(self, event: Event) -> StartWorkers:
+        if isinstance(event, Begin):
+            return StartWorkers(self.attempt, self.restart_count)
+        self.attempt += 1
+        count, restart = self.restart_count, self._budget.restart
+        return StartWorkers(self.attempt, count, self._reason, restart)
+
+    def _finish(self, event: Event) -> Finish:
+        if isinstance(event, MonitorLost):
+            self._end = WorkerState.UNKNOWN
+        else:
+            self._end = WorkerState.FAILED if self._reason else WorkerState.SUCCEEDED
+        signum = None if self._signal is None else self._signal.signum
+        return Finish(self._end, self._reason, signum)
+
+
+_NOTES: dict[type, Callable[[Machine, Any], Case]] = {
+    GroupStarted: Machine._begun,
+    Exited: Machine._ended,
+    StartFailed: Machine._ended,
+    OrphansGone: Machine._all_ended,
+    OrphansStuck: Machine._all_ended,
+    SpawnerGone: Machine._all_ended,
+    SignalReceived: Machine._signalled,
+    WatchdogFired: Machine._found,
+    StacksTaken: Machine._stacks_taken,
+    StacksAsked: Machine._asked,
+    PreloadBroken: Machine._broken,
+    MonitorLost: Machine._broken,
+    MembershipChanged: Machine._regrouped,
+    WorkersStuck: Machine._stuck,
+}
+
+
+def fault_of(event: Exited | StartFailed) -> Fault | None:
+    """Return in what way a worker failed, None if it succeeded."""
+    if isinstance(event, StartFailed):
+        return "failure"
+    if event.exitcode == 0:
+        return None
+    if event.out_of_memory:
+        return "oom"
+    return "died" if event.exitcode < 0 else "failure"
+
+
+_PLAIN_ACTIONS: dict[Step, Action] = {
+    Step.GRACE: StartGrace(),
+    Step.CLEAN_UP: CleanUp(),
+    Step.WAIT: WaitForOthers(),
+}
+
+
+def _finding(event: Event) -> Finding:
+    """Return what stacks are taken for."""
+    if isinstance(event, WatchdogFired):
+        return event.finding
+    assert isinstance(event, (StacksAsked, SignalReceived))
+    assert event.look is not None
+    return event.look

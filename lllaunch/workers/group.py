@@ -1,0 +1,333 @@
+"""The workers of one attempt as processes: started, signalled, ended; their output is shown."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from signal import Signals
+from typing import TYPE_CHECKING, Any, TextIO
+
+from lllaunch.events import (
+    Exited,
+    OrphansGone,
+    PreloadBroken,
+    SpawnerEvent,
+    SpawnerGone,
+    Started,
+    StartFailed,
+)
+from lllaunch.linux.process import wait_readable
+from lllaunch.signal_source import SignalException
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.environment import split
+from lllaunch.workers.tail import Tees, open_filtered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from lllaunch.spawner.protocol import Forked, Target
+    from lllaunch.spawner.starter import Starter
+    from lllaunch.workers.log_files import LogsDest
+
+logger = logging.getLogger(__name__)
+
+# How long SIGKILL may take to end processes, at least, before they are given up: freeing gigabytes,
+# or what a GPU driver holds, takes longer than a short grace period.
+UNKILLABLE_SECONDS = 10.0
+
+
+class WorkerProcesses:
+    """The processes of one attempt, which share one fate, for an event loop.
+
+    Nothing here blocks but `close`: a caller waits for `fileno` and calls `dispatch`.
+
+    Args:
+        name: short name, the default header of teed lines.
+        nprocs: number of workers; their local ranks are 0 to ``nprocs - 1``.
+        files: which streams go where.
+        attempt: number of the attempt.
+        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
+        duplicate_stdout_filters: teed lines of stdout that hold one of these texts go to
+            ``filtered_stdout`` as well.
+        duplicate_stderr_filters: the same for stderr.
+        progbar_events, interval_sec: as for `lllaunch.multiprocessing.start_processes`.
+
+    Attributes:
+        exits: the ends that are known, by local rank.
+        observer: called with every event; or None.
+
+    Raises:
+        OutputError: a file for filtered lines cannot be made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nprocs: int,
+        files: LogsDest,
+        *,
+        attempt: int = 0,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+        progbar_events: Mapping[str, Any] | None = None,
+        interval_sec: float = 0.1,
+    ) -> None:
+        self.name = name
+        self.nprocs = nprocs
+        self.attempt = attempt
+        self.stdouts, self.stderrs = files.stdouts, files.stderrs
+        self.error_files = files.error_files
+        self.filtered_stdout: TextIO | None = None
+        self.filtered_stderr: TextIO | None = None
+        self.exits: dict[int, Exited | StartFailed] = {}
+        self.observer: Callable[[SpawnerEvent], object] | None = None
+        self._pids: dict[int, int] = {}
+        self._keys: dict[int, int] = {}
+        self._terminated_by: dict[int, int] = {}
+        self._gone: SpawnerGone | None = None
+        self._broken: PreloadBroken | None = None
+        self._cleaned_up = False
+        self._released = False
+        self._starter: Starter | None = None
+        self._owns_starter = False
+
+        tees = Tees(name, log_line_prefixes, progbar_events, interval_sec)
+        tees.show(files.tee_stdouts, sys.stdout)
+        tees.show(files.tee_stderrs, sys.stderr)
+        if duplicate_stdout_filters:
+            self.filtered_stdout = open_filtered(files.filtered_stdout)
+            tees.show(files.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
+        if duplicate_stderr_filters:
+            self.filtered_stderr = open_filtered(files.filtered_stderr)
+            tees.show(files.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
+        self._tees = tees
+
+    # Starting
+
+    def spawn(
+        self,
+        targets: Mapping[int, Target],
+        envs: Mapping[int, Mapping[str, str]],
+        *,
+        spawner: Spawner | None = None,
+        fresh: bool = False,
+        preload: Sequence[str] = (),
+        cwd: str = "",
+        spawner_cwd: str = "",
+    ) -> Spawner:
+        """Order the workers from a spawner; they run when their `Started` comes.
+
+        Args:
+            targets: what each local rank runs.
+            envs: variables per local rank, on top of this process's environment.
+            spawner: the one to use, which stays open; None: one of their own.
+            fresh: whether each gets a fresh interpreter, instead of a fork.
+            preload: modules that the spawner imports before it forks.
+            cwd: working directory of the workers; empty: this process's.
+            spawner_cwd: that of the preloads; empty: the workers'.
+
+        Returns:
+            The spawner.
+        """
+        cwd = cwd or os.getcwd()
+        divided = split(os.environ, envs)
+        self._owns_starter = spawner is None
+        self._starter = starter = spawner or Spawner()
+        starter.configure(divided.base, spawner_cwd or cwd, preload)
+        for rank in range(self.nprocs):
+            self._keys[rank] = starter.spawn(
+                rank,
+                targets[rank],
+                cwd=cwd,
+                env=divided.own[rank],
+                stdout=self.stdouts[rank],
+                stderr=self.stderrs[rank],
+                fresh=fresh or rank in divided.fresh,
+                attempt=self.attempt,
+            )
+        self._tees.start()
+        return starter
+
+    def fork(self, calls: Mapping[int, Forked], envs: Mapping[int, Mapping[str, str]]) -> None:
+        """Fork the workers from this process; each calls a function.
+
+        Args:
+            calls: what each local rank calls.
+            envs: variables per local rank, on top of this process's environment.
+        """
+        from lllaunch.spawner.forker import Forker  # noqa: PLC0415 - the rarest start method
+
+        self._owns_starter = True
+        self._starter = forker = Forker()
+        for rank, call in calls.items():
+            self._keys[rank] = forker.spawn(
+                rank,
+                (call.function, call.args),
+                env=envs[rank],
+                stdout=self.stdouts[rank],
+                stderr=self.stderrs[rank],
+                attempt=self.attempt,
+            )
+        self._tees.start()
+
+    # Without blocking
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `dispatch` has something to do."""
+        assert self._starter is not None
+        return self._starter.fileno()
+
+    def dispatch(self) -> tuple[SpawnerEvent, ...]:
+        """Take note of what happened since the last call, without waiting; the events."""
+        if self._starter is None:
+            return ()
+        events = self._starter.dispatch()
+        for event in events:
+            if self.observer is not None:
+                self.observer(event)
+            if isinstance(event, Started):
+                self._pids[event.local_rank] = event.pid
+            elif isinstance(event, (Exited, StartFailed)):
+                self.exits[event.local_rank] = event
+            elif isinstance(event, OrphansGone):
+                self._cleaned_up = True
+            elif isinstance(event, PreloadBroken):
+                self._broken = event
+            elif isinstance(event, SpawnerGone):
+                self._gone = event
+        return tuple(events)
+
+    @property
+    def parent(self) -> int:
+        """Process id of the workers' parent; 0 before they are started."""
+        return 0 if self._starter is None else self._starter.pid
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """Local ranks that are not known to have ended."""
+        if self._gone is not None or self._broken is not None or self._starter is None:
+            return frozenset()
+        return frozenset(self._keys) - frozenset(self.exits)
+
+    def known_pids(self) -> dict[int, int]:
+        """Process ids by local rank, of those that are known to have started; does not wait."""
+        return dict(self._pids)
+
+    def watched_pids(self) -> dict[int, int]:
+        """Process ids by local rank of the processes that live; does not wait.
+
+        For one that is not known to have started, the process that is to start it, if there is one.
+        """
+        pids = {rank: self._pids.get(rank, self.parent) for rank in sorted(self.alive)}
+        return {rank: pid for rank, pid in pids.items() if pid}
+
+    def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
+        """Send a signal to the process groups of live workers.
+
+        Args:
+            signum: the signal.
+            ranks: local ranks; None for all.
+        """
+        chosen = self.alive if ranks is None else self.alive.intersection(ranks)
+        if chosen and self._starter is not None:
+            self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
+            self._starter.signal([self._keys[rank] for rank in sorted(chosen)], signum)
+
+    def stop_or_continue(self, signum: int) -> None:
+        """Send SIGSTOP or SIGCONT to the process groups of live workers; it ends none of them."""
+        if self.alive and self._starter is not None:
+            self._starter.signal([self._keys[rank] for rank in sorted(self.alive)], signum)
+
+    def kill(self) -> None:
+        """SIGKILL the live workers and all that descends from them."""
+        chosen = self.alive
+        if chosen and self._starter is not None:
+            self._terminated_by.update(dict.fromkeys(chosen, int(Signals.SIGKILL)))
+            self._starter.kill([self._keys[rank] for rank in sorted(chosen)])
+
+    def clean_up(self) -> None:
+        """Ask for the end of what the workers left behind; `OrphansGone` follows."""
+        if self._starter is not None:
+            self._starter.clean_up()
+
+    def release(self) -> None:
+        """Show what is left of the output and close files; idempotent.
+
+        Workers that live all the same, and what is still being cleaned up, are given up: others may
+        use the same spawner, and must not take late ends for those of their own workers.
+        """
+        if self._released:
+            return
+        self._released = True
+        if self._starter is not None:
+            if self._owns_starter:
+                self._starter.close()
+            else:
+                self._starter.abandon([self._keys[rank] for rank in self.alive])
+        self._tees.stop()
+        for file in (self.filtered_stdout, self.filtered_stderr):
+            if file is not None:
+                file.close()
+
+    def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
+        """End all processes and what they left behind; show the rest of their output.
+
+        Args:
+            death_sig: the polite signal, SIGTERM if not given.
+            timeout: seconds after which SIGKILL follows.
+
+        Raises:
+            SignalException: one arrived meanwhile; all was killed at once and is gone.
+        """
+        interruption: BaseException | None = None
+        if not self._released:
+            try:
+                self._terminate(death_sig or Signals.SIGTERM, timeout)
+            except (SignalException, KeyboardInterrupt) as error:
+                interruption = error
+                self._kill_all(timeout)
+            self._finish_cleanup()
+        self.release()
+        if interruption is not None:
+            raise interruption
+
+    def _terminate(self, death_sig: Signals, timeout: float) -> None:
+        self.signal(death_sig)
+        if not self._until(lambda: not self.alive, timeout):
+            logger.warning(
+                "%s: ranks %s did not end within %s s of %s; killing them",
+                self.name,
+                sorted(self.alive),
+                timeout,
+                death_sig.name,
+            )
+            self._kill_all(timeout)
+
+    def _kill_all(self, timeout: float) -> None:
+        self.kill()
+        # What sleeps uninterruptibly in the kernel cannot be killed, and must not be waited for.
+        if not self._until(lambda: not self.alive, max(timeout, UNKILLABLE_SECONDS)):
+            pids = [self._pids.get(rank) for rank in sorted(self.alive)]
+            logger.error("%s: SIGKILL does not end the processes %s; left behind", self.name, pids)
+
+    def _finish_cleanup(self) -> None:
+        if self._cleaned_up or self._starter is None or not self._keys:
+            return
+        if self._gone is None and self._broken is None:
+            self.clean_up()
+            self._until(lambda: self._cleaned_up or self._gone is not None, UNKILLABLE_SECONDS)
+
+    def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._starter is None:
+                return True
+            wait_readable(self, left)
+            self.dispatch()
+        return True
