@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-    from lllaunch.app.sweeping.launching import Launching
+    from lllaunch.app.sweeping.launcher import HydraSweep
 
 ConfigStore.instance().store(
     group="hydra/launcher", name="lllaunch", node=launcher_node(), provider="lllaunch"
@@ -32,11 +32,14 @@ class LllaunchLauncher(Launcher):
     Attributes:
         on_begin: called when a sweep's directory is taken, and nothing has been started; with
             whether the sweep is resumed.
+        sweep: what there is from the first batch of jobs to the last, None before.
+        exit_code: of the sweep so far.
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ARG002 - see above
         super().__init__()
-        self.launching: Launching | None = None
+        self.sweep: HydraSweep | None = None
+        self.exit_code = 0
         self.on_begin: Callable[[bool], None] | None = None
 
     def setup(
@@ -63,11 +66,6 @@ class LllaunchLauncher(Launcher):
             SystemExit: nothing was started, since something is wrong with the config; or a signal
                 ended the sweep. The exit codes are those of a run.
         """
-        from lllaunch.app.sweeping.launching import Launching  # noqa: PLC0415 - heavy
+        from lllaunch.app.sweeping.launcher import launch  # noqa: PLC0415 - heavy
 
-        if self.launching is None:
-            context = self.hydra_context
-            self.launching = Launching(
-                self, context, self.task_function, self.config, self.on_begin
-            )
-        return self.launching.launch(job_overrides, initial_job_idx)
+        return launch(self, job_overrides, initial_job_idx)

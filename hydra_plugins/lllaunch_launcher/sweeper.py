@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+
+from lllaunch.hydra_compat import BasicSweeper
 
 ConfigStore.instance().store(
     group="hydra/sweeper",

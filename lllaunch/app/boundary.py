@@ -1,9 +1,10 @@
 """How a Hydra app of ours ends: its exit code, and its message with nothing before or after it.
 
 Hydra prints a line of its own wherever somebody reads what a failed job returned, and again what
-the job raised, with advice on stack traces below it; then it exits with 1. So the jobs of our apps
-return a `QuietReturn`, and what ends an app comes to `Ledger.run` (`reporting_readably` leads it
-past Hydra), which says it and knows the exit code.
+the job raised, with advice on stack traces below it; then it exits with 1. So `Ledger.run` puts
+others in the place of what does that (`_BOUNDARY`): the jobs of our apps return a `QuietReturn`,
+and what ends an app comes past Hydra to `Ledger.run`, which says it and knows the exit code. Where
+the app is a user's own and only its launcher is ours, `refusing` says it.
 
 Hydra reads config files as they are: aliases within aliases fill the memory, and errors of YAML,
 the file system and Python's logging end its app with a traceback. What Hydra, OmegaConf and Python
@@ -15,21 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import hydra._internal.utils as hydra_utils
-import hydra.core.utils as hydra_core
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.object_type import ObjectType
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import (
     CompactHydraException,
     ConfigCompositionException,
@@ -42,14 +37,13 @@ from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.run.redact import Redactor
 from lllaunch.text import visible
 
 if TYPE_CHECKING:
-    from hydra.plugins.config_source import ConfigResult
-
     from lllaunch.errors import Problem
 
 
@@ -77,11 +71,6 @@ def without_variables(text: str) -> str:
 
 _EXPERIMENTS = "exp"
 _MOST_OPTIONS = 20
-_DIRECTORY = re.compile(r"^\tprovider=.*, path=file://(.+)$", re.MULTILINE)
-_TO_ITSELF = re.compile(r"Recursive interpolation detected\s+full_key: (\S+)")
-_MERGED = re.compile(r"Error merging override \+*([^\s=]+)=([\[{]).*\s+Cannot merge ")
-_PARENT = re.compile(r"In '([^']+)': ")
-_ADDED = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
 _GRAMMAR = "https://hydra.cc/docs/advanced/override_grammar/basic"
 
 
@@ -105,12 +94,12 @@ def message_of(error: BaseException) -> str:
         return _misread(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, error.missing_cfg_file, reason)
-    if added := _ADDED.search(reason):
+    if added := HydraMessage.TO_ADD.search(reason):
         group = added[1].partition("=")[0]
         return f"{added[1]}: no config of group {group!r} is chosen yet; to choose one: +{added[1]}"
-    if circle := _TO_ITSELF.search(reason):
+    if circle := HydraMessage.CIRCLE.search(reason):
         return f"{circle[1]}: expected a value, got a reference that leads back to {circle[1]}"
-    if merged := _MERGED.search(reason):
+    if merged := HydraMessage.NOT_MERGED.search(reason):
         key, is_list = merged[1], merged[2] == "["
         there, new = ("mapping", "list") if is_list else ("list", "mapping")
         instead = "[...]" if is_list else "{...}"
@@ -123,16 +112,18 @@ def message_of(error: BaseException) -> str:
 
 def _misread(error: OverrideParseException) -> str:
     expected = f"{error.override!r}: expected an override (KEY=VALUE)"
-    if "missing EQUAL" in error.message:
+    if HydraMessage.NO_VALUE.search(error.message):
         return f"{expected}, got no '='"
     # between Hydra's own first and last line
-    detail = re.sub(r"Error parsing override .*\n|\nSee https:.*", "", error.message).strip()
+    detail = HydraMessage.AROUND_DETAIL.sub("", error.message).strip()
     return f"{expected}: {detail}; see {_GRAMMAR}"
 
 
 def _missing(error: MissingConfigException, name: str, reason: str) -> str:
     """Say which config is not there, who includes it, where it was looked for, and what is."""
-    searched = [relative_path(path, working_directory()) for path in _DIRECTORY.findall(reason)]
+    searched = [
+        relative_path(path, working_directory()) for path in HydraMessage.DIRECTORY.findall(reason)
+    ]
     group, _, option = name.removesuffix(".yaml").rpartition("/")
     what = "experiment" if group == _EXPERIMENTS else "config"
     options = [each for each in error.options or () if each != option]
@@ -152,7 +143,7 @@ def _missing(error: MissingConfigException, name: str, reason: str) -> str:
 
 def _including(reason: str, searched: list[str]) -> str:
     """Return the file whose defaults list names what is missing, if it is the user's."""
-    parent = _PARENT.match(reason)
+    parent = HydraMessage.INCLUDED_BY.match(reason)
     if parent is None:
         return ""
     paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched]
@@ -225,25 +216,6 @@ class JobFailed(CompactHydraException):
         self.error = error
 
 
-class QuietReturn(JobReturn):
-    """What became of a job: Hydra's own, but reading the value of a failed one prints nothing."""
-
-    @property
-    def return_value(self) -> Any:
-        """What the task function returned.
-
-        Raises:
-            Exception: what it raised.
-        """
-        if self.status is JobStatus.FAILED:
-            raise self._return_value
-        return super().return_value
-
-    @return_value.setter
-    def return_value(self, value: Any) -> None:
-        self._return_value = value
-
-
 class Ledger:
     """What the jobs of one Hydra app ended with."""
 
@@ -273,21 +245,32 @@ class Ledger:
         if threading.current_thread() is threading.main_thread() and callable(self._interrupt):
             signal.signal(signal.SIGINT, self._interrupt)
 
-    def run(self, app: Callable[[], object]) -> int | None:
+    def run(
+        self, app: Callable[[], object], seams: Mapping[Seam, Callable[[Any], Any]] | None = None
+    ) -> int | None:
         """Call a Hydra app and say why it ended, if that has not been said.
 
         Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
         Hydra's.
 
+        Args:
+            app: Hydra's.
+            seams: what else, while it runs, stands in the place of Hydra's own.
+
         Returns:
             What the process shall exit with; None if the app returned.
         """
+        # variables are noted for what is said after the app has ended, too
+        with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
+            return self._exit_code(app)
+
+    def _exit_code(self, app: Callable[[], object]) -> int | None:
         try:
             app()
         except JobFailed as ended:
             return self._after_job(ended)
         except CompactHydraException as error:
-            if wants_full_errors():
+            if _wants_full_errors():
                 raise
             _say(message_of(error))
             return int(ExitCode.ERROR)
@@ -301,7 +284,7 @@ class Ledger:
         return self._first.exit_code if self._first else None
 
     def _after_job(self, ended: JobFailed) -> int:
-        if ended.error is not None and wants_full_errors():
+        if ended.error is not None and _wants_full_errors():
             traceback.print_exception(ended.error)
         elif ended.error is not None:
             _say(ended.error)
@@ -312,7 +295,7 @@ class Ledger:
         return self._first.exit_code if self._first else int(ExitCode.ERROR)
 
 
-def wants_full_errors() -> bool:
+def _wants_full_errors() -> bool:
     """Return whether the user asks Hydra for tracebacks."""
     return os.environ.get(_FULL_ERROR) == "1"
 
@@ -345,23 +328,12 @@ MOST_VALUES = 200_000
 _TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, yaml.YAMLError)
 
 
-class BoundedRepository(ConfigRepository):
-    """Hydra's, but a file whose aliases come to too much is not read."""
+def expect_bounded(path: str) -> None:
+    """Expect that the aliases of a config file come to no more than memory holds.
 
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        """Reads a config; called by Hydra.
-
-        Raises:
-            ConfigCompositionException: its file comes to too much.
-        """
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is not None and source.scheme() == "file":
-            name = source._normalize_file_name(config_path)
-            _expect_bounded(os.path.join(source.path, name))
-        return super().load_config(config_path)
-
-
-def _expect_bounded(path: str) -> None:
+    Raises:
+        ConfigCompositionException: they come to too much.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -424,39 +396,47 @@ def composing_readably() -> Iterator[None]:
             raise ConfigCompositionException(told) from None
 
 
-@contextlib.contextmanager
-def reporting_readably() -> Iterator[None]:
-    """In the block Hydra apps raise why they end, in a line; Hydra prints nothing of its own.
+def _running_quietly(run_app: Callable[..., None]) -> Callable[..., None]:
+    """Return Hydra's function, but errors of help, --info and wrong flags are raised in short."""
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        with contextlib.nullcontext() if _wants_full_errors() else composing_readably():
+            run_app(*args, **kwargs)
+
+    return run
+
+
+def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
+    """Return Hydra's function, but why an app ends is raised in short, and nothing is printed.
 
     What is neither ours nor comes of composing it still reports as it does.
     """
-    known, returns = hydra_utils.run_and_report, hydra_core.JobReturn
 
     def run_and_report(func: Callable[[], Any]) -> Any:
-        if wants_full_errors():
+        if _wants_full_errors():
             return func()
         ended: list[CompactHydraException] = []
 
-        def told() -> Any:
+        def call() -> Any:
             try:
                 with composing_readably():
                     return func()
             except CompactHydraException as error:
                 ended.append(error)
 
-        value = known(told)
+        value = report(call)
         for error in ended:
             raise error
         return value
 
-    hydra_utils.run_and_report = run_and_report
-    hydra_core.JobReturn = QuietReturn  # type: ignore[misc]
-    try:
-        # what is said after the app has ended, too
-        with noting_variables():
-            yield
-    finally:
-        hydra_utils.run_and_report, hydra_core.JobReturn = known, returns  # type: ignore[misc]
+    return run_and_report
+
+
+_BOUNDARY: Mapping[Seam, Callable[[Any], Any]] = {
+    Seam.RUN_APP: _running_quietly,
+    Seam.REPORT: _reporting_quietly,
+    Seam.RETURN: lambda _: QuietReturn,
+}
 
 
 @contextlib.contextmanager
@@ -472,10 +452,5 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
-        from lllaunch.console.console import Console  # noqa: PLC0415 - only if something is wrong
-
-        console = Console()
-        console.hide(without_variables)
-        console.error(error)
-        tell_ci_error(error, without_variables)
+        _say(error)
         raise AppEnded(int(error.exit_code)) from error

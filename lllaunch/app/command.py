@@ -10,14 +10,11 @@ import hydra
 from hydra.core.plugins import Plugins
 
 from lllaunch.app import search_path
-from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
-from lllaunch.app.preflight import refused
 from lllaunch.app.returned import plain
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE, MODULE, PACKAGED, PRIMARY, with_config_path
 from lllaunch.app.sweeping.resume import completed
-from lllaunch.app.sweeping.source import TaskSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,9 +40,6 @@ def run(
     Returns:
         The exit code.
     """
-    code = refused(sys.argv[1:], config_name)
-    if code is not None:
-        return code
     install()
     search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])
     Plugins.instance().register(search_path.ConfDirectories)
@@ -57,8 +51,7 @@ def run(
 
     # Hydra names the job after the task's module, and finds relative paths from it
     task.__module__ = MODULE
-    TaskSource(None, spawner).mark(task)
+    jobs.mark(task)
     sys.argv[1:] = with_config_path(completed(sys.argv[1:]))
     app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
-    with guarded(), jobs.claiming():
-        return jobs.ledger.run(app) or 0
+    return jobs.run_app(app) or 0

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra import version
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -34,6 +32,7 @@ from lllaunch.app.search_path import BASE, MODULE, PRIMARY
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.config.provenance import origins
 from lllaunch.errors import LaunchError
+from lllaunch.hydra_compat import Callbacks, create_automatic_config_search_path
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

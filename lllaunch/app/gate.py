@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.app.naming import experiment_name, job_name, words_of
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.hydra_compat import own_node, raw_value
 from lllaunch.review.places import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
@@ -209,6 +210,6 @@ def asks_for_lock(config: DictConfig) -> bool:
     launch: Any = OmegaConf.select(config, "launch", throw_on_resolution_failure=False)
     # unresolved: an interpolation counts as yes until it is known
     known = isinstance(launch, DictConfig)
-    node = launch._get_node("locked", validate_access=False) if known else None
-    wanted = getattr(node, "_value", lambda: None)()
+    node = own_node(launch, "locked") if known else None
+    wanted = raw_value(node) if node is not None else None
     return wanted not in (None, False) or locks_all(os.environ)

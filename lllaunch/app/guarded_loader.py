@@ -10,20 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import hydra._internal.hydra as hydra_app
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import (
-    BoundedRepository,
     composing_readably,
+    expect_bounded,
     refusing,
-    reporting_readably,
-    wants_full_errors,
 )
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.planning import locating
@@ -32,11 +27,20 @@ from lllaunch.config.schema import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import literals, literals_in, problems_with
 from lllaunch.config.tree import value_at
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.hydra_compat import (
+    BoundedRepository,
+    IConfigRepository,
+    Seam,
+    WatchedLoader,
+    own_node,
+    raw_value,
+)
 from lllaunch.review.places import LOCKS, tree_top
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.override_parser.types import Override
 
     from lllaunch.review.policy import Policy
 
@@ -44,37 +48,15 @@ _SEARCHPATH = "hydra.searchpath"
 _PACKAGES = frozenset({PACKAGED, "pkg://hydra.conf"})
 
 
-@contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Lets Hydra apps in the block compose with a `GuardedLoader`.
+def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., DictConfig]:
+    """Return Hydra's function, but where there are rules it reads no pickle."""
 
-    Nor do they take a pickled config (``--experimental-rerun``), which would run what is in the
-    file, where there is a policy or a lock.
-    """
-    known = hydra_app.ConfigLoaderImpl  # type: ignore[attr-defined]
-    # the function hydra.main hides the module
-    main: Any = sys.modules["hydra.main"]
-    unpickled, ran = main._get_rerun_conf, main._run_hydra
-
-    def run_hydra(*args: Any, **kwargs: Any) -> None:
-        # help, --info and wrong flags go past what reports for Hydra
-        with contextlib.nullcontext() if wants_full_errors() else composing_readably():
-            ran(*args, **kwargs)
-
-    def rerun_conf(path: str, overrides: list[str]) -> DictConfig:
+    def read_pickle(path: str, overrides: list[str]) -> DictConfig:
         with refusing():
             _refuse_pickle(path)
-        config: DictConfig = unpickled(path, overrides)
-        return config
+        return read(path, overrides)
 
-    hydra_app.ConfigLoaderImpl = GuardedLoader  # type: ignore[attr-defined]
-    main._get_rerun_conf, main._run_hydra = rerun_conf, run_hydra
-    try:
-        with reporting_readably():
-            yield
-    finally:
-        hydra_app.ConfigLoaderImpl = known  # type: ignore[attr-defined]
-        main._get_rerun_conf, main._run_hydra = unpickled, ran
+    return read_pickle
 
 
 def _refuse_pickle(path: str) -> None:
@@ -99,7 +81,7 @@ def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str])
     return loader.load_sweep_config(master, list(overrides))
 
 
-class GuardedLoader(ConfigLoaderImpl):
+class GuardedLoader(WatchedLoader):
     """Hydra's config loader, but what is not allowed ends the app with exit code 5."""
 
     _looks = True
@@ -108,7 +90,7 @@ class GuardedLoader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
-        self.repository = BoundedRepository(config_search_path)
+        self.repository = BoundedRepository(config_search_path, expect_bounded)
 
     def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
         """Composes a config; called by Hydra.
@@ -129,22 +111,20 @@ class GuardedLoader(ConfigLoaderImpl):
                 self._look_at(config)
         return config
 
-    def _compose_config_from_defaults_list(self, *args: Any, **kwargs: Any) -> DictConfig:
-        """Composes files, before overrides; called by Hydra.
+    def complete(self, config: DictConfig) -> None:
+        """Complete what the files come to, before overrides.
 
         A preset that a file names (``watchdog: default``) becomes a mapping with that name, so that
         an override can change a part of it: ``launch.watchdog.stall=20m``.
         """
-        config = super()._compose_config_from_defaults_list(*args, **kwargs)
         for key in PRESET_KEYS:
             above, _, last = key.rpartition(".")
             node = OmegaConf.select(config, above)
             # launchers of others have no such key
-            found = isinstance(node, DictConfig) and node._get_node(last, validate_access=False)
-            if isinstance(found, AnyNode) and found._value() in PRESETS:
+            found = own_node(node, last) if isinstance(node, DictConfig) else None
+            if isinstance(found, AnyNode) and raw_value(found) in PRESETS:
                 with read_write(node), open_dict(node):
-                    node[last] = {"preset": found._value()}
-        return config
+                    node[last] = {"preset": raw_value(found)}
 
     def list_groups(self, parent_name: str) -> list[str]:
         """Groups that there are to choose from; called by Hydra, for help and completion.
@@ -167,9 +147,10 @@ class GuardedLoader(ConfigLoaderImpl):
         loader._looks, loader._raises = False, True
         return loader
 
-    def _process_config_searchpath(
-        self, config_name: str | None, parsed_overrides: Any, repo: Any
+    def look_at_search_path(
+        self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
     ) -> None:
+        """Refuse packages that the project does not allow to look in."""
         with self._refusing():
             policy = self._policy()
             if policy is not None:
@@ -178,13 +159,12 @@ class GuardedLoader(ConfigLoaderImpl):
                         *_foreign_in_primary(repo, config_name, policy),
                         *(
                             problem
-                            for override in parsed_overrides
+                            for override in overrides
                             if override.get_key_element() == _SEARCHPATH
                             for problem in _foreign(override.value(), policy)
                         ),
                     ]
                 )
-        super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
     def _expect_no_secrets(self, overrides: Sequence[str]) -> None:
         """Expect that the command line holds no secrets: what is wrong with it Hydra would quote.
@@ -300,3 +280,10 @@ def _keep_variables_unread(config: DictConfig) -> None:
         with read_write(job), open_dict(job):
             for name in job.env_copy:
                 job.env_set[name] = f"${{oc.env:{name}}}"
+
+
+GUARDED: Mapping[Seam, Callable[[Any], Any]] = {
+    Seam.LOADER: lambda _: GuardedLoader,
+    Seam.READ_PICKLE: _guarding,
+}
+"""What lets Hydra's apps compose with a `GuardedLoader`, and run no pickle unseen."""

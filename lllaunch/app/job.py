@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-import hydra._internal.hydra as hydra_app
 from hydra import version
-from hydra._internal import logging_config
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
@@ -20,10 +18,12 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
-from lllaunch.app.gate import admit
+from lllaunch.app.gate import admit, has_rules
+from lllaunch.app.guarded_loader import GUARDED
 from lllaunch.app.naming import is_of_a_moment
 from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
 from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.own_worker import UserFunction
+    from lllaunch.hydra_compat import Callbacks
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
+
+_MARK = "__lllaunch__"
 
 
 class Jobs:
@@ -50,6 +53,7 @@ class Jobs:
     Attributes:
         ledger: what they ended with.
         spawner: started early, or None.
+        function: what the workers run instead of the configured entrypoint, or None.
     """
 
     def __init__(
@@ -61,23 +65,80 @@ class Jobs:
         self.ledger = Ledger()
         self.spawner = spawner
         self._expect = expect
-        self._function = function
+        self.function = function
         # claimed and decided before Hydra writes anything
         self._directory: RunDirectory | None = None
         self._planned: LaunchSpec | None = None
         self._user: UserFunction | None = None
 
-    @contextlib.contextmanager
-    def claiming(self) -> Iterator[None]:
-        """In the block, Hydra's apps claim a run's directory before they write anything into it.
+    def mark(self, task_function: Callable[..., object]) -> None:
+        """Let `jobs_of` find these, where a launcher has the task function."""
+        setattr(task_function, _MARK, self)
+
+    def run_app(self, app: Callable[[], object]) -> int | None:
+        """Call the Hydra app whose jobs these are, and say why it ended.
+
+        Returns:
+            What the process shall exit with; None if the app returned.
+        """
+        own: dict[Seam, Callable[[Any], Any]] = {
+            Seam.CALLBACKS: self._admitting,
+            Seam.RUN_JOB: self._claiming,
+            Seam.LOGGING: _delaying,
+        }
+        return self.ledger.run(app, {**GUARDED, **own})
+
+    def _admitting(self, make: Callable[..., Callbacks]) -> Callable[..., Callbacks]:
+        """Return Hydra's class of callbacks, but before it makes them, a run may be refused.
+
+        At the gate they have been called. So where a project has rules a run is decided once
+        before them, and what is refused leaves nothing behind.
+        """
+
+        def admit_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
+            if config.hydra.mode == RunMode.RUN:
+                loader = GlobalHydra.instance().config_loader()
+                with self.reporting(), locating(loader, config):
+                    self._refuse_ahead(copy.deepcopy(config))
+            return make(config, *args, **kwargs)
+
+        return admit_and_make
+
+    def _refuse_ahead(self, config: DictConfig) -> None:
+        """Refuse a run that its project does not allow; all else that is wrong is said later.
+
+        Args:
+            config: of the run, not used any more.
+
+        Raises:
+            LaunchError: the run is refused.
+        """
+        if not has_rules():
+            return
+        state = HydraConfig.instance()
+        before = state.cfg
+        try:
+            state.set_config(config)
+            runtime: Any = config.hydra.runtime
+            with read_write(config.hydra), open_dict(runtime):
+                runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
+            state.set_config(config)
+            try:
+                spec = self._decide_ahead(config, runtime.output_dir)
+            except LaunchError:
+                return
+            admit(spec, config, users_own=self.function is not None)
+        finally:
+            state.cfg = before
+
+    def _claiming(self, run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
+        """Return Hydra's function, but the run's directory is claimed before anything is written.
 
         Hydra writes ``.hydra`` before it calls the task function. What is refused is refused before
         that: the record of a run that is there already stays as it is, and a directory that was
         made for the refused one is taken away again. Only where callbacks might change what is to
         run, all but the claim waits for them.
         """
-        run_job: Any = hydra_app.run_job  # type: ignore[attr-defined]
-        configure = logging_config.configure_logging
 
         def claim_and_run(*args: Any, config: DictConfig, **kwargs: Any) -> JobReturn:
             with contextlib.ExitStack() as claimed:
@@ -86,16 +147,9 @@ class Jobs:
                     if not kwargs["hydra_context"].callbacks.callbacks:
                         self._plan_ahead(config, claimed)
                 _link_latest(*latest)
-                done: JobReturn = run_job(*args, config=config, **kwargs)
-                return done
+                return run_job(*args, config=config, **kwargs)
 
-        hydra_app.run_job = claim_and_run  # type: ignore[attr-defined, assignment]
-        logging_config.configure_logging = _delaying(configure)  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            hydra_app.run_job = run_job  # type: ignore[attr-defined]
-            logging_config.configure_logging = configure
+        return claim_and_run
 
     def _claim(self, config: DictConfig, claimed: contextlib.ExitStack) -> tuple[str, str]:
         """Take the directory that a run's config names; of a name for the moment, a free one.
@@ -131,25 +185,40 @@ class Jobs:
             LaunchError: it must not run.
         """
         assert self._directory is not None
-        output, job = self._directory, copy.deepcopy(config)
-        with read_write(job), open_dict(job):
-            del job["hydra"]
-        node: Any = config.hydra.job
-        # Hydra's rule
-        moves = not version.base_at_least("1.2") if node.chdir is None else node.chdir
+        output = self._directory
         try:
-            with env_override(node.env_set):
-                spec = self._plan(job, output.path if moves else os.getcwd())
+            spec = self._decide_ahead(config, output.path)
+            self._expect_allowed(spec)
             if not output.is_at(spec.log_dir):
                 self._directory = claimed.enter_context(_claim(spec.log_dir))
         except BaseException:
             output.discard()
             raise
-        # one moment for both
-        OmegaConf.copy_cache(job, config)
         self._planned = spec
 
-    def _plan(self, cfg: DictConfig, cwd: str) -> LaunchSpec:
+    def _decide_ahead(self, config: DictConfig, output_dir: str) -> LaunchSpec:
+        """Decide what a job's run is before Hydra has prepared the job.
+
+        Args:
+            config: whole; it is Hydra's config of this process.
+            output_dir: of the run, absolute.
+
+        Raises:
+            LaunchError: something is wrong.
+        """
+        job = copy.deepcopy(config)
+        with read_write(job), open_dict(job):
+            del job["hydra"]
+        node: Any = config.hydra.job
+        # Hydra's rule
+        moves = not version.base_at_least("1.2") if node.chdir is None else node.chdir
+        with env_override(node.env_set):
+            spec = self._decide(job, output_dir if moves else os.getcwd())
+        # one moment for both
+        OmegaConf.copy_cache(job, config)
+        return spec
+
+    def _decide(self, cfg: DictConfig, cwd: str) -> LaunchSpec:
         """Decide what a job's run is; Hydra's config is that of the job.
 
         Args:
@@ -157,20 +226,27 @@ class Jobs:
             cwd: where this process is when it runs.
 
         Raises:
-            LaunchError: it must not run.
+            LaunchError: something is wrong.
         """
         node: Any = HydraConfig.get()
         _refuse_resume(node)
-        if self._function is not None:
+        if self.function is not None:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
-            self._user = UserFunction.importable(self._function)
+            self._user = UserFunction.importable(self.function)
         where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
-        spec = plan_job(cfg, where, self._user)
+        return plan_job(cfg, where, self._user)
+
+    def _expect_allowed(self, spec: LaunchSpec) -> None:
+        """Expect that a run may start; Hydra's config is that of the job.
+
+        Raises:
+            LaunchError: it must not.
+        """
         if self._expect is not None:
             self._expect(spec)
-        admit(spec, node._get_root(), users_own=self._user is not None)
-        return spec
+        config = root_of(HydraConfig.get())
+        admit(spec, config, users_own=self.function is not None)
 
     def run(self, cfg: DictConfig) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
@@ -183,7 +259,7 @@ class Jobs:
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
         loader, node = GlobalHydra.instance().config_loader(), cast("Any", HydraConfig.get())
-        with self.reporting(), locating(loader, node._get_root()):
+        with self.reporting(), locating(loader, root_of(node)):
             outcome = self._execute(cfg)
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)
@@ -208,7 +284,10 @@ class Jobs:
         from lllaunch.run.build import BuildQuery  # noqa: PLC0415
 
         # where hydra.job.chdir has moved this process, if it is set
-        spec = self._planned or self._plan(cfg, os.getcwd())
+        spec = self._planned
+        if spec is None:
+            spec = self._decide(cfg, os.getcwd())
+            self._expect_allowed(spec)
         directory = self._directory
         if directory is not None and not directory.is_at(spec.log_dir):
             directory = None
@@ -226,6 +305,11 @@ class Jobs:
             query.close()
         tell_ci(outcome.directory)
         return outcome
+
+
+def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
+    """Return the jobs that a task function belongs to; None of a user's own."""
+    return getattr(task_function, _MARK, None)
 
 
 def _claim(path: str) -> RunDirectory:

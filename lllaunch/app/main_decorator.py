@@ -11,14 +11,12 @@ import hydra
 
 from lllaunch.app.command_line import WrongUsage, arranged
 from lllaunch.app.early import prestarted
-from lllaunch.app.guarded_loader import guarded
 from lllaunch.app.job import Jobs
 from lllaunch.app.own_worker import call_in_worker
 from lllaunch.app.returned import load
 from lllaunch.app.schema_store import install
 from lllaunch.app.search_path import BASE
 from lllaunch.app.sweeping.resume import completed
-from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -88,9 +86,8 @@ class LaunchedMain(Generic[R]):
         try:
             install()
             self._jobs = Jobs(spawner, function=self._function)
-            TaskSource(self._function, spawner).mark(self._task)
-            with guarded(), self._jobs.claiming():
-                return self._jobs.ledger.run(self._app)
+            self._jobs.mark(self._task)
+            return self._jobs.run_app(self._app)
         finally:
             if spawner is not None:
                 spawner.close()

@@ -29,9 +29,6 @@ from dataclasses import dataclass
 from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -40,6 +37,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.errors import ConfigError, NotPicklable, Problem
+from lllaunch.hydra_compat import (
+    ConfigLoaderImpl,
+    ConfigSearchPathImpl,
+    Hydra,
+    root_of,
+    take_over_apps,
+)
 from lllaunch.linux.process import show_command
 from lllaunch.spawner.protocol import Forked, Function, Target
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
@@ -250,7 +254,8 @@ def run_in_script(
     task = _Task(reach, action)
     _State.worker = True
     _State.task = task
-    _take_the_place_of_hydra()
+    # the calls of plain Hydra apps come to `call_in_worker`
+    take_over_apps(_run_hydra, _run_or_multirun)
     try:
         _execute(script)
     except AppReached:
@@ -276,29 +281,6 @@ def _execute(script: UserScript) -> None:
         execute_module(script.module, name)
     elif script.path:
         execute_script(script.path, name)
-
-
-def _take_the_place_of_hydra() -> None:
-    """Lets the calls of plain Hydra apps come to `call_in_worker`."""
-    # hydra.main is the function; the module behind it has another reference to what runs the app.
-    # Other decorators of that kind have theirs from where it is made, or call what it calls.
-    for module in ("hydra.main", "hydra._internal.utils"):
-        _wrap(sys.modules.get(module), "_run_hydra", _run_hydra)
-    hydra = getattr(sys.modules.get("hydra._internal.hydra"), "Hydra", None)
-    for name in ("run", "multirun"):
-        _wrap(hydra, name, _run_or_multirun)
-
-
-def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return instead(original, args, kwargs)
-
-    setattr(owner, name, wrapper)
 
 
 def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
@@ -459,7 +441,7 @@ def pack(cfg: DictConfig) -> bytes:
     """
     # Hydra's node hangs under the whole config of the job, its interpolations reach into it
     node: Any = HydraConfig.get()
-    whole = node._get_root()
+    whole = root_of(node)
     settle(whole)
     settle(cfg)
     app = GlobalHydra.instance().hydra

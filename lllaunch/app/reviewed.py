@@ -24,6 +24,7 @@ from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.provenance import origins
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, LaunchError, Problem
+from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.review.annotated import OriginAnnotator, streams_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _SWEEPERS = (
     "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
-    "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+    BASIC_SWEEPER,
 )
 
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
+from lllaunch.hydra_compat import root_defaults
 
 _NAME = "_lllaunch_schema"
 _ENTRY = f"/{_NAME}@_global_"
@@ -28,11 +29,10 @@ def install() -> None:
     Idempotent.
     """
     register_resolvers()
-    store = ConfigStore.instance()
-    store.store(name=_NAME, node={"launch": schema_node()}, provider="lllaunch")
+    ConfigStore.instance().store(name=_NAME, node={"launch": schema_node()}, provider="lllaunch")
     # What is stored now, not a fresh HydraConf: another library may have added to it. In place:
     # loading and storing would copy it twice, which takes 8 ms.
-    defaults = store.repo["hydra"]["config.yaml"].node.defaults
+    defaults = root_defaults()
     if _ENTRY in defaults:
         return
     defaults.append(_ENTRY)

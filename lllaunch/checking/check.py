@@ -17,10 +17,10 @@ from lllaunch.checking.tree import (
     Experiment,
     Graph,
     broken_by,
+    endless,
     find_experiments,
     found_in,
     read_tree,
-    too_much,
 )
 from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
@@ -51,13 +51,14 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     linted = [found for file in tree.files.values() for found in lint(file)]
     graph = Graph(tree.files)
     whole = find_experiments(tree.files, graph)
-    possible, left_out = too_much(whole, tree.directory, tree.files, graph)
+    left_out = {each.name: endless(each, tree.files, graph) for each in whole}
+    possible = [each for each in whole if left_out[each.name] is None]
     around = CheckContext(tree.directory, tree.files, graph, policy, tree_top(os.getcwd()), environ)
     examined = list(_examined(possible, around))
-    endless = {each.experiments[0] for each in left_out if each.experiments}
-    locks = Locks(examined, _Unreadable(tree, graph, whole, endless))
+    impossible = {each.file.name for each in whole if left_out[each.name] is not None}
+    locks = Locks(examined, _Unreadable(tree, graph, impossible))
     found = [
-        *(*tree.found, *about_policies, *linted, *left_out),
+        *(*tree.found, *about_policies, *linted, *filter(None, left_out.values())),
         *superseded([each for one in examined for each in one.found], linted),
         *told_unused({each.experiment.name: each.usage for each in examined if each.usage}),
         *(each for lock in tree.locks.items() for each in locks.compare(*lock)),
@@ -95,16 +96,14 @@ def _hitting(found: Diagnostic, name: str) -> Diagnostic:
 class _Unreadable:
     """Whether a config cannot be composed, as far as its files tell."""
 
-    def __init__(
-        self, tree: ConfigTree, graph: Graph, whole: Iterable[Experiment], endless: set[str]
-    ) -> None:
+    def __init__(self, tree: ConfigTree, graph: Graph, impossible: set[str]) -> None:
         self._files = tree.files
         self._graph = graph
-        self._endless = {each.file.name for each in whole if each.name in endless}
+        self._impossible = impossible
 
     def __call__(self, name: str) -> bool:
         reached = self._graph.reached([name])
-        return not reached.isdisjoint(self._endless) or any(
+        return not reached.isdisjoint(self._impossible) or any(
             self._files[each].problem for each in reached
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,8 @@ from lllaunch.checking.lint import (
     may_be_shadowed,
     references_of,
     shadowed,
+    unused_keys,
     usage_of,
-    uses_of,
 )
 from lllaunch.checking.tree import ConfigFile, Experiment, Graph, found_in, includes_of
 from lllaunch.config.fields import did_you_mean
@@ -30,6 +29,7 @@ from lllaunch.config.origin import Origins, parts_of
 from lllaunch.config.plan import plan_hash
 from lllaunch.config.tree import shorten, shown_path, value_at
 from lllaunch.errors import ConfigError, Problem
+from lllaunch.hydra_compat import HydraMessage
 from lllaunch.review.allow import check
 from lllaunch.review.places import POLICY_FILE, locks_all
 from lllaunch.review.refused import PlanRefused
@@ -39,11 +39,6 @@ if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
 
-_MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")
-_ASKED_BY = re.compile(r"In '([^']+)': ")
-_NOT_FOUND = re.compile(r"Could not (?:find|load) '([^']+)'")
-_OPTIONS = re.compile(r"Available options in '[^']*':((?:\n\t\S+)*)")
-_FULL_KEY = re.compile(r"full_key: (\S+)(?:\s+object_type=\S+)?")
 _LONGEST = 600
 _MOST_OPTIONS = 10
 # comparing a word with all keys takes its time
@@ -91,14 +86,14 @@ class ProblemLocator:
 
     def _missing(self, problem: Problem) -> tuple[str, str] | None:
         """The key that an interpolation asks for in vain, and the key where it does."""
-        told = _MISSING_KEY.search(problem.message)
+        told = HydraMessage.NO_KEY.search(problem.message)
         if told is None:
             return None
         for link in self._origins.chain(problem.key):
             path = parts_of(link.key)
             for each in references_of(value_at(self._config, path), path):
-                if each.key.endswith(told[1].lstrip(".")):
-                    return each.key, link.key
+                if each.endswith(told[1].lstrip(".")):
+                    return each, link.key
         return told[1], problem.key
 
     def _meant(self, key: str) -> str:
@@ -134,14 +129,14 @@ def compose_problem(
         files: of the tree, by name.
         code: as `Diagnostic` has it.
     """
-    asked_by = _ASKED_BY.search(reason)
+    asked_by = HydraMessage.INCLUDED_BY.search(reason)
     asking = files.get(asked_by[1], file) if asked_by else file
     name, message = in_short(reason, files)
     key, line = "", 1
     if name:
         lines = [each.line for each in includes_of(asking) if each.name == name]
         key, line = "defaults", lines[0] if lines else asking.line_of("defaults")
-    elif full := _FULL_KEY.search(reason):
+    elif full := HydraMessage.FULL_KEY.search(reason):
         key, line = full[1], asking.line_of(*parts_of(full[1]))
     said = message if name else f"cannot be composed: {message}"
     return Diagnostic(code, asking.path, line, key, said, (experiment,))
@@ -157,12 +152,12 @@ def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
     Returns:
         The name of a config that is not there, or an empty string, and a text of one line.
     """
-    wanted = _NOT_FOUND.search(reason)
+    wanted = HydraMessage.NO_CONFIG.search(reason)
     if wanted is None:
-        return "", shorten(" ".join(_FULL_KEY.sub("", reason).split()), _LONGEST)
+        return "", shorten(" ".join(HydraMessage.FULL_KEY.sub("", reason).split()), _LONGEST)
     name = wanted[1].removesuffix(".yaml")
     group, _, option = name.rpartition("/")
-    options = _OPTIONS.search(reason)
+    options = HydraMessage.OPTIONS.search(reason)
     hint = did_you_mean(option, options[1].split()) if options else did_you_mean(name, names)
     if options and not hint:
         hint = f"there are {', '.join(options[1].split()[:_MOST_OPTIONS])} in {group}"
@@ -172,7 +167,6 @@ def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
 _ENTRYPOINT = "launch.entrypoint"
 # what a config that others complete need not have
 _TO_BE_GIVEN = "cannot be resolved:"
-_NOT_CHOSEN = ("You must specify", "Missing mandatory value")
 
 
 @dataclass(frozen=True)
@@ -279,7 +273,7 @@ def _failure(experiment: Experiment, error: Exception, around: CheckContext) -> 
     if isinstance(error, ComposeFailed):
         # Hydra's own words, which name the file that asks
         reason = error.reason
-    if experiment.may_be_partial and any(each in reason for each in _NOT_CHOSEN):
+    if experiment.may_be_partial and HydraMessage.INCOMPLETE.search(reason):
         return []
     return [compose_problem(reason, name, file, around.files, WRONG)]
 
@@ -319,16 +313,17 @@ class _Examination:
         users_own = experiment.config_name is not None and not whole
         spec = self._planned(cfg, users_own=users_own)
         locked = self._review(spec, config, users_own=users_own) if spec is not None else False
-        uses = uses_of(config)
-        told = locked or self._problems or (uses.unused and not users_own) or may_be_shadowed(file)
+        unused = frozenset() if users_own else unused_keys(config)
+        told = locked or self._problems or unused or may_be_shadowed(file)
         # to find out where values came from takes as long as to compose them
         origins = self._composed.origins(experiment.overrides) if told else None
+        known = origins or Origins({})
         if not users_own:
             files = self._around.files
             made_of = [files[name].path for name in self._around.graph.reached([file.name])]
             paths = (each.path for each in files.values())
-            self._examined.usage = usage_of(uses, made_of, origins, paths)
-        places = ProblemLocator(experiment.name, file, config, origins or Origins({}))
+            self._examined.usage = usage_of(config, unused, made_of, known, paths)
+        places = ProblemLocator(experiment.name, file, config, known)
         self._examined.found += [places.found(*each) for each in self._problems]
         if origins is not None:
             self._examined.found += shadowed(config, origins, file.path, experiment.name)

@@ -1,7 +1,7 @@
 """What is wrong with a tree without composing it: odd files, and keys that nothing uses.
 
-Workers of ``python -m lllaunch`` get what ``launch`` says and nothing else of the config. So what
-``launch`` and ``hydra`` do not refer to has no effect, and is most likely a mistake. A file that
+Workers of ``python -m lllaunch`` get what ``launch`` says and nothing else of the config. So a
+top-level key that nothing refers to has no effect, and is most likely a mistake. A file that
 several experiments share is blamed only for what none of them uses. It counts that a key may be
 used in some way, by a resolver of the user's as well, while `lllaunch.config.origin.references`
 knows references to one key each.
@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.checking.findings import MOST_ALIKE, WRONG, Diagnostic
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile, Sexagesimal
-from lllaunch.config.fields import did_you_mean
-from lllaunch.config.origin import Origin, Origins, dotted, parts_of
+from lllaunch.config.origin import Origin, Origins, dotted
 from lllaunch.config.schema import KEYS
 from lllaunch.config.tree import leaf_items, shorten
 from lllaunch.secret_names import is_secret_name
@@ -28,20 +27,8 @@ _OPENING = re.compile(r"(\\*)\$\{")
 _KEY = re.compile(r"\.*[^\s.,:{}'\"\[\]$][^\s,:{}'\"$]*")
 
 
-class Reference(NamedTuple):
-    """A key that a text refers to, or the beginning of one that is made up.
-
-    Attributes:
-        key: dotted key; all below it is meant as well.
-        certain: whether the text cannot be resolved if there is no such key.
-    """
-
-    key: str
-    certain: bool
-
-
-def references_of(text: object, path: Sequence[object]) -> tuple[Reference, ...]:
-    """Returns all that a leaf's text may refer to.
+def references_of(text: object, path: Sequence[object]) -> tuple[str, ...]:
+    """Return all keys that a leaf's text may refer to; of one that is made up, the beginning.
 
     Args:
         text: the text; anything else refers to nothing.
@@ -52,7 +39,7 @@ def references_of(text: object, path: Sequence[object]) -> tuple[Reference, ...]
     return tuple(dict.fromkeys(_in_text(text, tuple(path))))
 
 
-def _in_text(text: str, path: tuple[object, ...]) -> Iterator[Reference]:
+def _in_text(text: str, path: tuple[object, ...]) -> Iterator[str]:
     position = 0
     while (found := _OPENING.search(text, position)) is not None:
         position = found.end()
@@ -76,7 +63,7 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _in_braces(text: str, path: tuple[object, ...]) -> Iterator[Reference]:
+def _in_braces(text: str, path: tuple[object, ...]) -> Iterator[str]:
     yield from _in_text(text, path)
     head, colon, rest = text.partition(":")
     if colon and "${" not in head and "{" not in head:
@@ -85,14 +72,12 @@ def _in_braces(text: str, path: tuple[object, ...]) -> Iterator[Reference]:
             return
         for argument in _arguments(rest):
             key = _absolute(argument, path)
-            if key is not None and resolver == "hydra":
-                yield Reference(f"hydra.{key}", certain=False)
-            elif key is not None:
-                yield Reference(key, certain=False)
+            if key is not None:
+                yield f"hydra.{key}" if resolver == "hydra" else key
         return
     key = _absolute(text, path)
     if key is not None:
-        yield Reference(key, certain="${" not in text)
+        yield key
 
 
 def _arguments(text: str) -> Iterator[str]:
@@ -126,78 +111,6 @@ def _absolute(text: str, path: tuple[object, ...]) -> str | None:
     return dotted([*path[: len(path) - dots], name]) if dots else dotted([name])
 
 
-class ReachedKeys:
-    """Which keys of a config something refers to: what counts, or what that refers to.
-
-    Args:
-        config: a composed config, plain data, unresolved.
-        roots: top-level keys that count.
-
-    Attributes:
-        missing: keys that are referred to but are not there, each with a key that needs it.
-        everything: whether some reference may be to any key at all.
-    """
-
-    def __init__(self, config: Mapping[Any, Any], roots: Sequence[str]) -> None:
-        self.missing: dict[str, str] = {}
-        self.everything = False
-        self._config = config
-        self._used: set[tuple[str, ...]] = set()
-        self._asked: set[str] = set()
-        waiting: list[tuple[tuple[Any, ...], Any]] = [
-            ((name,), config[name]) for name in roots if name in config
-        ]
-        while waiting:
-            path, node = waiting.pop()
-            for leaf_path, leaf in leaf_items(node, path):
-                for each in references_of(leaf, leaf_path):
-                    waiting += self._found(each, leaf_path)
-
-    def __contains__(self, path: Sequence[object]) -> bool:
-        parts = tuple(map(str, path))
-        return self.everything or any(
-            parts[:length] in self._used for length in range(1, len(parts) + 1)
-        )
-
-    def _found(
-        self, reference: Reference, source: tuple[Any, ...]
-    ) -> list[tuple[tuple[Any, ...], Any]]:
-        """What a reference leads to, the first time."""
-        if reference.key in self._asked:
-            return []
-        self._asked.add(reference.key)
-        if not reference.key:
-            self.everything = True
-            return []
-        node: Any = self._config
-        path: list[Any] = []
-        for part in parts_of(reference.key):
-            key = child_key(node, part)
-            if key is None:
-                break
-            node = node[key]
-            path.append(key)
-        there = len(path) == len(parts_of(reference.key))
-        # through a reference to a container there is no telling here
-        if not there and reference.certain and not isinstance(node, str):
-            self.missing.setdefault(reference.key, dotted(source))
-        if not path or (not there and isinstance(node, (dict, list))):
-            return []
-        self._used.add(tuple(map(str, path)))
-        return [(tuple(path), node)]
-
-
-def child_key(node: Any, part: str) -> Any:
-    """The key or index of a node that a part of a dotted key names, None if there is none."""
-    if isinstance(node, list):
-        return int(part) if part.isdecimal() and int(part) < len(node) else None
-    if not isinstance(node, Mapping):
-        return None
-    if part in node:
-        return part
-    return next((key for key in node if not isinstance(key, str) and str(key) == part), None)
-
-
 ROOTS = ("launch", "hydra")
 """Top-level keys that count by themselves."""
 
@@ -215,146 +128,85 @@ class Spot(NamedTuple):
     key: str
 
 
-class Uses(NamedTuple):
-    """Which values of an experiment are used.
-
-    Attributes:
-        used: keys of leaves that something refers to.
-        unused: paths of the others.
-        needed: keys that hold something which is used, or is asked for and not there.
-        missing: keys that are asked for but not there, each with a key that needs it.
-    """
-
-    used: frozenset[str]
-    unused: tuple[tuple[Any, ...], ...]
-    needed: frozenset[str]
-    missing: Mapping[str, str]
-
-
 class KeyUsage(NamedTuple):
-    """What one experiment makes of the values that a tree's files give it.
+    """Which top-level keys one experiment uses.
 
     Attributes:
-        uses: by their keys.
         files: that it is made of.
-        unused: the values that nothing refers to, each with the keys above it of the same file.
+        used: keys that something refers to.
+        unused: the others, each where a file of the tree gives it.
     """
 
-    uses: Uses
     files: frozenset[str]
-    unused: Mapping[Spot, tuple[Spot, ...]]
+    used: frozenset[str]
+    unused: tuple[Spot, ...] = ()
 
 
-def uses_of(config: Mapping[Any, Any]) -> Uses:
-    """Tells what an experiment uses of the values beside ``launch`` and ``hydra``.
+def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
+    """Return the top-level keys beside `ROOTS` that nothing outside of them refers to.
 
     Args:
         config: as it is composed, plain data, unresolved.
     """
-    reached = ReachedKeys(config, ROOTS)
-    used: set[str] = set()
-    needed: set[str] = set()
-    unused = []
+    referred: set[str] = set()
     for name, node in config.items():
-        for path, _ in leaf_items(node, (name,)) if name not in ROOTS else ():
-            if path in reached:
-                key = dotted(path)
-                used.add(key)
-                needed.update(_above(key))
-            else:
-                unused.append(path)
-    # what is asked for below a key in vain is one misspelling, not a whole that is not used
-    needed.update(above for key in reached.missing for above in _above(key))
-    return Uses(frozenset(used), tuple(unused), frozenset(needed), reached.missing)
+        for path, leaf in leaf_items(node, (name,)):
+            tops = {key.partition(".")[0] for key in references_of(leaf, path)}
+            if "" in tops:
+                return frozenset()  # made up: any key may be meant
+            referred |= tops - {str(name)}
+    return frozenset(map(str, config)) - referred - {*ROOTS}
 
 
 def usage_of(
-    uses: Uses, made_of: Iterable[str], origins: Origins | None, files: Iterable[str]
+    config: Mapping[Any, Any],
+    unused: frozenset[str],
+    made_of: Iterable[str],
+    origins: Origins,
+    files: Iterable[str],
 ) -> KeyUsage:
-    """Tells which files say what an experiment does not use.
+    """Return which files give what an experiment does not use.
 
     Args:
-        uses: of the experiment.
+        config: as it is composed, plain data, unresolved.
+        unused: of its top-level keys.
         made_of: files that it is made of.
-        origins: of its values; None if it uses all of them.
+        origins: of its values.
         files: of the tree.
     """
     known = frozenset(files)
-    unused: dict[Spot, tuple[Spot, ...]] = {}
-    for path in uses.unused:
-        if origins is None:
-            break
-        spot = _spot(path, origins, known)
-        if spot is not None:
-            above = (_spot(path[:end], origins, known) for end in range(1, len(path)))
-            unused[spot] = tuple(each for each in above if each and each.file == spot.file)
-    return KeyUsage(uses, frozenset(made_of), unused)
-
-
-def _spot(path: tuple[Any, ...], origins: Origins, files: frozenset[str]) -> Spot | None:
-    key = dotted(path)
-    origin = origins.of(key)
-    if origin is None or origin.kind != "file" or origin.where not in files:
-        return None
-    return Spot(origin.where, origin.line or 1, key)
+    spots = []
+    for key in sorted(unused):
+        origin = origins.of(dotted([key]))
+        if origin is not None and origin.kind == "file" and origin.where in known:
+            spots.append(Spot(origin.where, origin.line or 1, key))
+    return KeyUsage(frozenset(made_of), frozenset(map(str, config)) - unused, tuple(spots))
 
 
 def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[Diagnostic]:
-    """Tells what no experiment uses, the key above where all that it holds is unused.
+    """Tells which top-level keys no experiment uses.
 
     Args:
         usages: by the names of the experiments.
     """
-    used: dict[str, set[str]] = {}
-    busy: dict[str, set[str]] = {}
-    for usage in usages.values():
-        for key in usage.uses.used:
-            used.setdefault(key, set()).update(usage.files)
-        for key in usage.uses.needed:
-            busy.setdefault(key, set()).update(usage.files)
-    hit: dict[Spot, dict[str, None]] = {}
+    used = {(key, file) for usage in usages.values() for key in usage.used for file in usage.files}
+    hit: dict[Spot, list[str]] = {}
     for name, usage in usages.items():
-        for spot, above in usage.unused.items():
-            if spot.file in used.get(spot.key, ()):
-                continue
-            free = (
-                each
-                for each in above
-                if each.key not in usage.uses.needed and each.file not in busy.get(each.key, ())
-            )
-            hit.setdefault(next(free, spot), {})[name] = None
-    found = []
-    for spot, names in hit.items():
-        missing = {key: by for name in names for key, by in usages[name].uses.missing.items()}
-        message = _message(spot.key, missing)
-        found.append(Diagnostic(0, spot.file, spot.line, spot.key, message, tuple(names)))
-    yield from _few(found)
+        for spot in usage.unused:
+            if (spot.key, spot.file) not in used:
+                hit.setdefault(spot, []).append(name)
+    yield from _few(
+        Diagnostic(0, spot.file, spot.line, spot.key, _message(spot.key), tuple(names))
+        for spot, names in sorted(hit.items())
+    )
 
 
-def _above(key: str) -> tuple[str, ...]:
-    parts = key.split(".")
-    return tuple(".".join(parts[:end]) for end in range(1, len(parts)))
-
-
-def _message(key: str, missing: Mapping[str, str]) -> str:
-    top, _, rest = key.partition(".")
-    name = key.rpartition(".")[2]
-    meant = difflib.get_close_matches(top.lower(), _MEANT, n=1, cutoff=_ALIKE)
-    if meant and not rest:
+def _message(key: str) -> str:
+    meant = difflib.get_close_matches(key.lower(), _MEANT, n=1, cutoff=_ALIKE)
+    if meant:
         return f"is no key that lllaunch or Hydra knows; did you mean {meant[0]!r}?"
     text = "has no effect: nothing under launch refers to it"
-    similar = did_you_mean(key, missing) or _named_alike(name, missing)
-    if similar:
-        asked = similar.partition("'")[2].partition("'")[0]
-        return f"{text}; {similar} {missing[asked]} refers to that" if asked in missing else text
-    if not rest and top in KEYS:
-        return f"{text}; did you mean 'launch.{top}'?"
-    return text
-
-
-def _named_alike(name: str, missing: Mapping[str, str]) -> str:
-    same = next((key for key in missing if key.rpartition(".")[2] == name), None)
-    return f"did you mean {same!r}?" if same else ""
+    return f"{text}; did you mean 'launch.{key}'?" if key in KEYS else text
 
 
 def may_be_shadowed(file: ConfigFile) -> bool:

@@ -56,7 +56,6 @@ class Facts(NamedTuple):
         data: plain data; None for an empty file.
         lines: the line of each value, from 1, by its path.
         sexagesimals: scalars of base 60, those that are keys among them.
-        size: of how many values it is made, those that aliases stand for counted each time.
         package: what its header says, None without one.
         late: line of a ``# @package`` that stands where Hydra does not look for it any more, or 0.
     """
@@ -64,7 +63,6 @@ class Facts(NamedTuple):
     data: Any
     lines: Mapping[tuple[Any, ...], int]
     sexagesimals: tuple[Sexagesimal, ...] = ()
-    size: int = 0
     package: str | None = None
     late: int = 0
 
@@ -86,7 +84,7 @@ def read_facts(text: str, file: str) -> Facts:
             builder = _Lenient(file)
             builder.data = builder.build(yaml.parse(text, Loader=yaml.SafeLoader))
     found = tuple(builder.sexagesimals)
-    return Facts(builder.data, builder.lines, found, builder.size, *_package(text))
+    return Facts(builder.data, builder.lines, found, *_package(text))
 
 
 def _fast(text: str, file: str) -> _Lenient | None:
@@ -120,10 +118,6 @@ class _Lenient(Builder):
         super().__init__(file)
         self.data: Any = None
         self.sexagesimals: list[Sexagesimal] = []
-
-    @property
-    def size(self) -> int:
-        return self._count
 
     def _value(self, event: Any, path: tuple[Any, ...]) -> Any:
         tag = getattr(event, "tag", None)
@@ -367,9 +361,6 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 MOST_INCLUDES = 1_000
 """Configs that one config may include, those included twice counted twice."""
 
-MOST_VALUES = 50_000
-"""Values in all of them."""
-
 _MADE_UP = re.compile(r"\$\{.*\}")
 
 
@@ -437,7 +428,7 @@ class Graph:
         self._files = files
         self._own = {name: includes_of(file) for name, file in files.items()}
         self._matching: dict[str, list[str]] = {}
-        self._cost: dict[str, tuple[int, int]] = {}
+        self._sizes: dict[str, int] = {}
 
     def own(self, name: str) -> tuple[Include, ...]:
         """What a config itself asks for."""
@@ -494,21 +485,18 @@ class Graph:
                 pending.append(self._nested(following))
         return ()
 
-    def cost(self, name: str) -> tuple[int, int]:
-        """How many configs one is made of, and of how many values; it must not be in a circle."""
+    def size(self, name: str) -> int:
+        """Return how many configs one is made of; it must not be in a circle."""
         order = [name]
         while order:
             current = order[-1]
-            waiting = [each for each in self._nested(current) if each not in self._cost]
-            if waiting and current not in self._cost:
+            waiting = [each for each in self._nested(current) if each not in self._sizes]
+            if waiting and current not in self._sizes:
                 order += waiting
                 continue
             order.pop()
-            parts = [self._cost[each] for each in self._nested(current)]
-            configs = 1 + sum(count for count, _ in parts)
-            values = self._files[current].facts.size + sum(size for _, size in parts)
-            self._cost[current] = configs, values
-        return self._cost[name]
+            self._sizes[current] = 1 + sum(self._sizes[each] for each in self._nested(current))
+        return self._sizes[name]
 
     def _nested(self, name: str) -> Iterator[str]:
         own = (each for each in self.own(name) if not each.overrides)
@@ -517,13 +505,6 @@ class Graph:
 
 EXPERIMENTS = "exp"
 """The group whose configs are experiments, whatever they say."""
-
-MOST_EXPERIMENTS = 1_000
-"""How many are composed."""
-
-MOST_IN_ALL = 500_000
-"""Values in all of them, with what they include."""
-
 _LAUNCH = "launch"
 _PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w/.+-]*", re.ASCII | re.IGNORECASE)
 
@@ -608,45 +589,16 @@ def _says_launch(name: str, files: Mapping[str, ConfigFile], graph: Graph) -> bo
     return False
 
 
-def too_much(
-    experiments: Iterable[Experiment],
-    directory: str,
-    files: Mapping[str, ConfigFile],
-    graph: Graph,
-) -> tuple[list[Experiment], list[Diagnostic]]:
-    """Leaves out what nobody could compose, or only in a very long time.
-
-    Args:
-        experiments: of a tree.
-        directory: its top, for messages.
-        files: of the tree.
-        graph: of its files.
-
-    Returns:
-        The others, and why each of those was left out.
-    """
-    kept: list[Experiment] = []
-    found: list[Diagnostic] = []
-    values, left_out = 0, 0
-    for each in experiments:
-        problem = _endless(each, files, graph)
-        if problem is not None:
-            found.append(problem)
-            continue
-        values += graph.cost(each.file.name)[1]
-        if len(kept) >= MOST_EXPERIMENTS or values > MOST_IN_ALL:
-            left_out += 1
-        else:
-            kept.append(each)
-    if left_out:
-        message = f"is too much for one check: {left_out} experiments are not checked"
-        found.append(Diagnostic(WRONG, directory, 0, "", message))
-    return kept, found
-
-
-def _endless(
+def endless(
     experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
 ) -> Diagnostic | None:
+    """Return why nobody could compose an experiment, None if that can be done.
+
+    Args:
+        experiment: of a tree.
+        files: of the tree.
+        graph: of its files.
+    """
     name, path = experiment.file.name, experiment.file.path
     circle = graph.circle(name)
     if circle:
@@ -654,14 +606,10 @@ def _endless(
         message = f"these configs include each other: {_trail(circle)}"
         line = next(each.line for each in graph.own(circle[0]) if each.name == circle[1])
         return Diagnostic(WRONG, first.path, line, "defaults", message, (experiment.name,))
-    configs, values = graph.cost(name)
-    if configs > MOST_INCLUDES:
-        message = f"includes more than {MOST_INCLUDES} configs"
-    elif values > MOST_VALUES:
-        message = f"is made of more than {MOST_VALUES} values"
-    else:
+    if graph.size(name) <= MOST_INCLUDES:
         return None
-    line = experiment.file.line_of("defaults") if configs > 1 else 0
+    line = experiment.file.line_of("defaults")
+    message = f"includes more than {MOST_INCLUDES} configs"
     return Diagnostic(WRONG, path, line, "", message, (experiment.name,))
 
 

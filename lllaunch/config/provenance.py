@@ -17,14 +17,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-from hydra._internal.defaults_list import (
-    DefaultsList,
-    _create_result_default,
-    _dfs_walk,
-    create_defaults_list,
-)
 from hydra.core.default_element import DefaultsTreeNode, GroupDefault, InputDefault, ResultDefault
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
 
@@ -42,11 +36,20 @@ from lllaunch.config.origin import (
 from lllaunch.config.schema import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import shown_path
+from lllaunch.hydra_compat import (
+    apply_overrides,
+    default_of,
+    file_name,
+    keeps_defaults_list,
+    merge_files,
+    read_defaults,
+    walk_defaults,
+)
 
 if TYPE_CHECKING:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.config_repository import IConfigRepository
     from hydra.core.override_parser.types import Override
+
+    from lllaunch.hydra_compat import ConfigLoaderImpl, DefaultsList, IConfigRepository
 
 
 _MERGE = "tag:yaml.org,2002:merge"
@@ -350,8 +353,6 @@ _TRUTHS = {True: {"true", "yes", "on", "y", "1"}, False: {"false", "no", "off", 
 
 __all__ = ["Link", "Origin", "Origins", "origins"]
 
-_STRIPPED = "HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"
-
 
 def origins(
     loader: ConfigLoaderImpl,
@@ -378,14 +379,8 @@ def origins(
     with warnings.catch_warnings():
         # whoever composed the config has seen them
         warnings.simplefilter("ignore")
-        parsed, repo = loader._parse_overrides_and_create_caching_repo(config_name, list(overrides))
-        found = create_defaults_list(
-            repo=repo,
-            config_name=config_name,
-            overrides_list=parsed,
-            prepend_hydra=True,
-            skip_missing=run_mode == RunMode.MULTIRUN,
-        )
+        sweep = run_mode == RunMode.MULTIRUN
+        found, repo = read_defaults(loader, config_name, overrides, sweep=sweep)
         configs = _Configs(repo)
         for default, group in _with_groups(found):
             # before Hydra merges: its merging changes configs that it has loaded
@@ -394,10 +389,10 @@ def origins(
             tree.name_preset(key, PRESETS)
         for override in found.config_overrides:
             _lay_override(override, tree)
-        cfg = loader._compose_config_from_defaults_list(found.defaults, repo)
+        cfg = merge_files(loader, found, repo)
         OmegaConf.set_struct(cfg, True)
         OmegaConf.set_readonly(cfg.hydra, False)
-        loader._apply_overrides_to_config(found.config_overrides, cfg)
+        apply_overrides(loader, found, cfg)
     return tree.origins(_plain(cfg))
 
 
@@ -424,11 +419,11 @@ def _with_groups(found: DefaultsList) -> Iterator[tuple[ResultDefault, str]]:
     def note(parent: DefaultsTreeNode | None, node: InputDefault) -> None:
         if node.is_deleted() or node.is_missing():
             return
-        default = _create_result_default(parent, node)
+        default = default_of(parent, node)
         if default is not None:
             groups.append((default, _group(node, parent)))
 
-    _dfs_walk(found.defaults_tree, note)
+    walk_defaults(found, note)
     if [default for default, _ in groups] != found.defaults:
         # not walked as Hydra did; the choices are only for reading
         return iter([(default, "") for default in found.defaults])
@@ -474,7 +469,7 @@ class _Configs:
         """A stored config with the same name, which Hydra puts below a file (deprecated there)."""
         try:
             source = self._repo.get_schema_source()
-            return source.load_config(ConfigSource._normalize_file_name(path))
+            return source.load_config(file_name(path))
         except ConfigLoadError:
             return None
 
@@ -494,7 +489,7 @@ def _origin(loaded: ConfigResult, path: str, group: str) -> Origin:
         kind = "hydra"
     if scheme == "structured":
         return Origin(kind, f"{scheme}://{path}", group=group)
-    name = ConfigSource._normalize_file_name(path)
+    name = file_name(path)
     if scheme != "file":
         return Origin(kind, f"{loaded.path}/{name}", group=group)
     return Origin(kind, shown_path(_file(loaded, name)), group=group)
@@ -509,7 +504,7 @@ def _file(loaded: ConfigResult, name: str) -> str:
 
 
 def _read_lines(loaded: ConfigResult, path: str) -> Lines:
-    name = ConfigSource._normalize_file_name(path)
+    name = file_name(path)
     try:
         if _scheme(loaded) == "pkg":
             package = resources.files(loaded.path.removeprefix("pkg://"))
@@ -522,7 +517,7 @@ def _read_lines(loaded: ConfigResult, path: str) -> Lines:
 
 def _content(config: Container) -> Any:
     content = _plain(config)
-    if isinstance(content, dict) and config._get_flag(_STRIPPED):
+    if isinstance(content, dict) and keeps_defaults_list(config):
         # a dataclass keeps its defaults list until all is merged
         content.pop("defaults", None)
     return content

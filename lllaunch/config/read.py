@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
-from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lllaunch.config.fields import Findings, Unfit
@@ -25,6 +24,7 @@ from lllaunch.config.secrets import (
     without_defaults,
 )
 from lllaunch.config.tree import BROKEN, Tree, Withheld
+from lllaunch.hydra_compat import is_unset, resolvers
 from lllaunch.secret_names import is_secret_name
 
 # Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
@@ -51,10 +51,9 @@ def watching(*names: str) -> Iterator[list[str]]:
     Args:
         names: of the resolvers; those that there are not are left alone.
     """
-    # OmegaConf gives no public way to wrap a resolver and to put back what was there, which may
-    # be the user's own.
-    resolvers: dict[str, Any] = BaseContainer._resolvers
-    previous = {name: resolvers[name] for name in names if name in resolvers}
+    # what was there, which may be the user's own, is put back
+    table = resolvers()
+    previous = {name: table[name] for name in names if name in table}
     calls: list[str] = []
 
     def watched(resolver: Any) -> Any:
@@ -64,11 +63,11 @@ def watching(*names: str) -> Iterator[list[str]]:
 
         return call
 
-    resolvers.update({name: watched(resolver) for name, resolver in previous.items()})
+    table.update({name: watched(resolver) for name, resolver in previous.items()})
     try:
         yield calls
     finally:
-        resolvers.update(previous)
+        table.update(previous)
 
 
 class Reader:
@@ -224,7 +223,7 @@ class Reader:
 
 def _is_unset(error: Exception, reads: Sequence[str]) -> bool:
     """Whether a leaf cannot be resolved since a variable of the environment is not set."""
-    return bool(reads) and f"{reads[-1]!r} not found" in str(error)
+    return bool(reads) and is_unset(error, reads[-1])
 
 
 def _said(name: Any) -> Any:

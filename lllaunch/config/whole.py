@@ -20,6 +20,7 @@ from lllaunch.config.secrets import (
     source_for,
 )
 from lllaunch.config.tree import value_at
+from lllaunch.hydra_compat import own_node
 from lllaunch.secret_names import is_secret_name
 
 __all__ = ["public_config", "redacted_overrides", "with_sources"]
@@ -121,7 +122,7 @@ class _Writer:
 
     def _item(self, parent: Any, index: Any, raw: Any, name: object) -> Any:
         if isinstance(raw, (dict, list)):
-            return self.container(parent._get_node(index), raw, name)
+            return self.container(own_node(parent, index), raw, name)
         if not isinstance(raw, str) or "${" not in raw:
             if is_secret_name(name) and is_literal(raw, str(name)):
                 return source_for(str(name))

@@ -22,10 +22,9 @@ from lllaunch.console.table import (
     short_overrides,
 )
 from lllaunch.console.wording import StyledText, cause_line
-from lllaunch.sweep.output import JobPrinted
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.prepared import JobAnswered
+from lllaunch.sweep.protocol import JobAnswered, JobPrinted
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import duration, plain, spans
 
@@ -103,7 +102,7 @@ class JobOver(NamedTuple):
         seconds: how long the last one took.
         exit_code: of it, or what the job broke with.
         why: the first failure in one line, or why the job cannot run, perhaps in several.
-        directory: where its files are, as `lllaunch.sweep.prepared.Prepared` has it.
+        directory: where its files are, as `lllaunch.sweep.protocol.Prepared` has it.
         overrides: those that differ from other jobs'.
     """
 

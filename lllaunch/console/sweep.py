@@ -38,15 +38,15 @@ from lllaunch.console.table import Row, cells, decoded, is_terminal, painted
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
 from lllaunch.run.causes import signal_name
 from lllaunch.run.files import working_directory
-from lllaunch.sweep.output import JobPrinted, Stopping, Tick
+from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import coloured, duration, printable
 
 if TYPE_CHECKING:
     from lllaunch.policies import RestartCause
     from lllaunch.run.outcome import RunOutcome
-    from lllaunch.sweep.history import SweepResult
-    from lllaunch.sweep.policy import SweepPolicy
+from lllaunch.sweep.history import SweepResult
+from lllaunch.sweep.policy import SweepPolicy
 
 _LONGEST_CAUSE = 300
 _FAILED: dict[RestartCause, str] = {

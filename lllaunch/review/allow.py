@@ -24,6 +24,7 @@ from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import holds_env
 from lllaunch.config.tree import shorten, show, value_at
 from lllaunch.errors import Problem
+from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
@@ -308,11 +309,11 @@ _ENV_SET = "hydra.job.env_set"
 # of the two classes that Hydra always makes
 _OWN_TARGETS = {
     ("hydra", "launcher", "_target_"): (
-        "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+        BASIC_LAUNCHER,
         "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher",
     ),
     ("hydra", "sweeper", "_target_"): (
-        "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        BASIC_SWEEPER,
         "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
     ),
 }

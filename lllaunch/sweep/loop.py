@@ -22,20 +22,19 @@ from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
 from lllaunch.signal_source import STACKS_ON, SignalSource, forwards
 from lllaunch.spawner.signals import ignored_at_start
-from lllaunch.sweep.bookkeeping import Books
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.machine import SweepMachine
-from lllaunch.sweep.output import Stopping, Tick
 from lllaunch.sweep.policy import SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.prepared import Answer, Broken, JobAnswered, Prepared
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
+from lllaunch.sweep.protocol import Answer, Broken, JobAnswered, Prepared, Stopping, Tick
 from lllaunch.sweep.schedule import Scheduler
+from lllaunch.sweep.session import JobRecords
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.sweep.journal import Journal
-    from lllaunch.sweep.warmth import Warmth
+    from lllaunch.sweep.spawner_pool import SpawnerPool
 
 
 # How long a job may take to be gone after SIGKILL, and what it started after its own end.
@@ -69,8 +68,8 @@ class Sweep:
         execute: runs a job; called in the job's process with what ``prepare`` returned, its lease,
             and its branch of the warm spawner (None if there is none); its exit code.
         observer: gets every fact and every decision, what composing yielded
-            (`lllaunch.sweep.prepared.JobAnswered`), what the warm spawners tell, the jobs' lines
-            (`lllaunch.sweep.output.JobPrinted`), and the ticks.
+            (`lllaunch.sweep.protocol.JobAnswered`), what the warm spawners tell, the jobs' lines
+            (`lllaunch.sweep.protocol.JobPrinted`), and the ticks.
         numbers: of the jobs, in order, each once.
         review: called with a job that has been composed for the first time, without its payload;
             what it returns counts (its ``warm`` must stay), until the job is composed again for
@@ -78,8 +77,8 @@ class Sweep:
         warm: the spawners that jobs share, or None; they stay the caller's, for another sweep.
         captures: whether what jobs print goes to the observer, else to where this process's does.
         pins: whether jobs are bound to the cores of their leases.
-        ticks: the observer gets a `lllaunch.sweep.output.Tick` every so many seconds at least, for
-            a display that shows the time; None for only when something has happened.
+        ticks: the observer gets a `lllaunch.sweep.protocol.Tick` every so many seconds at least,
+            for a display that shows the time; None for only when something has happened.
         label: gives the overrides of a job, redacted, for one that dies before it can say them.
         full: descriptors that are to be writable before the observer gets more of what jobs print;
             nothing if it takes all.
@@ -102,7 +101,7 @@ class Sweep:
         numbers: Sequence[int],
         *,
         review: Callable[[int, Prepared], Prepared | Broken] | None = None,
-        warm: Warmth | None = None,
+        warm: SpawnerPool | None = None,
         captures: bool = False,
         pins: bool = False,
         ticks: float | None = None,
@@ -114,7 +113,7 @@ class Sweep:
         self._label = label
         self._full = full
         self._leases = leases
-        self._books = Books(journal)
+        self._records = JobRecords(journal)
         self._warm = warm
         self._observer = observer
         self._review = review
@@ -180,8 +179,8 @@ class Sweep:
         finally:
             self._remains.close()
         finish, failure = self._finish, self._failure
-        self._books.over(finish.exit_code if failure is None else failure.exit_code)
-        failure = failure or self._books.error
+        self._records.over(finish.exit_code if failure is None else failure.exit_code)
+        failure = failure or self._records.error
         if failure is not None and finish.signum is None:
             raise failure
         return finish
@@ -190,13 +189,13 @@ class Sweep:
 
     def _turn(self) -> None:
         """Waits until something happens, and tells it; signals first."""
-        self._look_at_books()
+        self._look_at_records()
         ready = self._wait()
         # One that came before a job ended is there by now, even if the wait did not tell.
         for signum in self._received():
             self._signalled(signum)
         if self._warm is not None:
-            self._warm.look(ready, self._observer)
+            self._warm.dispatch(ready, self._observer)
         for job in list(self._jobs.values()):
             self._look_at(job, ready)
         for slot, watch in list(self._watches.items()):
@@ -304,7 +303,7 @@ class Sweep:
             job.answer = self._review(job.number, job.answer)
         answer = job.answer
         if isinstance(answer, Prepared):
-            self._books.composed(job.number, answer)
+            self._records.composed(job.number, answer)
             self._observer(JobAnswered(job.number, answer))
             self._tell(v.JobComposed(job.number, answer.need))
             return
@@ -317,7 +316,7 @@ class Sweep:
         if self._label is not None and not answer.overrides:
             # it came to say nothing
             answer = answer._replace(overrides=tuple(self._label(number)))
-        self._books.composed(number, answer)
+        self._records.composed(number, answer)
         self._observer(JobAnswered(number, answer))
         self._tell(v.JobBroken(number, answer.exit_code, answer.why))
 
@@ -326,7 +325,7 @@ class Sweep:
         if not isinstance(job.answer, Prepared):
             return  # It could not be composed again, and ends by itself.
         try:
-            self._books.starts(job, job.answer)
+            self._records.starts(job, job.answer)
         except OutputError as error:
             assert job.lease is not None
             self._take_back(job.number, job.lease, error)
@@ -345,9 +344,9 @@ class Sweep:
         self._block(error)
         self._tell(v.JobNotStarted(number))
 
-    def _look_at_books(self) -> None:
-        if self._books.error is not None:
-            self._block(self._books.error)
+    def _look_at_records(self) -> None:
+        if self._records.error is not None:
+            self._block(self._records.error)
 
     def _block(self, error: LaunchError) -> None:
         """No job is started until what failed works again."""
@@ -358,7 +357,7 @@ class Sweep:
         self._try_later(error, self._error_since)
 
     def _try_later(self, error: LaunchError, now: float) -> None:
-        if self._books.lost or now - self._error_since >= _PATIENCE_SECONDS:
+        if self._records.lost or now - self._error_since >= _PATIENCE_SECONDS:
             self._give_up(error)
         self._try_at = now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
@@ -367,7 +366,7 @@ class Sweep:
         if self._error is None or now < self._try_at:
             return
         try:
-            self._books.flush()
+            self._records.flush()
             if self._unforked is not None:
                 self._compose(self._unforked)
         except LaunchError as error:
@@ -437,8 +436,8 @@ class Sweep:
         assert lease is not None
         job.close(self._observer)
         self._leases.release(lease)
-        fact = self._books.ended(job, exit_code)
-        self._look_at_books()
+        fact = self._records.ended(job, exit_code)
+        self._look_at_records()
         self._tell(fact)
 
     def _running(self) -> list[JobProcess]:
@@ -463,7 +462,7 @@ class Sweep:
         for job in self._running():
             job.end()
             if job.exit_code is not None and job.begun:
-                self._books.ended(job, job.exit_code)
+                self._records.ended(job, job.exit_code)
 
     def _abandoned(self, job: JobProcess, until: float) -> None:
         """Waits for the end of a job, and lets it print meanwhile."""
@@ -551,7 +550,7 @@ class Sweep:
         """In a forked job: closes what is the launcher's."""
         self._source.leave()
         self._leases.close()
-        self._books.leave()
+        self._records.leave()
         for job in self._jobs.values():
             job.close()
         self._remains.leave()
@@ -599,7 +598,7 @@ class Sweep:
 
     def _settle(self, end: v.Settle) -> None:
         self._due.pop(end.number, None)
-        self._books.settled(end)
+        self._records.settled(end)
         job = self._jobs.get(end.number)
         if job is not None:
             # It waits for a lease that it will not get.

@@ -195,14 +195,11 @@ class SweepMachine(NamedTuple):
         cpus: the cores, ascending; each is one CPU slot.
         masks_gpus: whether jobs are told which GPUs are theirs. Not where no GPU was found: there
             may be some that NVML does not know.
-        no_gpus: why there is no GPU, a predicate (``"found no NVIDIA driver (...)"``); empty if
-            there are some, or if none were wanted.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cpus: tuple[int, ...] = ()
     masks_gpus: bool = False
-    no_gpus: str = ""
 
     @property
     def everything(self) -> Lease:
@@ -254,7 +251,7 @@ def find_machine(
     if problems:
         raise ConfigError(tuple(problems))
     masks = bool(found.gpus) or gives_none(gpus)
-    return SweepMachine(chosen_gpus, chosen_cpus, masks, found.why_none)
+    return SweepMachine(chosen_gpus, chosen_cpus, masks)
 
 
 def pin(lease: Lease) -> None:

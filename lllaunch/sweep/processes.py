@@ -49,11 +49,12 @@ from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
 from lllaunch.spawner.protocol import Channel, Message
 from lllaunch.sweep.machine import SweepMachine, pin
-from lllaunch.sweep.output import JobPrinted, OutputPipe
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.prepared import (
+from lllaunch.sweep.protocol import (
     Answer,
     Broken,
+    JobPrinted,
+    OutputPipe,
     Prepared,
     decode,
     decode_lease,
@@ -65,7 +66,7 @@ from lllaunch.sweep.prepared import (
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.sweep.leases import Leases
-    from lllaunch.sweep.warmth import Warmth
+    from lllaunch.sweep.spawner_pool import SpawnerPool
 
 
 # The launcher ended before the job could ask to end with it.
@@ -91,7 +92,7 @@ class Work(NamedTuple):
     execute: Callable[[Prepared, Lease, Spawner | None], int]
     machine: SweepMachine
     pins: bool = False
-    warm: Warmth | None = None
+    warm: SpawnerPool | None = None
     marks: tuple[str, str] = ("", "")
     locks: tuple[int, ...] = ()
 
@@ -539,14 +540,14 @@ class JobProcess:
             wait_readable(self.channel)
             self.receive()
 
-    def begin(self, leases: Leases, warm: Warmth | None) -> None:
+    def begin(self, leases: Leases, warm: SpawnerPool | None) -> None:
         """Let the job run, with its lease and the locks of that, and with a warm spawner."""
         assert self.lease is not None
         self.begun = True
         if self.channel is None:
             return
         if warm is not None and isinstance(self.answer, Prepared) and self.answer.warm is not None:
-            warm.give(self.answer.warm, self.channel, self.pidfd)
+            warm.lend(self.answer.warm, self.channel, self.pidfd)
         # It was forked before they were taken.
         locks = leases.descriptors(self.lease)
         self.channel.queue(encode_lease(self.lease), fds=locks)

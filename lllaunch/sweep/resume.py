@@ -9,6 +9,7 @@ gets the number of its place in the sweep if that is free.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from lllaunch.sweep.fingerprint import overrides_key
 from lllaunch.text import spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
     from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.journal import Result
@@ -187,26 +188,23 @@ def _pair(
 def plan_resume(
     old: Iterable[OldJob],
     overrides: Sequence[Sequence[str]],
-    compose: Callable[[int, OldJob], NewJob],
+    compose: Callable[[Sequence[tuple[int, OldJob]]], Generator[NewJob, None, None]],
     *,
     taken: Collection[int] = (),
     first: int = 0,
     config_of: Callable[[int], Mapping[str, Any] | None] = lambda number: None,  # noqa: ARG005
-    expect: Callable[[Sequence[tuple[int, OldJob]]], object] = lambda jobs: None,  # noqa: ARG005
 ) -> ResumePlan:
     """Decides what becomes of each job of a sweep that is resumed.
 
     Args:
         old: the jobs of the sweep, from its journal and its jobs' directories.
         overrides: of each job that it shall have now, in its order, redacted as the journal's are.
-        compose: composes a job; called with its place in ``overrides`` and the old job, for those
-            that have finished, one after another.
+        compose: composes those that have finished, one after another; called with the place of each
+            in ``overrides`` and the old job. Not all that it would compose need be wanted.
         taken: more numbers that no new job may get.
         first: the number that the first job of a new sweep would get.
         config_of: the config of an old job, canonical, None if that was not kept; asked for those
             whose fingerprint has changed.
-        expect: told before the first call of ``compose`` what it will be called with, in order; not
-            all of these calls need to come.
 
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.
@@ -218,8 +216,8 @@ def plan_resume(
         for index, match in enumerate(matches)
         if match.old is not None and match.finished
     ]
-    expect(finished)
-    _refuse_changes(finished, compose, config_of)
+    with contextlib.closing(compose(finished)) as composed:
+        _refuse_changes(finished, composed, config_of)
     numbers = {match.number for match in matches}
     left = tuple(sorted(job.number for job in jobs if job.number not in numbers))
     return ResumePlan(tuple(map(_decide, matches)), left)
@@ -227,16 +225,15 @@ def plan_resume(
 
 def _refuse_changes(
     finished: Sequence[tuple[int, OldJob]],
-    compose: Callable[[int, OldJob], NewJob],
+    composed: Iterable[NewJob],
     config_of: Callable[[int], Mapping[str, Any] | None],
 ) -> None:
     """Raises if the config of a finished job has changed; holds one config at a time."""
     # for each difference the jobs that have it
     changed: dict[tuple[str, ...], list[OldJob]] = {}
     count = looked_at = 0
-    for index, job in finished:
+    for (_, job), new in zip(finished, composed, strict=True):
         looked_at += 1
-        new = compose(index, job)
         if _is_changed(job, new):
             lines = text_lines(_change_of(job, new, config_of), _MOST_LINES, _WIDEST)
             changed.setdefault(tuple(lines), []).append(job)

@@ -25,6 +25,7 @@ ALLOWED = {
     "lllaunch",
     "lllaunch.config",
     "lllaunch.config.launcher_schema",
+    "lllaunch.hydra_compat",
 }
 
 

@@ -672,9 +672,9 @@ LATE = """
 import os, signal, sys
 
 if sys.orig_argv[1:4] == ["-m", "lllaunch", "-m"]:
-    import lllaunch.app.sweeping.batch as batch
+    import lllaunch.app.sweeping.launcher as launcher
     import lllaunch.sweep.session as session
-    from lllaunch.sweep.bookkeeping import Books
+    from lllaunch.sweep.session import JobRecords
 
     def twice(real):
         def write(*args):
@@ -685,11 +685,11 @@ if sys.orig_argv[1:4] == ["-m", "lllaunch", "-m"]:
 
     where = os.environ["WHERE"]
     if where == "journal":
-        Books.over = twice(Books.over)
+        JobRecords.over = twice(JobRecords.over)
     elif where == "sweep.json":
         session.write_summary = twice(session.write_summary)
     else:
-        batch.tell_ci = twice(batch.tell_ci)
+        launcher.tell_ci = twice(launcher.tell_ci)
 """
 
 

@@ -216,7 +216,9 @@ def test_a_directory_or_package_that_is_not_allowed_is_told_with_its_line(
     project.experiment("x", "{entrypoint: env}", "hydra:\n  run:\n    dir: /elsewhere/x\n")
     ended = project.lllaunch(*argv, "+exp=x", env=quiet_environment())
     assert ended.returncode == 5
-    directory = "hydra.runtime.output_dir: '/elsewhere/x' is outside of the tree"
+    # a run is refused before it is decided where it would write
+    key = "hydra.runtime.output_dir" if argv else "hydra.run.dir"
+    directory = f"{key}: '/elsewhere/x' is outside of the tree"
     assert f"conf/exp/x.yaml:5: {directory}" in ended.stderr
     project.write("conf/main.yaml", "hydra:\n  searchpath:\n  - pkg://mine\n")
     paths = ("hydra.searchpath=[pkg://yours]",)

@@ -24,9 +24,8 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
-from lllaunch.sweep.output import JobPrinted, Stopping, Tick
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import JobAnswered, Prepared
+from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Stopping, Tick
 from lllaunch.testing import FakeClock
 
 NEVER = 60.0  # seconds; not waited for where a test succeeds

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,9 +32,9 @@ from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Prepared
+from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.resume import NewJob
-from lllaunch.sweep.session import SweepSession
+from lllaunch.sweep.session import JobToCompare, SweepSession
 
 pytestmark = pytest.mark.measured
 
@@ -80,9 +80,10 @@ def be_job(directory: Path, seconds: float) -> NoReturn:
     os._exit(0)
 
 
-def compose(index: int, number: int, directory: str | None) -> NewJob:
-    assert directory == str(number)
-    return NewJob(OVERRIDES[index], f"of {index}")
+def compose(finished: Sequence[JobToCompare]) -> Generator[NewJob, None, None]:
+    for index, number, directory in finished:
+        assert directory == str(number)
+        yield NewJob(OVERRIDES[index], f"of {index}")
 
 
 def be_launcher(path: Path, resume: bool) -> NoReturn:

@@ -25,11 +25,10 @@ from lllaunch.spawner.signals import STOP_AND_CONTINUE
 from lllaunch.sweep.journal import OverRecord, read_journal
 from lllaunch.sweep.leases import LeaseFailed
 from lllaunch.sweep.loop import ComposingFailed
-from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Answer, Broken, JobAnswered, Prepared
 from lllaunch.sweep.processes import JobProcess, Work
+from lllaunch.sweep.protocol import Answer, Broken, JobAnswered, JobPrinted, Prepared, Tick
 
 pytestmark = pytest.mark.measured
 

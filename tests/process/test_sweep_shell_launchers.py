@@ -30,7 +30,7 @@ from lllaunch.sweep.journal import Journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import SweepPolicy
-from lllaunch.sweep.prepared import Prepared
+from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.journal import Header
 from lllaunch.sweep.pool import Need
 from lllaunch.sweep.loop import Sweep

@@ -28,8 +28,8 @@ from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Answer, Prepared, WarmKey
-from lllaunch.sweep.warmth import Warmth
+from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
+from lllaunch.sweep.spawner_pool import SpawnerPool
 
 pytestmark = pytest.mark.measured
 
@@ -59,10 +59,10 @@ class Warmed(Played):
         super().__init__(place)
         for name, text in (("work", WORK), ("slow", SLOW), ("long", LONG)):
             (place / f"{name}.py").write_text(text)
-        self.warm: Warmth | None = None
+        self.warm: SpawnerPool | None = None
 
-    def warmth(self, limit: int = 4, prestarted: Spawner | None = None) -> Warmth:
-        self.warm = Warmth(os.environ, limit, prestarted)
+    def pool(self, limit: int = 4, prestarted: Spawner | None = None) -> SpawnerPool:
+        self.warm = SpawnerPool(os.environ, limit, prestarted)
         return self.warm
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Warmed(Played):
 
         def prepare(number: int) -> Answer:
             base = split(os.environ, {0: env(number)}).base
-            key = WarmKey.of(["slow"], str(self.place), base, os.environ)
+            key = SpawnerKey.of(["slow"], str(self.place), base, os.environ)
             job = Prepared(Need(1), warm=key, payload=(number, env(number)))
             return job._replace(**fields)
 
@@ -142,7 +142,7 @@ def later(script: str, *argv: object) -> subprocess.Popen[bytes]:
 
 
 def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: Warmed) -> None:
-    warm = played.warmth()
+    warm = played.pool()
     assert played.sweep(3, played.jobs(), played.work(), warm=warm).summary == Summary(succeeded=3)
     (spawner,) = warm.spawners()
     assert played.sweep([3], played.jobs(), played.work(), warm=warm).exit_code == 0
@@ -154,7 +154,7 @@ def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: 
 
 
 def test_each_environment_has_a_spawner_of_its_own(played: Warmed) -> None:
-    warm = played.warmth()
+    warm = played.pool()
     jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number % 2 + 1)})
     assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
     assert played.kinds() == ["warm"] * 4
@@ -165,7 +165,7 @@ def test_each_environment_has_a_spawner_of_its_own(played: Warmed) -> None:
 
 def test_a_variable_may_be_missing(played: Warmed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "here")
-    warm, prepare, work = played.warmth(), played.jobs(), played.work()
+    warm, prepare, work = played.pool(), played.jobs(), played.work()
 
     def without(number: int) -> Answer:
         if number:
@@ -173,7 +173,7 @@ def test_a_variable_may_be_missing(played: Warmed, monkeypatch: pytest.MonkeyPat
         job = prepare(number)
         assert isinstance(job, Prepared)
         changes = (("HERE", None),) if number else ()
-        return job._replace(warm=WarmKey(("slow",), str(played.place), changes))
+        return job._replace(warm=SpawnerKey(("slow",), str(played.place), changes))
 
     assert played.sweep(2, without, work, warm=warm).exit_code == 0
     assert played.kinds() == ["warm"] * 2
@@ -182,7 +182,7 @@ def test_a_variable_may_be_missing(played: Warmed, monkeypatch: pytest.MonkeyPat
 
 def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
     played.machine = machine(1)
-    warm = played.warmth(limit=1)
+    warm = played.pool(limit=1)
     jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number % 2 + 1)})
     assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
     assert played.kinds() == ["warm", "cold", "warm", "cold"]
@@ -192,9 +192,9 @@ def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
 def test_a_spawner_that_nobody_asks_for_makes_room(
     played: Warmed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lllaunch.sweep.warmth._OF_LATE", 2)
+    monkeypatch.setattr("lllaunch.sweep.spawner_pool._RECENT", 2)
     played.machine = machine(1)
-    warm = played.warmth(limit=1)
+    warm = played.pool(limit=1)
     jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(1 + (number > 0))})
     assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
     assert played.kinds() == ["warm", "cold", "warm", "warm"]
@@ -202,7 +202,7 @@ def test_a_spawner_that_nobody_asks_for_makes_room(
 
 
 def test_a_job_may_want_none(played: Warmed) -> None:
-    warm = played.warmth()
+    warm = played.pool()
     assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0
     assert played.kinds() == ["cold"] * 2
     assert warm.spawners() == []
@@ -210,7 +210,7 @@ def test_a_job_may_want_none(played: Warmed) -> None:
 
 def test_one_that_was_started_before_is_the_first(played: Warmed) -> None:
     early = Spawner.prestart()
-    warm = played.warmth(prestarted=early)
+    warm = played.pool(prestarted=early)
     assert played.sweep(2, played.jobs(), played.work(), warm=warm).exit_code == 0
     assert warm.spawners() == [early]
     assert played.kinds() == ["warm"] * 2
@@ -218,7 +218,7 @@ def test_one_that_was_started_before_is_the_first(played: Warmed) -> None:
 
 def test_one_that_was_started_before_and_is_not_needed_ends(played: Warmed) -> None:
     early = Spawner.prestart()
-    warm = played.warmth(prestarted=early)
+    warm = played.pool(prestarted=early)
     pid = early.pid
     assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0
     assert not gone(pid)
@@ -231,14 +231,14 @@ def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
     played: Warmed, monkeypatch: pytest.MonkeyPatch, delay: float
 ) -> None:
     played.mark("broken")
-    warm, look = played.warmth(), Warmth.look
+    warm, look = played.pool(), SpawnerPool.dispatch
 
-    def look_later(self: Warmth, *args: Any) -> None:
+    def look_later(self: SpawnerPool, *args: Any) -> None:
         time.sleep(delay)
         look(self, *args)
 
     # there is no branch to be had, however late it is noticed
-    monkeypatch.setattr(Warmth, "look", look_later)
+    monkeypatch.setattr(SpawnerPool, "dispatch", look_later)
 
     def execute(job: Prepared, lease: Lease, spawner: Spawner | None) -> int:
         with pytest.raises(PreloadFailed, match="cannot be imported"):
@@ -254,7 +254,7 @@ def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
 
 
 def test_a_job_has_nothing_of_the_launchers_spawners(played: Warmed) -> None:
-    warm = played.warmth(prestarted=Spawner.prestart())
+    warm = played.pool(prestarted=Spawner.prestart())
     jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number + 1)})
     assert played.sweep(2, jobs, played.work(), warm=warm).exit_code == 0
     assert len(warm.spawners()) == 2
@@ -276,7 +276,7 @@ def is_open(fd: int) -> bool:
 @pytest.mark.parametrize("preloading", [True, False])
 def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool) -> None:
     played.machine = machine(1)
-    warm = played.warmth()
+    warm = played.pool()
     if preloading:
         played.mark("hold")
         kill = "until_text('imports'); os.remove('hold'); os.kill(int(open('imports').read()), 9)"
@@ -295,7 +295,7 @@ def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool)
 
 def test_a_signal_ends_a_job_that_waits_for_its_preloads(played: Warmed) -> None:
     played.mark("hold")
-    warm = played.warmth()
+    warm = played.pool()
     helper: list[subprocess.Popen[bytes]] = []
 
     def react(what: object) -> None:
@@ -316,7 +316,7 @@ def test_a_signal_ends_a_job_that_waits_for_its_preloads(played: Warmed) -> None
 def test_a_job_does_not_wait_longer_than_it_wants_to(played: Warmed) -> None:
     played.machine = machine(1)
     played.mark("hold")
-    warm = played.warmth()
+    warm = played.pool()
 
     def cold(_job: Prepared, _lease: Lease, spawner: Spawner | None) -> int:
         return 0 if spawner is None else 1
@@ -346,7 +346,7 @@ def test_a_killed_job_takes_its_workers_along(played: Warmed) -> None:
     helper: list[subprocess.Popen[bytes]] = []
     ended_with: list[bool] = []
     played.react = react
-    finish = played.sweep(3, played.jobs(), played.work("long.py"), warm=played.warmth())
+    finish = played.sweep(3, played.jobs(), played.work("long.py"), warm=played.pool())
     assert helper[0].wait(WAIT) == 0
     assert finish.exit_code == 143
     assert ended_with == [True]
@@ -362,7 +362,7 @@ def test_workers_of_one_spawner_see_the_gpus_of_their_leases(
     played.leases.close()
     played.machine = find_machine(os.environ)
     played.leases = Leases(played.machine)
-    warm = played.warmth()
+    warm = played.pool()
     finish = played.sweep(8, played.jobs(), played.work(), warm=warm)
     assert finish.summary == Summary(succeeded=8)
     assert played.kinds() == ["warm"] * 8
@@ -377,7 +377,7 @@ def test_a_worker_is_told_the_gpus_of_its_config(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(NAMES))
     jobs = played.jobs(lambda number: {"CUDA_VISIBLE_DEVICES": f"own{number}"})
-    warm = played.warmth()
+    warm = played.pool()
     assert played.sweep(2, jobs, played.work(), warm=warm).exit_code == 0
     assert [played.said(number)[0] for number in range(2)] == ["own0", "own1"]
     assert played.kinds() == ["warm"] * 2
@@ -388,7 +388,7 @@ def test_without_gpus_of_the_sweep_workers_see_what_the_launcher_sees(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "unknown")
     played.machine = played.machine._replace(masks_gpus=False)
-    assert played.sweep(1, played.jobs(), played.work(), warm=played.warmth()).exit_code == 0
+    assert played.sweep(1, played.jobs(), played.work(), warm=played.pool()).exit_code == 0
     assert played.said(0)[0] == "unknown"
     assert played.kinds() == ["warm"]
 
@@ -396,7 +396,7 @@ def test_without_gpus_of_the_sweep_workers_see_what_the_launcher_sees(
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_workers_are_bound_to_the_cores_of_their_leases(played: Warmed) -> None:
     jobs = played.jobs(need=Need(0, 1))
-    finish = played.sweep(4, jobs, played.work(), warm=played.warmth(), pins=True)
+    finish = played.sweep(4, jobs, played.work(), warm=played.pool(), pins=True)
     assert finish.summary == Summary(succeeded=4)
     assert played.kinds() == ["warm"] * 4
     leased = {start.number: str(list(start.lease.cpus)) for start in played.of(v.StartJob)}
@@ -415,7 +415,7 @@ def test_a_sweep_that_fails_leaves_its_spawners_to_the_caller(
             raise Failed
 
     played.react = react
-    warm = played.warmth()
+    warm = played.pool()
     with pytest.raises(Failed):
         played.sweep(3, played.jobs(), played.work("long.py"), warm=warm)
     (spawner,) = warm.spawners()
@@ -437,5 +437,5 @@ def test_a_job_without_room_for_a_spawner_runs_cold(
         return spawn(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
-    assert played.sweep(2, played.jobs(), played.work(), warm=played.warmth()).exit_code == 0
+    assert played.sweep(2, played.jobs(), played.work(), warm=played.pool()).exit_code == 0
     assert played.kinds() == ["cold"] * 2

@@ -31,9 +31,9 @@ if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
 
     orphans._kill = kill
 elif "COLD" in os.environ:
-    from lllaunch.sweep.warmth import Warmth
+    from lllaunch.sweep.spawner_pool import SpawnerPool
 
-    Warmth.give = lambda *_: None
+    SpawnerPool.lend = lambda *_: None
 """
 
 

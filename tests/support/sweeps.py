@@ -16,7 +16,7 @@ from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Answer, Prepared
+from lllaunch.sweep.protocol import Answer, Prepared
 
 # of this process only: tests may run side by side
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]

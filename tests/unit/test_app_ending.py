@@ -9,7 +9,7 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException
 
-from lllaunch.app.boundary import JobFailed, Ledger, reporting_readably
+from lllaunch.app.boundary import JobFailed, Ledger
 from lllaunch.errors import ConfigError, Problem
 
 WRONG = ConfigError((Problem("launch.tee", "'al'", "", expected="a mask"),))
@@ -132,20 +132,26 @@ def test_what_hydra_cannot_compose_is_said_in_a_line(capsys: pytest.CaptureFixtu
 def test_the_value_of_a_failed_job_is_raised_and_nothing_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with reporting_readably():
+    raised = JobFailed(3, "failed")
+
+    def app() -> None:
         # as Hydra makes one for each job
         job = hydra.core.utils.JobReturn()
-    job.return_value, job.status = JobFailed(3, "failed"), JobStatus.FAILED
-    with pytest.raises(JobFailed, match="failed"):
-        _ = job.return_value
+        job.return_value, job.status = raised, JobStatus.FAILED
+        with pytest.raises(JobFailed, match="failed"):
+            _ = job.return_value
+
+    ledger = Ledger()
+    assert ledger.run(app) is None
     assert capsys.readouterr().err == ""
     assert hydra.core.utils.JobReturn is JobReturn
 
 
 def test_hydra_lets_pass_why_an_app_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    def job() -> None:
-        raise JobFailed(3, "the run in d failed")
+    ledger = Ledger()
 
-    with reporting_readably(), pytest.raises(JobFailed):
-        hydra._internal.utils.run_and_report(job)
+    def job() -> None:
+        raise ledger.note(JobFailed(3, "the run in d failed"))
+
+    assert ledger.run(lambda: hydra._internal.utils.run_and_report(job)) == 3
     assert capsys.readouterr().err == ""

@@ -15,24 +15,28 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import JobFailed, reason_of, refusing
-from lllaunch.app.sweeping.aside import AsideFailed, aside_each
-from lllaunch.app.sweeping.batch import SweptJob, returned
-from lllaunch.app.sweeping.launching import check_sweeper, launches_once
+from lllaunch.app.job import Jobs, jobs_of
+from lllaunch.app.sweeping.launcher import (
+    SweptJob,
+    check_sweeper,
+    launches_once,
+    read_returned,
+)
 from lllaunch.app.sweeping.probes import (
-    ProbeProblem,
+    ComposerKilled,
     SweepRefused,
     choose,
     decides,
+    map_in_forks,
     probe,
     references,
 )
 from lllaunch.app.sweeping.resume import check, completed
-from lllaunch.app.sweeping.source import TaskSource
 from lllaunch.app.sweeping.sweeper import Grid, _dimensions, grid_of
 from lllaunch.config.sweep import sweep_settings
 from lllaunch.errors import ConfigError, OutputError, Problem
 from lllaunch.sweep.machine import SweepMachine
-from lllaunch.sweep.prepared import Broken
+from lllaunch.sweep.protocol import Broken
 
 
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=4))
@@ -65,7 +69,7 @@ def test_more_jobs_than_can_be_counted_are_refused() -> None:
 
 
 def aside(function: Callable[[], Any]) -> Any:
-    with contextlib.closing(aside_each(lambda _: function(), (None,), 1)) as answers:
+    with contextlib.closing(map_in_forks(lambda _: function(), (None,), 1)) as answers:
         return next(answers)
 
 
@@ -78,10 +82,10 @@ def test_the_jobs_of_a_locked_sweep_are_tried_on_all_cores(
     jobs.prepare = lambda *_: Broken(2, f"tried in {os.getpid()}")
     monkeypatch.setattr("lllaunch.app.sweeping.probes.asks_for_lock", lambda _: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    warmth: Any = None
+    spawners: Any = None
     for count, processes in ((1, 1), (40, 3)):
         with pytest.raises(SweepRefused) as refused:
-            probe(jobs, Grid([[f"x={x}" for x in range(count)]]), 0, warmth)
+            probe(jobs, Grid([[f"x={x}" for x in range(count)]]), 0, spawners)
         assert len(refused.value.faults) == count
         assert len({fault.why for fault in refused.value.faults.values()}) == processes
 
@@ -146,8 +150,8 @@ def test_hydra_is_asked_once_for_each_key() -> None:
 
 
 def test_what_is_wrong_with_many_jobs_is_told_once() -> None:
-    faults = {f"job {number}": ProbeProblem(2, "no\nnot at all") for number in range(9)}
-    error = SweepRefused({**faults, "job 10": ProbeProblem(1, "else")})
+    faults = {f"job {number}": Broken(2, "no\nnot at all") for number in range(9)}
+    error = SweepRefused({**faults, "job 10": Broken(1, "else")})
     assert error.exit_code == 2
     assert str(error).splitlines() == [
         "nothing was started",
@@ -173,14 +177,14 @@ def test_what_is_called_aside_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_many_things_aside_come_in_their_order() -> None:
-    assert list(aside_each(lambda item: item * item, range(7), 3)) == [0, 1, 4, 9, 16, 25, 36]
-    assert list(aside_each(lambda item: item, (), 3)) == []
-    pids = list(aside_each(lambda _: os.getpid(), range(4), 2))
+    assert list(map_in_forks(lambda item: item * item, range(7), 3)) == [0, 1, 4, 9, 16, 25, 36]
+    assert list(map_in_forks(lambda item: item, (), 3)) == []
+    pids = list(map_in_forks(lambda _: os.getpid(), range(4), 2))
     assert pids[0] == pids[2] != pids[1] == pids[3]
 
 
 def test_large_answers_that_nobody_waits_for_end_with_the_asking() -> None:
-    answers = aside_each(lambda item: b"x" * 1_000_000, range(100), 2)
+    answers = map_in_forks(lambda item: b"x" * 1_000_000, range(100), 2)
     assert len(next(answers)) == 1_000_000
     answers.close()  # type: ignore[attr-defined]
 
@@ -191,17 +195,17 @@ def test_an_error_of_ours_comes_from_aside_as_it_is() -> None:
             raise ConfigError((Problem("a", "2", "is too much"),))
         return item
 
-    found = aside_each(refuse, range(4), 2)
+    found = map_in_forks(refuse, range(4), 2)
     assert [next(found), next(found)] == [0, 1]
     with pytest.raises(ConfigError, match="a: 2 is too much"):
         next(found)
 
 
 def test_what_fails_aside_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(AsideFailed):
+    with pytest.raises(ComposerKilled):
         aside(lambda: 1 // 0)
     assert "ZeroDivisionError" in capfd.readouterr().err
-    with pytest.raises(AsideFailed):
+    with pytest.raises(ComposerKilled):
         aside(lambda: os._exit(0))
 
 
@@ -293,7 +297,7 @@ def test_the_value_of_a_failed_job_is_its_failure(capsys: pytest.CaptureFixture[
 
 def test_a_job_that_returned_nothing_has_no_value(tmp_path: Any) -> None:
     (tmp_path / "result.json").write_text('{"return_values": {}}')
-    assert returned(str(tmp_path)) is None
+    assert read_returned(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("text", ["{}", "[", None])
@@ -301,7 +305,7 @@ def test_a_result_that_is_none_is_an_error(tmp_path: Any, text: str | None) -> N
     if text is not None:
         (tmp_path / "result.json").write_text(text)
     with pytest.raises(OutputError, match=r"result\.json"):
-        returned(str(tmp_path))
+        read_returned(str(tmp_path))
 
 
 def test_what_is_wrong_ends_the_app_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,9 +326,10 @@ def test_a_reason_names_what_caused_it_once() -> None:
 def test_a_task_function_tells_what_stands_behind_it() -> None:
     def task(cfg: object) -> None: ...
 
-    assert TaskSource.of(task) is None
-    TaskSource(None, None).mark(task)
-    assert TaskSource.of(task) == TaskSource(None, None)
+    assert jobs_of(task) is None
+    jobs = Jobs(None)
+    jobs.mark(task)
+    assert jobs_of(task) is jobs
 
 
 def test_what_the_launch_node_refers_to_matters_too() -> None:

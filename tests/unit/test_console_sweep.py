@@ -17,10 +17,9 @@ from lllaunch.console.sweep import Reported, SweepConsole
 from lllaunch.console.table import cells, cut, decoded, padded
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
-from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import JobAnswered, Prepared
+from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
 from lllaunch.text import coloured, plain
 

@@ -12,10 +12,9 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.board import Board, lease_text, table_rows
 from lllaunch.console.sweep import change_lines
 from lllaunch.console.table import cells, short_overrides
-from lllaunch.sweep.output import JobPrinted, Tick
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Broken, JobAnswered, Prepared
+from lllaunch.sweep.protocol import Broken, JobAnswered, JobPrinted, Prepared, Tick
 
 J = v.JobState
 SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"

@@ -12,10 +12,14 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.run.events import isoformat
 from lllaunch.sweep.history import (
+    RETURN_LIMIT,
     JobHistory,
     SweepHistory,
     SweepResult,
+    read_result,
+    read_results,
     render_summary,
+    result_of,
     summary_of,
     write_summary,
 )
@@ -32,7 +36,6 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.results import RETURN_LIMIT, read_result, read_results, result_of
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND

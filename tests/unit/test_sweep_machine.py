@@ -160,7 +160,6 @@ def test_gpus_that_are_not_there_are_told_with_the_reason() -> None:
 def test_without_a_driver_there_are_cores() -> None:
     found = find_machine({}, nvml=FakeNvml(broken=True), cores=EIGHT_CORES)
     assert found.everything == Lease((), EIGHT_CORES.numbers)
-    assert "Driver Not Loaded" in found.no_gpus
     # There may be GPUs that NVML does not know: they are not hidden from the job.
     assert found.environment(Lease()) == {}
 

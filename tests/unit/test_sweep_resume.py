@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
@@ -44,9 +45,10 @@ def new(*overrides: str, config: Any = None) -> NewJob:
 def planned(before: list[OldJob], now: list[NewJob], **more: Any) -> ResumePlan:
     """Plans a resume; only jobs that have finished are composed."""
 
-    def compose(index: int, job: OldJob) -> NewJob:
-        assert job.finished
-        return now[index]
+    def compose(finished: Sequence[tuple[int, OldJob]]) -> Generator[NewJob, None, None]:
+        for index, job in finished:
+            assert job.finished
+            yield now[index]
 
     return plan_resume(before, [job.overrides for job in now], compose, **more)
 
@@ -213,9 +215,10 @@ def test_not_all_jobs_are_composed_to_say_that_all_have_changed() -> None:
     now = [new(f"lr={i}", config={"a": 2 if i > 9 else 1}) for i in range(200)]
     composed = []
 
-    def compose(index: int, job: OldJob) -> NewJob:
-        composed.append(index)
-        return now[index]
+    def compose(finished: Sequence[tuple[int, OldJob]]) -> Generator[NewJob, None, None]:
+        for index, _ in finished:
+            composed.append(index)
+            yield now[index]
 
     with pytest.raises(ConfigError) as caught:
         plan_resume(before, [job.overrides for job in now], compose)

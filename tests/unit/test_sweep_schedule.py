@@ -15,7 +15,7 @@ from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, cause_of
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.schedule import IMPOSSIBLE, TRANSITIONS, ImpossibleSweepFact, Scheduler
 
-FACTS: list[type] = list(v.Event.__args__)
+FACTS: list[type] = list(v.Fact.__args__)
 SIGINT, SIGTERM = 2, 15
 COMPOSE = v.ComposeNext()
 S, J = v.SweepState, v.JobState
@@ -32,7 +32,7 @@ class Sweep:
         self.scheduler = Scheduler(gpus(*range(size)), policy)
         assert self.tell(v.BeginSweep()) == (COMPOSE,)
 
-    def tell(self, fact: v.Event, now: float = 0.0) -> v.Decisions:
+    def tell(self, fact: v.Fact, now: float = 0.0) -> v.Decisions:
         return self.scheduler.handle(fact, now)
 
     def job(self, number: int, need: int) -> list[v.Decision]:
@@ -91,7 +91,7 @@ def test_an_impossible_fact_raises(state: v.SweepState, fact: type) -> None:
 
 
 @pytest.mark.parametrize("fact", [v.JobComposed(5, Need()), v.NoMoreJobs()])
-def test_nothing_is_composed_unasked(fact: v.Event) -> None:
+def test_nothing_is_composed_unasked(fact: v.Fact) -> None:
     sweep = Sweep(1)
     sweep.scheduler.composing = False
     with pytest.raises(ImpossibleSweepFact, match="not asked for"):
@@ -113,7 +113,7 @@ def test_nothing_is_composed_unasked(fact: v.Event) -> None:
         v.LeaseRefused(1, (), (0,)),
     ],
 )
-def test_a_fact_about_what_is_not_there_raises(fact: v.Event) -> None:
+def test_a_fact_about_what_is_not_there_raises(fact: v.Fact) -> None:
     sweep = Sweep(1, SweepPolicy(retry_delay=1.0))
     sweep.job(0, 1)
     sweep.end(0, 137, "signal")
@@ -562,7 +562,7 @@ def test_what_is_composed_too_late_is_broken_or_not_run() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
     sweep.tell(v.SweepSignalled(SIGINT))
-    late: dict[v.Event, v.JobState | None] = {
+    late: dict[v.Fact, v.JobState | None] = {
         v.JobBroken(1, 1): J.FAILED,
         v.JobComposed(1, Need()): None,
     }

@@ -73,7 +73,7 @@ class World:
         self.kept: tuple[int, set[tuple[int, int]]] | None = None
         self.tell(v.BeginSweep(len(script)))
 
-    # Books
+    # JobRecords
 
     def rank(self, number: int) -> tuple[bool, int]:
         return (self.jobs[number].attempts == 0, number)
@@ -104,7 +104,7 @@ class World:
 
     # What is told and decided
 
-    def tell(self, fact: v.Event) -> None:
+    def tell(self, fact: v.Fact) -> None:
         facts = [fact]
         while facts:
             fact = facts.pop(0)
@@ -119,12 +119,12 @@ class World:
                 facts += self.perform(decision)
         self.check()
 
-    def perform(self, decision: v.Decision) -> list[v.Event]:
+    def perform(self, decision: v.Decision) -> list[v.Fact]:
         if isinstance(decision, v.StartJob):
             refused = self.start(decision)
             if not self.failing:
                 return [] if refused is None else [refused]
-            blocked: list[v.Event] = [] if self.blocked else [v.Blocked("no")]
+            blocked: list[v.Fact] = [] if self.blocked else [v.Blocked("no")]
             self.blocked = True
             return [*blocked, v.JobNotStarted(decision.number)]
         if isinstance(decision, v.ComposeNext):
@@ -148,7 +148,7 @@ class World:
             self.killed = self.killed or isinstance(decision, v.KillJobs)
         return []
 
-    def start(self, decision: v.StartJob) -> v.Event | None:
+    def start(self, decision: v.StartJob) -> v.Fact | None:
         job, slots = self.jobs[decision.number], slots_of(decision.lease)
         assert not self.halted(), "started after a stop"
         assert not self.blocked or self.failing, "started though nothing can be"
@@ -451,7 +451,7 @@ def test_ten_thousand_jobs_on_sixty_four_gpus() -> None:
     """Nothing here grows with the number of jobs: what waits is bounded by what runs."""
     dice = random.Random(7)
     scheduler = Scheduler(machine(64, 256))
-    facts: list[v.Event] = [v.BeginSweep()]
+    facts: list[v.Fact] = [v.BeginSweep()]
     running: list[int] = []
     number = handled = most = 0
     end: v.FinishSweep | None = None

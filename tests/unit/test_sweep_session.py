@@ -8,9 +8,9 @@ import json
 import os
 import resource
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import pytest
 
@@ -30,7 +30,7 @@ from lllaunch.sweep.journal import (
     read_journal,
 )
 from lllaunch.sweep.resume import NewJob
-from lllaunch.sweep.session import Batch, SweepSession
+from lllaunch.sweep.session import Batch, JobToCompare, SweepSession
 
 COMMAND = ("+exp=resnet", "lr=0,1,2")
 NEVER = "9999-01-01T00:00:00.000000Z"
@@ -61,6 +61,9 @@ def jobs(*names: object) -> list[list[str]]:
     return [[f"lr={name}"] for name in names]
 
 
+Composed: TypeAlias = Generator[NewJob, None, None]
+
+
 def config(name: object, **more: Any) -> dict[str, Any]:
     return job_config({}, {"lr": str(name), **more})
 
@@ -73,16 +76,18 @@ def composed(number: int, name: object, **more: Any) -> ComposedRecord:
     )
 
 
-def compose_nothing(index: int, number: int, directory: str | None) -> NoReturn:
-    raise AssertionError(f"job {number} ({index}, {directory}) need not be composed")
+def compose_nothing(finished: Sequence[JobToCompare]) -> Composed:
+    yield from ()
+    assert not finished, "need not be composed"
 
 
 def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) -> Any:
-    def compose(index: int, number: int, directory: str | None) -> NewJob:
-        if told is not None:
-            told.append((index, number, directory))
-        canonical = config(wanted[index][0].partition("=")[2])
-        return NewJob(wanted[index], job_key(canonical), canonical)
+    def compose(finished: Sequence[JobToCompare]) -> Composed:
+        for index, number, directory in finished:
+            if told is not None:
+                told.append((index, number, directory))
+            canonical = config(wanted[index][0].partition("=")[2])
+            yield NewJob(wanted[index], job_key(canonical), canonical)
 
     return compose
 
@@ -291,11 +296,13 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
     before = (tmp_path / JOURNAL).read_bytes()
     wanted = jobs(*range(6))
 
-    def changed(index: int, number: int, directory: str | None) -> NewJob:
-        canonical = config(index, epochs=3)
-        return NewJob(wanted[index], job_key(canonical), canonical)
+    def changed(finished: Sequence[JobToCompare]) -> Composed:
+        for index, _, _ in finished:
+            canonical = config(index, epochs=3)
+            yield NewJob(wanted[index], job_key(canonical), canonical)
 
-    def broken(index: int, number: int, directory: str | None) -> NewJob:
+    def broken(finished: Sequence[JobToCompare]) -> Composed:
+        yield from ()
         raise ConfigError(())
 
     with resume(tmp_path) as session:

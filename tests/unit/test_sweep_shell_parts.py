@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import lllaunch.sweep.schedule as v
 from lllaunch.documents import Fields
 from lllaunch.run.result import ResultFile
-from lllaunch.sweep import prepared
-from lllaunch.sweep.bookkeeping import Books, _believed
+from lllaunch.sweep import protocol
+from lllaunch.sweep.history import believed
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -31,11 +31,19 @@ from lllaunch.sweep.journal import (
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine
-from lllaunch.sweep.output import LONGEST, JobPrinted, OutputPipe
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.prepared import Answer, Broken, Prepared, WarmKey
 from lllaunch.sweep.processes import ForkFailed, JobProcess
+from lllaunch.sweep.protocol import (
+    LONGEST,
+    Answer,
+    Broken,
+    JobPrinted,
+    OutputPipe,
+    Prepared,
+    SpawnerKey,
+)
+from lllaunch.sweep.session import JobRecords
 
 
 @pytest.mark.parametrize(
@@ -44,23 +52,25 @@ from lllaunch.sweep.processes import ForkFailed, JobProcess
         Broken(2, "why", ("a=1",), "dir"),
         Prepared(),
         Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}),
-        Prepared(warm=WarmKey(("torch", "x"), "/", (("A", None), ("B", "\udcff"))), patience=1.5),
+        Prepared(
+            warm=SpawnerKey(("torch", "x"), "/", (("A", None), ("B", "\udcff"))), patience=1.5
+        ),
     ],
 )
 def test_an_answer_survives_the_socket(answer: Answer) -> None:
-    got = prepared.decode(json.loads(json.dumps(prepared.encode(answer))))
+    got = protocol.decode(json.loads(json.dumps(protocol.encode(answer))))
     assert got == answer
     assert type(got) is type(answer)
 
 
 def test_the_payload_stays_in_the_job() -> None:
-    got = prepared.decode(prepared.encode(Prepared(payload=object())))
+    got = protocol.decode(protocol.encode(Prepared(payload=object())))
     assert got == Prepared()
 
 
 @pytest.mark.parametrize("lease", [Lease(), Lease(("a", "GPU-1"), (0, 7))])
 def test_a_lease_survives_the_socket(lease: Lease) -> None:
-    assert prepared.decode_lease(json.loads(json.dumps(prepared.encode_lease(lease)))) == lease
+    assert protocol.decode_lease(json.loads(json.dumps(protocol.encode_lease(lease)))) == lease
 
 
 @pytest.fixture
@@ -117,12 +127,12 @@ def test_the_kind_of_a_result(document: dict[str, object], kind: str) -> None:
 
 
 class Written:
-    """Books with a journal in a directory."""
+    """JobRecords with a journal in a directory."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
-        self.books = Books(self.journal)
+        self.writer = JobRecords(self.journal)
 
     def records(self) -> list[Record]:
         return [entry.record for entry in read_journal(self.journal.path)][1:]
@@ -141,12 +151,12 @@ def written(tmp_path: Path) -> Iterator[Written]:
 
 
 def begun(written: Written, directory: str = "", attempt: int = 0) -> JobProcess:
-    """A job that the books take for one that runs."""
+    """A job that the journal takes for one that runs."""
     job = JobProcess(5)
     job.answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
     job.answered = job.begun = True
     job.lease, job.pid, job.attempt = Lease(("g",)), 77, attempt
-    written.books.starts(job, job.answer)
+    written.writer.starts(job, job.answer)
     return job
 
 
@@ -182,34 +192,34 @@ def test_an_end_without_a_result(
     written: Written, code: int, state: str, cause: str | None
 ) -> None:
     job = begun(written)
-    assert written.books.ended(job, code) == v.JobEnded(5, code, cause)  # type: ignore[arg-type]
+    assert written.writer.ended(job, code) == v.JobEnded(5, code, cause)  # type: ignore[arg-type]
     assert written.records()[-1] == EndedRecord(5, 0, Result(state, code))
 
 
 def test_an_end_with_a_result(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="failed", exit_code=4, limit={"type": "Stalled", "text": "stalled"})
-    assert written.books.ended(job, 4) == v.JobEnded(5, 4, "hang", "stalled")
+    assert written.writer.ended(job, 4) == v.JobEnded(5, 4, "hang", "stalled")
     assert written.records()[-1] == EndedRecord(5, 0, Result("failed", 4, "stalled"))
 
 
 def test_who_is_killed_after_its_success_has_succeeded(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="succeeded", exit_code=0)
-    assert written.books.ended(job, 137) == v.JobEnded(5, 0)
+    assert written.writer.ended(job, 137) == v.JobEnded(5, 0)
 
 
 def test_who_is_killed_later_than_its_failure_was_killed(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="failed", exit_code=3, error="no")
-    assert written.books.ended(job, 137) == v.JobEnded(5, 137, "signal", "no")
+    assert written.writer.ended(job, 137) == v.JobEnded(5, 137, "signal", "no")
     assert written.records()[-1] == EndedRecord(5, 0, Result("signalled", 137, "no"))
 
 
 def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:
     written.result("5", state="succeeded", exit_code=0)
     job = begun(written, "5", attempt=1)
-    assert written.books.ended(job, 1) == v.JobEnded(5, 1, "failure")
+    assert written.writer.ended(job, 1) == v.JobEnded(5, 1, "failure")
     assert written.records()[-1] == EndedRecord(5, 1, Result("error", 1))
 
 
@@ -217,7 +227,7 @@ def test_a_success_counts_though_the_clock_was_set_back_while_the_job_ran(writte
     job = begun(written, "5")
     past = "1970-01-01T00:00:00.000000Z"
     written.result("5", state="succeeded", exit_code=0, ended=past)
-    assert written.books.ended(job, 0) == v.JobEnded(5, 0)
+    assert written.writer.ended(job, 0) == v.JobEnded(5, 0)
     assert written.records()[-1] == EndedRecord(5, 0, Result("succeeded", 0))
 
 
@@ -232,24 +242,24 @@ def test_who_cannot_or_need_not_be_composed_again_is_not_tried_again(
 ) -> None:
     job = JobProcess(5)
     job.answer, job.answered = answer, True
-    assert written.books.ended(job, 0) == end
+    assert written.writer.ended(job, 0) == end
     record = written.records()[-1]
     assert isinstance(record, EndedRecord)
     assert record.result.state == ("error" if end.exit_code else "succeeded")
 
 
 def test_a_death_while_composed_again_is_a_signal(written: Written) -> None:
-    assert written.books.ended(JobProcess(5), 137) == v.JobEnded(
+    assert written.writer.ended(JobProcess(5), 137) == v.JobEnded(
         5, 137, "signal", "its process ended (exit code 137) while it was composed again"
     )
 
 
 def test_what_is_settled_before_its_start(written: Written) -> None:
-    written.books.composed(1, Prepared(overrides=("a=1",)))
-    written.books.settled(v.Settle(1, v.JobState.NOT_RUN))
+    written.writer.composed(1, Prepared(overrides=("a=1",)))
+    written.writer.settled(v.Settle(1, v.JobState.NOT_RUN))
     assert written.records() == [ComposedRecord(1, ("a=1",), "", None), Skipped(1, "not_run")]
-    written.books.composed(2, Prepared(overrides=("a=2",)))
-    written.books.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
+    written.writer.composed(2, Prepared(overrides=("a=2",)))
+    written.writer.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
     assert written.records()[2:] == [
         ComposedRecord(2, ("a=2",), "", None),
         EndedRecord(2, 0, Result("error", 2, "needs 9 GPUs")),
@@ -260,7 +270,7 @@ SUCCEEDED, FAILED = Result("succeeded", 0), Result("failed", 3)
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "result", "believed"),
+    ("exit_code", "result", "expected"),
     [
         (0, SUCCEEDED, 0),
         (3, FAILED, 3),
@@ -276,9 +286,9 @@ SUCCEEDED, FAILED = Result("succeeded", 0), Result("failed", 3)
     ],
 )
 def test_a_job_has_succeeded_if_its_result_says_so(
-    exit_code: int, result: Result | None, believed: int
+    exit_code: int, result: Result | None, expected: int
 ) -> None:
-    assert _believed(exit_code, result) == believed
+    assert believed(exit_code, result) == expected
 
 
 def sweep_of_nothing(ticks: float | None = None) -> Sweep:
@@ -331,14 +341,14 @@ ENVIRONS = st.dictionaries(
 def test_a_key_tells_the_environment_but_for_the_gpus(
     environ: dict[str, str], outer: dict[str, str]
 ) -> None:
-    key = WarmKey.of(["m"], "/", environ, outer)
+    key = SpawnerKey.of(["m"], "/", environ, outer)
     assert "CUDA_VISIBLE_DEVICES" not in dict(key.changes)
     made = key.environ(outer)
     assert made.pop("CUDA_VISIBLE_DEVICES", None) == outer.get("CUDA_VISIBLE_DEVICES")
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     assert made == environ
     # jobs of one environment have one key
-    assert WarmKey.of(["m"], "/", key.environ(outer), outer) == key
+    assert SpawnerKey.of(["m"], "/", key.environ(outer), outer) == key
 
 
 def test_an_error_names_the_job() -> None:

@@ -30,7 +30,7 @@ from lllaunch.run.group import patience, spawner_environment
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Need, need_of
-from lllaunch.sweep.prepared import Broken, Prepared, WarmKey
+from lllaunch.sweep.protocol import Broken, Prepared, SpawnerKey
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -200,7 +200,7 @@ class Planned(NamedTuple):
     config: JobConfig
     spec: LaunchSpec
     identity: Mapping[str, Any]
-    warm: WarmKey | None
+    warm: SpawnerKey | None
     former: Callable[[], Mapping[str, Any]]
 
 
@@ -373,9 +373,9 @@ class SweepJobs:
         marks = {where: mark(text) for where, _, text in literals(own)}
         return {"$hidden": marks} if marks else {}
 
-    def _warm_key(self, spec: LaunchSpec) -> WarmKey | None:
+    def _warm_key(self, spec: LaunchSpec) -> SpawnerKey | None:
         user = self.composer.user
         if user is not None and user.forked:
             return None
         cwd = spec.spawner_cwd or spec.cwd
-        return WarmKey.of(spec.preload, cwd, spawner_environment(spec), self._environ)
+        return SpawnerKey.of(spec.preload, cwd, spawner_environment(spec), self._environ)

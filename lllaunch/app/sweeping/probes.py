@@ -1,4 +1,6 @@
-"""Jobs that are tried before any is started: what is wrong with them is wrong with the sweep.
+"""Jobs that are composed before any is started: tried, or compared with those of a resumed sweep.
+
+What is wrong with those that are tried is wrong with the sweep.
 
 Composing them all would take as long as a short sweep. So those are chosen that are likely to
 differ in what is checked: the first one, and one for each value that is swept of ``launch``, of
@@ -11,31 +13,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from omegaconf import OmegaConf
 
+from lllaunch.app.boundary import reason_of, without_variables
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.naming import job_name
-from lllaunch.app.sweeping.aside import aside_each
 from lllaunch.app.sweeping.jobs import Labels
 from lllaunch.config.plan import plan_hash
-from lllaunch.errors import LaunchError
+from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.exit_codes import ExitCode
+from lllaunch.linux.process import set_parent_death_signal
+from lllaunch.spawner import signals
+from lllaunch.spawner.forks import flush_streams, fork
+from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.pool import Need, never_fits
-from lllaunch.sweep.prepared import Broken
+from lllaunch.sweep.protocol import Broken
+from lllaunch.sweep.resume import NewJob
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
-    from lllaunch.errors import Problem
-    from lllaunch.sweep.prepared import WarmKey
-    from lllaunch.sweep.warmth import Warmth
+    from lllaunch.sweep.protocol import SpawnerKey
+    from lllaunch.sweep.session import JobToCompare
+    from lllaunch.sweep.spawner_pool import SpawnerPool
 
 MOST_PROBES = 32
 # Keys of the launch node whose values may be anything.
@@ -46,25 +56,11 @@ _SHOWN = 5
 _SHARE = 8
 
 
-class ProbeProblem(NamedTuple):
-    """What is wrong with a job.
-
-    Attributes:
-        exit_code: of a run of it alone.
-        why: for people.
-        problems: what of that is known to stand in a file.
-    """
-
-    exit_code: int
-    why: str
-    problems: tuple[Problem, ...] = ()
-
-
 class _Look(NamedTuple):
     """What composing a job has shown: what is wrong with it, its spawner, the hash of its plan."""
 
-    fault: ProbeProblem | None
-    warm: WarmKey | None = None
+    fault: Broken | None
+    warm: SpawnerKey | None = None
     plan: str = ""
 
 
@@ -76,7 +72,7 @@ class SweepRefused(LaunchError):
         faults: what is wrong, by name of the job.
     """
 
-    faults: Mapping[str, ProbeProblem]
+    faults: Mapping[str, Broken]
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
@@ -182,14 +178,16 @@ def _is_group(loader: ConfigLoader, key: str) -> bool:
     return name in loader.list_groups(parent)
 
 
-def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmth: Warmth) -> None:
+def probe(
+    jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, spawners: SpawnerPool
+) -> None:
     """Composes some jobs in a process of their own and looks whether they can run.
 
     Args:
         jobs: composes them.
         overrides: of all jobs.
         first: number of the first.
-        warmth: begins to preload for the first job that was tried.
+        spawners: begins to preload for the first job that was tried.
 
     Raises:
         SweepRefused: they cannot.
@@ -205,15 +203,15 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
     def look(index: int) -> _Look:
         answer = jobs.prepare(overrides[index], labels[index], first + index, None)
         if isinstance(answer, Broken):
-            return _Look(ProbeProblem(answer.exit_code, answer.why, answer.problems))
+            return _Look(answer)
         planned: Any = answer.payload
         why = never_fits(answer.need, room)
-        fault = ProbeProblem(int(ExitCode.CONFIG), why) if why else None
+        fault = Broken(int(ExitCode.CONFIG), why) if why else None
         return _Look(fault, answer.warm, plan_hash(planned.spec) if locked else "")
 
     # a process has its own imports to make: not for a few jobs
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // _SHARE)
-    with contextlib.closing(aside_each(look, chosen, processes)) as answers:
+    with contextlib.closing(map_in_forks(look, chosen, processes)) as answers:
         found = dict(zip(chosen, answers, strict=True))
     faults = {labels.name(index): each.fault for index, each in found.items() if each.fault}
     if faults:
@@ -222,4 +220,141 @@ def probe(jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, warmt
         jobs.admitted = {job_name(overrides[index]): each.plan for index, each in found.items()}
     warm = found[0].warm if found else None
     if warm is not None:
-        warmth.start(warm)
+        spawners.start(warm)
+
+
+def compared(
+    jobs: SweepJobs, overrides: Sequence[Sequence[str]], labels: Labels, sweep_dir: str
+) -> Callable[[Sequence[JobToCompare]], Generator[NewJob, None, None]]:
+    """Return what composes jobs that have finished, for comparison: as many at once as cores.
+
+    Args:
+        jobs: composes them.
+        overrides: of all jobs.
+        labels: the same, redacted.
+        sweep_dir: the sweep's directory, absolute.
+    """
+
+    def compose(job: JobToCompare) -> NewJob:
+        index, number, directory = job
+        try:
+            planned = jobs.plan(overrides[index], number, os.path.join(sweep_dir, directory))
+        except LaunchError:
+            raise
+        except Exception as error:
+            name = f"job {number} ({' '.join(labels[index])})"
+            reason = without_variables(reason_of(error))
+            problem = Problem(name, "", f"cannot be composed any more: {reason}")
+            raise ConfigError((problem,)) from error
+        former = job_key(planned.former())
+        return NewJob(labels[index], job_key(planned.identity), planned.identity, former)
+
+    processes = max(1, len(os.sched_getaffinity(0)))
+    return lambda finished: map_in_forks(compose, finished, processes)
+
+
+# In processes of their own, so that what they set and import is gone with them
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class ComposerKilled(LaunchError):
+    """A process that composes jobs ended without an answer."""
+
+    def __str__(self) -> str:
+        return "jobs were composed, and the process that did so was killed or failed"
+
+
+def map_in_forks(
+    function: Callable[[A], T], items: Sequence[A], processes: int
+) -> Generator[T, None, None]:
+    """Call a function with each of some items, in several forks of this process.
+
+    Close what this returns: in a finalizer an exception of a signal's handler would be lost.
+
+    Args:
+        function: what it returns can be pickled.
+        items: what it is called with.
+        processes: how many forks, at least 1.
+
+    Yields:
+        what it returned, in the order of the items.
+
+    Raises:
+        LaunchError: it raised that.
+        ComposerKilled: it raised something else, which standard error shows, or its process was
+            killed.
+    """
+    with contextlib.ExitStack() as stack:
+        pipes = [
+            stack.enter_context(_fork(function, items[place::processes]))
+            for place in range(min(processes, len(items)))
+        ]
+        for place in range(len(items)):
+            yield _answer_of(pipes[place % processes])
+
+
+@contextlib.contextmanager
+def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
+    """The pipe that a fork writes its answers to; the fork is gone afterwards."""
+    flush_streams()
+    read, write = os.pipe2(os.O_CLOEXEC)
+    parent, ignored = os.getpid(), signals.ignored_at_start()
+    pid = fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            _become(parent, ignored)
+            _answer(function, items, write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    try:
+        with os.fdopen(read, "rb") as file:
+            yield file
+    finally:
+        # one that has answered all is ending; the others are not wanted any more
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _become(parent: int, ignored: frozenset[signal.Signals]) -> None:
+    """In the fork: ends with the process that forked it, and only that tells it to."""
+    signals.leave_terminal(parent)  # Ctrl-C is for the launcher, which ends the fork then
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signals.reset(ignored, python=True)  # lifts the mask, too
+
+
+def _answer_of(pipe: IO[bytes]) -> Any:
+    try:
+        answer, error = pickle.load(pipe)  # noqa: S301 - of our own fork
+    except (EOFError, pickle.UnpicklingError):
+        raise ComposerKilled from None
+    if error is not None:
+        raise error
+    return answer
+
+
+def _answer(function: Callable[[A], object], items: Sequence[A], write: int) -> NoReturn:
+    """In the fork: never returns into the code that was forked."""
+    try:
+        # closed by the end of the process, when all is said on standard error, too
+        file = os.fdopen(write, "wb")
+        for item in items:
+            try:
+                answer: tuple[object, LaunchError | None] = (function(item), None)
+            except LaunchError as error:
+                answer = (None, error)
+            file.write(pickle.dumps(answer))
+            file.flush()
+    except BrokenPipeError:
+        # nobody wants the rest
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - see above
+        traceback.print_exc()
+        flush_streams()
+        os._exit(1)
+    os._exit(0)

@@ -81,13 +81,11 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
         grid = grid_of(config, context.config_loader, arguments)
     launcher.on_begin = lambda resumed: _save(config, resumed)
     returns = launcher.launch(grid, initial_job_idx=0)
-    assert launcher.launching is not None
-    launcher.launching.close()
-    if launcher.launching.exit_code != ExitCode.SUCCESS:
+    if launcher.exit_code != ExitCode.SUCCESS:
         # Hydra calls it only when nothing is raised, and this sweep has come to its end
         name = config.hydra.job.config_name
         context.callbacks.on_multirun_end(config=config, config_name=name)
-        raise AppEnded(launcher.launching.exit_code)
+        raise AppEnded(launcher.exit_code)
     return [returns]
 
 

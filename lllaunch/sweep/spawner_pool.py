@@ -21,29 +21,29 @@ from lllaunch.spawner.environment import Shared
 
 if TYPE_CHECKING:
     from lllaunch.spawner.protocol import Channel, Message
-    from lllaunch.sweep.prepared import WarmKey
+    from lllaunch.sweep.protocol import SpawnerKey
 
 
 # So many jobs may ask for others before a spawner makes room: environments that take turns keep
 # theirs.
-_OF_LATE = 16
+_RECENT = 16
 
 
-class _Kept:
+class _Pooled:
     """A spawner, and who uses it.
 
     Attributes:
         spawner: it.
         waiting: what waits for its preloads: the branch's end, and a pidfd of the job.
         jobs: pidfds of the jobs that have got a branch.
-        asked: the number of the job that asked for it last, of all that asked for one.
+        lent_at: which of all branches was the last that a job got of it.
     """
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
         self.waiting: list[tuple[socket.socket, int]] = []
         self.jobs: list[int] = []
-        self.asked = 0
+        self.lent_at = 0
 
     def idle(self) -> bool:
         """Return whether no job uses it."""
@@ -75,7 +75,7 @@ def _close(other: socket.socket, launcher: int) -> None:
     os.close(launcher)
 
 
-class Warmth:
+class SpawnerPool:
     """The warm spawners of a launcher; one thread uses them at a time.
 
     They outlive a sweep, for the next one of the same launcher, until `close`.
@@ -93,13 +93,13 @@ class Warmth:
         self._environ = dict(environ)
         self._limit = limit
         self._prestarted = prestarted
-        self._asked = 0
+        self._lent = 0
         # None: a job of this environment runs cold.
-        self._kept: dict[WarmKey, _Kept | None] = {}
+        self._pooled: dict[SpawnerKey, _Pooled | None] = {}
 
     def spawners(self) -> list[Spawner]:
-        """Those to wait for: they live, and `look` has something to do when one is readable."""
-        return [kept.spawner for kept in self._kept.values() if kept is not None]
+        """Those to wait for: they live, and `dispatch` has something to do when one is readable."""
+        return [pooled.spawner for pooled in self._pooled.values() if pooled is not None]
 
     def marks(self) -> list[str]:
         """The marks of all that they start."""
@@ -110,12 +110,12 @@ class Warmth:
         spare = [] if self._prestarted is None else [self._prestarted]
         return frozenset(spawner.pid for spawner in [*self.spawners(), *spare])
 
-    def start(self, key: WarmKey) -> None:
+    def start(self, key: SpawnerKey) -> None:
         """Start the spawner of an environment before a job wants it, if there is none."""
-        if key not in self._kept:
+        if key not in self._pooled:
             self._start(key)
 
-    def give(self, key: WarmKey, channel: Channel, job: int) -> None:
+    def lend(self, key: SpawnerKey, channel: Channel, job: int) -> None:
         """Send a job that begins its branch, if it does not run cold.
 
         Args:
@@ -123,40 +123,40 @@ class Warmth:
             channel: to the job.
             job: pidfd of its process.
         """
-        self._asked += 1
-        kept = self._kept[key] if key in self._kept else self._start(key)
-        if kept is None:
+        self._lent += 1
+        pooled = self._pooled[key] if key in self._pooled else self._start(key)
+        if pooled is None:
             return
-        kept.asked = self._asked
-        kept.idle()
+        pooled.lent_at = self._lent
+        pooled.idle()
         with contextlib.ExitStack() as undo:
             try:
-                branch = kept.spawner.new_branch()
+                branch = pooled.spawner.new_branch()
                 undo.callback(branch.close)
                 launcher = os.dup(job)
                 undo.callback(os.close, launcher)
-                kept.jobs.append(os.dup(job))
+                pooled.jobs.append(os.dup(job))
             except OSError:
                 # No descriptor is left.
                 return
             undo.pop_all()
         assert branch.other is not None
-        kept.waiting.append((branch.other, launcher))
-        header = {"branch": branch.mark, "soon": kept.spawner.ready}
+        pooled.waiting.append((branch.other, launcher))
+        header = {"branch": branch.mark, "soon": pooled.spawner.ready}
         channel.queue(header, fds=(branch.sock.detach(),), close_fds=True)
-        if kept.spawner.ready:
-            kept.hand_over()
+        if pooled.spawner.ready:
+            pooled.hand_over()
 
-    def branch_of(self, key: WarmKey, message: Message) -> Branch:
-        """In the job: what `give` has sent."""
+    def branch_of(self, key: SpawnerKey, message: Message) -> Branch:
+        """In the job: what `lend` has sent."""
         return Branch(
             socket.socket(fileno=message.fds[0]), self._shared(key), message.header["branch"]
         )
 
-    def _shared(self, key: WarmKey) -> Shared:
+    def _shared(self, key: SpawnerKey) -> Shared:
         return Shared(key.environ(self._environ), key.cwd, key.preload)
 
-    def _start(self, key: WarmKey) -> _Kept | None:
+    def _start(self, key: SpawnerKey) -> _Pooled | None:
         if len(self.spawners()) >= self._limit and not self._make_room():
             return None
         spawner, self._prestarted = self._prestarted, None
@@ -168,55 +168,55 @@ class Warmth:
             if spawner is not None:
                 spawner.close()
             return None
-        kept = self._kept[key] = _Kept(spawner)
-        return kept
+        pooled = self._pooled[key] = _Pooled(spawner)
+        return pooled
 
     def _make_room(self) -> bool:
         """End a spawner that no job uses, nor has asked for of late; False if there is none."""
-        for key, kept in self._kept.items():
-            if kept is not None and self._asked - kept.asked >= _OF_LATE and kept.idle():
-                del self._kept[key]
-                kept.drop()
-                kept.spawner.close()
+        for key, pooled in self._pooled.items():
+            if pooled is not None and self._lent - pooled.lent_at >= _RECENT and pooled.idle():
+                del self._pooled[key]
+                pooled.drop()
+                pooled.spawner.close()
                 return True
         return False
 
-    def look(self, ready: frozenset[int], tell: Callable[[SpawnerEvent], None]) -> None:
+    def dispatch(self, ready: frozenset[int], tell: Callable[[SpawnerEvent], None]) -> None:
         """Take note of what spawners say.
 
         Args:
             ready: descriptors that are readable.
             tell: gets it.
         """
-        for key, kept in list(self._kept.items()):
-            if kept is None or kept.spawner.fileno() not in ready:
+        for key, pooled in list(self._pooled.items()):
+            if pooled is None or pooled.spawner.fileno() not in ready:
                 continue
-            facts = kept.spawner.dispatch()
+            facts = pooled.spawner.dispatch()
             if any(isinstance(fact, (SpawnerGone, PreloadBroken)) for fact in facts):
-                self._kept[key] = None
-                kept.drop()
-                kept.spawner.close()
-            elif kept.spawner.ready:
-                kept.hand_over()
+                self._pooled[key] = None
+                pooled.drop()
+                pooled.spawner.close()
+            elif pooled.spawner.ready:
+                pooled.hand_over()
             for fact in facts:
                 tell(fact)
 
     def leave(self) -> None:
         """In a forked job: these are the launcher's."""
-        for kept in self._kept.values():
-            if kept is not None:
-                kept.drop()
-                kept.spawner.forget()
+        for pooled in self._pooled.values():
+            if pooled is not None:
+                pooled.drop()
+                pooled.spawner.forget()
         if self._prestarted is not None:
             self._prestarted.forget()
-        self._kept, self._prestarted = {}, None
+        self._pooled, self._prestarted = {}, None
 
     def close(self) -> None:
         """End all of them; idempotent."""
-        for kept in self._kept.values():
-            if kept is not None:
-                kept.drop()
-                kept.spawner.close()
+        for pooled in self._pooled.values():
+            if pooled is not None:
+                pooled.drop()
+                pooled.spawner.close()
         if self._prestarted is not None:
             self._prestarted.close()
-        self._kept, self._prestarted = {}, None
+        self._pooled, self._prestarted = {}, None

@@ -1,8 +1,13 @@
-"""What composing a job yields, and how that crosses the socket between a job and its launcher."""
+"""What the process of a job and its launcher say to each other: the answer, the lease, the lines.
+
+A job says first what composing it yielded (`Prepared`, `Broken`), and is sent its lease when it may
+begin. What it prints is read line by line, so that the output of parallel jobs never mixes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.errors import Problem
@@ -11,7 +16,7 @@ from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Lease, Need
 
 
-class WarmKey(NamedTuple):
+class SpawnerKey(NamedTuple):
     """What the workers of a job have in common, so that jobs can share a warm spawner.
 
     Attributes:
@@ -28,7 +33,7 @@ class WarmKey(NamedTuple):
     @classmethod
     def of(
         cls, preload: Sequence[str], cwd: str, environ: Mapping[str, str], outer: Mapping[str, str]
-    ) -> WarmKey:
+    ) -> SpawnerKey:
         """Returns the key of a spawner.
 
         Args:
@@ -69,7 +74,7 @@ class Prepared(NamedTuple):
     fingerprint: str | None = None
     config: Mapping[str, Any] | None = None
     payload: object = None
-    warm: WarmKey | None = None
+    warm: SpawnerKey | None = None
     patience: float | None = None
 
 
@@ -131,8 +136,8 @@ def decode(message: Mapping[str, Any]) -> Answer:
     )
 
 
-def _warm_key(preload: list[str], cwd: str, changes: list[list[str]]) -> WarmKey:
-    return WarmKey(tuple(preload), cwd, tuple((name, text) for name, text in changes))
+def _warm_key(preload: list[str], cwd: str, changes: list[list[str]]) -> SpawnerKey:
+    return SpawnerKey(tuple(preload), cwd, tuple((name, text) for name, text in changes))
 
 
 def record_of(number: int, answer: Answer, directory: str) -> ComposedRecord:
@@ -162,3 +167,107 @@ def decode_lease(message: Mapping[str, Any]) -> Lease:
     """Returns the lease of a message that `encode_lease` made."""
     gpus, cpus = message["start"]
     return Lease(tuple(gpus), tuple(cpus))
+
+
+# What it prints
+
+_BLOCK = 1 << 16
+# A longer line is told in parts: the launcher's memory stays bounded.
+LONGEST = 16 << 20
+
+
+class JobPrinted(NamedTuple):
+    """A job wrote a line. Told to the observer only.
+
+    Attributes:
+        number: of the job.
+        stream: 1 for standard output, 2 for standard error.
+        line: without its newline.
+    """
+
+    number: int
+    stream: int
+    line: bytes
+
+
+class Stopping(NamedTuple):
+    """The launcher is about to be stopped (Ctrl-Z): until it goes on, the terminal is a shell's.
+
+    Told to the observer only.
+    """
+
+
+class Tick(NamedTuple):
+    """All that has happened by now was told; after as long as ``ticks`` says at the latest.
+
+    Told to the observer only.
+    """
+
+
+class OutputPipe:
+    """A pipe that a job writes to, at the launcher's end.
+
+    Args:
+        number: of the job.
+        stream: 1 for standard output, 2 for standard error.
+    """
+
+    def __init__(self, number: int, stream: int) -> None:
+        self.number, self.stream = number, stream
+        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._line = bytearray()
+
+    def fileno(self) -> int:
+        """The descriptor to read from; -1 when nobody writes any more."""
+        return self._read
+
+    def close_write_end(self) -> None:
+        """Closes the job's end, in the launcher; idempotent."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def read(self, tell: Callable[[JobPrinted], None]) -> bool:
+        """Tells the lines that are there; whether something was."""
+        if self._read < 0:
+            return False
+        try:
+            block = os.read(self._read, _BLOCK)
+        except BlockingIOError:
+            return False
+        if not block:
+            self.close()
+            return False
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            tell(JobPrinted(self.number, self.stream, bytes(self._line + line)))
+            self._line.clear()
+        self._line += rest
+        if len(self._line) >= LONGEST:
+            self._tell_rest(tell)
+        return True
+
+    def finish(self, tell: Callable[[JobPrinted], None]) -> None:
+        """Tells all that is there, with a last line that has no newline, and closes.
+
+        What still has the pipe open, a process that the job left behind, is not waited for.
+        """
+        # As much as a pipe holds: somebody may write for ever.
+        for _ in range(LONGEST // _BLOCK):
+            if not self.read(tell):
+                break
+        if self._line:
+            self._tell_rest(tell)
+        self.close()
+
+    def _tell_rest(self, tell: Callable[[JobPrinted], None]) -> None:
+        tell(JobPrinted(self.number, self.stream, bytes(self._line)))
+        self._line.clear()
+
+    def close(self) -> None:
+        """Closes both ends; idempotent."""
+        self.close_write_end()
+        if self._read >= 0:
+            os.close(self._read)
+            self._read = -1

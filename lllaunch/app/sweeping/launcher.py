@@ -1,0 +1,699 @@
+"""A sweep of Hydra's, from the overrides of its jobs to what became of each: `launch`.
+
+What Hydra is told of a job is looked up when it is asked for, so that it costs nothing: a sweep of
+ten thousand jobs keeps neither configs nor return values. The first are composed again, the second
+read from result.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides, setup_globals
+from omegaconf import OmegaConf, open_dict, read_write
+
+from lllaunch import __version__
+from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
+from lllaunch.app.job import jobs_of
+from lllaunch.app.naming import as_written, is_of_a_moment
+from lllaunch.app.own_worker import UserFunction, end_script_at_launch
+from lllaunch.app.planning import locating
+from lllaunch.app.returned import load
+from lllaunch.app.sweeping.composing import LAUNCHER, Composer
+from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
+from lllaunch.app.sweeping.probes import compared, probe
+from lllaunch.app.sweeping.resume import check, command
+from lllaunch.config.read import register_resolvers
+from lllaunch.config.sweep import SweepSettings, sweep_settings
+from lllaunch.config.whole import redacted_overrides
+from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.wording import counted
+from lllaunch.errors import ConfigError, LaunchError, OutputError, Problem
+from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.hydra_compat import BASIC_SWEEPER
+from lllaunch.interrupts import remember_interrupts
+from lllaunch.results.index import remember
+from lllaunch.run.build import BuildQuery
+from lllaunch.run.directory import RESULT
+from lllaunch.run.outcome import ReturnValue
+from lllaunch.signal_source import STACKS_ON, SignalSource
+from lllaunch.sweep.directory import JOURNAL
+from lllaunch.sweep.history import read_result
+from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.loop import Sweep
+from lllaunch.sweep.machine import SweepMachine, find_machine
+from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
+from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
+from lllaunch.sweep.session import Batch, SweepSession
+from lllaunch.sweep.spawner_pool import SpawnerPool
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
+    from lllaunch.app.job import Jobs
+    from lllaunch.app.sweeping.composing import JobConfig
+
+# So many sweeps may begin in one directory in the same second.
+_MOST = 100
+# A live display shows times, and what a burst of changes has left undrawn.
+_TICK_SECONDS = 0.25
+
+
+def launch(
+    launcher: LllaunchLauncher, overrides: Sequence[Sequence[str]], first: int
+) -> list[JobReturn]:
+    """Run a batch of jobs to their ends; most sweepers ask for one.
+
+    Args:
+        launcher: Hydra's.
+        overrides: of each job.
+        first: number of the first.
+
+    Returns:
+        What became of each.
+
+    Raises:
+        SystemExit: nothing was started, or a signal ended the sweep.
+    """
+    # the script of a worker that has found another way to a launcher than the usual ones
+    end_script_at_launch(launcher.task_function)
+    # our own app has disabled it for its start
+    gc.enable()
+    remember_interrupts()
+    setup_globals()
+    register_resolvers()
+    with refusing():
+        if launcher.sweep is None:
+            launcher.sweep = HydraSweep.begin(launcher, overrides, first)
+        sweep = launcher.sweep
+        batch = sweep.number(overrides, first)
+        finish = sweep.run(batch)
+    if sweep.at_once:
+        sweep.close()
+    launcher.exit_code = launcher.exit_code or finish.exit_code
+    if finish.signum is not None:
+        raise AppEnded(finish.exit_code)
+    return [sweep.returned(batch, index) for index in range(len(overrides))]
+
+
+class JobBatch:
+    """Jobs that a sweeper asked for together.
+
+    Args:
+        overrides: of each.
+        labels: the same, redacted.
+        batch: their numbers, and what is known of them from before.
+        place: how many batches were before.
+
+    Attributes:
+        ends: what became of jobs, by number.
+        directories: where those that were composed have their result.json, by number.
+    """
+
+    def __init__(
+        self, overrides: Sequence[Sequence[str]], labels: Labels, batch: Batch, place: int
+    ) -> None:
+        self.overrides = overrides
+        self.labels = labels
+        self.numbers = batch.numbers
+        self.skipped = batch.skipped
+        self.place = place
+        self.ends: dict[int, Settle] = {}
+        self.directories = dict(batch.directories)
+        self._indices: Mapping[int, int] | None = None
+        if not isinstance(batch.numbers, range):
+            self._indices = {number: index for index, number in enumerate(batch.numbers)}
+
+    def index(self, number: int) -> int:
+        """Return the place of a job among the others."""
+        if self._indices is not None:
+            return self._indices[number]
+        return self.numbers.index(number)
+
+    def label(self, number: int) -> Sequence[str]:
+        """Return the overrides of a job, redacted."""
+        return self.labels[self.index(number)]
+
+    def to_run(self) -> list[int]:
+        """Return the numbers of the jobs that have not finished in an earlier launcher."""
+        return [number for number in self.numbers if number not in self.skipped]
+
+
+class HydraSweep:
+    """What a launcher has from its first batch of jobs to its last; made by `begin`.
+
+    Args:
+        jobs: composes and runs the jobs.
+        settings: of the launcher.
+        leases: what is leased of the machine.
+        session: the sweep's directory.
+        spawners: that jobs share.
+        command: how the app was called, if a resume needs no more than that; else empty.
+
+    Attributes:
+        at_once: whether the sweeper asks for all jobs at once, so that a resume can, too.
+    """
+
+    def __init__(
+        self,
+        jobs: SweepJobs,
+        settings: SweepSettings,
+        leases: Leases,
+        session: SweepSession,
+        spawners: SpawnerPool,
+        command: str,
+    ) -> None:
+        self.at_once = launches_once(jobs.composer.master)
+        self._jobs = jobs
+        self._settings = settings
+        self._leases = leases
+        self._session = session
+        self._spawners = spawners
+        self._command = command
+        self._resources = contextlib.ExitStack()
+        # which job runs in a directory
+        self._taken: dict[str, int] = {}
+        self._batches = 0
+        # the last of several, while the sweep's summary is not written and shown
+        self._open: JobBatch | None = None
+
+    @classmethod
+    def begin(
+        cls, launcher: LllaunchLauncher, overrides: Sequence[Sequence[str]], first: int
+    ) -> HydraSweep:
+        """Look whether the sweep can run, and take its directory; nothing is started.
+
+        Args:
+            launcher: Hydra's; all is given back when it is gone, or this process ends.
+            overrides: of each job of the first batch.
+            first: number of the first.
+
+        Raises:
+            LaunchError: it cannot run.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise NotInMainThread
+        config = launcher.config
+        with locating(launcher.hydra_context.config_loader, config):
+            settings, machine = read_settings(config)
+        ours = jobs_of(launcher.task_function)
+        user = _user(ours, launcher.task_function)
+        environ = dict(os.environ)
+        composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
+        jobs = SweepJobs(composer, launcher.task_function, machine, environ)
+        with contextlib.ExitStack() as undo:
+            spawners = SpawnerPool(environ, prestarted=None if ours is None else ours.spawner)
+            undo.callback(spawners.close)
+            query = BuildQuery.start(config.hydra.runtime.cwd)
+            undo.callback(query.close)
+            probe(jobs, overrides, first, spawners)
+            import_for_jobs()
+            session = begin_session(
+                config, settings.resume is not None, moves=launcher.on_begin is not None
+            )
+            undo.callback(session.close)
+            composer.sweep_dir = session.path
+            # once for all jobs
+            jobs.build = query.result(own=[session.path])
+            if launcher.on_begin is not None:
+                launcher.on_begin(session.resumed)
+            leases = Leases(machine, lock_cpus=settings.pin_cpus)
+            called = "" if ours is None else command()
+            sweep = cls(jobs, settings, leases, session, spawners, called)
+            undo.callback(sweep._conclude_quietly)
+            undo.callback(leases.close)
+            sweep._resources = undo.pop_all()
+        # Hydra does not tell a launcher when it is done
+        weakref.finalize(launcher, sweep.close)
+        return sweep
+
+    def close(self) -> None:
+        """Give everything back; idempotent."""
+        self._resources.close()
+
+    def number(self, overrides: Sequence[Sequence[str]], first: int) -> JobBatch:
+        """Give jobs their numbers; of a resumed sweep, those that they had.
+
+        Args:
+            overrides: of each job.
+            first: number of the first.
+
+        Raises:
+            LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot
+                be written to.
+        """
+        labels = Labels(overrides, marks=self._jobs.composer.users_own)
+        compose = compared(self._jobs, overrides, labels, self._session.path)
+        batch = self._session.plan(labels, first, compose)
+        self._batches += 1
+        return JobBatch(overrides, labels, batch, self._batches - 1)
+
+    def run(self, batch: JobBatch) -> FinishSweep:
+        """Run jobs, and write and say what became of them, however that ended.
+
+        Raises:
+            LaunchError: the sweep itself failed, or could not be written down.
+        """
+        self._open = batch
+        console = SweepConsole(machine=_machine_text(self._jobs.machine))
+        failure: LaunchError | None = None
+        finish: FinishSweep | None = None
+        # one that comes while the end is written and told does not keep that from being done
+        with (
+            SignalSource(quiet=STACKS_ON, stops=True) as signals,
+            contextlib.closing(console),
+        ):
+            console.began(
+                self._session.path,
+                len(batch.numbers),
+                batch.label,
+                len(batch.skipped),
+                common=self._common(batch),
+                policy=self._settings.policy,
+                batch=None if self.at_once else batch.place,
+            )
+            try:
+                finish = self._sweep(batch, console, signals)
+            except LaunchError as error:
+                failure = error
+            if self.at_once or finish is None or finish.signum is not None:
+                failure = self._conclude(batch, console, failure)
+            else:
+                self._session.write_now_and_then(batch.numbers, batch.label)
+            late = [signum for signum in signals.received() if signum != signals.quiet]
+        if failure is not None or finish is None:
+            assert failure is not None
+            raise failure
+        if late and finish.signum is None:
+            return replace(finish, signum=late[0], exit_code=for_signal(late[0]))
+        return finish
+
+    def _sweep(self, batch: JobBatch, console: SweepConsole, signals: SignalSource) -> FinishSweep:
+        def prepare(number: int) -> Prepared | Broken:
+            """In the process of a job: compose it."""
+            index = batch.index(number)
+            # where it was tried before, by this launcher or another
+            directory = batch.directories.get(number)
+            if directory is not None:
+                directory = os.path.join(self._session.path, directory)
+            labels, overrides = batch.labels[index], batch.overrides[index]
+            return self._jobs.prepare(overrides, labels, number, directory)
+
+        def observe(event: object) -> None:
+            if isinstance(event, Settle):
+                batch.ends[event.number] = event
+            elif isinstance(event, JobAnswered) and isinstance(event.answer, Prepared):
+                batch.directories[event.number] = event.answer.directory
+            console.observe(event)
+
+        sweep = Sweep(
+            self._jobs.machine,
+            self._settings.policy,
+            self._leases,
+            self._session.journal,
+            prepare,
+            self._jobs.execute,
+            observe,
+            batch.to_run(),
+            review=self._review,
+            warm=self._spawners,
+            captures=True,
+            pins=self._settings.pin_cpus,
+            ticks=_TICK_SECONDS if console.live else None,
+            label=batch.label,
+            full=console.awaited,
+            locks=self._session.locks,
+            signals=signals,
+        )
+        return sweep.run()
+
+    def _review(self, number: int, prepared: Prepared) -> Prepared | Broken:
+        """Refuse a job that would write where another one does."""
+        other = self._taken.setdefault(prepared.directory, number)
+        if other == number:
+            return prepared
+        why = (
+            f"hydra.sweep.subdir or launch.log_dir: job {number} would run in the directory of job "
+            f"{other} ({prepared.directory}); make it depend on the job, as ${{hydra:job.num}} does"
+        )
+        return Broken(ExitCode.CONFIG, why, prepared.overrides, prepared.directory)
+
+    def _conclude_quietly(self) -> None:
+        """Say what became of all batches; when this is called nothing can be raised any more."""
+        batch = self._open
+        if batch is None:
+            return
+        with contextlib.suppress(AppEnded), refusing():
+            console = SweepConsole(live=False)
+            with SignalSource(quiet=STACKS_ON), contextlib.closing(console):
+                console.began(
+                    self._session.path, 0, batch.label, common=self._common(batch), batch=1
+                )
+                failure = self._conclude(batch, console, None)
+            if failure is not None:
+                raise failure
+
+    def _conclude(
+        self, batch: JobBatch, console: SweepConsole, failure: LaunchError | None
+    ) -> LaunchError | None:
+        """Write and say what became of the sweep, of which this was the last batch.
+
+        Args:
+            batch: the last one.
+            console: says it.
+            failure: what the sweep has ended with, or None.
+
+        Returns:
+            That, or why the sweep's summary cannot be written.
+        """
+        self._open = None
+        result = self._session.result()
+        # before the console has its last word, which it may have to wait for
+        try:
+            self._session.write(result, batch.numbers, batch.label)
+        except OutputError as error:
+            failure = failure or error
+        if self.at_once:
+            console.finished(result, batch.numbers, resume=self._command)
+        else:
+            console.finished(result, resume=None)
+        tell_ci(self._session.path)
+        return failure
+
+    def _common(self, batch: JobBatch) -> frozenset[str]:
+        """Return the overrides that all jobs of the sweep have."""
+        labels = batch.labels
+        if not len(labels):
+            return frozenset()
+        common = set(labels[0])
+        if not self.at_once:
+            # what the jobs of one batch have in common may be what the sweeper chooses; what
+            # stands on the command line as it is in the job is not
+            stated = as_written(self._jobs.composer.master.hydra.overrides.task)
+            return frozenset(common.intersection(stated))
+        for index in range(1, len(labels)):
+            if not common:
+                break
+            common.intersection_update(labels[index])
+        return frozenset(common)
+
+    def returned(self, batch: JobBatch, index: int) -> JobReturn:
+        """Return what became of a job.
+
+        Args:
+            batch: that has been run.
+            index: of the job in it.
+        """
+        overrides, number = batch.overrides[index], batch.numbers[index]
+        skipped = batch.skipped.get(number)
+        failure = None
+        if skipped is not None:
+            directory = skipped.history.directory
+        else:
+            directory = batch.directories.get(number, "")
+            failure = _failure(batch.labels.name(index, number), batch.ends.get(number))
+        directory = os.path.join(self._session.path, directory) if directory else ""
+        composer = self._jobs.composer
+
+        def compose() -> JobConfig:
+            return composer.compose(overrides, number, directory)
+
+        return SweptJob(filter_overrides(overrides), directory, failure, compose)
+
+
+def _user(ours: Jobs | None, task_function: Callable[[Any], Any]) -> UserFunction | None:
+    """Return what workers run instead of the configured entrypoint, None for that.
+
+    Args:
+        ours: the jobs of an app of ours, None in a user's own.
+        task_function: Hydra's.
+    """
+    if ours is None:
+        return UserFunction.any(task_function)
+    return None if ours.function is None else UserFunction.importable(ours.function)
+
+
+# The sweep's settings
+
+
+class NotInMainThread(LaunchError):
+    """A sweep was asked for in another thread."""
+
+    def __str__(self) -> str:
+        return "a sweep is launched from the main thread only: its jobs end with the thread"
+
+
+_OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
+_CHOOSE_OURS = "use hydra/sweeper=lllaunch, which runs all jobs as one batch"
+
+
+def launches_once(config: DictConfig) -> bool:
+    """Whether the sweeper asks for all of its jobs at once.
+
+    Args:
+        config: what the sweep was composed to.
+    """
+    return _target(config) == _OURS or (
+        _target(config) == BASIC_SWEEPER and not _batch_size(config)
+    )
+
+
+def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
+    """Checks that the sweeper can do what the launcher is asked for.
+
+    Args:
+        config: what the sweep was composed to.
+        settings: of the launcher.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    problems = []
+    if settings.resume is not None and not launches_once(config):
+        message = "cannot be resumed with a sweeper that chooses jobs by the results of others"
+        if _target(config) == BASIC_SWEEPER:
+            message = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
+        problem = Problem("hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS)
+        problems.append(problem)
+    stated = OmegaConf.select(config, "hydra.launcher.on_failure")
+    if stated == "continue" and _target(config) == BASIC_SWEEPER and _batch_size(config):
+        message = (
+            "is not what Hydra's basic sweeper does with hydra.sweeper.max_batch_size: it ends "
+            "with the first batch in which a job fails"
+        )
+        problem = Problem("hydra.launcher.on_failure", "'continue'", message, _CHOOSE_OURS)
+        problems.append(problem)
+    if problems:
+        raise ConfigError(tuple(problems))
+
+
+def _target(config: DictConfig) -> str:
+    return str(OmegaConf.select(config, "hydra.sweeper._target_"))
+
+
+def _batch_size(config: DictConfig) -> object:
+    return OmegaConf.select(config, "hydra.sweeper.max_batch_size")
+
+
+T = TypeVar("T")
+
+
+def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
+    """Returns the launcher's settings, and what they let it lease.
+
+    Args:
+        config: what the sweep itself was composed to.
+
+    Raises:
+        ConfigError: something is wrong; it holds everything that is.
+    """
+    problems: dict[str, Problem] = {}
+
+    def attempt(step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem.key, problem)
+            return None
+
+    settings = attempt(lambda: sweep_settings(config.hydra.launcher, LAUNCHER))
+    # of settings that are wrong, what the machine has to do with can be looked at all the same
+    raw: Any = settings or OmegaConf.to_container(config.hydra.launcher)
+    gpus, cpus = (_of(raw, name) for name in ("gpus", "cpus"))
+    machine = attempt(lambda: find_machine(os.environ, gpus, cpus, key=LAUNCHER))
+    if settings is not None:
+        found = settings
+        sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
+        attempt(lambda: check(found.resume, sweep_dir, cwd))
+        attempt(lambda: check_sweeper(config, found))
+    if problems:
+        raise ConfigError(tuple(problems.values()))
+    assert settings is not None
+    assert machine is not None
+    return settings, machine
+
+
+def _of(settings: Any, name: str) -> Any:
+    return getattr(settings, name) if isinstance(settings, SweepSettings) else settings.get(name)
+
+
+# The sweep's directory
+
+
+def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSession:
+    """Takes the sweep's directory.
+
+    Hydra names directories after the second. Of sweeps that begin in the same one, the first gets
+    that name and the others get it with a number, if they may.
+
+    Args:
+        config: what the sweep was composed to; it says afterwards where the sweep is.
+        resume: whether the sweep that is there is gone on with.
+        moves: whether the sweeper lets the launcher choose another name.
+
+    Raises:
+        ConfigError, OutputError: as `SweepSession.begin` has it.
+    """
+    stated = os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
+    if resume or not moves or not is_of_a_moment(config.hydra.sweep):
+        return _begin(config, stated, resume)
+    for number in itertools.count():
+        place = f"{stated}-{number}" if number else stated
+        if os.path.lexists(os.path.join(place, JOURNAL)) and number < _MOST:
+            continue
+        try:
+            session = _begin(config, place, resume)
+        except ConfigError:
+            # another launcher was faster
+            if number >= _MOST:
+                raise
+            continue
+        if number:
+            node: Any = config.hydra.sweep
+            with read_write(node), open_dict(node):
+                node.dir = f"{node.dir}-{number}"
+        return session
+    raise AssertionError("unreachable")
+
+
+def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
+    session = SweepSession.begin(
+        place,
+        command=redacted_overrides(as_written(config.hydra.overrides.task)),
+        version=__version__,
+        resume=resume,
+        say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+    )
+    remember(session.path, config.hydra.runtime.cwd, os.environ)
+    return session
+
+
+# What Hydra is told of a job
+
+
+class SweptJob(JobReturn):
+    """What became of a job of a sweep.
+
+    Args:
+        overrides: of the job, as Hydra lists them.
+        directory: where its result.json is; empty if it never ran.
+        failure: why there is no return value; None if the job succeeded.
+        compose: composes the job again.
+    """
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        directory: str,
+        failure: JobFailed | None,
+        compose: Callable[[], JobConfig],
+    ) -> None:
+        self.overrides = list(overrides)
+        self.status = JobStatus.COMPLETED if failure is None else JobStatus.FAILED
+        self.task_name = JobRuntime.instance().get("name")
+        self._directory = directory
+        self._failure = failure
+        self._compose = compose
+
+    @property
+    def cfg(self) -> DictConfig:  # type: ignore[override]
+        """The job's config, composed again."""
+        return self._again().own()
+
+    @property
+    def hydra_cfg(self) -> DictConfig:  # type: ignore[override]
+        """Hydra's config of the job, composed again."""
+        found: DictConfig = OmegaConf.masked_copy(self._again().whole, "hydra")
+        return found
+
+    @property
+    def working_dir(self) -> str:  # type: ignore[override]
+        """Where the job worked: its output directory with ``hydra.job.chdir``."""
+        return self._again().where.cwd
+
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
+        """What rank 0 returned.
+
+        Raises:
+            JobFailed: the job did not succeed.
+            OutputError: the value cannot be read.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return load(read_returned(self._directory))
+
+    def _again(self) -> JobConfig:
+        before = HydraConfig.instance().cfg
+        try:
+            return self._compose()
+        finally:
+            HydraConfig.instance().cfg = before
+
+    def __repr__(self) -> str:
+        return f"SweptJob(overrides={self.overrides}, status={self.status.name})"
+
+
+def read_returned(directory: str) -> ReturnValue | None:
+    """Return what rank 0 of a run returned, as its result.json has it; None if that is nothing.
+
+    Raises:
+        OutputError: result.json cannot be read.
+    """
+    result = read_result(directory)
+    if result is None or "return_values" not in result.fields:
+        raise OutputError(os.path.join(directory, RESULT), "is not the result of a run")
+    return result.return_value()
+
+
+def _failure(name: str, end: Settle | None) -> JobFailed | None:
+    """The exception of a job that did not succeed, None of one that did."""
+    if end is None:
+        return JobFailed(ExitCode.ERROR, f"lllaunch: {name} was not run")
+    if end.state is JobState.SUCCEEDED:
+        return None
+    code = ExitCode.ERROR if end.exit_code is None else end.exit_code
+    if end.state is JobState.NOT_RUN:
+        return JobFailed(code, f"lllaunch: {name} was not run{_after(end.why)}")
+    return JobFailed(code, f"lllaunch: {name} failed (exit code {code}){_after(end.why)}")
+
+
+def _after(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def _machine_text(machine: SweepMachine) -> str:
+    parts = [counted(len(machine.gpus), "GPU")] if machine.gpus else []
+    return ", ".join([*parts, counted(len(machine.cpus), "core")])

@@ -1,0 +1,354 @@
+"""Every private name of Hydra and OmegaConf that lllaunch uses, and what it stands for.
+
+Both may change these in any release; a test names them all, and looks that each is still there.
+No other module uses one. What is imported here every Hydra app has imported before its plugins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+# what makes and calls the callbacks of a run
+from hydra._internal.callbacks import Callbacks
+
+# Hydra's config loader, which has no public constructor
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+# where a loader finds configs, and the interface of that
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+
+# a search path that can be filled anew
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+
+# the defaults list: all configs, in the order of merging
+from hydra._internal.defaults_list import (
+    DefaultsList,
+    _create_result_default,
+    _dfs_walk,
+    create_defaults_list,
+)
+
+# the state of an app, which `hydra.compose` uses
+from hydra._internal.hydra import Hydra
+
+# the search path of an app, with what plugins add to it
+from hydra._internal.utils import create_automatic_config_search_path
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.config_source import ConfigSource
+
+# what dictionaries and lists of OmegaConf have in common
+from omegaconf.basecontainer import BaseContainer
+
+if TYPE_CHECKING:
+    # the sweeper of grids
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.default_element import DefaultsTreeNode, InputDefault, ResultDefault
+    from hydra.core.override_parser.types import Override
+    from hydra.plugins.config_source import ConfigResult
+    from omegaconf import Container, DictConfig, ListConfig
+
+__all__ = [
+    "BasicSweeper",
+    "Callbacks",
+    "ConfigLoaderImpl",
+    "ConfigSearchPathImpl",
+    "DefaultsList",
+    "Hydra",
+    "IConfigRepository",
+    "create_automatic_config_search_path",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # looking for plugins Hydra executes the modules of its own once more: then is the time
+    if name == "BasicSweeper":
+        return importlib.import_module(BASIC_SWEEPER.rpartition(".")[0]).BasicSweeper
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# What the configs of Hydra's own launcher and sweeper name as ``_target_``.
+BASIC_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+# What Hydra looks up when it needs it
+
+
+class Seam(Enum):
+    """A global of one of Hydra's modules, in the place of which another object can stand."""
+
+    LOADER = "hydra._internal.hydra", "ConfigLoaderImpl"
+    """The class of the config loader of an app."""
+    CALLBACKS = "hydra._internal.hydra", "Callbacks"
+    """The class of what makes and calls the callbacks of a run or sweep."""
+    RUN_JOB = "hydra._internal.hydra", "run_job"
+    """Run the only job of a run."""
+    READ_PICKLE = "hydra.main", "_get_rerun_conf"
+    """Read the config of ``--experimental-rerun``."""
+    RUN_APP = "hydra.main", "_run_hydra"
+    """Do what a command line asks for."""
+    RUN_OTHER_APP = "hydra._internal.utils", "_run_hydra"
+    """The same, as other decorators than `hydra.main` find it."""
+    REPORT = "hydra._internal.utils", "run_and_report"
+    """Call a function, print what it raises and exit."""
+    RETURN = "hydra.core.utils", "JobReturn"
+    """The class of what a job returns."""
+    LOGGING = "hydra._internal.logging_config", "configure_logging"
+    """Make loggers and handlers of a config of Python's logging."""
+
+
+@contextlib.contextmanager
+def replaced(seams: Mapping[Seam, Callable[[Any], Any]]) -> Iterator[None]:
+    """Let other objects stand in the place of Hydra's in the block.
+
+    Args:
+        seams: for each the function that makes the other object of Hydra's own.
+    """
+    former = []
+    for seam in seams:
+        owner, name = _owner(seam)
+        former.append((owner, name, getattr(owner, name)))
+    try:
+        for (owner, name, own), make in zip(former, seams.values(), strict=True):
+            setattr(owner, name, make(own))
+        yield
+    finally:
+        for owner, name, own in former:
+            setattr(owner, name, own)
+
+
+def _owner(seam: Seam) -> tuple[Any, str]:
+    module, name = seam.value
+    # the function hydra.main hides the module of that name
+    return sys.modules.get(module) or importlib.import_module(module), name
+
+
+def take_over_apps(run: Callable[..., Any], start: Callable[..., Any]) -> None:
+    """Let calls of Hydra apps in this process go to other functions, for good.
+
+    Each is called with Hydra's own function, its arguments and its keyword arguments.
+
+    Args:
+        run: in the place of what does what a command line asks for.
+        start: in the place of `Hydra.run` and `Hydra.multirun`.
+    """
+    for seam in (Seam.RUN_APP, Seam.RUN_OTHER_APP):
+        # a script that has not imported hydra.main has no app that it would start
+        if seam.value[0] in sys.modules:
+            _wrap(*_owner(seam), run)
+    for name in ("run", "multirun"):
+        _wrap(Hydra, name, start)
+
+
+def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, args, kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def root_defaults() -> Any:
+    """Return the defaults list of Hydra's own root config, which every config begins with."""
+    return ConfigStore.instance().repo["hydra"]["config.yaml"].node.defaults
+
+
+# Composing
+
+
+class BoundedRepository(ConfigRepository):
+    """Where a loader finds configs, but each file is looked at before it is read.
+
+    Args:
+        search_path: where they are.
+        expect: called with the path of a file; raises if it is not to be read.
+    """
+
+    def __init__(self, search_path: ConfigSearchPath, expect: Callable[[str], None]) -> None:
+        super().__init__(search_path)
+        self._expect = expect
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Read a config; called by Hydra."""
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            self._expect(os.path.join(source.path, file_name(config_path)))
+        return super().load_config(config_path)
+
+
+class WatchedLoader(ConfigLoaderImpl):
+    """Hydra's config loader, with two moments of composing that a subclass may use."""
+
+    def look_at_search_path(
+        self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
+    ) -> None:
+        """Look at what is about to be added to the search path.
+
+        Args:
+            config_name: of the primary config.
+            overrides: of the command line.
+            repo: finds configs where the command line says.
+        """
+
+    def complete(self, config: DictConfig) -> None:
+        """Change what the files come to, before overrides are applied."""
+
+    def _process_config_searchpath(
+        self, config_name: str | None, parsed_overrides: Any, repo: Any
+    ) -> None:
+        self.look_at_search_path(config_name, parsed_overrides, repo)
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+    def _compose_config_from_defaults_list(self, *args: Any, **kwargs: Any) -> DictConfig:
+        config = super()._compose_config_from_defaults_list(*args, **kwargs)
+        self.complete(config)
+        return config
+
+
+def read_defaults(
+    loader: ConfigLoaderImpl, config_name: str | None, overrides: Sequence[str], *, sweep: bool
+) -> tuple[DefaultsList, IConfigRepository]:
+    """Return what a loader would compose, and where it finds it.
+
+    Args:
+        loader: left as it is.
+        config_name: of the primary config.
+        overrides: of the command line.
+        sweep: whether configs may be missing, as in a sweep itself.
+    """
+    parsed, repo = loader._parse_overrides_and_create_caching_repo(config_name, list(overrides))
+    found = create_defaults_list(
+        repo=repo,
+        config_name=config_name,
+        overrides_list=parsed,
+        prepend_hydra=True,
+        skip_missing=sweep,
+    )
+    return found, repo
+
+
+def walk_defaults(
+    found: DefaultsList, visit: Callable[[DefaultsTreeNode | None, InputDefault], None]
+) -> None:
+    """Visit the tree of a defaults list in the order of merging, each node with its parent."""
+    _dfs_walk(found.defaults_tree, visit)
+
+
+def default_of(parent: DefaultsTreeNode | None, node: InputDefault) -> ResultDefault | None:
+    """Return what a node of the tree becomes in the list; None if it is no config."""
+    return _create_result_default(parent, node)
+
+
+def merge_files(loader: ConfigLoaderImpl, found: DefaultsList, repo: Any) -> DictConfig:
+    """Return what the files of a defaults list come to, without overrides."""
+    return loader._compose_config_from_defaults_list(found.defaults, repo)
+
+
+def apply_overrides(loader: ConfigLoaderImpl, found: DefaultsList, config: DictConfig) -> None:
+    """Apply the overrides of values to a config."""
+    loader._apply_overrides_to_config(found.config_overrides, config)
+
+
+def file_name(config_path: str) -> str:
+    """Return the name of a config with its extension."""
+    return ConfigSource._normalize_file_name(config_path)
+
+
+class QuietReturn(JobReturn):
+    """What became of a job: Hydra's own, but reading the value of a failed one prints nothing."""
+
+    @property
+    def return_value(self) -> Any:
+        """What the task function returned.
+
+        Raises:
+            Exception: what it raised.
+        """
+        if self.status is JobStatus.FAILED:
+            raise self._return_value
+        return super().return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
+# OmegaConf
+
+
+def resolvers() -> dict[str, Any]:
+    """Return OmegaConf's own table of resolvers; there is no public way to put one back."""
+    found: dict[str, Any] = BaseContainer._resolvers
+    return found
+
+
+def own_node(container: DictConfig | ListConfig, key: Any) -> Any:
+    """Return the node at a key as it stands there, unresolved; None if there is none."""
+    return container._get_node(key, validate_access=False)
+
+
+def raw_value(node: Any) -> Any:
+    """Return what a node holds, unresolved."""
+    return node._value()
+
+
+def root_of(node: Any) -> Any:
+    """Return the config that a node is in."""
+    return node._get_root()
+
+
+def keeps_defaults_list(config: Container) -> bool:
+    """Return whether the defaults list of a config is still in it: it is a dataclass's."""
+    return bool(config._get_flag("HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"))
+
+
+# What messages say that exceptions do not
+
+
+class HydraMessage:
+    """Patterns of parts of Hydra's and OmegaConf's messages."""
+
+    DIRECTORY = re.compile(r"^\tprovider=.*, path=file://(.+)$", re.MULTILINE)
+    """A directory of the search path in which a config was looked for."""
+    CIRCLE = re.compile(r"Recursive interpolation detected\s+full_key: (\S+)")
+    """The key of a value that refers to itself."""
+    NOT_MERGED = re.compile(r"Error merging override \+*([^\s=]+)=([\[{]).*\s+Cannot merge ")
+    """An override with a list for a mapping, or the other way round."""
+    INCLUDED_BY = re.compile(r"In '([^']+)': ")
+    """The config whose defaults list names what is missing."""
+    TO_ADD = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
+    """A choice of a group of which nothing is chosen yet."""
+    NO_VALUE = re.compile(r"missing EQUAL")
+    """A word that should be an override has no ``=``."""
+    AROUND_DETAIL = re.compile(r"Error parsing override .*\n|\nSee https:.*")
+    """What stands around the detail of an override that cannot be parsed."""
+    NO_KEY = re.compile(r"Interpolation key '([^']+)' not found")
+    """The key that an interpolation names and the config does not have."""
+    NO_CONFIG = re.compile(r"Could not (?:find|load) '([^']+)'")
+    """A config that is not there."""
+    OPTIONS = re.compile(r"Available options in '[^']*':((?:\n\t\S+)*)")
+    """What there is in its group, each in a line."""
+    FULL_KEY = re.compile(r"full_key: (\S+)(?:\s+object_type=\S+)?")
+    """The key that an error of OmegaConf's is about."""
+    INCOMPLETE = re.compile(r"You must specify|Missing mandatory value")
+    """A config leaves a choice or a value to whoever uses it."""
+
+
+def is_unset(error: Exception, variable: str) -> bool:
+    """Return whether ``oc.env`` failed since a variable is not set."""
+    return f"{variable!r} not found" in str(error)
