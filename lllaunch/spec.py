@@ -6,16 +6,22 @@ replaces it per worker.
 
 from __future__ import annotations
 
+import functools
+import operator
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lllaunch.policies import RestartPolicy, WatchdogPolicy
 from lllaunch.std import Std
+from lllaunch.text import write_range
 
-StartMethod = Literal["forkserver", "spawn"]
+StartMethod = Literal["forkserver", "spawn", "fork"]
 EntrypointForm = Literal["function", "script", "module", "program"]
+
+Path = tuple[str | int, ...]
+"""Of a value in the ``launch`` node: ``("args", 3)``, ``("env", "HF_TOKEN")``."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +72,22 @@ class LaunchSpec:
         kwargs: keyword arguments of a function; empty for the other forms.
         nproc: number of workers on this node, at least 1.
         role: name of the worker group, ``default`` unless set.
-        start_method: ``forkserver`` or ``spawn``.
+        start_method: ``forkserver`` or ``spawn``; ``fork`` for a function that workers cannot
+            import, which are forked from the process that has it.
         preload: modules that the spawner imports before it forks.
+        derived_preload: what it imports after them, since the kind of the run asks for it; in no
+            plan.
         cwd: working directory of the workers, absolute.
         spawner_cwd: that of the preloads, absolute; empty for the workers'. Runs that have it in
             common can share a spawner.
         env: variables set for every worker, on top of the launcher's.
-        env_per_rank: the same per local rank, stronger than ``env``.
-        secrets: names of variables in ``env`` and ``env_per_rank`` whose values are never
-            written, each with the text that stands for it (``${oc.env:NAME}``).
-        hidden: values of arguments that are secrets, and so are replaced wherever they turn up,
-            each with the text that stands for it.
+        derived_env: variables that follow from the rest and from where it runs, stronger than
+            ``env``; in no plan.
+        env_per_rank: variables of some workers by their local ranks, stronger than both. Ranges
+            may reach beyond ``nproc`` where the machine decides on it.
         redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
         tee: streams that are shown as well, by local rank, every rank listed.
-        local_ranks_filter: ranks whose output reaches the console; None for all.
+        local_ranks_filter: ranks whose output reaches the console, in order; None for all.
         duplicate_stdout_filters: lines of teed stdout holding one of these go to
             ``filtered_stdout.log`` as well.
         duplicate_stderr_filters: the same for stderr.
@@ -97,7 +105,11 @@ class LaunchSpec:
             than the experiment.
         output_dir: Hydra's output directory of the job, absolute.
         runtime_cwd: the directory that the command was given in, absolute.
-        redacted: the plan as it may be written: the ``launch`` node, canonical and without secrets.
+        sources: by path in the plan, what stands there in place of a value: of one that must not
+            be written the text that it comes from (``${oc.env:NAME}``), and of one that the machine
+            decides on what the config says.
+        arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
+            empty for keyword arguments.
     """
 
     entrypoint: Entrypoint
@@ -109,13 +121,13 @@ class LaunchSpec:
     role: str = "default"
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
+    derived_preload: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    env_per_rank: Mapping[int, Mapping[str, str]] = field(default_factory=dict, repr=False)
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    hidden: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env_per_rank: Mapping[range, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    derived_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     redirects: Mapping[int, Std] = field(default_factory=dict)
     tee: Mapping[int, Std] = field(default_factory=dict)
-    local_ranks_filter: frozenset[int] | None = None
+    local_ranks_filter: tuple[range, ...] | None = None
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     log_line_prefix: str | None = None
@@ -135,4 +147,43 @@ class LaunchSpec:
     output_dir: str = ""
     runtime_cwd: str = ""
     spawner_cwd: str = ""
-    redacted: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[Path, Any] = field(default_factory=dict)
+    arg_keys: tuple[Path, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """All modules that the spawner imports before it forks."""
+        return (*self.preload, *self.derived_preload)
+
+    def withheld(self) -> Iterator[tuple[Path, str, str]]:
+        """Yield what is passed to workers and must not be written.
+
+        Yields:
+            Path in the config, value, and the text that the value comes from.
+        """
+        nodes: dict[str | int, Any] = {
+            "args": self.kwargs or self.args,
+            "env": self.env,
+            "env_per_rank": {rank_key(ranks): env for ranks, env in self.env_per_rank.items()},
+        }
+        for path, source in self.sources.items():
+            if path[0] in nodes:
+                value = functools.reduce(operator.getitem, path, nodes)
+                yield self.config_path(path), str(value), str(source)
+
+    def config_path(self, path: Path) -> Path:
+        """Return the path in the config of what a value of the plan was made from."""
+        place = path[1] if path[0] == "args" and len(path) > 1 else None
+        if not self.arg_keys or not isinstance(place, int):
+            return path
+        return ("args", *self.arg_keys[place], *path[2:])
+
+    def env_of(self, local_rank: int) -> dict[str, str]:
+        """Return all variables of one worker, on top of the launcher's."""
+        own = (env for ranks, env in self.env_per_rank.items() if local_rank in ranks)
+        return {**self.env, **self.derived_env, **next(own, {})}
+
+
+def rank_key(ranks: range) -> int | str:
+    """Return how a plan names local ranks: ``3`` or ``"1-7"``."""
+    return ranks.start if len(ranks) == 1 else write_range(ranks)

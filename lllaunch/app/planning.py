@@ -121,16 +121,14 @@ def plan_job(
     if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
         # not the working directory of one job, so that all jobs of a sweep share a spawner
         spec = replace(spec, cwd=where.cwd, spawner_cwd=spec.cwd)
-        spec = replace(spec, redacted={**spec.redacted, "cwd": where.cwd})
     spec = importing_from_runtime_cwd(spec, environ)
     if user is None:
         return spec
     # imported once, in the spawner, instead of in every worker
-    preload = (*spec.preload, *user.preload)
-    spec = replace(spec, entrypoint=user.entrypoint, preload=preload)
+    spec = replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
     if user.forked:
         _expect_forks(spec, user)
-        spec = replace(spec, redacted={**spec.redacted, "start_method": "fork"})
+        spec = replace(spec, start_method="fork")
     return spec
 
 
@@ -211,7 +209,7 @@ def modules_of(spec: LaunchSpec) -> list[str]:
     """Modules that a config names: what they belong to is worth knowing the version of."""
     entrypoint = spec.entrypoint
     named = [entrypoint.name] if entrypoint.form in {"function", "module"} else []
-    return [*spec.preload, *named]
+    return [*spec.imports, *named]
 
 
 def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
@@ -226,7 +224,7 @@ def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> 
         return spec
     paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, paths))
-    return replace(spec, env={**spec.env, "PYTHONPATH": path})
+    return replace(spec, derived_env={**spec.derived_env, "PYTHONPATH": path})
 
 
 def _searched() -> list[str]:

@@ -118,7 +118,7 @@ def review_run(composed: Composition) -> Reviewed:
         spec = composed.plan(config)
     raw: Any = OmegaConf.to_container(config, resolve=False)
     origins = composed.origins()
-    told, name = OriginAnnotator(origins, raw.get("launch") or {}), name_of(spec, config)
+    told, name = OriginAnnotator(origins, spec), name_of(spec, config)
     return Reviewed(spec, raw, name, "", _directory(raw, "run"), told, lambda: origins)
 
 
@@ -151,9 +151,7 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         raw: Any = OmegaConf.to_container(job.whole, resolve=False)
         # the first one is shown whole, the others by what differs
         origins = functools.cache(functools.partial(_origins, composed, master, overrides))
-        told = OriginAnnotator(
-            Origins({}) if found else origins(), raw.get("launch") or {}, sweeps=True
-        )
+        told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
         name, place = name_of(spec, job.whole), _directory(raw, "sweep")
         found.append(Reviewed(spec, raw, name, job_name(overrides), place, told, origins))
     if reasons:

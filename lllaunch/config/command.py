@@ -13,7 +13,7 @@ from lllaunch.config.locate import Located, NameStatus, locate, locate_main, mis
 from lllaunch.config.settings import read_call, read_command_line
 from lllaunch.config.tree import BROKEN, Tree, has_secrets
 from lllaunch.secret_names import is_secret_name
-from lllaunch.spec import Entrypoint
+from lllaunch.spec import Entrypoint, Path
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INTERPRETERS = re.compile(r"(python[\d.]*|torchrun)\s+")
@@ -235,23 +235,14 @@ class EntrypointCall:
     Attributes:
         entrypoint: `NO_ENTRYPOINT` if there is none or something is wrong with it.
         args: positional arguments, secrets withheld.
+        arg_keys: of each of them, the path below ``args`` of what it was made from.
         kwargs: keyword arguments, secrets withheld.
     """
 
     entrypoint: Entrypoint = NO_ENTRYPOINT
     args: tuple[Tree, ...] = ()
+    arg_keys: tuple[Path, ...] = ()
     kwargs: Mapping[str, Tree] = field(default_factory=dict)
-
-    def written_args(self) -> Tree:
-        """The arguments as a plan has them: keywords sorted, since their order means nothing."""
-        return _sorted(dict(self.kwargs)) if self.kwargs else list(self.args) or None
-
-
-def _sorted(value: Tree) -> Tree:
-    if isinstance(value, dict):
-        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, str(item[0])))
-        return {key: _sorted(item) for key, item in items}
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def read_call_of(
@@ -277,10 +268,13 @@ def read_call_of(
     if args is BROKEN:
         return EntrypointCall(named)
     if parsed.form != "function":
-        return EntrypointCall(named, tuple(read_command_line(args, args_key, findings)))
+        words = read_command_line(args, args_key, findings)
+        texts, keys = (tuple(word[part] for word in words) for part in (0, 1))
+        return EntrypointCall(named, texts, keys)
     positional, keywords = read_call(args, args_key, findings)
     named = replace(named, decided=located is not None and located.signature is not None)
-    call = EntrypointCall(named, tuple(positional), keywords)
+    places = tuple((place,) for place in range(len(positional)))
+    call = EntrypointCall(named, tuple(positional), places, keywords)
     _check_fit(located, call, args_key, findings)
     return call
 

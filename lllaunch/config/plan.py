@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-from lllaunch.config.tree import escape
-from lllaunch.spec import LaunchSpec
+from lllaunch.config.restart import written_restart
+from lllaunch.config.tree import conceal
+from lllaunch.config.values import format_duration, write_mask
+from lllaunch.config.watchdog import written_policy
+from lllaunch.spec import LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import identity
 
 _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)(?:[eE][-+]?\d+)?$")
@@ -231,10 +235,48 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     """The plan of a run as plain data, made anew.
 
     Returns:
-        Under ``launch`` that node, decided and redacted, with its entrypoint.
+        Under ``launch`` that node, decided and redacted, in the order of the schema.
     """
-    entrypoint = spec.redacted.get("entrypoint") or escape(spec.entrypoint.text) or None
-    return {"launch": {**spec.redacted, "entrypoint": entrypoint}}
+    shown = spec.local_ranks_filter
+    node = {
+        "entrypoint": spec.entrypoint.text or None,
+        # the order of keywords means nothing
+        "args": _sorted(spec.kwargs) if spec.kwargs else list(spec.args) or None,
+        "nproc": spec.nproc,
+        "role": spec.role,
+        "start_method": spec.start_method,
+        "preload": list(spec.preload),
+        "cwd": spec.cwd,
+        "env": spec.env,
+        "env_per_rank": {rank_key(ranks): env for ranks, env in spec.env_per_rank.items()},
+        "redirects": write_mask(spec.redirects),
+        "tee": write_mask(spec.tee),
+        "local_ranks_filter": None if shown is None else [rank_key(ranks) for ranks in shown],
+        "duplicate_stdout_filters": list(spec.duplicate_stdout_filters),
+        "duplicate_stderr_filters": list(spec.duplicate_stderr_filters),
+        "log_line_prefix": spec.log_line_prefix,
+        "log_dir": spec.log_dir,
+        "grace_period": format_duration(spec.grace_period),
+        "signals": [signum.name for signum in spec.signals],
+        "watchdog": written_policy(spec.watchdog),
+        "max_restarts": spec.max_restarts,
+        "restart": written_restart(spec.restart),
+        "resources": spec.resources._asdict(),
+        "virtual_local_rank": spec.virtual_local_rank,
+        "run_id": spec.run_id,
+    }
+    launch: dict[str, Any] = {name: conceal(value) for name, value in node.items()}
+    for path, source in spec.sources.items():
+        *above, last = path
+        functools.reduce(operator.getitem, above, cast("Any", launch))[last] = source
+    return {"launch": launch}
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, str(item[0])))
+        return {key: _sorted(item) for key, item in items}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def default_run_id(output_dir: str) -> str:

@@ -56,8 +56,9 @@ from lllaunch.config.tree import (
     BROKEN,
     Tree,
     Withheld,
+    conceal,
+    has_secrets,
     leaf_items,
-    leaves,
     reveal,
     shorten,
     value_at,
@@ -71,20 +72,18 @@ from lllaunch.config.values import (
     check_within,
     count_cpus,
     count_gpus,
-    format_duration,
     nproc_word,
     overlap,
     parse_duration,
     parse_mask,
     parse_nproc,
     parse_ranks,
-    write_mask,
 )
 from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.macros import names_in
-from lllaunch.secret_names import is_secret, is_secret_name
-from lllaunch.spec import LaunchSpec
+from lllaunch.secret_names import is_secret_name
+from lllaunch.spec import LaunchSpec, Path, rank_key
 from lllaunch.std import Std
 from lllaunch.supervisor.environ import CONTRACT_NAMES
 from lllaunch.text import write_range
@@ -94,8 +93,6 @@ MOST_STEPS = 20_000
 
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:\s*)?(\.*)([A-Za-z_][\w.\[\]]*)\s*[},]")
 _PARTS = re.compile(r"[.\[\]]+")
-
-Path = tuple[str, ...]
 
 
 def endless(root: Mapping[Any, Any]) -> Iterator[str]:
@@ -114,9 +111,9 @@ def endless(root: Mapping[Any, Any]) -> Iterator[str]:
 class _Steps:
     def __init__(self, root: Mapping[Any, Any]) -> None:
         self._root = root
-        self._known: dict[Path, int] = {}
+        self._known: dict[tuple[str, ...], int] = {}
 
-    def of(self, path: Path, text: str) -> int:
+    def of(self, path: tuple[str, ...], text: str) -> int:
         """Steps that resolving a text takes, or a number beyond `MOST_STEPS`."""
         waiting = [(path, text)]
         while waiting:
@@ -133,7 +130,7 @@ class _Steps:
             waiting.pop()
         return self._known[path]
 
-    def _targets(self, path: Path, text: str) -> Iterator[tuple[Path, str]]:
+    def _targets(self, path: tuple[str, ...], text: str) -> Iterator[tuple[tuple[str, ...], str]]:
         for dots, name in _REFERENCE.findall(text):
             parts = tuple(part for part in _PARTS.split(name) if part)
             to = (*path[: len(path) - len(dots)], *parts) if dots else parts
@@ -337,7 +334,6 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         The spec; of use only if nothing was found.
     """
     env = read_env(settings["env"], settings.key_of("env"), settings.findings)
-    settings.decide_parts("env", env)
     nproc = _read_nproc(settings, env, around)
     variables = _Variables(env, _read_env_per_rank(settings, nproc))
     cwd = settings.scalar(
@@ -348,32 +344,71 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     place = _place(cwd, variables, nproc, around)
     call = _read_call(settings, place, around)
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path))
+    masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
     more: dict[str, Any] = {
         **_read_names(settings, around),
-        **_read_output(settings, nproc),
+        **_read_output(settings, masks, nproc),
         **_read_ending(settings),
     }
     return LaunchSpec(
         entrypoint=call.entrypoint,
         args=tuple(reveal(list(call.args))),
+        arg_keys=call.arg_keys,
         kwargs=reveal(dict(call.kwargs)),
         nproc=nproc or 1,
         cwd=cwd,
         preload=preload,
         env=reveal(env),
-        env_per_rank={
-            rank: reveal(own)
-            for ranks, own in variables.per_rank.items()
-            # where their number is not known, a range may be huge
-            for rank in range(ranks.start, min(ranks.stop, nproc or 1))
-        },
-        secrets=_sources(env, *variables.per_rank.values()),
-        hidden=_hidden(settings["args"]),
+        env_per_rank={ranks: reveal(own) for ranks, own in variables.per_rank.items()},
         output_dir=around.output_dir,
         runtime_cwd=around.runtime_cwd,
-        redacted=settings.plan(),
+        sources={
+            **_left_to_machine(settings, masks),
+            **_sources_of_settings(settings),
+            **_sources_of_arguments(call, variables),
+        },
         **more,
     )
+
+
+_PASSED = frozenset({"args", "env", "env_per_rank"})
+_MAPPINGS = frozenset({"watchdog", "restart", "resources"})
+
+
+def _sources_of_settings(settings: Settings) -> dict[Path, Any]:
+    """Return what stands in a plan for settings that hold secrets.
+
+    A mapping is taken apart, unless its preset is one: what that says is not written either.
+    """
+    found: dict[Path, Any] = {}
+    for name in KEYS:
+        tree = settings[name]
+        if name in _PASSED or not has_secrets(tree):
+            continue
+        if name in _MAPPINGS and isinstance(tree, dict) and not has_secrets(tree.get("preset")):
+            parts = {part: conceal(item) for part, item in tree.items() if has_secrets(item)}
+            found |= {(name, part): text for part, text in parts.items()}
+        else:
+            found[(name,)] = conceal(tree)
+    return found
+
+
+def _sources_of_arguments(call: EntrypointCall, variables: _Variables) -> dict[Path, Any]:
+    """Return what stands in a plan for secrets in what is passed to workers, leaf by leaf."""
+    passed = {
+        "args": dict(call.kwargs) or list(call.args),
+        "env": variables.common,
+        "env_per_rank": {rank_key(ranks): env for ranks, env in variables.per_rank.items()},
+    }
+    return {path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
+
+
+def _left_to_machine(settings: Settings, masks: Mapping[str, Mask]) -> dict[Path, Any]:
+    """Return what stands in a plan for what the machine decides: plans are the same on all."""
+    word = nproc_word(reveal(settings["nproc"]))
+    if not word:
+        return {}
+    return {("nproc",): word, **{(name,): mask.text for name, mask in masks.items()}}
 
 
 def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: HostContext) -> int | None:
@@ -388,44 +423,12 @@ def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: HostContext
             return None
         return parse_nproc(value, cpus=count_cpus, gpus=gpus)
 
-    nproc = settings.scalar("nproc", read, None)
-    if _left_to_machine(settings):
-        # a plan is the same on all machines
-        settings.decide("nproc", nproc_word(reveal(settings["nproc"])))
-    return nproc
-
-
-def _left_to_machine(settings: Settings) -> bool:
-    """Whether the number of workers is another one on another machine."""
-    return bool(nproc_word(reveal(settings["nproc"])))
+    return settings.scalar("nproc", read, None)
 
 
 def _read_env_per_rank(settings: Settings, nproc: int | None) -> dict[range, dict[str, Tree]]:
     name = "env_per_rank"
-    per_rank = read_env_per_rank(settings[name], settings.key_of(name), nproc, settings.findings)
-    settings.decide_parts(name, {_written(ranks): env for ranks, env in per_rank.items()})
-    return per_rank
-
-
-def _written(ranks: range) -> int | str:
-    return ranks.start if len(ranks) == 1 else write_range(ranks)
-
-
-def _sources(*envs: Mapping[str, Tree]) -> dict[str, str]:
-    return {
-        name: value.source
-        for env in envs
-        for name, value in env.items()
-        if isinstance(value, Withheld)
-    }
-
-
-def _hidden(arguments: Tree) -> dict[str, str]:
-    return {
-        str(leaf.value): leaf.source
-        for key, leaf in leaves(arguments, "")
-        if isinstance(leaf, Withheld) and is_secret(str(leaf.value), key, leaf.source)
-    }
+    return read_env_per_rank(settings[name], settings.key_of(name), nproc, settings.findings)
 
 
 def _place(cwd: str, variables: _Variables, nproc: int | None, around: HostContext) -> SearchPlace:
@@ -455,8 +458,6 @@ def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> E
         findings.add(settings.key_of("entrypoint"), entrypoint, unfit)
     elif entrypoint is not BROKEN:
         call = read_call_of(entrypoint, settings["args"], place, around.key, findings)
-    settings.decide("entrypoint", call.entrypoint.text or None)
-    settings.decide_parts("args", call.written_args())
     return call
 
 
@@ -487,17 +488,14 @@ def _read_names(settings: Settings, around: HostContext) -> dict[str, Any]:
     }
 
 
-def _read_output(settings: Settings, nproc: int | None) -> dict[str, Any]:
-    masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
+def _read_output(
+    settings: Settings, masks: Mapping[str, Mask], nproc: int | None
+) -> dict[str, Any]:
     tee = masks["tee"].by_rank(nproc or 1)
     files = masks["redirects"].by_rank(nproc or 1)
     # What is shown is read from the file.
-    redirects = {rank: Std(std | tee[rank]) for rank, std in files.items()}
-    varies = _left_to_machine(settings)
-    settings.decide("tee", masks["tee"].text if varies else write_mask(tee))
-    settings.decide("redirects", masks["redirects"].text if varies else write_mask(redirects))
     return {
-        "redirects": redirects,
+        "redirects": {rank: Std(std | tee[rank]) for rank, std in files.items()},
         "tee": tee,
         "local_ranks_filter": _read_ranks_filter(settings, nproc),
         "duplicate_stdout_filters": settings.each("duplicate_stdout_filters", read_text),
@@ -514,7 +512,7 @@ def _read_mask(settings: Settings, name: str, nproc: int | None) -> Mask:
     return mask
 
 
-def _read_ranks_filter(settings: Settings, nproc: int | None) -> frozenset[int] | None:
+def _read_ranks_filter(settings: Settings, nproc: int | None) -> tuple[range, ...] | None:
     name = "local_ranks_filter"
     if settings[name] is None:
         return None
@@ -525,14 +523,10 @@ def _read_ranks_filter(settings: Settings, nproc: int | None) -> frozenset[int] 
             check_within(ranks, nproc)
         return ranks
 
-    parts = settings.each(name, read)
-    settings.decide(name, [_written(part) for part in _joined(parts)])
-    if nproc is None:
-        return None  # the ranges have no bound that is known, and could be huge
-    return frozenset(rank for part in parts for rank in part)
+    return _joined(settings.each(name, read))
 
 
-def _joined(ranges: Sequence[range]) -> list[range]:
+def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
     """Ranges in order, without overlaps and gaps of none."""
     found: list[range] = []
     for ranks in sorted(ranges, key=lambda each: each.start):
@@ -541,13 +535,13 @@ def _joined(ranges: Sequence[range]) -> list[range]:
             found.append(range(last.start, max(last.stop, ranks.stop)))
         else:
             found.append(ranks)
-    return found
+    return tuple(found)
 
 
 def _read_ending(settings: Settings) -> dict[str, Any]:
     return {
-        "grace_period": settings.scalar("grace_period", parse_duration, 0.0, format_duration),
-        "signals": settings.each("signals", read_signal, lambda signum: signum.name),
+        "grace_period": settings.scalar("grace_period", parse_duration, 0.0),
+        "signals": settings.each("signals", read_signal),
         "watchdog": read_watchdog(settings),
         "max_restarts": settings.scalar("max_restarts", read_count, 0),
         "restart": read_restart(settings),
@@ -586,9 +580,7 @@ def resolve(
         key: name of the launch node.
         outer: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
             in `lllaunch.config.launcher_schema.LAUNCH_FIELDS` are weaker than those under ``key``
-            and stronger than the schema's defaults; null there is nothing. A value under ``key``
-            that Hydra may have composed from the schema, since it equals the default, is weaker
-            still, unless an override of the job names its key.
+            and stronger than the schema's defaults; null there is nothing.
         searched: directories and packages that configs were looked for in, for a message.
         entrypoint_required: False where the workers run a function of the caller's own; then the
             config may name neither an entrypoint nor arguments, and ``LaunchSpec.entrypoint`` is

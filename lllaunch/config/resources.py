@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lllaunch.config.fields import Unfit, known_items, read_count
 from lllaunch.config.settings import Settings
-from lllaunch.config.tree import BROKEN, has_secrets, reveal
+from lllaunch.config.tree import BROKEN, reveal
 from lllaunch.spec import Resources
 
 RESOURCE_KEYS = Resources._fields
@@ -20,7 +20,7 @@ SYNONYMS = {
 
 
 def read_resources(settings: Settings) -> Resources:
-    """Reads ``resources``, and keeps all that it means for the plan.
+    """Reads ``resources``.
 
     Args:
         settings: of the launch node; what is wrong goes to their findings.
@@ -36,10 +36,7 @@ def read_resources(settings: Settings) -> Resources:
         if reveal(item) is not None and item is not BROKEN:
             number = findings.attempt(f"{key}.{name}", item, read_count)
             values.update({} if number is None else {name: number})
-    resources = Resources(**values)
-    own = {name: item for name, item in items.items() if has_secrets(item)}
-    settings.decide_parts("resources", {**resources._asdict(), **own})
-    return resources
+    return Resources(**values)
 
 
 def _refuse(value: object) -> None:

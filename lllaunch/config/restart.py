@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from lllaunch.config.fields import Findings, Unfit, known_items, read_choice, read_each
 from lllaunch.config.settings import Settings
-from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal, show
+from lllaunch.config.tree import BROKEN, Tree, reveal, show
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
 
@@ -36,7 +36,7 @@ _CAUSES = f"a list of causes ({', '.join(RESTART_CAUSES)})"
 
 
 def read_restart(settings: Settings) -> RestartPolicy:
-    """Reads ``restart``, and keeps all that it means for the plan.
+    """Reads ``restart``.
 
     Args:
         settings: of the launch node; what is wrong goes to their findings.
@@ -58,8 +58,6 @@ def read_restart(settings: Settings) -> RestartPolicy:
     else:
         policy = RestartPolicy(**values)
         _check_delays(policy, items, key, findings)
-    own = {name: item for name, item in items.items() if has_secrets(item)}
-    settings.decide_parts("restart", {**_written(policy), **own})
     return policy
 
 
@@ -115,7 +113,8 @@ def _check_delays(
     findings.add(f"{key}.delay", items["delay"], unfit)
 
 
-def _written(policy: RestartPolicy) -> dict[str, Tree]:
+def written_restart(policy: RestartPolicy) -> dict[str, Any]:
+    """All settings of a policy, in their order, as a config would say them."""
     return {
         "on": [cause for cause in RESTART_CAUSES if cause in policy.on],
         "delay": format_duration(policy.delay),

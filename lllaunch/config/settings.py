@@ -1,4 +1,4 @@
-"""The settings of a launch node: each is read once, and what it came to is kept for the plan."""
+"""The settings of a launch node, by name, and the arguments of what the workers run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from lllaunch.config.fields import Findings, Unfit, no_such_name, read_each
-from lllaunch.config.schema import KEYS, PER_WORKER, UNPLANNED
-from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaves, reveal
+from lllaunch.config.schema import KEYS, PER_WORKER
+from lllaunch.config.tree import BROKEN, Tree, Withheld, leaves, reveal
 from lllaunch.macros import WORKER_NAMES, names_in
+from lllaunch.spec import Path
 
 
 def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dict[str, Tree]]:
@@ -33,7 +34,11 @@ def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dic
     return [], dict(tree or {})
 
 
-def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Tree]:
+Word = tuple[Tree, Path]
+"""A word of a command line, and the path below ``args`` of what it was made from."""
+
+
+def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Word]:
     """Arguments of a script, module or program.
 
     Args:
@@ -45,15 +50,13 @@ def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Tree]:
         findings: takes what is wrong.
 
     Returns:
-        Texts, those that are secrets withheld.
+        Its words; texts that are secrets are withheld.
     """
     if isinstance(tree, list):
-        items = ((f"{key}[{index}]", item) for index, item in enumerate(tree))
-        texts = [_text(item, where, findings) for where, item in items]
-        return [text for text in texts if text is not None]
+        return _words(tree, (), key, findings)
     if not _is_mapping_or_none(tree, key, findings):
         return []
-    words: list[Tree] = []
+    words: list[Word] = []
     for name, value in (tree or {}).items():
         words += _option(name, value, f"{key}.{name}", findings)
     return words
@@ -66,7 +69,7 @@ def _is_mapping_or_none(tree: Tree, key: str, findings: Findings) -> bool:
     return False
 
 
-def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Tree]:
+def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Word]:
     if not isinstance(name, str) or not name or any(c.isspace() or c in "=\0" for c in name):
         unfit = Unfit("the name of an option, text without blanks and '='", "quote it")
         findings.add(key, name, unfit)
@@ -74,14 +77,18 @@ def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Tre
     plain = reveal(value)
     if plain is None or plain is False or plain == []:
         return []
-    flag = name if name.startswith("-") else f"--{name}"
+    flag: Word = (name if name.startswith("-") else f"--{name}", (name,))
     if plain is True:
         return [flag]
-    items = [(key, value)]
     if isinstance(value, list):
-        items = [(f"{key}[{index}]", item) for index, item in enumerate(value)]
-    texts = [_text(item, where, findings) for where, item in items]
-    return [flag, *(text for text in texts if text is not None)]
+        return [flag, *_words(value, (name,), key, findings)]
+    text = _text(value, key, findings)
+    return [flag] if text is None else [flag, (text, (name,))]
+
+
+def _words(items: list[Tree], path: Path, key: str, findings: Findings) -> list[Word]:
+    texts = [_text(item, f"{key}[{index}]", findings) for index, item in enumerate(items)]
+    return [(text, (*path, index)) for index, text in enumerate(texts) if text is not None]
 
 
 def _text(value: Tree, key: str, findings: Findings) -> Tree:
@@ -128,7 +135,6 @@ class Settings:
         self.findings = findings
         self._tree = dict(tree)
         self._keys = keys
-        self._plan: dict[str, Any] = {}
         for name in KEYS:
             self._check_worker_names(name)
 
@@ -139,33 +145,13 @@ class Settings:
         """The dotted key of a setting."""
         return self._keys[name]
 
-    def plan(self) -> dict[str, Any]:
-        """What has been decided, without secrets, in the order of the schema."""
-        return {name: self._plan.get(name) for name in KEYS if name not in UNPLANNED}
-
-    def decide(self, name: str, tree: Tree) -> None:
-        """Keeps what a setting came to; of a value with secrets, what was written."""
-        written = self._tree[name]
-        self._plan[name] = conceal(written if has_secrets(written) else tree)
-
-    def decide_parts(self, name: str, tree: Tree) -> None:
-        """Keeps what a setting came to, whose secrets are marked leaf by leaf."""
-        self._plan[name] = conceal(tree)
-
-    def scalar(
-        self,
-        name: str,
-        read: Callable[[Any], T],
-        default: T,
-        write: Callable[[T], Any] = lambda value: value,
-    ) -> T:
+    def scalar(self, name: str, read: Callable[[Any], T], default: T) -> T:
         """Reads a setting that is one value.
 
         Args:
             name: of the setting.
             read: reads the value; raises `Unfit`.
             default: what it is if it is null, and where it is wrong.
-            write: turns it into what a plan says.
         """
         tree = self._tree[name]
         plain = reveal(tree)
@@ -173,23 +159,16 @@ class Settings:
             value: T | None = default
         else:
             value = self.findings.attempt(self.key_of(name), tree, read)
-        value = default if value is None else value
-        self.decide(name, write(value))
-        return value
+        return default if value is None else value
 
-    def each(
-        self, name: str, read: Callable[[object], T], write: Callable[[T], Any] = str
-    ) -> tuple[T, ...]:
+    def each(self, name: str, read: Callable[[object], T]) -> tuple[T, ...]:
         """Reads a setting that is a list.
 
         Args:
             name: of the setting.
             read: reads one element; raises `Unfit`.
-            write: turns an element into what a plan says.
         """
-        values = read_each(self._tree[name], self.key_of(name), self.findings, read)
-        self.decide(name, [write(value) for value in values])
-        return values
+        return read_each(self._tree[name], self.key_of(name), self.findings, read)
 
     def _check_worker_names(self, name: str) -> None:
         tree, key = self._tree[name], self.key_of(name)

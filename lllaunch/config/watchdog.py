@@ -18,7 +18,7 @@ from lllaunch.config.fields import (
 )
 from lllaunch.config.schema import DEFAULT, PRESETS
 from lllaunch.config.settings import Settings
-from lllaunch.config.tree import BROKEN, Tree, has_secrets, reveal
+from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
 from lllaunch.policies import WatchdogPolicy
 
@@ -56,33 +56,24 @@ _SMALLEST = 1024**2
 
 
 def read_watchdog(settings: Settings) -> WatchdogPolicy:
-    """Reads ``watchdog``, and keeps all that it means for the plan.
+    """Reads ``watchdog``.
 
     Args:
         settings: of the launch node; what is wrong goes to their findings.
     """
     tree, key, findings = settings["watchdog"], settings.key_of("watchdog"), settings.findings
     if not isinstance(tree, dict):
-        policy = findings.attempt(key, tree, _read_scalar) or WatchdogPolicy()
-        # A name that came from the environment is not written, nor is what it says.
-        settings.decide("watchdog", written_policy(policy))
-        return policy
+        return findings.attempt(key, tree, _read_scalar) or WatchdogPolicy()
     names = ("preset", *WATCHDOG_KEYS)
     items = known_items(tree, key, names, SYNONYMS, findings)
     preset = items.pop("preset", None)
     base = PRESETS[DEFAULT]
     if preset is not None:
         base = findings.attempt(f"{key}.preset", preset, _read_preset) or WatchdogPolicy()
-    policy = _changed(base, items, key, findings)
-    if has_secrets(preset):
-        settings.decide("watchdog", tree)
-    else:
-        own = {name: item for name, item in items.items() if has_secrets(item)}
-        settings.decide_parts("watchdog", {**written_policy(policy), **own})
-    return policy
+    return _changed(base, items, key, findings)
 
 
-def written_policy(policy: WatchdogPolicy) -> dict[str, Tree]:
+def written_policy(policy: WatchdogPolicy) -> dict[str, Any]:
     """All settings of a policy, in their order, as a config would say them."""
     values = {name: _write(name, getattr(policy, name)) for name in WATCHDOG_KEYS}
     reported = {name: {"after": values[name], "action": "report"} for name in policy.report}
@@ -210,7 +201,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
 _LIMITS = frozenset({"timeout", "run_timeout", "stall", "heartbeat", "memory"})
 
 
-def _write(name: str, value: Any) -> Tree:
+def _write(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
     return format_size(value) if name == "memory" else format_duration(value)

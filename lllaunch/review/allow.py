@@ -28,7 +28,7 @@ from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
 
 Path = tuple[Any, ...]
 
@@ -405,13 +405,9 @@ def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> li
 
 def _variables(spec: LaunchSpec) -> dict[str, Any]:
     """Variables of workers, by the key of the node that sets them."""
-    launch = spec.redacted
-    per_rank = launch.get("env_per_rank", spec.env_per_rank)
-    per_rank = per_rank if isinstance(per_rank, Mapping) else {}
-    return {
-        "launch.env": launch.get("env", spec.env),
-        **{f"launch.env_per_rank.{ranks}": env for ranks, env in per_rank.items()},
-    }
+    per_rank = spec.env_per_rank.items()
+    named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
+    return {"launch.env": spec.env, **named}
 
 
 class _Judge:
@@ -477,8 +473,7 @@ class _Judge:
             named["launch.cwd"] = spec.cwd
         for key, path in named.items():
             # of a directory that the environment names, the name is not shown
-            hidden = holds_env(spec.redacted.get(key.partition(".")[2]))
-            self.directory(key, path, hidden=hidden)
+            self.directory(key, path, hidden=(key.partition(".")[2],) in spec.sources)
 
     def directory(self, key: str, path: str, *, hidden: bool) -> None:
         place = self._place(path) if path else ""
@@ -489,8 +484,7 @@ class _Judge:
         self._refuse(key, shown, message, "paths", wanted)
 
     def preload(self, spec: LaunchSpec) -> None:
-        written = spec.redacted.get("preload")
-        hidden = any(map(holds_env, written if isinstance(written, list) else [written]))
+        hidden = ("preload",) in spec.sources
         for module in spec.preload:
             ours = module.startswith("lllaunch.")
             if not ours and not any(fits(each, module) for each in self._policy.preload):

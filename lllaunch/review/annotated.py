@@ -13,6 +13,7 @@ from lllaunch.config.provenance import Lines, lines_of
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import Mask, parse_mask, parse_ranks
 from lllaunch.review.lock import VisibleDumper
+from lllaunch.spec import LaunchSpec
 from lllaunch.std import Std
 
 _NAMES = {"stdout": Std.OUT, "stderr": Std.ERR}
@@ -138,26 +139,22 @@ class OriginAnnotator:
 
     Args:
         origins: of the config that it was decided from.
-        launch: the node ``launch`` of that config, as it was given: which arguments have names.
+        spec: the run; which of its arguments have names.
         sweeps: whether it is of a sweep, where ``hydra.launcher`` has defaults.
     """
 
-    def __init__(self, origins: Origins, launch: Mapping[Any, Any], sweeps: bool = False) -> None:
+    def __init__(self, origins: Origins, spec: LaunchSpec, sweeps: bool = False) -> None:
         self._origins = origins
-        args = launch.get("args")
-        self._names = frozenset(map(str, args)) if isinstance(args, dict) else frozenset()
+        self._spec = spec
         self._sweeps = sweeps
 
-    def chain(self, path: Path, plan: Mapping[str, Any]) -> tuple[Link, ...]:
+    def chain(self, path: Path) -> tuple[Link, ...]:
         """Returns the origin of a value of a plan, and of what that refers to.
 
         Args:
             path: of the value, such as ``("launch", "args", 3)``.
-            plan: that it is in.
         """
-        if path[:2] == ("launch", "args") and self._names and isinstance(path[-1], int):
-            name = self._argument(plan["launch"]["args"], path[2])
-            path = ("launch", "args", name) if name else path[:2]
+        path = (*path[:1], *self._spec.config_path(path[1:]))
         if self._sweeps and len(path) > 1:
             weaker = self._longest((*_LAUNCHER.split("."), *path[1:]), 3)
             own = self._longest(path, 2)
@@ -165,9 +162,9 @@ class OriginAnnotator:
                 return weaker
         return self._longest(path, 2)
 
-    def comment(self, path: Path, plan: Mapping[str, Any]) -> str:
+    def comment(self, path: Path) -> str:
         """Returns the same as text."""
-        return origin_text(self.chain(path, plan))
+        return origin_text(self.chain(path))
 
     def _longest(self, path: Path, least: int) -> tuple[Link, ...]:
         """The chain of a path, or of what it is within."""
@@ -182,17 +179,6 @@ class OriginAnnotator:
                     return found
             path = path[:-1]
         return ()
-
-    def _argument(self, args: Sequence[Any], place: int) -> str:
-        """The name of the argument that stands at a place of a command line."""
-        if not isinstance(args, list):
-            return ""
-        for before in range(place, -1, -1):
-            text = str(args[before])
-            for name in (text, text.removeprefix("--")):
-                if name in self._names and text.startswith("-"):
-                    return name
-        return ""
 
 
 def origin_text(chain: Sequence[Link]) -> str:

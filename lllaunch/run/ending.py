@@ -127,7 +127,7 @@ def outcome_of(
         signum=signum,
         reason=recorder.reason if recorder else None,
         limit=recorder.limit if recorder else None,
-        importing=tuple(spec.preload) if recorder and recorder.importing else (),
+        importing=spec.imports if recorder and recorder.importing else (),
     )
     return replace(outcome, look=recorder.look) if recorder and recorder.look else outcome
 
@@ -184,5 +184,4 @@ def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:
 
 def _shown_run_id(spec: LaunchSpec) -> str:
     """The run's name; if it comes from the environment, where from."""
-    written = spec.redacted.get("run_id")
-    return written if isinstance(written, str) and "oc.env" in written else spec.run_id
+    return str(spec.sources.get(("run_id",), spec.run_id))

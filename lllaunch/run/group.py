@@ -10,6 +10,7 @@ import socket
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lllaunch.clock import RunClock
@@ -79,14 +80,13 @@ def _pickled(
 
 
 def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the user's variables of one worker: ``env``, then those of its rank over them.
+    """Returns the variables of one worker: those of all, then those of its rank over them.
 
     Args:
         spec: the run.
         facts: what is known of the worker; ``local_rank`` chooses among ``env_per_rank``.
     """
-    own = spec.env_per_rank.get(int(facts["local_rank"]), {})
-    return dict(substitute({**spec.env, **own}, facts, bare=False))
+    return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,8 @@ class _Group:
         for rank, env in envs.items():
             env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
         redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
-        files = destinations(path, redirects, tee, spec.local_ranks_filter)
+        shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
+        files = destinations(path, redirects, tee, shown)
         self._observer.begin(Attempt(number, path, files, envs))
         workers = WorkerProcesses(
             spec.role,
@@ -271,7 +272,7 @@ class _Group:
             envs,
             spawner=self._spawner,
             fresh=spec.start_method == "spawn",
-            preload=spec.preload,
+            preload=spec.imports,
             cwd=spec.cwd,
             spawner_cwd=spec.spawner_cwd,
         )
@@ -332,7 +333,7 @@ def _check(
     target = target_of(spec, _place(spec, 0).facts())
     assert isinstance(target, Function)
     with signals.raising():
-        spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.preload)
+        spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.imports)
         problem = spawner.check_function(
             target.module,
             target.qualname,

@@ -473,7 +473,7 @@ class RunObserver:
     def _tell_signal(self) -> None:
         """Says once of a signal to the launcher that it came and what follows."""
         received, self._signal = self._signal, None
-        if received is None or (self._spec.preload and self.recorder.importing):
+        if received is None or (self._spec.imports and self.recorder.importing):
             return  # the imports end at once: there is nothing to wait for
         alive, grace = self.recorder.alive, self._spec.grace_period
         self._console.signalled(received.signum, alive, grace, forwarded=received.forward)

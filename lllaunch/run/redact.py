@@ -59,8 +59,6 @@ def _whole_words(value: str) -> str:
 
 
 def _values(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
-    yield from spec.hidden.items()
-    for env in (spec.env, *spec.env_per_rank.values()):
-        for name, stands_for in spec.secrets.items():
-            if name in env and is_secret(env[name], name, stands_for):
-                yield env[name], stands_for
+    for path, value, source in spec.withheld():
+        if is_secret(value, *map(str, path), source):
+            yield value, source

@@ -254,7 +254,7 @@ def _show(
         return
     first = runs[0]
     plan = essential(first.readable) if changed else first.readable
-    lines = annotated(plan, lambda path: first.told.comment(path, plan))
+    lines = annotated(plan, first.told.comment)
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = [_job_of_text(run, first) for run in runs]
@@ -299,14 +299,13 @@ def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
     if _THREADS in given and _THREADS not in planned:
         if _THREADS in os.environ:
             why = "set in the environment"
-        elif _THREADS in leased.env:
+        elif _THREADS in leased.derived_env:
             why = "the cores that the job leases for each worker, since it is not set"
         else:
             why = "launch.nproc is more than 1, and it is not set"
         yield _Variable(_THREADS, given[_THREADS], why)
     path = given.get(_PATH)
-    first = spec.env.get(_PATH, "").partition(os.pathsep)[0]
-    if path and (first == spec.runtime_cwd != spec.cwd):
+    if path and _PATH in spec.derived_env:
         why = "workers work in another directory than the command was given in"
         yield _Variable(_PATH, Redactor.of(spec)(path), why)
     elif path and _PATH not in planned:
@@ -363,7 +362,7 @@ def _document(
         "launch": jsonable(plan["launch"]),
         "resolved": first.resolved,
         "origins": {
-            ".".join(map(str, path)): origin_json(first.told.chain(path, plan))
+            ".".join(map(str, path)): origin_json(first.told.chain(path))
             for path, _ in leaf_items(plan)
         },
         "fingerprint": fingerprint,

@@ -204,6 +204,29 @@ def test_a_resume_whose_finished_jobs_have_changed_is_refused(project: SweepProj
     assert project.result(0)["return_values"].keys() == {"0", "1"}
 
 
+# An lllaunch of later, which has one more setting.
+LATER = """
+from lllaunch.config import plan
+
+make = plan.plan_node
+plan._DEFAULTS = {**plan._DEFAULTS, "brand_new": False}
+plan.plan_node = lambda spec: {"launch": {**make(spec)["launch"], "brand_new": %s}}
+"""
+
+
+def test_a_new_setting_with_a_default_runs_no_job_again(project: SweepProject) -> None:
+    assert project.run("+exp=quick", "x=1,2").code == 0
+    path = str(project.root / "later")
+    project.write("later/sitecustomize.py", LATER % False)
+    resumed = project.run("+exp=quick", "x=1,2,3", RESUME, env={"PYTHONPATH": path})
+    assert resumed.code == 0
+    assert starts(project) == {1: 1, 2: 1, 3: 1}
+    project.write("later/sitecustomize.py", LATER % True)
+    refused = project.run("+exp=quick", "x=1,2,3", RESUME, env={"PYTHONPATH": path})
+    assert refused.code == 2
+    assert "launch.brand_new: new, true" in refused.err
+
+
 def _files(project: SweepProject) -> dict[str, bytes]:
     """What the sweep wrote beside its jobs; its lock names whoever held it last."""
     files = [path for path in project.sweep.iterdir() if path.is_file()]

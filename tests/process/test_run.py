@@ -511,7 +511,7 @@ def test_secrets_stay_out_of_files_and_messages(run: Run) -> None:
     outcome = run.script(
         "import os; raise RuntimeError('login as ' + os.environ['API_TOKEN'])",
         env={"API_TOKEN": secret},
-        secrets={"API_TOKEN": "${oc.env:API_TOKEN}"},
+        sources={("env", "API_TOKEN"): "${oc.env:API_TOKEN}"},
     )
     assert outcome.exit_code == 3
     assert "login as ${oc.env:API_TOKEN}" in run.text

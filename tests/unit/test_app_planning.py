@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lllaunch.app.planning import importing_from_runtime_cwd, locating
+from lllaunch.config.plan import plan_node
 from lllaunch.errors import ConfigError, Problem
 from lllaunch.spec import Entrypoint, LaunchSpec
 
@@ -29,7 +30,8 @@ def test_workers_elsewhere_import_from_where_the_command_was_given(
     own: dict[str, str], outer: dict[str, str], expected: str
 ) -> None:
     spec = importing_from_runtime_cwd(replace(SPEC, env=own), outer)
-    assert spec.env["PYTHONPATH"] == expected
+    assert spec.env_of(0)["PYTHONPATH"] == expected
+    assert plan_node(spec) == plan_node(replace(SPEC, env=own))
 
 
 def test_workers_that_are_there_need_nothing() -> None:
@@ -41,7 +43,7 @@ def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
     script = replace(SPEC, entrypoint=Entrypoint("script", "/x.py", "x.py"))
     assert importing_from_runtime_cwd(script, {}) is script
     preloading = importing_from_runtime_cwd(replace(script, preload=("work",)), {})
-    assert preloading.env == {"PYTHONPATH": "/home/me"}
+    assert preloading.derived_env == {"PYTHONPATH": "/home/me"}
 
 
 def test_an_error_is_what_it_was_where_its_line_cannot_be_told() -> None:

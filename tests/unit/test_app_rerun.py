@@ -1,12 +1,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from lllaunch.app.rerun import read_again
+from lllaunch.app.rerun import PlanChanged, read_again
+from lllaunch.config import plan
+from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
+from lllaunch.spec import LaunchSpec
+
+
+def test_a_new_setting_with_a_default_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env"}})
+    spec = resolve(cfg, runtime_cwd=str(tmp_path), output_dir="/out")
+    again = read_again(str(left(tmp_path, "{}\n")))
+    make = plan.plan_node
+
+    def newer(spec: LaunchSpec) -> dict[str, Any]:
+        return {"launch": {**make(spec)["launch"], "brand_new": brand_new}}
+
+    monkeypatch.setattr(plan, "_DEFAULTS", {**plan._DEFAULTS, "brand_new": False})
+    monkeypatch.setattr(plan, "plan_node", newer)
+    brand_new = False
+    again.expect(spec)
+    brand_new = True
+    with pytest.raises(PlanChanged, match=r"launch\.brand_new: false -> true"):
+        again.expect(spec)
 
 
 def left(run: Path, config: str) -> Path:

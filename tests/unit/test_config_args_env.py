@@ -17,13 +17,26 @@ def command_line(tree: Any) -> list[Any]:
     findings = Findings()
     words = read_command_line(tree, "launch.args", findings)
     assert [str(problem) for problem in findings.problems] == []
-    return words
+    return [text for text, _ in words]
 
 
 def complaints(read: Any, tree: Any, *more: Any) -> list[str]:
     findings = Findings()
     read(tree, "launch.x", *more, findings)
     return [str(problem) for problem in findings.problems]
+
+
+def test_a_word_knows_what_it_was_made_from() -> None:
+    findings = Findings()
+    tree = {"lr": 1, "tags": ["-1", "lr"], "-v": True, "none": None, "x-y": "--tags"}
+    assert read_command_line(tree, "launch.args", findings) == [
+        *(("--lr", ("lr",)), ("1", ("lr",))),
+        *(("--tags", ("tags",)), ("-1", ("tags", 0)), ("lr", ("tags", 1))),
+        ("-v", ("-v",)),
+        *(("--x-y", ("x-y",)), ("--tags", ("x-y",))),
+    ]
+    assert read_command_line(["--a", "b"], "launch.args", findings) == [("--a", (0,)), ("b", (1,))]
+    assert findings.problems == []
 
 
 @pytest.mark.parametrize(

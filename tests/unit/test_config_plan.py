@@ -273,7 +273,11 @@ def test_the_hash_does_not_depend_on_a_secret(monkeypatch: pytest.MonkeyPatch) -
         spec = spec_of({**launch, "args": {"t": "${oc.env:HF_TOKEN}"}})
         assert spec.env == {"HF_TOKEN": value}
         assert spec.args == ("--t", value)
-        assert spec.secrets == {"HF_TOKEN": "${oc.env:HF_TOKEN}"}
+        assert {*spec.sources.values()} == {"${oc.env:HF_TOKEN}"}
+        assert sorted(spec.withheld()) == [
+            (("args", "t"), value, "${oc.env:HF_TOKEN}"),
+            (("env", "HF_TOKEN"), value, "${oc.env:HF_TOKEN}"),
+        ]
         texts.add(plan_text(spec))
         hashes.add(plan_hash(spec))
     assert len(texts) == len(hashes) == 1

@@ -183,7 +183,7 @@ def test_no_message_and_no_plan_holds_a_secret(key: str, raw: str) -> None:
     except ConfigError as error:
         text = str(error) + repr(error)
     else:
-        text = plan_text(spec) + repr(spec.redacted)
+        text = plan_text(spec) + repr(spec.sources)
     text = text.replace("${oc.env:NOT_SET,hf_do_not_show}", "")  # the user's own text, no secret
     assert SECRET not in text
     assert "do_not_show" not in text

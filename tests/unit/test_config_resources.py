@@ -38,7 +38,7 @@ def spec_of(launch: dict[str, Any], **more: Any) -> LaunchSpec:
 def test_resources_are_read_and_written(written: Any, resources: Resources) -> None:
     spec = spec_of({"resources": written})
     assert spec.resources == resources
-    assert spec.redacted["resources"] == resources._asdict()
+    assert plan_node(spec)["launch"]["resources"] == resources._asdict()
     again = OmegaConf.create(plan_text(spec))
     assert resolve(again, runtime_cwd="/", output_dir="/out") == spec
 

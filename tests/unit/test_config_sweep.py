@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.schema_store import install
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
+from lllaunch.config.plan import plan_node
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS
 from lllaunch.config.sweep import SWEEP_KEYS, SYNONYMS, SweepSettings, sweep_settings
@@ -322,7 +323,7 @@ def test_files_may_say_it(stored: Path) -> None:
     )
     cfg = composed(stored, "hydra.launcher.watchdog.stall=10m", "n=5", config="mine")
     spec = spec_of(cfg)
-    assert (spec.nproc, spec.redacted["tee"]) == (5, "all")
+    assert (spec.nproc, plan_node(spec)["launch"]["tee"]) == (5, "all")
     assert spec.watchdog == WatchdogPolicy(stall=600, timeout=3600)
     assert sweep_settings(cfg.hydra.launcher).policy == SweepPolicy(2)
 

@@ -7,8 +7,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from lllaunch.config.origin import KeyOrigin, Kind, Link, Origin, Origins
+from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import leaf_items
 from lllaunch.review.annotated import (
     OriginAnnotator,
@@ -116,10 +118,11 @@ def test_an_origin_reads_like_this(origins: list[Origin], text: str) -> None:
     )
 
 
-def told(launch: dict[str, Any], *, sweeps: bool = False, **entries: Origin) -> OriginAnnotator:
+def told(args: Any = None, *, sweeps: bool = False, **entries: Origin) -> OriginAnnotator:
     """The origins of keys whose dots are written as two underscores."""
     found = {key.replace("__", "."): KeyOrigin(origin) for key, origin in entries.items()}
-    return OriginAnnotator(Origins(found), launch, sweeps)
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "args": args}})
+    return OriginAnnotator(Origins(found), resolve(cfg, runtime_cwd="/", output_dir="/o"), sweeps)
 
 
 def where(number: int) -> Origin:
@@ -127,31 +130,29 @@ def where(number: int) -> Origin:
 
 
 def test_a_word_of_a_command_line_has_the_origin_of_its_argument() -> None:
-    args = {"lr": 1, "tags": ["a", "-1"], "-v": True, "x-y": "lr"}
-    words = ["--lr", "1", "--tags", "a", "-1", "-v", "--x-y", "lr"]
+    # a value that looks like an option is none
+    args = {"lr": 1, "tags": ["--lr", "-1"], "-v": True, "x-y": "-v"}
     names = ["lr", "tags", "-v", "x-y"]
     entries = {f"launch__args__{name}": where(number) for number, name in enumerate(names)}
-    found = told({"args": args}, launch__args=where(9), **entries)
-    plan = {"launch": {"args": words}}
-    lines = [found.chain(("launch", "args", place), plan)[0].origin.line for place in range(8)]
+    found = told(args, launch__args=where(9), **entries)
+    lines = [found.chain(("launch", "args", place))[0].origin.line for place in range(8)]
     assert lines == [0, 0, 1, 1, 1, 2, 3, 3]
 
 
 def test_arguments_of_a_list_have_their_own_origin() -> None:
     entries = {"launch__args": where(1), "launch__args__0": where(2), "launch__args__1": where(3)}
-    found = told({"args": ["--a", "b"]}, **entries)
-    plan = {"launch": {"args": ["--a", "b", "c"]}}
-    lines = [found.chain(("launch", "args", place), plan)[0].origin.line for place in range(3)]
+    found = told(["--a", "b", "c"], **entries)
+    lines = [found.chain(("launch", "args", place))[0].origin.line for place in range(3)]
     assert lines == [2, 3, 1]
 
 
 def test_a_limit_has_its_own_origin_or_that_of_its_preset() -> None:
     entries = {"launch__watchdog": where(1), "launch__watchdog__preset": where(2)}
-    found = told({}, **entries, launch__watchdog__stall=where(3))
-    assert found.comment(("launch", "watchdog", "stall"), {}) == "f.yaml:3"
-    assert found.comment(("launch", "watchdog", "timeout"), {}) == "f.yaml:2"
-    found = told({}, launch__watchdog=where(1), launch__watchdog__preset=SCHEMA)
-    assert found.comment(("launch", "watchdog", "timeout"), {}) == "f.yaml:1"
+    found = told(**entries, launch__watchdog__stall=where(3))
+    assert found.comment(("launch", "watchdog", "stall")) == "f.yaml:3"
+    assert found.comment(("launch", "watchdog", "timeout")) == "f.yaml:2"
+    found = told(launch__watchdog=where(1), launch__watchdog__preset=SCHEMA)
+    assert found.comment(("launch", "watchdog", "timeout")) == "f.yaml:1"
 
 
 def test_the_launchers_defaults_win_over_the_schemas_and_nothing_else() -> None:
@@ -161,9 +162,9 @@ def test_the_launchers_defaults_win_over_the_schemas_and_nothing_else() -> None:
         "hydra__launcher__nproc": where(3),
         "hydra__launcher__tee": SCHEMA,
     }
-    found = told({}, sweeps=True, **entries, **weaker)
-    told_of = {name: found.comment(("launch", name), {}) for name in ("role", "nproc", "tee")}
+    found = told(sweeps=True, **entries, **weaker)
+    told_of = {name: found.comment(("launch", name)) for name in ("role", "nproc", "tee")}
     assert told_of == {"role": "f.yaml:2", "nproc": "f.yaml:1", "tee": "default"}
-    alone = told({}, **entries, **weaker)
-    assert alone.comment(("launch", "role"), {}) == "default"
-    assert alone.comment(("launch", "gone"), {}) == ""
+    alone = told(**entries, **weaker)
+    assert alone.comment(("launch", "role")) == "default"
+    assert alone.comment(("launch", "gone")) == ""

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config import plan
-from lllaunch.config.plan import complete, dump_yaml, essential, plan_hash, portable_plan
+from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, UNPLANNED
 from lllaunch.config.watchdog import written_policy
@@ -124,23 +124,37 @@ def test_a_lock_of_the_first_format_is_read_and_compared() -> None:
         parse_lock(former_lock(spec).replace("nproc: 2", "nproc: 3"), "x")
 
 
+def with_new_keys(
+    make: Callable[[LaunchSpec], dict[str, Any]], *, value: bool
+) -> Callable[[LaunchSpec], dict[str, Any]]:
+    """Plans of an lllaunch that has two more settings."""
+
+    def newer(spec: LaunchSpec) -> dict[str, Any]:
+        launch = make(spec)["launch"]
+        more = {"brand_new": value, "watchdog": {**launch["watchdog"], "newest": None}}
+        return {"launch": {**launch, **more}}
+
+    return newer
+
+
 def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = spec_of({**SMALL, "args": None})
     text, former = lock_text("a", [], portable_plan(before)), former_lock(before)
-    watchdog = {**before.redacted["watchdog"], "newest": None}
-    more = {**before.redacted, "brand_new": False, "watchdog": watchdog}
-    after = dataclasses.replace(before, redacted=more)
+    hashed = plan_hash(before)
     new = {**plan._DEFAULTS, "brand_new": False, "watchdog": {**plan._WATCHDOG, "newest": None}}
     monkeypatch.setattr(plan, "_DEFAULTS", new)
+    monkeypatch.setattr(plan, "plan_node", with_new_keys(plan.plan_node, value=False))
 
-    assert plan_hash(after) == plan_hash(before)
-    assert lock_text("a", [], portable_plan(after)) == text
-    assert compare(parse_lock(text, "x"), after) == ()
-    assert compare(parse_lock(former, "x"), after) == ()
-    other = dataclasses.replace(before, redacted={**more, "brand_new": True})
-    (change,) = compare(parse_lock(former, "x"), other)
+    assert portable_plan(before)["launch"]["watchdog"]["newest"] is None
+    assert plan_hash(before) == hashed
+    assert lock_text("a", [], portable_plan(before)) == text
+    assert compare(parse_lock(text, "x"), before) == ()
+    assert compare(parse_lock(former, "x"), before) == ()
+    monkeypatch.setattr(plan, "plan_node", with_new_keys(plan.plan_node, value=True))
+    assert plan_hash(before) != hashed
+    (change,) = compare(parse_lock(former, "x"), before)
     assert str(change) == "launch.brand_new: false -> true"
 
 
@@ -175,16 +189,13 @@ values = st.recursive(
 @given(st.dictionaries(texts, values, max_size=4), st.lists(texts, max_size=3))
 @example({"a": ["\ud800", "\x85\u2028", "\ufeff\r", "2020-01-01"], 3: {True: "1e3"}}, ["\udc80"])
 def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[str]) -> None:
-    spec = LaunchSpec(
-        spec_of({"entrypoint": "env"}).entrypoint, 1, "/out", "/", redacted=node, output_dir="/out"
-    )
-    text = lock_text("a", command, portable_plan(spec))
+    made = {"launch": {**portable_plan(spec_of({"entrypoint": "env"}))["launch"], **node}}
+    text = lock_text("a", command, made)
     lock = parse_lock(text, "x")
-    assert lock.plan_hash == plan_hash(spec)
+    assert lock.plan_hash == hash_of(made)
     assert list(lock.command) == command
-    assert compare(lock, spec) == ()
-    assert repr(lock.plan) == repr(complete(portable_plan(spec)))
-    assert text == lock_text("a", command, portable_plan(spec))
+    assert repr(lock.plan) == repr(complete(made))
+    assert text == lock_text("a", command, made)
 
 
 def test_a_command_cannot_end_the_comment() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lllaunch.config.plan import plan_node
 from lllaunch.config.resolve import resolve
 from lllaunch.review.annotated import streams_of
 from lllaunch.std import Std
@@ -90,13 +91,15 @@ def test_what_is_said_is_what_workers_get(
         runtime_cwd="/",
         output_dir="/out",
     )
-    told = streams_of(spec.redacted)
+    told = streams_of(plan_node(spec)["launch"])
     by_rank = {rank: goes for key, goes in told.items() for rank in numbers(key)}
     assert [*by_rank] == [*range(nproc)]
     shown = spec.local_ranks_filter
     for rank, goes in by_rank.items():
         for name, std in (("stdout", Std.OUT), ("stderr", Std.ERR)):
-            audible = bool(spec.tee[rank] & std) and (shown is None or rank in shown)
+            audible = bool(spec.tee[rank] & std) and (
+                shown is None or any(rank in each for each in shown)
+            )
             kept = bool(spec.redirects[rank] & std)
             assert goes[name] == ("file and console" if audible else "file" if kept else "launcher")
     # neighbours that have the same are told together

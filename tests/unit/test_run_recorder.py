@@ -328,9 +328,11 @@ def test_argument_that_cannot_be_pickled_names_the_worker():
 
 def test_variables_of_a_rank_are_stronger():
     made = spec(
-        env={"A": "all ${worker:rank}", "B": "all"}, env_per_rank={1: {"B": "one"}, 0: {"A": "no"}}
+        env={"A": "all ${worker:rank}", "B": "all", "C": "all"},
+        derived_env={"C": "more"},
+        env_per_rank={range(1, 3): {"B": "one"}, range(1): {"A": "no"}},
     )
-    assert env_of(made, FACTS) == {"A": "all 5", "B": "one"}
+    assert env_of(made, FACTS) == {"A": "all 5", "B": "one", "C": "more"}
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_variables_that_lllaunch_sets_for_all_workers_are_shown(
     assert why == "workers work in another directory than the command was given in"
     secret = "++launch.env.PYTHONPATH=${oc.env:TOKEN_OF_MINE}"
     path, _ = variables_here(plan, *moved, secret)["PYTHONPATH"]
-    assert path == "${oc.env:TOKEN_OF_MINE}"
+    assert path == f"{project.root}:${{oc.env:TOKEN_OF_MINE}}"
 
 
 def test_the_threads_of_a_job_are_the_cores_that_it_leases(

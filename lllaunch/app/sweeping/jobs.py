@@ -27,6 +27,7 @@ from lllaunch.config.whole import public_config, redacted_overrides, with_source
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, LaunchError, Problem
 from lllaunch.run.group import patience, spawner_environment
+from lllaunch.spec import rank_key
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Need, need_of
@@ -183,7 +184,7 @@ def with_threads(spec: LaunchSpec, machine: SweepMachine, environ: Mapping[str, 
     threads = needed(spec, machine).cpus // spec.nproc
     if not threads or THREADS in environ or THREADS in spec.env:
         return spec
-    return replace(spec, env={**spec.env, THREADS: str(threads)})
+    return replace(spec, derived_env={**spec.derived_env, THREADS: str(threads)})
 
 
 class Planned(NamedTuple):
@@ -350,7 +351,7 @@ class SweepJobs:
         env_set = config.whole.hydra.job.env_set
         ranks = spec.env_per_rank.items()
         named = {"launch.env": spec.env, "hydra.job.env_set": env_set}
-        named |= {f"launch.env_per_rank.{rank}": env for rank, env in ranks}
+        named |= {f"launch.env_per_rank.{rank_key(rank)}": env for rank, env in ranks}
         problems = [
             Problem(
                 f"{key}.{VISIBLE}",
@@ -378,4 +379,4 @@ class SweepJobs:
         if user is not None and user.forked:
             return None
         cwd = spec.spawner_cwd or spec.cwd
-        return SpawnerKey.of(spec.preload, cwd, spawner_environment(spec), self._environ)
+        return SpawnerKey.of(spec.imports, cwd, spawner_environment(spec), self._environ)
