@@ -333,6 +333,14 @@ class HydraMessage:
     """The config whose defaults list names what is missing."""
     TO_ADD = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
     """A choice of a group of which nothing is chosen yet."""
+    NO_SUCH_KEY = re.compile(
+        r"^Could not override '([^']+)'\.\s+To append to .* use (\+.+)$", re.MULTILINE
+    )
+    """An override of a key that the config does not have, and the one that adds it."""
+    ALREADY_THERE = re.compile(
+        r"An item is already at '([^']+)'\.\s+Either remove \+ prefix: '(.+)'$", re.MULTILINE
+    )
+    """An override that adds a key which the config has, and the one that overrides it."""
     NO_VALUE = re.compile(r"missing EQUAL")
     """A word that should be an override has no ``=``."""
     AROUND_DETAIL = re.compile(r"Error parsing override .*\n|\nSee https:.*")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -94,20 +95,46 @@ def message_of(error: BaseException) -> str:
         return _misread(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, error.missing_cfg_file, reason)
-    if added := HydraMessage.TO_ADD.search(reason):
-        group = added[1].partition("=")[0]
-        return f"{added[1]}: no config of group {group!r} is chosen yet; to choose one: +{added[1]}"
-    if circle := HydraMessage.CIRCLE.search(reason):
-        return f"{circle[1]}: expected a value, got a reference that leads back to {circle[1]}"
-    if merged := HydraMessage.NOT_MERGED.search(reason):
-        key, is_list = merged[1], merged[2] == "["
-        there, new = ("mapping", "list") if is_list else ("list", "mapping")
-        instead = "[...]" if is_list else "{...}"
-        return (
-            f"{key}: expected a {there}, as the config has one there, got a {new}; to replace it: "
-            f"'~{key}' '+{key}={instead}'"
-        )
+    for pattern, say in _IN_SHORT:
+        if found := pattern.search(reason):
+            return say(found)
     return reason
+
+
+def _not_chosen(found: re.Match[str]) -> str:
+    group = found[1].partition("=")[0]
+    return f"{found[1]}: no config of group {group!r} is chosen yet; to choose one: +{found[1]}"
+
+
+def _not_merged(found: re.Match[str]) -> str:
+    key, is_list = found[1], found[2] == "["
+    there, new = ("mapping", "list") if is_list else ("list", "mapping")
+    instead = "[...]" if is_list else "{...}"
+    return (
+        f"{key}: expected a {there}, as the config has one there, got a {new}; to replace it: "
+        f"'~{key}' '+{key}={instead}'"
+    )
+
+
+# What Hydra and OmegaConf say at length.
+_IN_SHORT: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+    (HydraMessage.TO_ADD, _not_chosen),
+    (
+        HydraMessage.NO_SUCH_KEY,
+        lambda found: f"{found[1]}: no such key in the config; to add it: {found[2]}",
+    ),
+    (
+        HydraMessage.ALREADY_THERE,
+        lambda found: f"{found[1]}: the config has that key already; to override it: {found[2]}",
+    ),
+    (
+        HydraMessage.CIRCLE,
+        lambda found: (
+            f"{found[1]}: expected a value, got a reference that leads back to {found[1]}"
+        ),
+    ),
+    (HydraMessage.NOT_MERGED, _not_merged),
+)
 
 
 def _misread(error: OverrideParseException) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lllaunch.run.files import relative_path, working_directory
 
-VERBS = ("check", "ls", "plan", "report", "rerun", "show")
+VERBS = ("check", "ls", "plan", "report", "rerun", "show", "wait")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 
 FLAGS: dict[str, int | None] = {
@@ -78,6 +78,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
     **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),
     **dict.fromkeys(("retry", "restart", "repeat"), "'{0} rerun' runs a plan again"),
+    **dict.fromkeys(("follow", "attach"), "'{0} wait' waits for the end of a run"),
     **dict.fromkeys(("config", "cfg"), "'{0} --cfg job' shows what is composed"),
     "version": "'{0} --version' shows it",
     "completion": 'to install it: eval "$({0} -sc install=bash)"',

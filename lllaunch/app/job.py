@@ -96,9 +96,10 @@ class Jobs:
         """
 
         def admit_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
-            if config.hydra.mode == RunMode.RUN:
-                loader = GlobalHydra.instance().config_loader()
-                with self.reporting(), locating(loader, config):
+            loader = GlobalHydra.instance().config_loader()
+            with self.reporting(), locating(loader, config):
+                # copying takes 10 ms
+                if config.hydra.mode == RunMode.RUN and has_rules():
                     self._refuse_ahead(copy.deepcopy(config))
             return make(config, *args, **kwargs)
 
@@ -113,8 +114,6 @@ class Jobs:
         Raises:
             LaunchError: the run is refused.
         """
-        if not has_rules():
-            return
         state = HydraConfig.instance()
         before = state.cfg
         try:

@@ -155,6 +155,9 @@ def encodable(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+KEPT = 1 << 20
+"""Bytes that a sweep's launcher keeps for a stream that takes nothing."""
+
 # A terminal may say that it takes text and take none; it is asked again after so many seconds.
 _PAUSE_S = 0.01
 _NEWLINE = ord("\n")
@@ -163,29 +166,63 @@ _NEWLINE = ord("\n")
 class Outlet:
     """One stream, and what it has not taken.
 
+    What it does not take in time is kept up to some size, and goes before later text. What is
+    beyond that is left out, and a line says how many messages that befell.
     Where it has no descriptor, or that of a regular file, text is simply written.
 
     Args:
         stream: where text goes.
         clock: the time, seconds.
+        room: how many bytes are kept; 0 for no more than the end of a line that has begun.
+        elsewhere: where messages are that are not shown.
 
     Attributes:
         stream: as given.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        room: int = 0,
+        elsewhere: str = "events.jsonl",
+    ) -> None:
         self.stream = stream
         self._clock = clock
+        self._room = room
+        self._elsewhere = elsewhere
         self._blocked = False
-        self._missed = 0
-        # being written; between calls, the end of a line of which the stream took a part
-        self._rest = b""
+        self._left_out = 0
+        self._noticed = 0  # how many the notice tells of that is being written
+        self._kept: deque[bytes] = deque()
+        self._size = 0
+        self._rest = b""  # being written
+        self._inside = False  # the stream ends in the middle of a line of ours
+
+    @property
+    def pending(self) -> bool:
+        """Whether text is kept."""
+        return bool(self._rest or self._kept)
+
+    def awaited(self) -> int:
+        """The descriptor that is writable when it can go on; -1 if nothing is kept."""
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+            return self.stream.fileno() if self.pending else -1
+        return -1
+
+    def put(self, text: str, patience: float, *, last: bool = False) -> None:
+        """Write as `write` does; text for a stream that is closed or refuses it is forgotten."""
+        with contextlib.suppress(OSError, ValueError):
+            self.write(encodable(text, self.stream), patience, last=last)
+
+    def push(self, patience: float = 0.0, *, last: bool = False) -> None:
+        """Write what is kept, as far as the stream takes it."""
+        if self.pending:
+            self.put("", patience, last=last)
 
     def write(self, text: str, patience: float, *, last: bool = False) -> None:
         """Writes whole lines, in one piece where they fit into 4096 bytes.
-
-        What the stream does not take in time is left out, and a line before a later message says
-        how many messages that befell.
 
         Args:
             text: the lines.
@@ -206,34 +243,48 @@ class Outlet:
                 self.stream.write(text)
                 self.stream.flush()
                 return
-            text = screen.erasure().decode() + text
-            taken = mine and self._say(channel, text, deadline)
+            self._keep(channel.encoded(screen.erasure().decode() + text))
+            try:
+                taken = mine and self._write_kept(channel, deadline)
+            except (OSError, ValueError):
+                self._rest, self._size, self._left_out, self._noticed = b"", 0, 0, 0
+                self._kept.clear()
+                raise
             self._blocked = not taken
-            self._missed += not taken
+            if not taken and not self._room:
+                self._leave_out()
 
-    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
-        """Writes what is due and then the message; whether all of it was taken in time."""
+    def _keep(self, data: bytes) -> None:
+        if data and self._room and self._size > self._room:
+            self._left_out += 1
+            return
+        self._kept.extend(pieces(data))
+        self._size += len(data)
+
+    def _leave_out(self) -> None:
+        """Forget what was not taken, but for the rest of a line that has begun."""
+        self._rest = self._rest[: self._rest.find(b"\n") + 1] if self._inside else b""
+        self._kept.clear()
+        self._size = 0
+        self._left_out += 1 + self._noticed
+        self._noticed = 0
+
+    def _write_kept(self, channel: NonBlockingStream, deadline: float) -> bool:
+        """Write what is kept, and how much was left out; whether all of it was taken in time."""
         if not self._ready(channel, deadline):
             return False
         channel.flush()
-        if not self._drain(channel, deadline):
-            return False
-        if self._missed:
-            if not self._put(
-                channel, channel.encoded(notice(self._missed, "events.jsonl")), deadline
-            ):
-                return False
-            self._missed = 0
-        return all(self._put(channel, piece, deadline) for piece in pieces(channel.encoded(text)))
-
-    def _put(self, channel: NonBlockingStream, piece: bytes, deadline: float) -> bool:
-        """Writes whole lines; whether they were taken. The rest of a cut line stays due."""
-        self._rest = piece
-        if self._drain(channel, deadline):
-            return True
-        taken = len(piece) - len(self._rest)
-        inside = taken > 0 and piece[taken - 1] != _NEWLINE
-        self._rest = self._rest[: self._rest.find(b"\n") + 1] if inside else b""
+        while self._drain(channel, deadline):
+            self._noticed = 0
+            # what is kept came before what was left out; without room it comes after
+            if self._left_out and not (self._room and self._kept):
+                self._rest = channel.encoded(notice(self._left_out, self._elsewhere))
+                self._noticed, self._left_out = self._left_out, 0
+            elif self._kept:
+                self._rest = self._kept.popleft()
+                self._size -= len(self._rest)
+            else:
+                return True
         return False
 
     def _drain(self, channel: NonBlockingStream, deadline: float) -> bool:
@@ -242,11 +293,13 @@ class Outlet:
             if not self._ready(channel, deadline):
                 return False
             count = channel.write(self._rest[:PIECE])
-            self._rest = self._rest[count:]
-            if not count:
-                if self._clock() >= deadline:
-                    return False
-                time.sleep(_PAUSE_S)
+            if count:
+                self._inside = self._rest[count - 1] != _NEWLINE
+                self._rest = self._rest[count:]
+                continue
+            if self._clock() >= deadline:
+                return False
+            time.sleep(_PAUSE_S)
         return True
 
     def _ready(self, channel: NonBlockingStream, deadline: float) -> bool:
@@ -278,78 +331,6 @@ def notice(missed: int, where: str) -> str:
         f"lllaunch: {counted(missed, 'message')} {were} not shown: the console took nothing; "
         f"see {where}\n"
     )
-
-
-KEPT = 1 << 20
-"""If more bytes are kept, what comes then is left out, and a line says how often."""
-
-
-class Flow(Outlet):
-    """Like an `Outlet`, but what the stream does not take in time goes before later text.
-
-    It never fails: text for a stream that is closed or refuses it is forgotten.
-
-    Args:
-        stream: where text goes.
-        clock: the time, seconds.
-    """
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(stream, clock)
-        self._kept: deque[bytes] = deque()
-        self._size = 0
-        self._left_out = 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether text is kept."""
-        return bool(self._rest or self._kept)
-
-    def awaited(self) -> int:
-        """The descriptor that is writable when it can go on; -1 if nothing is kept."""
-        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
-            return self.stream.fileno() if self.pending else -1
-        return -1
-
-    def put(self, text: str, patience: float, *, last: bool = False) -> None:
-        """Writes whole lines, after those that are kept; arguments as `Outlet.write` has them."""
-        text = encodable(text, self.stream)
-        try:
-            self.write(text, patience, last=last)
-        except (OSError, ValueError):
-            self._forget()
-
-    def push(self, patience: float = 0.0, *, last: bool = False) -> None:
-        """Writes what is kept, as far as the stream takes it."""
-        if self.pending:
-            self.put("", patience, last=last)
-
-    def _say(self, channel: NonBlockingStream, text: str, deadline: float) -> bool:
-        self._keep(channel.encoded(text))
-        if not self._ready(channel, deadline):
-            return False
-        channel.flush()
-        while self._drain(channel, deadline):
-            if self._kept:
-                self._rest = self._kept.popleft()
-                self._size -= len(self._rest)
-            elif self._left_out:
-                self._rest = channel.encoded(notice(self._left_out, "the jobs' logs"))
-                self._left_out = 0
-            else:
-                return True
-        return False
-
-    def _keep(self, data: bytes) -> None:
-        if data and self._size > KEPT:
-            self._left_out += 1
-            return
-        self._kept.extend(pieces(data))
-        self._size += len(data)
-
-    def _forget(self) -> None:
-        self._rest, self._size, self._left_out = b"", 0, 0
-        self._kept.clear()
 
 
 def same_file(one: TextIO, other: TextIO) -> bool:

@@ -33,7 +33,7 @@ from lllaunch.console.board import (
     table_rows,
 )
 from lllaunch.console.console import Console
-from lllaunch.console.stream import KEPT, Flow, same_file
+from lllaunch.console.stream import KEPT, Outlet, same_file
 from lllaunch.console.table import Row, cells, decoded, is_terminal, painted
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
 from lllaunch.run.causes import signal_name
@@ -189,7 +189,7 @@ class BottomTable:
         size: gives the terminal's size.
     """
 
-    def __init__(self, flow: Flow, size: Callable[[], Size]) -> None:
+    def __init__(self, flow: Outlet, size: Callable[[], Size]) -> None:
         self._flow = flow
         self._size = size
         self._lines: deque[str] = deque()
@@ -264,7 +264,7 @@ def _lines_of(width: int, columns: int) -> int:
     return 1 if columns <= 0 else max(1, -(-width // columns))
 
 
-def _in_foreground(flow: Flow) -> bool:
+def _in_foreground(flow: Outlet) -> bool:
     """Whether this process may draw: a shell does while it has put its job in the background."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.tcgetpgrp(flow.stream.fileno()) == os.getpgrp()
@@ -312,9 +312,9 @@ class SweepConsole:
         self._machine = machine
         self._clock = clock
         # None where the launcher was started without that stream.
-        self._flow = None if stream is None else Flow(stream, clock)
+        self._flow = None if stream is None else _kept(stream, clock)
         joint = stream is not None and out is not None and same_file(stream, out)
-        self._out = self._flow if joint else None if out is None else Flow(out, clock)
+        self._out = self._flow if joint else None if out is None else _kept(out, clock)
         self._live = _can_show(stream) if live is None else live and stream is not None
         self._screen: BottomTable | None = None
         self._board = Board()
@@ -501,6 +501,10 @@ class SweepConsole:
         assert self._screen is not None
         self._drawn = now
         self._changed = not self._screen.draw(lambda size: table_rows(self._board, *size, now))
+
+
+def _kept(stream: TextIO, clock: Callable[[], float]) -> Outlet:
+    return Outlet(stream, clock, room=KEPT, elsewhere="the jobs' logs")
 
 
 def _can_show(stream: TextIO | None) -> bool:

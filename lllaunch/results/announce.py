@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from lllaunch.files import write_all
+from lllaunch.files import read_text, write_all
 from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import load
 from lllaunch.results.store import locate
@@ -51,21 +51,13 @@ def names_in(plan: str) -> set[str]:
 
 
 def _plans(directory: str) -> Iterator[str]:
-    yield from _text(os.path.join(directory, PLAN))
+    yield read_text(os.path.join(directory, PLAN)) or ""
     try:
         names = os.listdir(directory)
     except OSError:
         return
     for name in names:
-        yield from _text(os.path.join(directory, name, PLAN))
-
-
-def _text(path: str) -> Iterator[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            yield file.read()
-    except OSError:
-        return
+        yield read_text(os.path.join(directory, name, PLAN)) or ""
 
 
 def announce(path: str, environ: Mapping[str, str]) -> None:

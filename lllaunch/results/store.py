@@ -274,7 +274,7 @@ class ListEntry:
         value: what rank 0 returned, where that is short; else None.
         job: number of a job, else None.
         counts: of a sweep, the number of jobs by state.
-        told: gives the overrides of the command line.
+        load_overrides: returns the overrides of the command line.
     """
 
     kind: Literal["run", "sweep", "job"]
@@ -288,12 +288,12 @@ class ListEntry:
     value: Any = None
     job: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    told: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
+    load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
         """The overrides of the command line, as it was written down."""
-        return self.told()
+        return self.load_overrides()
 
 
 def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[ListEntry]:
@@ -357,7 +357,7 @@ def read_run(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
         started_ns=started_ns,
         seconds=_until(started_ns, path, state),
         attempts=attempts,
-        told=lambda: read_overrides(path),
+        load_overrides=lambda: read_overrides(path),
     )
     return entry, None
 
@@ -373,7 +373,7 @@ def _ended(result: ResultFile) -> ListEntry:
         attempts=result.attempts,
         root_cause=first_line(result.root_cause),
         value=result.value().value("value"),
-        told=lambda: read_overrides(result.directory),
+        load_overrides=lambda: read_overrides(result.directory),
     )
 
 
@@ -430,7 +430,7 @@ def read_sweep(path: str) -> tuple[ListEntry, SweepResult | None]:
         started_ns=started_ns,
         seconds=seconds,
         counts=Counter(_state_of_job(job, state) for job in result.jobs),
-        told=lambda: redacted_overrides(result.command),
+        load_overrides=lambda: redacted_overrides(result.command),
     )
     return entry, result
 
@@ -484,7 +484,7 @@ def jobs_of(sweep: ListEntry) -> Iterator[ListEntry]:
             root_cause=(ended.root_cause if ended is not None else "") or job.reason,
             value=job.value,
             job=job.job,
-            told=partial(redacted_overrides, job.overrides),
+            load_overrides=partial(redacted_overrides, job.overrides),
         )
 
 

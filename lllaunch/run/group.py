@@ -235,9 +235,8 @@ class _Group:
         for rank, env in envs.items():
             env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
         redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
-        shown = spec.local_ranks_filter
-        shown_ranks = None if shown is None else {*chain(*shown)}
-        files = destinations(path, redirects, tee, shown_ranks)
+        shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
+        files = destinations(path, redirects, tee, shown)
         self._observer.begin(Attempt(number, path, files, envs))
         workers = WorkerProcesses(
             spec.role,

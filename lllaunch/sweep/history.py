@@ -184,19 +184,19 @@ class SweepResult:
         return dict(sorted(Counter(job.state for job in self.jobs).items()))
 
     def with_others(
-        self, asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+        self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
     ) -> SweepResult:
         """Return the same with jobs that the sweep did not come to: they were not run.
 
         Args:
-            asked: numbers of all jobs; what is known of some stays as it is.
+            numbers: of all jobs; what is known of some stays as it is.
             overrides: returns those of a job.
         """
         known = {job.job for job in self.jobs}
         never = JobHistory(0, state="skipped", reason=JobState.NOT_RUN.value)
         new = [
             never._replace(job=number, overrides=tuple(overrides(number)))
-            for number in asked
+            for number in numbers
             if number not in known
         ]
         return replace(self, jobs=tuple(sorted([*self.jobs, *new], key=lambda job: job.job)))

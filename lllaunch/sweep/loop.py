@@ -259,7 +259,7 @@ class Sweep:
 
     def _milliseconds(self) -> int | None:
         """How long until the next deadline; rounded up, so as not to wake early."""
-        if any(job.answered and not job.told for job in self._jobs.values()):
+        if any(job.answered and not job.handled for job in self._jobs.values()):
             return 0
         deadlines = [*self._due.values()]
         deadlines += [] if self._ticks is None else [self._tick_at]
@@ -280,8 +280,8 @@ class Sweep:
             job.receive()
         # Not one that ended after the wait: a signal to the launcher may have come before.
         ended = job.exit_code is not None or (job.pidfd in ready and job.reap())
-        if job.answered and not job.told:
-            job.told = True
+        if job.answered and not job.handled:
+            job.handled = True
             self._answered(job)
         if self._jobs.get(job.number) is not job:
             return

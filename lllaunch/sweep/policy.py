@@ -55,7 +55,7 @@ class SweepPolicy(NamedTuple):
         max_parallel: how many jobs may run at the same time, at least 1; None for as many as fit.
         max_failures: nothing more is started once so many jobs have failed for good: 1 is
             ``on_failure: stop``, None is ``on_failure: continue``.
-        retries: how often a job is tried again that does not say so itself.
+        retries: how often a job is tried again.
         retry_delay: seconds before it is tried again.
         patience: how many jobs behind a waiting one may be started before slots are kept for it.
     """

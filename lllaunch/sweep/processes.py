@@ -416,7 +416,7 @@ class JobProcess:
         branch_pidfd: of the branch that it has adopted; -1 if there is none.
         answer: what composing yielded, as the launcher takes it; None if `answered` is not set.
         answered: whether the job has said that.
-        told: whether that has been dealt with.
+        handled: whether that has been dealt with.
         apart: whether the job has said that it has closed what is the launcher's.
         lease: what it holds; None until it is to start.
         begun: whether it was let begin.
@@ -434,7 +434,7 @@ class JobProcess:
         self.pipes = tuple(pipes)
         self.channel: Channel | None = None
         self.answer: Answer | None = None
-        self.answered = self.told = self.apart = False
+        self.answered = self.handled = self.apart = False
         self.lease: Lease | None = None
         self.begun = False
         self.attempt = 0

@@ -44,10 +44,10 @@ from lllaunch.sweep.journal import (
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.protocol import Answer, Broken, Prepared, record_of
 from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
+from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -231,23 +231,23 @@ class SweepSession:
     def write(
         self,
         result: SweepResult,
-        asked: Iterable[int] = (),
+        numbers: Iterable[int] = (),
         overrides: Callable[[int], Sequence[str]] = lambda number: (),  # noqa: ARG005
     ) -> None:
         """Writes sweep.json.
 
         Args:
             result: as `result` returned it.
-            asked: numbers of all jobs. Those that the sweep did not come to are in sweep.json, too.
+            numbers: of all jobs. Those that the sweep did not come to are in sweep.json, too.
             overrides: returns those of a job, as the journal has them.
 
         Raises:
             OutputError: it cannot be written.
         """
-        write_summary(self._directory.file(SUMMARY), result.with_others(asked, overrides))
+        write_summary(self._directory.file(SUMMARY), result.with_others(numbers, overrides))
 
     def write_now_and_then(
-        self, asked: Iterable[int], overrides: Callable[[int], Sequence[str]]
+        self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
     ) -> None:
         """Writes sweep.json after one of many batches, if that takes a small part of the time.
 
@@ -257,7 +257,7 @@ class SweepSession:
         if began < self._write_at:
             return
         with contextlib.suppress(OutputError):
-            self.write(self.result(), asked, overrides)
+            self.write(self.result(), numbers, overrides)
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 
@@ -265,17 +265,6 @@ class SweepSession:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
         self._directory.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _to_compare(index: int, old: OldJob) -> JobToCompare:
@@ -377,7 +366,7 @@ class JobRecords:
             exit_code = believed(exit_code, result)
             kind = run.cause_type if run is not None and exit_code else ""
         if result is None or result.exit_code != exit_code:
-            cause = _line(unreadable or job.why) if result is None else result.root_cause
+            cause = first_line(unreadable or job.why) if result is None else result.root_cause
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
         self._keep(EndedRecord(job.number, job.attempt, result))
         why = result.root_cause if exit_code else ""
@@ -389,7 +378,9 @@ class JobRecords:
         cause = cause_of(exit_code)
         if isinstance(job.answer, Broken):
             exit_code, why, cause = job.answer.exit_code, job.answer.why, None
-        self._keep(EndedRecord(job.number, job.attempt, Result("error", exit_code, _line(why))))
+        self._keep(
+            EndedRecord(job.number, job.attempt, Result("error", exit_code, first_line(why)))
+        )
         return v.JobEnded(job.number, exit_code, cause, why)
 
     def settled(self, end: v.Settle) -> None:
@@ -397,10 +388,12 @@ class JobRecords:
         if end.number in self._ahead and end.state is v.JobState.FAILED:
             # It cannot run.
             self._keep_composed(end.number)
-            self._keep(EndedRecord(end.number, 0, Result("error", end.exit_code, _line(end.why))))
+            self._keep(
+                EndedRecord(end.number, 0, Result("error", end.exit_code, first_line(end.why)))
+            )
         elif end.number in self._ahead and end.state in _NEVER_STARTED:
             self._keep_composed(end.number)
-            self._keep(Skipped(end.number, _line(end.why) or end.state.value))
+            self._keep(Skipped(end.number, first_line(end.why) or end.state.value))
         self._ahead.pop(end.number, None)
         self._known.pop(end.number, None)
 
@@ -460,7 +453,3 @@ def _state(exit_code: int) -> str:
     if exit_code == 0:
         return "succeeded"
     return "signalled" if by_signal(exit_code) else "error"
-
-
-def _line(text: str) -> str:
-    return text.strip().partition("\n")[0]

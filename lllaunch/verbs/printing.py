@@ -77,14 +77,15 @@ class Parser(argparse.ArgumentParser):
 def perform(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
-    verb: Callable[[argparse.Namespace], None],
+    verb: Callable[[argparse.Namespace], int | None],
 ) -> int:
     """Does what a verb does and returns its exit code.
 
     Args:
         parser: of its arguments.
         argv: what follows it on the command line.
-        verb: gets the arguments; prints to standard output, raises `LaunchError`.
+        verb: gets the arguments; prints to standard output, returns an exit code if that is not
+            0, raises `LaunchError`.
     """
     try:
         # options may stand among overrides
@@ -92,7 +93,7 @@ def perform(
     except SystemExit as end:  # --help, or a wrong option
         return end.code if isinstance(end.code, int) else ExitCode.ERROR
     try:
-        verb(given)
+        code = verb(given)
         sys.stdout.flush()
     except LaunchError as error:
         complain(str(error))
@@ -103,6 +104,8 @@ def perform(
     except OSError as error:
         complain(f"standard output: {error.strerror or error}")
         return ExitCode.ERROR
+    else:
+        return code or ExitCode.SUCCESS
     return ExitCode.SUCCESS
 
 

@@ -129,11 +129,11 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("foo", "unknown command 'foo' (choose from check, ls, plan, report, rerun, show)"),
+        ("foo", "unknown command 'foo' (choose from check, ls, plan, report, rerun, show, wait)"),
         (
             "shwo",
             (
-                "unknown command 'shwo' (choose from check, ls, plan, report, rerun, show); "
+                "unknown command 'shwo' (choose from check, ls, plan, report, rerun, show, wait); "
                 "did you mean 'show'?"
             ),
         ),

@@ -44,3 +44,19 @@ def test_a_list_over_a_mapping_is_told_with_how_to_replace_it(
 def test_a_node_that_refers_to_itself_is_named_first(experiment: Path) -> None:
     experiment.write_text("# @package _global_\nlaunch: ${launch}\n")
     assert message() == "launch: expected a value, got a reference that leads back to launch"
+
+
+def test_a_key_that_is_not_there_is_told_with_how_to_add_it(experiment: Path) -> None:
+    experiment.write_text("# @package _global_\nlaunch: {entrypoint: env}\n")
+    added = "params.lr: no such key in the config; to add it: +params.lr=[1,2]"
+    assert message("params.lr=[1,2]") == added
+    with Composition(ConfigRequest(("+exp=a", "+params.lr=[1,2]"))) as composed:
+        assert composed.compose().params.lr == [1, 2]
+
+
+def test_a_key_that_is_there_is_told_with_how_to_override_it(experiment: Path) -> None:
+    experiment.write_text("# @package _global_\nparams: {lr: 1}\n")
+    override = "params.lr: the config has that key already; to override it: params.lr=2"
+    assert message("+params.lr=2") == override
+    with Composition(ConfigRequest(("+exp=a", "params.lr=2"))) as composed:
+        assert composed.compose().params.lr == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,7 +13,7 @@ from typing import Any, TextIO
 import pytest
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.stream import KEPT, Flow
+from lllaunch.console.stream import KEPT, Outlet
 from lllaunch.console.sweep import Reported, SweepConsole
 from lllaunch.console.table import cells, cut, decoded, padded
 from lllaunch.sweep.history import JobHistory, SweepResult
@@ -22,6 +23,7 @@ from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
 from lllaunch.text import coloured, plain
+from lllaunch.workers.terminal import screen_of
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 
@@ -187,7 +189,7 @@ def taken(descriptor: int) -> str:
 def test_what_a_full_pipe_does_not_take_is_kept_in_order(pipe: tuple[int, TextIO]) -> None:
     read, stream = pipe
     fill(stream)
-    flow = Flow(stream)
+    flow = Outlet(stream, room=KEPT)
     for number in range(1000):
         flow.put(f"{number}\n", MOMENT)
     assert flow.pending
@@ -197,10 +199,32 @@ def test_what_a_full_pipe_does_not_take_is_kept_in_order(pipe: tuple[int, TextIO
     assert taken(read) == "".join(f"{number}\n" for number in range(1000))
 
 
+def test_what_another_writer_is_in_the_way_of_is_kept(pipe: tuple[int, TextIO]) -> None:
+    read, stream = pipe
+    screen = screen_of(stream)
+    entered, leave = threading.Event(), threading.Event()
+
+    def write_slowly() -> None:
+        with screen.turn():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=write_slowly)
+    thread.start()
+    assert entered.wait(10)
+    flow = Outlet(stream, room=KEPT)
+    flow.put("later\n", 0.0)
+    leave.set()
+    thread.join()
+    assert flow.pending
+    flow.push()
+    assert taken(read) == "later\n"
+
+
 def test_what_is_too_much_is_left_out_and_counted(pipe: tuple[int, TextIO]) -> None:
     read, stream = pipe
     fill(stream)
-    flow = Flow(stream)
+    flow = Outlet(stream, room=KEPT, elsewhere="the jobs' logs")
     line = "x" * 999 + "\n"
     for _ in range(KEPT // 1000 + 100):
         flow.put(line, 0.0)
@@ -263,7 +287,7 @@ def test_both_streams_in_one_pipe_never_mix_within_a_line(
 def test_letters_that_a_stream_lacks_are_written_out() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "ascii")
-    Flow(stream).put("é漢\n", MOMENT)
+    Outlet(stream, room=KEPT).put("é漢\n", MOMENT)
     assert raw.getvalue() == b"\\xe9\\u6f22\n"
 
 

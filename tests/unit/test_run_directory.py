@@ -173,7 +173,7 @@ def test_an_attempt_is_laid_out_and_told_of(tmp_path):
         cwd="/",
         redirects={0: Std.OUT, 1: Std.NONE, 2: Std.ALL},
         tee={0: Std.ERR, 1: Std.NONE, 2: Std.OUT},
-        local_ranks_filter=frozenset({0, 1}),
+        local_ranks_filter=(range(2),),
     )
     log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
     observer = Begun(spec, log, Console(io.StringIO(), cwd="/"))

@@ -104,7 +104,7 @@ def killed_sweep(path: Path) -> None:
 
     0 has succeeded, 1 too, but the journal does not know; 2 has failed; 3 ran; 4 and 5 never did.
     """
-    with begin(path) as session:
+    with contextlib.closing(begin(path)) as session:
         session.plan(jobs(*range(6)), 0, compose_nothing)
         for number in range(4):
             session.journal.append(composed(number, number))
@@ -141,7 +141,7 @@ def full_disk(at: int = 0) -> Iterator[None]:
 
 def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(tmp_path: Path) -> None:
     path = tmp_path / "multi run" / "12-00-00"
-    with begin(path) as session:
+    with contextlib.closing(begin(path)) as session:
         assert session.path == str(path)
         assert not session.resumed
         assert session.plan(Untouched(10_000), 7, compose_nothing) == Batch(
@@ -160,7 +160,7 @@ def test_a_directory_is_named_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with SweepSession.begin("a/b", command=(), version="0") as session:
+    with contextlib.closing(SweepSession.begin("a/b", command=(), version="0")) as session:
         monkeypatch.chdir("/")
         finish(session)
     assert session.path == str(tmp_path / "a" / "b")
@@ -171,7 +171,10 @@ def test_a_new_sweep_keeps_the_journal_of_the_one_before(tmp_path: Path) -> None
     said: list[str] = []
     journals = []
     for number in range(3):
-        with SweepSession.begin(str(tmp_path), command=(), version=f"{number}", say=said.append):
+        session = SweepSession.begin(
+            str(tmp_path), command=(), version=f"{number}", say=said.append
+        )
+        with contextlib.closing(session):
             journals.append((tmp_path / JOURNAL).read_bytes())
         (tmp_path / SUMMARY).write_text(f"{number}")
     names = ("sweep.1.jsonl", "sweep.2.jsonl", JOURNAL)
@@ -231,7 +234,7 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     before = records(tmp_path)
     wanted = jobs(5, 4, 3, 2, 1, 0, "new")
     told: list[Any] = []
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         assert session.resumed
         assert records(tmp_path) == before
         batch = session.plan(wanted, 0, same_config(wanted, told))
@@ -253,13 +256,13 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     assert document["resumes"] == 1
     assert document["counts"] == {"failed": 1, "started": 1, "succeeded": 2}
     # once more: it is journalled now
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         session.plan(wanted, 0, same_config(wanted))
     assert len(records(tmp_path)) == len(before) + 3
 
 
 def test_the_retry_that_succeeded_is_the_one_that_is_journalled(tmp_path: Path) -> None:
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         for record in (
             composed(0, 0),
             StartedRecord(0),
@@ -268,7 +271,7 @@ def test_the_retry_that_succeeded_is_the_one_that_is_journalled(tmp_path: Path) 
         ):
             session.journal.append(record)
     succeed(tmp_path / "0")
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         session.plan(jobs(0), 0, same_config(jobs(0)))
     assert records(tmp_path)[-1] == EndedRecord(0, 1, Result("succeeded", 0, "", 1.5))
 
@@ -278,16 +281,16 @@ def test_numbers_of_what_is_there_are_not_given_to_new_jobs(tmp_path: Path) -> N
     for name in ("4", "6"):
         (tmp_path / name).mkdir()
     wanted = jobs(*range(6), "a", "b")
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         batch = session.plan(wanted, 0, same_config(wanted))
     assert batch.numbers == (0, 1, 2, 3, 8, 5, 9, 7)
 
 
 def test_a_job_that_never_had_a_directory_gets_one(tmp_path: Path) -> None:
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         session.journal.append(ComposedRecord(0, ("lr=0",), "", None))
         session.journal.append(EndedRecord(0, 0, Result("error", 2)))
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         assert session.plan(jobs(0), 0, compose_nothing) == Batch((0,), {}, {})
 
 
@@ -307,7 +310,7 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
         yield from ()
         raise ConfigError(())
 
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         with pytest.raises(ConfigError) as caught:
             session.plan(wanted, 0, changed)
         assert str(caught.value) == (
@@ -328,7 +331,7 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
 
 def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
     found = []
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         for number, exit_code in enumerate((0, 6, 0)):
             batch = session.plan(Untouched(1), number, compose_nothing)
             assert list(batch.numbers) == [number]
@@ -346,7 +349,7 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
     ]
     # a resume counts them all
     wanted = jobs(0, 1, 2)
-    with resume(tmp_path) as session:
+    with contextlib.closing(resume(tmp_path)) as session:
         assert session.plan(wanted, 0, compose_nothing).numbers == (0, 1, 2)
         assert finish(session)["exit_code"] is None
         session.journal.append(OverRecord(0))
@@ -368,7 +371,7 @@ def test_the_summary_of_many_batches_takes_a_small_part_of_the_time(
     real = session_module.write_summary
     monkeypatch.setattr(session_module, "write_summary", write)
     monkeypatch.setattr(session_module.time, "monotonic", lambda: now)
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         for number in range(300):
             session.journal.append(composed(number, number))
             session.write_now_and_then(range(number + 1), lambda _: ())
@@ -383,7 +386,7 @@ def test_the_summary_of_many_batches_takes_a_small_part_of_the_time(
 
 
 def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> None:
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         session.journal.append(composed(3, 3))
         session.journal.append(StartedRecord(3))
         with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
@@ -394,12 +397,12 @@ def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> Non
 
 def test_configs_are_not_held_in_memory(tmp_path: Path) -> None:
     count, long = 300, "x" * 50_000
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         for number in range(count):
             session.journal.append(composed(number, number)._replace(config={"long": long}))
     tracemalloc.start()
     try:
-        with resume(tmp_path) as session:
+        with contextlib.closing(resume(tmp_path)) as session:
             session.plan(jobs(*range(count)), 0, compose_nothing)
             finish(session)
             assert tracemalloc.get_traced_memory()[1] < count * len(long) / 4
@@ -421,7 +424,7 @@ def test_a_full_disk_is_told_and_the_directory_given_back(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_fills_up_costs_no_record_that_was_there(tmp_path: Path) -> None:
-    with begin(tmp_path) as session:
+    with contextlib.closing(begin(tmp_path)) as session:
         finish(session)
         before = (tmp_path / SUMMARY).read_bytes()
         with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
@@ -444,7 +447,7 @@ def test_a_directory_without_locks_lets_everybody_in(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with begin(tmp_path):
+    with contextlib.closing(begin(tmp_path)):
         assert (tmp_path / JOURNAL).exists()
 
 

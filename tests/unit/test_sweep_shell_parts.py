@@ -319,7 +319,7 @@ def test_an_answer_that_was_read_on_the_way_is_not_waited_for() -> None:
     job = sweep._jobs[0] = JobProcess(0)
     job.answered = True
     assert sweep._milliseconds() == 0
-    job.told = True
+    job.handled = True
     assert sweep._milliseconds() is None
 
 

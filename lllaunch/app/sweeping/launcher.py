@@ -100,6 +100,7 @@ def launch(
         batch = sweep.number(overrides, first)
         finish = sweep.run(batch)
     if sweep.at_once:
+        launcher.sweep = None
         sweep.close()
     launcher.exit_code = launcher.exit_code or finish.exit_code
     if finish.signum is not None:

@@ -1,0 +1,87 @@
+"""``python -m lllaunch wait RUN``: waits for a run of another terminal, and exits as it does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from lllaunch.console.wording import shown_path
+from lllaunch.errors import OutputError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.results.store import LATEST, STATES, ListEntry, entry_of, locate, look
+from lllaunch.run.directory import LOCK_NAME
+from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.text import duration
+from lllaunch.verbs.printing import Parser, perform, print_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DESCRIPTION = """\
+Waits until a run or a sweep is over, says in a line what became of it, and exits with its exit
+code. One that is over already is not waited for.
+
+RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; or 'latest',
+the default: what was started last from here."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code: that of the run.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _wait)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("wait", _DESCRIPTION)
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default=LATEST, help="what is waited for; default: latest"
+    )
+    return parser
+
+
+def _wait(given: argparse.Namespace) -> int:
+    found = locate(given.run)
+    lock = LOCK_NAME if found.kind == "run" else SWEEP_LOCK_NAME
+    _until_released(os.path.join(found.path, lock))
+    entry = entry_of(look(found.path) or found)
+    where = shown_path(os.path.abspath(found.path), os.getcwd())
+    print_lines([f"{where}: {_outcome(entry)}"])
+    return ExitCode.ERROR if entry.exit_code is None else entry.exit_code
+
+
+def _until_released(lock: str) -> None:
+    """Wait until nobody holds a lock, which launcher, spawner and jobs do while they live.
+
+    The kernel wakes this up; to share a lock that is free for a moment keeps no launcher out.
+
+    Raises:
+        OutputError: the file system knows no locks, so that nobody can tell.
+    """
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # it never began, or it is long over
+    except OSError as error:
+        raise OutputError(lock, error.strerror or str(error)) from error
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        except OSError as error:
+            reason = f"nobody can tell when it is released: {error.strerror}"
+            raise OutputError(lock, reason) from error
+
+
+def _outcome(entry: ListEntry) -> str:
+    took = "" if entry.seconds is None else f" after {duration(entry.seconds)}"
+    if entry.exit_code is None:
+        return f"{entry.state}{took}: {STATES[entry.state]}"
+    text = entry.state if not entry.exit_code else f"{entry.state}, exit code {entry.exit_code}"
+    cause = f": {entry.root_cause}" if entry.root_cause else ""
+    return f"{text}{took}{cause}"

@@ -1,0 +1,74 @@
+"""JSON files and objects of any make: read as far as they are what is expected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lllaunch.documents import Fields, last_record, load_json, read_json
+from lllaunch.files import read_bytes, replace_file
+
+WRONG = (None, True, [], {}, "text", 1.5, 2**63, 10**400, float("nan"), [None, {}, "x", 3, True])
+
+
+def test_a_field_is_of_its_type_or_nothing() -> None:
+    fields = Fields({"i": 3, "f": 0.5, "b": False, "t": "x", "o": {"i": 4}, "l": [1, "a", {}, 2.0]})
+    assert (fields.whole("i"), fields.number("i"), fields.number("f")) == (3, 3.0, 0.5)
+    assert (fields.flag("b"), fields.text("t"), fields.inner("o").whole("i")) == (False, "x", 4)
+    assert (fields.wholes("l"), fields.texts("l"), len(fields.objects("l"))) == ((1,), ("a",), 1)
+    assert "i" in fields
+    assert "x" not in fields
+    assert not Fields([1])
+
+
+@pytest.mark.parametrize("value", WRONG)
+def test_of_another_type_there_is_nothing(value: object) -> None:
+    fields = Fields({"x": value})
+    for read in (fields.whole, fields.number, fields.seconds, fields.time_ns):
+        found = read("x")
+        assert found is None or (value == 1.5 and found == 1.5)
+    assert fields.text("x") == ("text" if value == "text" else "")
+    assert all(isinstance(each, int) for each in fields.wholes("x"))
+    assert True not in fields.wholes("x")
+    assert all(isinstance(each, str) for each in fields.texts("x"))
+    assert isinstance(fields.inner("x"), Fields)
+
+
+def test_files_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    assert load_json(str(path)) is None
+    path.write_text('{"a": NaN}')
+    assert load_json(str(path)) == {"a": None}
+    for text, why in (("[1]", "is not a JSON object"), ("{", "is not JSON: ")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=why):
+            load_json(str(path))
+        assert read_json(str(path)) is None
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="is not a regular file"):
+        read_bytes(str(tmp_path))
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="is not a regular file"):
+        read_bytes(str(tmp_path / "fifo"))
+    assert len(os.listdir("/proc/self/fd")) == before
+    path.write_text('{"n": 1}\n{"n": 2}\n[3]\n{"n": 4')
+    assert last_record(str(path), 1024) == {"n": 2}
+    assert last_record(str(path), 12) is None
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    replace_file(str(path), b"old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(str(path), b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
