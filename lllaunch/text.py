@@ -138,8 +138,8 @@ def first_line(text: str, most: int = 300) -> str:
     return shorten(next((line for line in text.splitlines() if line.strip()), "").strip(), most)
 
 
-def shorten(text: str, most: int) -> str:
-    """Return a text of at most so many characters, without its end if need be."""
+def shorten(text: str, most: int = 400) -> str:
+    """Return a text of at most so many characters, by default what a message can bear."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -27,12 +27,13 @@ from lllaunch.checking.tree import ConfigFile, Experiment, Graph, found_in, incl
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.origin import Origins, parts_of
 from lllaunch.config.plan import plan_hash
-from lllaunch.config.tree import shorten, shown_path, value_at
+from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import Code, ConfigError, Diagnostic
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.review.allow import check
 from lllaunch.review.places import POLICY_FILE, locks_all
 from lllaunch.review.refused import PlanRefused
+from lllaunch.text import shorten
 
 if TYPE_CHECKING:
     from lllaunch.review.policy import Policy

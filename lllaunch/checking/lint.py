@@ -18,8 +18,9 @@ from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile, Sexagesimal
 from lllaunch.config.origin import Origin, Origins, dotted
 from lllaunch.config.schema import KEYS
-from lllaunch.config.tree import leaf_items, shorten
+from lllaunch.config.tree import leaf_items
 from lllaunch.secret_names import is_secret_name
+from lllaunch.text import shorten
 
 # Their arguments are no keys.
 _NO_KEYS = frozenset({"worker", "oc.env", "now", "oc.deprecated"})

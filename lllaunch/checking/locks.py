@@ -16,11 +16,12 @@ from lllaunch.checking.examine import Examined, in_short
 from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic, counted
 from lllaunch.checking.tree import found_in
 from lllaunch.config.plan import portable_plan
-from lllaunch.config.tree import shorten, shown_path
+from lllaunch.config.tree import shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Unfit
 from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, sweep_plan
 from lllaunch.review.refused import PlanRefused
+from lllaunch.text import shorten
 
 if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec

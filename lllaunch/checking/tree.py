@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.checking.findings import WRONG, CheckedDiagnostic
-from lllaunch.config.tree import shorten, shown_path
+from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError
 
 # The same parser, with what Hydra accepts beyond the plain kind.
 from lllaunch.review.document import SURROGATE, Builder, read_text, telling
+from lllaunch.text import shorten
 
 _STANDARD = "tag:yaml.org,2002:"
 # the one family of tags that OmegaConf adds

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal, shorten, show
+from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal, show
 from lllaunch.errors import Code, ConfigError, Diagnostic, Unfit
 from lllaunch.macros import WORKER_NAMES
+from lllaunch.text import shorten
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -59,7 +59,6 @@ from lllaunch.config.tree import (
     has_secrets,
     leaf_items,
     reveal,
-    shorten,
     value_at,
 )
 from lllaunch.config.values import (
@@ -85,7 +84,7 @@ from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import LaunchSpec, Path, rank_key
 from lllaunch.std import Std
 from lllaunch.supervisor.environ import CONTRACT_NAMES
-from lllaunch.text import write_range
+from lllaunch.text import shorten, write_range
 
 MOST_STEPS = 20_000
 """References that one value may come to, those within references counted each time."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lllaunch.run.files import relative_path
+from lllaunch.text import shorten
 
 _LONGEST_SHOWN = 100
 _MOST_BITS = 3400
@@ -131,11 +132,6 @@ def has_secrets(tree: Tree) -> bool:
 def show(tree: Tree) -> str:
     """A value as a message shows it: like YAML, on one line, short, without secrets."""
     return shorten(_show(tree), _LONGEST_SHOWN)
-
-
-def shorten(text: str, most: int = 400) -> str:
-    """Text with no more characters than a message can bear."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def shown_path(path: str) -> str:

@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 
 from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import holds_env
-from lllaunch.config.tree import shorten, show, value_at
+from lllaunch.config.tree import show, value_at
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
 from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
+from lllaunch.text import shorten
 
 Path = tuple[Any, ...]
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-from lllaunch.config.tree import shorten
 from lllaunch.errors import Code, ConfigError, Diagnostic
+from lllaunch.text import shorten
 
 LONGEST = 2 * 1024 * 1024
 """Size of a file, bytes."""

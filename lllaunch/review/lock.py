@@ -18,7 +18,7 @@ from typing import Any
 
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
-from lllaunch.config.tree import shorten, show
+from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.review.document import parse, read_text
@@ -26,6 +26,7 @@ from lllaunch.review.places import LOCKS
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
+from lllaunch.text import shorten
 
 DIRECTORY = f"conf/{LOCKS}"
 """Where locks are, relative to the project."""

@@ -12,9 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from lllaunch.config.fields import MOST_PROBLEMS, did_you_mean, one_of
-from lllaunch.config.tree import shorten, show
+from lllaunch.config.tree import show
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.document import Document, parse, read_text
+from lllaunch.text import shorten
 
 
 class Forms(NamedTuple):

@@ -17,6 +17,7 @@ from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus, pretended_gpus
 from lllaunch.sweep.pool import Lease
+from lllaunch.text import shorten
 
 _RANGE = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
 _MOST_SHOWN = 80
@@ -104,8 +105,7 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
 
 def shown(value: object) -> str:
     """A value for a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+    return shorten(repr(value), _MOST_SHOWN)
 
 
 def _number(value: object) -> int | None:
