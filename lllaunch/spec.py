@@ -101,6 +101,7 @@ class LaunchSpec:
         resources: what each worker needs of the machine; only sweeps ask.
         virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
         run_id: value of TORCHELASTIC_RUN_ID.
+        quiet: whether nothing is said of a run in which all goes well.
         locked: whether only a reviewed plan may run; the name of its lock, if it has another one
             than the experiment.
         output_dir: Hydra's output directory of the job, absolute.
@@ -143,6 +144,7 @@ class LaunchSpec:
     resources: Resources = field(default_factory=Resources)
     virtual_local_rank: bool = False
     run_id: str = ""
+    quiet: bool = False
     locked: bool | str = False
     output_dir: str = ""
     runtime_cwd: str = ""

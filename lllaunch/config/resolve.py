@@ -488,6 +488,7 @@ def _read_names(settings: Settings, around: HostContext) -> dict[str, Any]:
         "log_dir": settings.scalar("log_dir", read_log_dir, around.output_dir),
         "run_id": settings.scalar("run_id", read_line, run_id),
         "virtual_local_rank": settings.scalar("virtual_local_rank", read_flag, False),
+        "quiet": settings.scalar("quiet", read_flag, False),
         "locked": settings.scalar("locked", read_locked, UNLOCKED),
     }
 

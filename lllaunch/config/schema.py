@@ -319,6 +319,12 @@ class Launch:
     """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the last two parts of the output
     directory."""
 
+    quiet: bool = False
+    """Says nothing of a run in which all goes well: neither that an attempt begins nor that the run
+    has succeeded. What else there is to say is said as ever: a restart, a signal, what the watchdog
+    finds, a process that was left behind, and the report of a run that fails. Output of workers
+    that is teed is theirs, and shown. In a sweep the jobs' runs say none of this anyway."""
+
     locked: bool | str = False
     """Whether only the reviewed plan may run: the one that `plan --lock` wrote to
     [`conf/locks/NAME.yaml`](locks-and-allowlists.md#locks). NAME is the experiment's, the choice of
@@ -330,8 +336,8 @@ class Launch:
 
 KEYS: tuple[str, ...] = tuple(each.name for each in fields(Launch))
 
-# Says how a run is begun and not what it is.
-UNPLANNED = frozenset({"locked"})
+# Says how a run is begun, or what is said of it, and not what it is.
+UNPLANNED = frozenset({"locked", "quiet"})
 
 # Where ${worker:NAME} is replaced.
 PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})

@@ -53,10 +53,15 @@ class Console:
         self._last_patience = last_patience
         self._outlet: Outlet | None = None
         self._hide: Callable[[str], str] = str
+        self._quiet = False
 
     def hide(self, redact: Callable[[str], str]) -> None:
         """Applies ``redact`` to every message from now on, so that no secret is shown."""
         self._hide = redact
+
+    def be_quiet(self) -> None:
+        """Says nothing of what goes well, from now on: that attempts begin, and a success."""
+        self._quiet = True
 
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """Says that an attempt begins.
@@ -67,6 +72,8 @@ class Console:
             what: the entrypoint, as the user wrote it.
             directory: where it writes.
         """
+        if self._quiet:
+            return
         where = shown_path(directory, self._cwd)
         self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
 
@@ -201,7 +208,11 @@ class Console:
         # What only the end needs is imported then: it would delay every start.
         from lllaunch.console.report import report_lines  # noqa: PLC0415
 
-        self._write(report_lines(outcome, self._cwd), last=True)
+        lines = report_lines(outcome, self._cwd)
+        if self._quiet and outcome.state == "succeeded":
+            del lines[0]
+        if lines:
+            self._write(lines, last=True)
 
     def _say(self, text: str) -> None:
         self._write([StyledText(f"lllaunch: {text}")])

@@ -104,6 +104,8 @@ def execute(
     """
     redact = Redactor.of(spec)
     console.hide(redact)
+    if spec.quiet:
+        console.be_quiet()
     run = _Run(spec, plan_hash, console, redact, build)
     with contextlib.ExitStack() as claimed:
         try:

@@ -346,6 +346,9 @@ class Speaker(Protocol):
     def hide(self, redact: Callable[[str], str]) -> None:
         """Applies ``redact`` to everything from now on."""
 
+    def be_quiet(self) -> None:
+        """Says nothing of what goes well, from now on."""
+
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """An attempt begins."""
 

@@ -403,6 +403,13 @@ def test_checked_function_pays_for_its_preloads_once(run: Run) -> None:
     assert run.result["return_values"]["1"]["value"] == "1"
 
 
+def test_nothing_is_said_of_a_quiet_run_in_which_all_goes_well(run: Run) -> None:
+    assert run.script("print('mine')", quiet=True).exit_code == 0
+    assert run.text == ""
+    assert run.script("import sys; sys.exit(7)", quiet=True).exit_code == 3
+    assert run.text.startswith("lllaunch: FAILED")
+
+
 def test_process_left_behind_is_reported(run: Run) -> None:
     outcome = run.program("sh", "-c", "sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done")
     assert outcome.exit_code == 0

@@ -92,6 +92,7 @@ def test_everything_at_once() -> None:
         restart: {on: [hang, oom], delay: 1s}
         virtual_local_rank: true
         run_id: abc
+        quiet: true
         """
     )
     spec = spec_of(launch)
@@ -113,6 +114,7 @@ def test_everything_at_once() -> None:
     assert spec.signals == (signal.SIGTERM, signal.SIGUSR1)
     assert spec.watchdog == WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
     assert (spec.max_restarts, spec.virtual_local_rank, spec.run_id) == (2, True, "abc")
+    assert spec.quiet
     assert spec.restart == RestartPolicy(frozenset({"hang", "oom"}), 1)
 
 
@@ -379,6 +381,7 @@ WRONG_KINDS: dict[str, list[Any]] = {
     "resources": ["gpu", 2, [1]],
     "virtual_local_rank": ["true", 1, [1]],
     "run_id": ["", 3, [1]],
+    "quiet": ["true", 1, [1]],
     "locked": [3, [1], ""],
 }
 

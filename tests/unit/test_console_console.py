@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,20 @@ def test_a_working_directory_that_is_gone_keeps_nobody_from_speaking(
     stream = io.StringIO()
     Console(stream).started(0, 1, "train.py", str(tmp_path))
     assert stream.getvalue().endswith(f"logs in {tmp_path}\n")
+
+
+def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
+    def speak(console: Console) -> None:
+        console.be_quiet()
+        console.started(0, 2, "train.py", "/home/ada/run/attempt_0")
+        console.restarting(0, ROOT, 1, 3)
+        console.finished(replace(FAILED, state="succeeded", exit_code=0))
+
+    restarting = "lllaunch: attempt 0: rank 1 exited with status 1; restarting (1 of 3)\n"
+    assert said(speak) == restarting
+
+    def fail(console: Console) -> None:
+        console.be_quiet()
+        console.finished(FAILED)
+
+    assert said(fail).startswith("lllaunch: FAILED")

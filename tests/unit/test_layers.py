@@ -102,3 +102,12 @@ def test_what_the_page_of_the_architecture_names_is_there(name: str) -> None:
 def test_every_room_is_on_the_page_of_the_architecture() -> None:
     rooms = {path.parent.name for path in (ROOT / "lllaunch").glob("*/__init__.py")} - {"conf"}
     assert {room for room in rooms if f"`lllaunch.{room}`" not in ARCHITECTURE} == set()
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+NAMED = re.findall(r"(?:lllaunch|tests|docs)/[\w/]+\.(?:py|md)", CONTRIBUTING)
+
+
+@pytest.mark.parametrize("path", sorted(set(NAMED)))
+def test_what_contributing_names_is_there(path: str) -> None:
+    assert (ROOT / path).is_file()
