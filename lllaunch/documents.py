@@ -112,9 +112,9 @@ class Fields:
         value = self.document.get(name)
         return value if isinstance(value, str) else ""
 
-    def whole(self, name: str) -> int | None:
+    def integer(self, name: str) -> int | None:
         """Return a whole number of at most 64 bits."""
-        return _whole(self.document.get(name))
+        return _integer(self.document.get(name))
 
     def number(self, name: str) -> float | None:
         """Return a finite number."""
@@ -151,14 +151,14 @@ class Fields:
 
     def wholes(self, name: str) -> tuple[int, ...]:
         """Return the whole numbers of a list."""
-        return tuple(each for each in self._list(name) if _whole(each) is not None)
+        return tuple(each for each in self._list(name) if _integer(each) is not None)
 
     def _list(self, name: str) -> list[Any]:
         value = self.document.get(name)
         return value if isinstance(value, list) else []
 
 
-def _whole(value: object) -> int | None:
+def _integer(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if abs(value) < _MOST_WHOLE else None

@@ -16,7 +16,7 @@ from lllaunch.app.naming import experiment_name, job_name, words_of
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import own_node, raw_value
-from lllaunch.review.places import locks_all, policy_path, tree_top
+from lllaunch.review.paths import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

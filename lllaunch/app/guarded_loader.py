@@ -35,7 +35,7 @@ from lllaunch.hydra_compat import (
     own_node,
     raw_value,
 )
-from lllaunch.review.places import LOCKS, tree_top
+from lllaunch.review.paths import LOCKS, tree_top
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader

@@ -27,7 +27,7 @@ from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
 from lllaunch.errors import ConfigError
 from lllaunch.review.document import wrong
-from lllaunch.review.places import policy_path, tree_top
+from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
 from lllaunch.run.redact import Redactor
 from lllaunch.secret_names import is_secret_name

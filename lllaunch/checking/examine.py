@@ -31,7 +31,7 @@ from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import Code, ConfigError, Diagnostic
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.review.allow import check
-from lllaunch.review.places import POLICY_FILE, locks_all
+from lllaunch.review.paths import POLICY_FILE, locks_all
 from lllaunch.review.refused import PlanRefused
 from lllaunch.text import shorten
 
@@ -64,7 +64,7 @@ class ProblemLocator:
         self._config = config
         self._origins = origins
 
-    def found(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
+    def locate(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
         """Returns a problem with its place.
 
         Args:
@@ -328,7 +328,7 @@ class _Examination:
             paths = (each.path for each in files.values())
             self._examined.usage = usage_of(config, unused, made_of, known, paths)
         places = ProblemLocator(experiment.name, file, config, known)
-        self._examined.found += [places.found(*each) for each in self._problems]
+        self._examined.found += [places.locate(*each) for each in self._problems]
         if origins is not None:
             self._examined.found += shadowed(config, origins, file.path, experiment.name)
         if locked and spec is not None:

@@ -302,10 +302,10 @@ def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
             message = f"has {more} more numbers of base 60: quote them"
             yield CheckedDiagnostic.at(0, "base-60", file.path, 0, "", message)
             return
-        yield _told(file, each)
+        yield _sexagesimal(file, each)
 
 
-def _told(file: ConfigFile, each: Sexagesimal) -> CheckedDiagnostic:
+def _sexagesimal(file: ConfigFile, each: Sexagesimal) -> CheckedDiagnostic:
     key = dotted([*file.package.split("."), *each.path] if file.package else each.path)
     never = any(_is_in(key, name) for name in _NEVER_NUMBERS)
     if any(map(is_secret_name, each.path)):

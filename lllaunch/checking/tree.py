@@ -442,10 +442,12 @@ class Graph:
             name = waiting.pop()
             if name not in found:
                 found.add(name)
-                waiting += [each for include in self.own(name) for each in self._asked(include)]
+                waiting += [
+                    each for include in self.own(name) for each in self._included_by(include)
+                ]
         return found
 
-    def _asked(self, include: Include) -> list[str]:
+    def _included_by(self, include: Include) -> list[str]:
         """Files that an entry may ask for."""
         if not include.is_made_up:
             return [include.name] if include.name in self._files else []

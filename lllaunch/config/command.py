@@ -297,16 +297,16 @@ def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Located:
     if entrypoint.form == "script":
         check_script(entrypoint)
     elif entrypoint.form == "module":
-        return _found(locate_main(entrypoint.name, place.sys_path))
+        return _callable_in(locate_main(entrypoint.name, place.sys_path))
     elif entrypoint.form == "function":
-        return _found(locate(entrypoint.name, entrypoint.qualname, place.sys_path))
+        return _callable_in(locate(entrypoint.name, entrypoint.qualname, place.sys_path))
     else:
         for search_path in place.search_paths:
             check_program(entrypoint, search_path, place.runtime_cwd)
     return Located(NameStatus.FOUND, entrypoint.name)
 
 
-def _found(located: Located) -> Located:
+def _callable_in(located: Located) -> Located:
     if located.status is NameStatus.MISSING:
         raise Unfit(
             message="cannot be run", hint=located.hint, detail=located.reason, code="entrypoint"

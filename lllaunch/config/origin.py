@@ -119,7 +119,7 @@ class Origins:
         name = _normal(key)
         if any(_is_below(name, filled) for filled in _FILLED):
             return _BY_HYDRA
-        found = self._found(name)
+        found = self._origin_of(name)
         if found is not None:
             return found[1].origin
         return _BY_HYDRA if _is_below(name, _ADDED) else None
@@ -139,7 +139,7 @@ class Origins:
             origin = self.of(name)
             if origin is None:
                 continue
-            found = self._found(name)
+            found = self._origin_of(name)
             at = found[0] if found else name
             # also ends what refers to itself
             if at in links:
@@ -182,7 +182,7 @@ class Origins:
             return problem
         return replace(problem, file=origin.where, line=origin.line or 0)
 
-    def _found(self, name: str) -> tuple[str, KeyOrigin] | None:
+    def _origin_of(self, name: str) -> tuple[str, KeyOrigin] | None:
         """The entry of a key, or the reference above it."""
         parts = name.split(".")
         for end in range(len(parts), 0, -1):

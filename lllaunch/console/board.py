@@ -545,9 +545,9 @@ def _header(board: Board, now: float) -> str:
     left = None if board.ending else board.left(now)
     ending = "no new jobs" if board.ending else ""
     if left:
-        ending = f"about {_whole(left)} left"
+        ending = f"about {_whole_seconds(left)} left"
     told = ", ".join(filter(None, (f"{done}/{board.total} done", parts, ending)))
-    return f"{_whole(now - board.began)}: {told}"
+    return f"{_whole_seconds(now - board.began)}: {told}"
 
 
 def _chosen(board: Board, room: int, half: int) -> tuple[list[JobView], str]:
@@ -623,12 +623,12 @@ def _lease(job: JobView) -> str:
 
 def _time(job: JobView, now: float) -> str:
     if job.state is JobState.RUNNING:
-        return _whole(now - job.since)
+        return _whole_seconds(now - job.since)
     over = job.state not in {JobState.WAITING, JobState.PAUSED}
     return duration(job.seconds) if over and job.seconds else ""
 
 
-def _whole(seconds: float) -> str:
+def _whole_seconds(seconds: float) -> str:
     """Returns a time span that is still going on: no fractions that would flicker."""
     return f"{int(seconds)} s" if seconds < 10 else duration(int(seconds))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import StyledText, capitalised, ranks, shown_path, wrapped
-from lllaunch.run.fates import Lost
+from lllaunch.run.outcome import Lost
 from lllaunch.text import duration, printable, shorten_middle
 from lllaunch.watchdog.findings import (
     Asked,
@@ -191,7 +191,7 @@ def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> I
         yield from _locks(rank, stack, cwd)
     if hang.stacks:
         yield StyledText("")
-        yield from _places(hang, cwd)
+        yield from _stack_lines(hang, cwd)
         files = _files(hang, cwd)
         if files:
             yield StyledText(f"    All stacks: {files}")
@@ -207,7 +207,7 @@ def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
     for rank, stack in look.stacks.items():
         yield from _locks(rank, stack, cwd)
     yield from _conditions(look, ())
-    yield from _places(look, cwd)
+    yield from _stack_lines(look, cwd)
     files = _files(look, cwd)
     if files:
         yield StyledText(f"    All stacks: {files}")
@@ -265,7 +265,7 @@ def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Styled
             yield from wrapped(f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
 
 
-def _places(hang: Hang, cwd: str) -> Iterator[StyledText]:
+def _stack_lines(hang: Hang, cwd: str) -> Iterator[StyledText]:
     if hang.left:
         yield from _frames_of(hang, hang.waiting, cwd)
         return

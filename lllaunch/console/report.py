@@ -27,7 +27,7 @@ from lllaunch.run.causes import (
     letters,
     signal_name,
 )
-from lllaunch.run.fates import Ended, Failed, Lost, Succeeded, Victim
+from lllaunch.run.outcome import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.run.tracebacks import cause_of, folded, users_call
 from lllaunch.text import duration, size
 
@@ -35,8 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lllaunch.run.causes import Cause
-    from lllaunch.run.fates import Fate
-    from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause, RunOutcome, WorkerOutcome
+    from lllaunch.run.outcome import (
+        AttemptOutcome,
+        Excerpt,
+        Fate,
+        RootCause,
+        RunOutcome,
+        WorkerOutcome,
+    )
     from lllaunch.watchdog.findings import Finding
 
 _TRACEBACK_LINES = 60

@@ -26,7 +26,7 @@ from lllaunch.config.tree import show, value_at
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
-from lllaunch.review.places import POLICY_FILE, POLICY_VARIABLE
+from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
 from lllaunch.text import shorten
@@ -500,7 +500,7 @@ class _Judge:
         env_set = value_at(config, _ENV_SET.split("."))
         self.variables({_ENV_SET: env_set if isinstance(env_set, str) else variables_set(env_set)})
         for asked in asked_for(config):
-            self.asked(asked)
+            self.expect(asked)
 
     def variables(self, nodes: Mapping[str, Any]) -> None:
         for key, env in nodes.items():
@@ -514,7 +514,7 @@ class _Judge:
                 if not any(fnmatchcase(name, each) for each in allowed):
                     self._refuse(f"{key}.{name}", "", _not_in("env"), "env", name)
 
-    def asked(self, asked: Requested) -> None:
+    def expect(self, asked: Requested) -> None:
         value, name = asked.value, asked.lists[0]
         if not isinstance(value, str):
             problem = Diagnostic(

@@ -22,7 +22,7 @@ from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.review.document import parse, read_text
-from lllaunch.review.places import LOCKS
+from lllaunch.review.paths import LOCKS
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec

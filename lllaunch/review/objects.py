@@ -89,7 +89,7 @@ class Objects:
         Nothing if that cannot be told without importing it.
         """
         try:
-            found = self._told(module, qualname, frozenset())
+            found = self._definitions(module, qualname, frozenset())
         except (_Unknown, RecursionError):
             return ()
         return tuple(dict.fromkeys(found))
@@ -99,7 +99,7 @@ class Objects:
         module, _, rest = name.partition(".")
         return self.function(module, rest) if rest else ()
 
-    def _told(self, module: str, qualname: str, seen: _Seen) -> list[Definition]:
+    def _definitions(self, module: str, qualname: str, seen: _Seen) -> list[Definition]:
         if (module, qualname) in seen or len(seen) > _MOST_HOPS:
             raise _Unknown
         seen |= {(module, qualname)}
@@ -128,21 +128,21 @@ class Objects:
         if isinstance(binding, _Made) and not rest:
             return [Definition(source.module, first, source.file)]
         if isinstance(binding, _Alias):
-            return self._told(source.module, _join(binding.name, rest), seen)
+            return self._definitions(source.module, _join(binding.name, rest), seen)
         if isinstance(binding, _Import):
             qualname = _join(binding.name, rest)
             if binding.module == source.module and binding.name:
                 # from . import name: its own submodule
                 return self._submodule(binding.module, binding.name, rest, seen)
             if qualname:
-                return self._told(binding.module, qualname, seen)
+                return self._definitions(binding.module, qualname, seen)
         raise _Unknown
 
     def _not_bound(self, source: _Source, first: str, rest: str, seen: _Seen) -> list[Definition]:
         clear = "__getattr__" not in source.bindings
         for star in reversed(source.stars):  # the last one wins
             try:
-                return self._told(star, _join(first, rest), seen)
+                return self._definitions(star, _join(first, rest), seen)
             except _Missing:
                 continue
             except _Unknown:
@@ -161,7 +161,7 @@ class Objects:
             raise _Missing
         if located.status is not NameStatus.FOUND or not rest:
             raise _Unknown
-        return self._told(f"{package}.{name}", rest, seen)
+        return self._definitions(f"{package}.{name}", rest, seen)
 
     def _source(self, module: str) -> _Source:
         if module not in self._sources:

@@ -22,8 +22,19 @@ from lllaunch.run.causes import (
     StartFailure,
     alike,
 )
-from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
-from lllaunch.run.outcome import AttemptOutcome, AttemptState, RootCause, WorkerOutcome
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    AttemptState,
+    Ended,
+    Failed,
+    Fate,
+    Lost,
+    NotStarted,
+    RootCause,
+    Succeeded,
+    Victim,
+    WorkerOutcome,
+)
 from lllaunch.run.postmortem import Evidence, Explanation, explain
 from lllaunch.run.records import NOWHERE
 from lllaunch.run.tracebacks import called, users_call

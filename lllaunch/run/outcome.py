@@ -8,7 +8,7 @@ victim of another's failure or was ended by the launcher, and which failure came
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.run.records import NOWHERE, WorkerFiles
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from lllaunch.events import Orphan
     from lllaunch.run.causes import Cause
-    from lllaunch.run.fates import Fate
     from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
     from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Frame
+
 
 RunState = Literal["succeeded", "failed", "signalled", "error"]
 AttemptState = Literal["succeeded", "failed", "stopped"]
@@ -282,3 +282,80 @@ def _by_watchdog(reason: Reason | None, root: RootCause | None) -> bool:
 
 def _ended_for(limit: Finding | None, root: RootCause | None) -> bool:
     return root is not None and root.hang is not None and root.hang.finding == limit
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """The worker ended with status 0, and by itself."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker failed: it is the root cause of its attempt, or failed at the same moment.
+
+    One that hung until the launcher ended it failed, too, with what the watchdog found as cause.
+
+    Attributes:
+        cause: why.
+        time_ns: when, nanoseconds since the epoch.
+        explanation: what can be said beyond that, or None.
+    """
+
+    cause: Cause
+    time_ns: int
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Victim:
+    """The worker failed after the root cause, so probably because of it.
+
+    Attributes:
+        cause: how it failed itself.
+        time_ns: when, nanoseconds since the epoch.
+        after_ns: how long after the root cause, nanoseconds.
+        explanation: what can be said beyond that, or None.
+    """
+
+    cause: Cause
+    time_ns: int
+    after_ns: int
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The launcher ended the worker.
+
+    Attributes:
+        signum: the signal that did it.
+        exitcode: exit status, or the negative number of the signal.
+        sent: all signals that the launcher had sent it, in order.
+        waited_for: ranks that hung while this worker only waited for them; empty if it did not.
+    """
+
+    signum: int
+    exitcode: int
+    sent: tuple[int, ...] = ()
+    waited_for: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """How the worker ended is not known.
+
+    Attributes:
+        why: ``spawner``: it went with the spawner; ``kernel``: it hangs in the kernel and SIGKILL
+            does not end it; ``error``: the run ended by an error of lllaunch's own; ``unknown``:
+            another version wrote so, in words that this one does not know.
+    """
+
+    why: Literal["spawner", "kernel", "error", "unknown"] = "spawner"
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """The worker was never started."""
+
+
+Fate: TypeAlias = Succeeded | Failed | Victim | Ended | Lost | NotStarted

@@ -19,8 +19,20 @@ from lllaunch.documents import Fields
 from lllaunch.run import causes
 from lllaunch.run.causes import UnknownCause, signal_name
 from lllaunch.run.events import isoformat
-from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
-from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    Fate,
+    Lost,
+    NotStarted,
+    ReturnValue,
+    RootCause,
+    RunOutcome,
+    Succeeded,
+    Victim,
+    WorkerOutcome,
+)
 from lllaunch.run.records import WorkerFiles
 
 if TYPE_CHECKING:
@@ -269,7 +281,7 @@ class ResultFile:
     @property
     def exit_code(self) -> int | None:
         """Of the launcher."""
-        return self.fields.whole("exit_code")
+        return self.fields.integer("exit_code")
 
     @property
     def started_ns(self) -> int | None:
@@ -318,7 +330,7 @@ class ResultFile:
         """What ended the run, as text; empty if it succeeded."""
         root = self.fields.inner("root_cause")
         if "cause" in root:
-            rank, text = root.whole("rank"), root.inner("cause").text("text")
+            rank, text = root.integer("rank"), root.inner("cause").text("text")
             return text if rank is None else f"rank {rank}: {text}"
         limit = self.fields.inner("limit").text("text")
         return limit or self.fields.text("error") or self.fields.text("signal")
@@ -348,7 +360,7 @@ class ResultFile:
         attempts = tuple(
             _read_attempt(each, directory)
             for each in fields.objects("attempts")
-            if each.whole("attempt") is not None
+            if each.integer("attempt") is not None
         )
         workers = attempts[-1].workers if attempts else ()
         root, limit = fields.inner("root_cause"), _read_cause(fields.inner("limit"))
@@ -413,7 +425,7 @@ def _read_frame(fields: Fields, name: str) -> object:
 
 # What fields of causes, findings, frames, ... are annotated with; all else is a text.
 _TYPES: dict[str, Callable[[Fields, str], object]] = {
-    "int": Fields.whole,
+    "int": Fields.integer,
     "float": Fields.number,
     "bool": Fields.flag,
     "tuple[int, ...]": lambda fields, name: fields.wholes(name) if name in fields else None,
@@ -452,12 +464,12 @@ def _read_attempt(fields: Fields, directory: str) -> AttemptOutcome:
     workers = tuple(
         _read_worker(each, directory)
         for each in fields.objects("workers")
-        if each.whole("rank") is not None
+        if each.integer("rank") is not None
     )
     leftovers = (_read_as(Orphan, each) for each in fields.objects("leftovers"))
     return AttemptOutcome(
-        number=fields.whole("attempt") or 0,
-        restart_count=fields.whole("restart_count") or 0,
+        number=fields.integer("attempt") or 0,
+        restart_count=fields.integer("restart_count") or 0,
         path=_read_path(fields, "directory", directory),
         state=cast("AttemptState", fields.text("state")),
         started_ns=fields.time_ns("started") or 0,
@@ -479,8 +491,8 @@ def _read_root_of_attempt(fields: Fields, workers: Sequence[WorkerOutcome]) -> R
 
         hung = tuple(worker.rank for worker in workers if isinstance(worker.fate, Failed))
         hang = Hang(cause, 0, named=_among_all(_suspects(cause), workers), hung=hung)
-    number = fields.whole("attempt") or 0
-    return RootCause(number, root.whole("rank"), None, cause, 0, hang=hang)
+    number = fields.integer("attempt") or 0
+    return RootCause(number, root.integer("rank"), None, cause, 0, hang=hang)
 
 
 def _suspects(finding: Finding) -> tuple[int, ...]:
@@ -495,8 +507,8 @@ def _among_all(local_ranks: Sequence[int], workers: Sequence[WorkerOutcome]) -> 
 
 
 def _read_worker(fields: Fields, directory: str) -> WorkerOutcome:
-    rank = fields.whole("rank") or 0
-    local_rank = fields.whole("local_rank")
+    rank = fields.integer("rank") or 0
+    local_rank = fields.integer("local_rank")
     return WorkerOutcome(
         local_rank=rank if local_rank is None else local_rank,
         rank=rank,
@@ -507,11 +519,11 @@ def _read_worker(fields: Fields, directory: str) -> WorkerOutcome:
             error=_read_path(fields, "error_file", directory),
             stacks=_read_path(fields, "stacks", directory),
         ),
-        pid=fields.whole("pid"),
-        exitcode=fields.whole("exitcode"),
+        pid=fields.integer("pid"),
+        exitcode=fields.integer("exitcode"),
         started_ns=fields.time_ns("started"),
         ended_ns=fields.time_ns("ended"),
-        max_rss=fields.whole("max_rss") or 0,
+        max_rss=fields.integer("max_rss") or 0,
         cpu_seconds=fields.number("cpu_seconds") or 0.0,
         traceback="its error.json has it" if fields.text("error_file") else "",
     )
@@ -526,7 +538,7 @@ def _read_fate(fields: Fields) -> Fate:
     if kind == "victim" and cause is not None:
         after = fields.seconds("seconds_after_root_cause") or 0.0
         return Victim(cause, at_ns, round(after * 1e9), explanation)
-    code = fields.whole("exitcode")
+    code = fields.integer("exitcode")
     if kind == "ended" and code is not None:
         signals = map(_read_signal, fields.texts("signals_sent"))
         sent = tuple(each for each in signals if each is not None)
@@ -541,11 +553,11 @@ def _read_fate(fields: Fields) -> Fate:
 
 def _read_root(fields: Fields, workers: Sequence[WorkerOutcome], directory: str) -> RootCause:
     return RootCause(
-        attempt=fields.whole("attempt") or 0,
-        rank=fields.whole("rank"),
-        local_rank=fields.whole("local_rank"),
+        attempt=fields.integer("attempt") or 0,
+        rank=fields.integer("rank"),
+        local_rank=fields.integer("local_rank"),
         cause=_read_cause(fields.inner("cause")) or UnknownCause("", ""),
-        time_ns=fields.whole("time_ns") or 0,
+        time_ns=fields.integer("time_ns") or 0,
         explanation=_read_explanation(fields.inner("explanation")),
         traceback=fields.text("traceback"),
         files=WorkerFiles(stderr=_read_path(fields, "stderr", directory)),
@@ -564,7 +576,7 @@ def _read_hang(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
     local = {worker.rank: worker.local_rank for worker in workers}
     stacks = {}
     for each in fields.objects("stacks"):
-        rank = each.whole("rank")
+        rank = each.integer("rank")
         if rank is not None:
             stacks[rank] = _read_stack(each, local.get(rank, rank), directory)
 
@@ -617,7 +629,7 @@ def _read_frames(fields: Fields) -> tuple[Frame, ...]:
 def _read_value(fields: Fields, directory: str) -> ReturnValue:
     return ReturnValue(
         path=_read_path(fields, "path", directory),
-        size=fields.whole("size") or 0,
+        size=fields.integer("size") or 0,
         type_name=fields.text("type"),
         json=json.dumps(fields.value("value")) if "value" in fields else None,
     )

@@ -660,7 +660,7 @@ class Machine:
             self._blame("hang")
         return ""
 
-    def _asked(self, _: StacksAsked) -> Case:
+    def _stacks_asked(self, _: StacksAsked) -> Case:
         # Those that something ends for are shown as well.
         return "taken" if self._fired is not None and self.state in _ENDING[1:] else ""
 
@@ -707,7 +707,7 @@ class Machine:
         look = event.look is not None and self.state is GroupState.RUNNING
         return "look first" if look else ""
 
-    def _found(self, event: WatchdogFired) -> Case:
+    def _watchdog_fired(self, event: WatchdogFired) -> Case:
         self._run_is_over = self._run_is_over or event.whole_run
         if self.state is GroupState.PAUSED and self._run_is_over:
             self._reason = "timeout"
@@ -785,9 +785,9 @@ _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
     OrphansStuck: Machine._all_ended,
     SpawnerGone: Machine._all_ended,
     SignalReceived: Machine._signalled,
-    WatchdogFired: Machine._found,
+    WatchdogFired: Machine._watchdog_fired,
     StacksTaken: Machine._stacks_taken,
-    StacksAsked: Machine._asked,
+    StacksAsked: Machine._stacks_asked,
     PreloadBroken: Machine._broken,
     MonitorLost: Machine._broken,
     MembershipChanged: Machine._regrouped,

@@ -56,7 +56,7 @@ def job_config(
     Raises:
         TypeError: something in it is not plain data; names its key.
     """
-    known = _Places(places)
+    known = _PathAliases(places)
     launch = {key: value for key, value in plan.items() if key not in NEUTRAL}
     rest = {key: value for key, value in config.items() if key not in _OTHERS}
     canonical: dict[str, Any] = _canonical({**rest, "launch": launch}, known, "")
@@ -79,7 +79,7 @@ def identity(data: Any) -> str:
     Raises:
         TypeError: something in it is not plain data; names its key.
     """
-    return _digest(_canonical(data, _Places(()), ""))
+    return _digest(_canonical(data, _PathAliases(()), ""))
 
 
 def _digest(value: Any) -> str:
@@ -88,7 +88,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-class _Places:
+class _PathAliases:
     """Replaces directories in text, the longest first."""
 
     def __init__(self, places: Iterable[tuple[str, str]]) -> None:
@@ -106,7 +106,7 @@ class _Places:
         return self._pattern.sub(lambda found: self._named[found[0]], text)
 
 
-def _canonical(value: Any, places: _Places, where: str) -> Any:
+def _canonical(value: Any, places: _PathAliases, where: str) -> Any:
     """Returns plain data as JSON that differs wherever the data does."""
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return places(value)
@@ -122,7 +122,7 @@ def _canonical(value: Any, places: _Places, where: str) -> Any:
     return _canonical_rare(value, places, where)
 
 
-def _canonical_rare(value: Any, places: _Places, where: str) -> Any:
+def _canonical_rare(value: Any, places: _PathAliases, where: str) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, float):

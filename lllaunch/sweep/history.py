@@ -227,11 +227,11 @@ class SweepResult:
             sweep=fields.text("sweep") or None,
             lllaunch=fields.text("lllaunch") or None,
             command=fields.texts("command"),
-            exit_code=fields.whole("exit_code"),
+            exit_code=fields.integer("exit_code"),
             started_ns=fields.time_ns("started") or 0,
             ended_ns=fields.time_ns("ended") or 0,
             seconds=fields.seconds("seconds"),
-            resumes=fields.whole("resumes") or 0,
+            resumes=fields.integer("resumes") or 0,
         )
 
 
@@ -290,12 +290,12 @@ def _job(job: JobHistory) -> dict[str, Any]:
 
 
 def _read_job(fields: Fields) -> JobHistory | None:
-    number, state = fields.whole("job"), fields.text("state") or "unknown"
+    number, state = fields.integer("job"), fields.text("state") or "unknown"
     if number is None:
         return None
     result = Result(
         state,
-        fields.whole("exit_code"),
+        fields.integer("exit_code"),
         fields.text("root_cause"),
         fields.seconds("seconds"),
         json.dumps(fields.value("return_value")) if "return_value" in fields else None,
@@ -306,7 +306,7 @@ def _read_job(fields: Fields) -> JobHistory | None:
         directory=fields.text("directory"),
         fingerprint=fields.text("fingerprint") or None,
         state=state,
-        tries=fields.whole("tries") or 0,
+        tries=fields.integer("tries") or 0,
         started_ns=fields.time_ns("started") or 0,
         ended_ns=fields.time_ns("ended") or 0,
         result=None if state in _NOT_ENDED else result,

@@ -36,7 +36,7 @@ from lllaunch.review.lock import (
     sweep_plan,
     write_lock,
 )
-from lllaunch.review.places import tree_top
+from lllaunch.review.paths import tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.redact import Redactor
@@ -81,7 +81,7 @@ def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | No
         raise ConfigError(problems)
     for lock in _locks(runs, command, name):
         text = lock_text(lock.name, lock.command, lock.plan)
-        known = _known(lock.name)
+        known = _lock_of(lock.name)
         path = os.path.relpath(write_lock(os.getcwd(), lock.name, text))
         changes = () if known is None else differences(known.plan, lock.plan)
         what = "the plan is new" if known is None else "the plan is the same"
@@ -129,7 +129,7 @@ class Differs(LaunchError):
         return ""
 
 
-def _known(name: str) -> Lock | None:
+def _lock_of(name: str) -> Lock | None:
     """The lock that there is, if it can be read."""
     path = os.path.relpath(lock_path(os.getcwd(), name))
     try:
@@ -263,7 +263,7 @@ def _show(
     lines += [AnnotatedLine(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
         variables = ((v.name, f"{v.value}: {v.why}") for v in _variables(first, sweep=sweep))
-        lines += comment_lines(_HERE, [*_here(first, build), *variables])
+        lines += comment_lines(_HERE, [*_of_this_machine(first, build), *variables])
     print_rows((StyledText(line.text), StyledText(line.comment, "faint")) for line in lines)
 
 
@@ -273,7 +273,7 @@ def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:
     return {"overrides": run.job, "plan_hash": run.plan_hash, **told}
 
 
-def _here(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_this_machine(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "file" not in run.resolved["entrypoint"]:
         yield "entrypoint", file_of(run.spec) or "unknown without importing it"
     word = run.plan["launch"]["nproc"]
@@ -357,7 +357,7 @@ def _document(
     if build is not None:
         variables = _variables(first, sweep=sweep)
         environment = {each.name: {"value": each.value, "why": each.why} for each in variables}
-        here = {"here": {**dict(_here(first, build)), "environment": environment}}
+        here = {"here": {**dict(_of_this_machine(first, build)), "environment": environment}}
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
     jobs = [_job_of_json(run, first) for run in runs]
     return {

@@ -32,7 +32,7 @@ def commit_text(facts: Mapping[str, Any]) -> str:
         return f"not known: {problem}" if problem else ""
     text = f"{commit}" + (f" ({branch})" if branch else "")
     if build.flag("dirty"):
-        counts = [(build.whole(name), name) for name in ("changed", "untracked")]
+        counts = [(build.integer(name), name) for name in ("changed", "untracked")]
         told = ", ".join(f"{number} {what}" for number, what in counts if number)
         text += f", with changes ({told})" if told else ", with changes"
     return f"{text}; {problem}" if problem else text

@@ -14,7 +14,7 @@ from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.results.store import LATEST, locate
-from lllaunch.review.places import POLICY_VARIABLE, locks_all, policy_path, tree_top
+from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
 from lllaunch.run.directory import RESULT

@@ -198,7 +198,7 @@ def _origin(run: ResultFile) -> Iterator[tuple[str, str]]:
     yield "commit", commit_text(run.build.document)
     yield "versions", versions_text(run.build.document)
     host = run.host
-    cpus, memory = host.whole("cpus"), host.whole("memory")
+    cpus, memory = host.integer("cpus"), host.integer("memory")
     parts = [
         host.text("hostname"),
         host.text("kernel"),

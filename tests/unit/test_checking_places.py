@@ -72,10 +72,10 @@ def missing(key: str, asked: str) -> Diagnostic:
 
 
 def test_a_reference_to_nothing_is_told_where_it_stands_with_what_was_meant() -> None:
-    found = places().found(missing("launch.args.deep", "gone.key"), 2)
+    found = places().locate(missing("launch.args.deep", "gone.key"), 2)
     assert (found.place, found.key) == ("conf/exp/a.yaml:12", "launch.args.deep")
     text = MAIN.replace("learning", "lrr")
-    found = places(text).found(missing("launch.args.lr", "params.lr"), 2)
+    found = places(text).locate(missing("launch.args.lr", "params.lr"), 2)
     assert found.place == "conf/exp/a.yaml:5"
     assert found.text.endswith("'params.lr' not found; did you mean 'params.lrr'?")
     assert found.experiments == ("a",)
@@ -83,10 +83,10 @@ def test_a_reference_to_nothing_is_told_where_it_stands_with_what_was_meant() ->
 
 def test_another_place_for_a_key_is_found() -> None:
     text = MAIN.replace("params: {", "parms: {lr: 2, ")
-    found = places(text).found(missing("launch.args.lr", "params.lr"), 2)
+    found = places(text).locate(missing("launch.args.lr", "params.lr"), 2)
     assert found.text.endswith("; did you mean 'parms.lr'?")
     # not the mapping that is there, but what it holds
-    found = places().found(missing("launch.args.lr", "params.lr"), 2)
+    found = places().locate(missing("launch.args.lr", "params.lr"), 2)
     assert found.text.endswith("; there is params.learning")
 
 

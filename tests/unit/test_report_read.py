@@ -22,9 +22,16 @@ from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
-from lllaunch.run.fates import Ended, Failed, Succeeded
 from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    RootCause,
+    RunOutcome,
+    Succeeded,
+    WorkerOutcome,
+)
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import ResultFile, render_result

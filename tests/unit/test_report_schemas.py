@@ -17,15 +17,21 @@ from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
 from lllaunch.run.build import build_facts
 from lllaunch.run.execute import host_facts
-from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
 from lllaunch.run.outcome import (
     AttemptOutcome,
     AttemptState,
+    Ended,
+    Failed,
+    Fate,
+    Lost,
+    NotStarted,
     ReturnValue,
     RootCause,
     RunOutcome,
     RunState,
+    Succeeded,
+    Victim,
     WorkerOutcome,
 )
 from lllaunch.run.postmortem import Explanation, Sure, Suspect

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.errors import ConfigError
-from lllaunch.review.places import policy_path, tree_top
+from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, parse_policy, read_policy
 
 GOOD = """\

@@ -14,12 +14,20 @@ from lllaunch.events import Exited, PreloadBroken, SpawnerGone, Started, StartFa
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised, StartFailure
 from lllaunch.run.ending import outcome_of
-from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.group import Attempt
 from lllaunch.run.hang import Hang, hang_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import Recorder
-from lllaunch.run.outcome import RunOutcome, summarize
+from lllaunch.run.outcome import (
+    Ended,
+    Failed,
+    Lost,
+    NotStarted,
+    RunOutcome,
+    Succeeded,
+    Victim,
+    summarize,
+)
 from lllaunch.run.records import (
     AttemptRecord,
     SentSignal,

@@ -22,9 +22,8 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
-from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import summarize
+from lllaunch.run.outcome import Ended, Failed, Lost, NotStarted, Succeeded, Victim, summarize
 from lllaunch.run.records import AttemptRecord, ExitCall, SentSignal, WorkerError, WorkerRecord
 
 S = 1_000_000_000

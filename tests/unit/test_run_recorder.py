@@ -29,10 +29,10 @@ from lllaunch.moments import now_ns
 from lllaunch.run import observer
 from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
-from lllaunch.run.fates import Lost
 from lllaunch.run.group import Attempt, _prefixes, env_of, target_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import Recorder, RunObserver
+from lllaunch.run.outcome import Lost
 from lllaunch.spawner.protocol import Function, Module, Program, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (

@@ -27,9 +27,20 @@ from lllaunch.run.causes import (
 from lllaunch.run.ending import INLINE_LIMIT, find_return_value
 from lllaunch.run.excerpts import clean_lines, read_error, tail
 from lllaunch.run.execute import host_facts
-from lllaunch.run.fates import Ended, Failed, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    Lost,
+    NotStarted,
+    ReturnValue,
+    RootCause,
+    RunOutcome,
+    Succeeded,
+    Victim,
+    WorkerOutcome,
+)
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result

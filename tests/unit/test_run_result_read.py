@@ -23,9 +23,21 @@ from lllaunch.run.causes import (
     StartFailure,
     UnknownCause,
 )
-from lllaunch.run.fates import Ended, Failed, Fate, Lost, NotStarted, Succeeded, Victim
 from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import AttemptOutcome, ReturnValue, RootCause, RunOutcome, WorkerOutcome
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    Fate,
+    Lost,
+    NotStarted,
+    ReturnValue,
+    RootCause,
+    RunOutcome,
+    Succeeded,
+    Victim,
+    WorkerOutcome,
+)
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import ResultFile, render_result

@@ -20,10 +20,10 @@ from lllaunch.app.naming import job_name
 from lllaunch.app.planning import locating, perform
 from lllaunch.app.returned import load, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
+from lllaunch.config.job_config import public_config, redacted_overrides, with_sources
 from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.secrets import literals
 from lllaunch.config.values import WORDS
-from lllaunch.config.whole import public_config, redacted_overrides, with_sources
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.run.group import patience, spawner_environment

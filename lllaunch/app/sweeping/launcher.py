@@ -33,9 +33,9 @@ from lllaunch.app.sweeping.composing import LAUNCHER, Composer
 from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.probes import compared, probe
 from lllaunch.app.sweeping.resume import check, command
+from lllaunch.config.job_config import redacted_overrides
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
-from lllaunch.config.whole import redacted_overrides
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError

@@ -394,7 +394,7 @@ class StackCollector:
                     process.answered(dump)
 
     def _wait(self, dumps: list[Dump], until: float) -> None:
-        open_ones = [dump for dump in dumps if dump.asked]
+        open_ones = [dump for dump in dumps if dump.requested]
         while open_ones:
             now = time.monotonic()
             last = now >= until or self._unwanted.is_set()

@@ -70,7 +70,7 @@ class Dump:
             self.why_not = "it is gone"
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether the signal was sent."""
         return self._memory >= 0
 
@@ -81,7 +81,7 @@ class Dump:
             now: monotonic clock, seconds.
             last: there is no more time; what was written by now is all.
         """
-        if not self.asked:
+        if not self.requested:
             return True
         size = os.fstat(self._memory).st_size
         current = status(self._pid)

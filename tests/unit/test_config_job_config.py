@@ -10,7 +10,7 @@ from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from lllaunch.config.whole import public_config, redacted_overrides, with_sources
+from lllaunch.config.job_config import public_config, redacted_overrides, with_sources
 
 SECRET = "hunter2"
 
@@ -133,7 +133,7 @@ def test_a_config_that_contains_itself_has_an_end() -> None:
 
 
 def test_aliases_that_expand_without_measure_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lllaunch.config.whole.MOST_LEAVES", 2_000)
+    monkeypatch.setattr("lllaunch.config.job_config.MOST_LEAVES", 2_000)
     levels = {f"l{n}": [f"${{l{n + 1}}}"] * 10 for n in range(9)}
     found = public_config(OmegaConf.create({**levels, "l9": 1}))
     assert "${l" in repr(found["l0"])
