@@ -142,7 +142,7 @@ class Sweep:
         self._captures = captures
         self._signals = signals
         self._ignored = ignored_at_start()
-        self._facts: deque[v.Fact] = deque()
+        self._facts: deque[v.SweepEvent] = deque()
         self._telling = False
         self._finish: v.FinishSweep | None = None
 
@@ -486,7 +486,7 @@ class Sweep:
 
     # Facts and decisions
 
-    def _tell(self, fact: v.Fact) -> None:
+    def _tell(self, fact: v.SweepEvent) -> None:
         """Tells a fact when all that follows from earlier ones is done."""
         self._facts.append(fact)
         if self._telling:
@@ -500,7 +500,7 @@ class Sweep:
                 self._perform(decision)
         self._telling = False
 
-    def _perform(self, decision: v.Decision) -> None:
+    def _perform(self, decision: v.SweepAction) -> None:
         if isinstance(decision, v.FinishSweep):
             self._finish = decision
         elif isinstance(decision, v.ComposeNext):

@@ -1,8 +1,8 @@
-"""Which job of a sweep runs when, and on what: facts in, decisions out.
+"""Which job of a sweep runs when, and on what: events in, actions out.
 
-Pure: nothing here starts, waits or asks for the time. `Scheduler.handle` takes a fact and returns
-the decisions that follow; the launcher performs them and feeds back what happens. The tables at the
-end say for every state and fact what is done, or that it cannot come.
+Pure: nothing here starts, waits or asks for the time. `Scheduler.handle` takes an event and returns
+the actions that follow; the launcher performs them and feeds back what happens. `TABLE`, at the
+end, says for a state and an event the next state and what is done. What is not in it cannot come.
 
 Which job is next: first those that are tried again, then by number. The first that fits is next, so
 that no slot is idle while a waiting job fits it. That alone would let a large job wait as long as
@@ -77,7 +77,7 @@ class JobState(str, Enum):
     SKIPPED = "skipped"
 
 
-# Facts
+# Events
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class SweepSignalled:
     forward: bool = True
 
 
-Fact = (
+SweepEvent = (
     BeginSweep
     | JobComposed
     | JobBroken
@@ -245,12 +245,12 @@ Fact = (
 )
 
 
-# Decisions
+# Actions
 
 
 @dataclass(frozen=True)
 class ComposeNext:
-    """Compose one more job. Exactly one fact answers; until then no other is asked for."""
+    """Compose one more job. Exactly one event answers; until then no other is asked for."""
 
 
 @dataclass(frozen=True)
@@ -336,8 +336,8 @@ class FinishSweep:
     signum: int | None = None
 
 
-Decision = ComposeNext | StartJob | Retry | Settle | SignalJobs | KillJobs | FinishSweep
-Decisions = tuple[Decision, ...]
+SweepAction = ComposeNext | StartJob | Retry | Settle | SignalJobs | KillJobs | FinishSweep
+SweepActions = tuple[SweepAction, ...]
 
 
 _NOTHING = Lease()
@@ -469,8 +469,16 @@ J = JobState
 _GOING_ON = frozenset({SweepState.PACKING, SweepState.BLOCKED})
 
 
-class ImpossibleSweepFact(Exception):
-    """A fact came when it cannot come: an error in the launcher."""
+class EnoughFailed:
+    """Of an event within: with it as many jobs have failed as the policy allows."""
+
+
+class NothingLeft:
+    """Of an event within: with it no job runs, waits or is to come."""
+
+
+class ImpossibleSweepEvent(Exception):
+    """An event came when it cannot come: an error in the launcher."""
 
 
 class Scheduler:
@@ -504,132 +512,132 @@ class Scheduler:
         # What jobs have needed so far, without what is no smaller than another.
         self._smallest: list[Need] = []
 
-    def handle(self, fact: Fact, now: float) -> Decisions:
-        """Take note of a fact; the decisions that follow, in order.
+    def handle(self, event: SweepEvent, now: float) -> SweepActions:
+        """Take note of an event; the actions that follow, in order.
 
         Args:
-            fact: what happened.
+            event: what happened.
             now: the time on a clock that never goes back, seconds.
 
         Raises:
-            ImpossibleFact: it cannot come in this state, or of this job.
+            ImpossibleSweepEvent: it cannot come in this state, or of this job.
         """
         if self.state is SweepState.FINISHED:
             # Late news: a job that was being composed, another signal.
             return ()
-        action = TRANSITIONS[self.state].get(type(fact))
-        if action is None:
-            raise ImpossibleSweepFact(f"{fact} in state {self.state.value}")
-        self.now = now
-        if action is not Scheduler.ignore:
-            self._check(fact)
-        return action(self, fact)
+        transition = TABLE.get((self.state, type(event)))
+        if transition is None:
+            raise ImpossibleSweepEvent(f"{event} in state {self.state.value}")
+        after, act = transition
+        if act is not Scheduler.ignore:
+            self._check(event)
+        self.now, self.state = now, after
+        return act(self, event)
 
-    def _check(self, fact: Fact) -> None:
-        """A fact must be about what there is."""
-        if type(fact) in _OF_COMPOSING and not self.composing:
-            raise ImpossibleSweepFact(f"{fact}, which was not asked for")
-        if isinstance(fact, (JobComposed, JobBroken)):
-            if any(fact.number in jobs for jobs in (self.running, self.paused, self.waiting)):
-                raise ImpossibleSweepFact(
-                    f"{fact} is about another job than the one of that number"
+    def _follow(self, kind: type[EnoughFailed | NothingLeft]) -> SweepActions:
+        """Go on to what follows within an event."""
+        self.state, act = TABLE[self.state, kind]
+        return act(self, None)
+
+    def _check(self, event: SweepEvent) -> None:
+        """An event must be about what there is."""
+        if isinstance(event, (JobComposed, JobBroken, NoMoreJobs)) and not self.composing:
+            raise ImpossibleSweepEvent(f"{event}, which was not asked for")
+        if isinstance(event, (JobComposed, JobBroken)):
+            if any(event.number in jobs for jobs in (self.running, self.paused, self.waiting)):
+                raise ImpossibleSweepEvent(
+                    f"{event} is about another job than the one of that number"
                 )
-        elif isinstance(fact, (JobEnded, LeaseRefused, JobNotStarted)):
-            if fact.number not in self.running:
-                raise ImpossibleSweepFact(f"{fact}, which does not run")
-        elif isinstance(fact, RetryDue) and fact.number not in self.paused:
-            raise ImpossibleSweepFact(f"{fact}, which is not to be tried again")
-        if isinstance(fact, LeaseRefused):
-            lease = self.running[fact.number].lease
-            inside = {*fact.gpus} <= {*lease.gpus} and {*fact.cpus} <= {*lease.cpus}
+        elif isinstance(event, (JobEnded, LeaseRefused, JobNotStarted)):
+            if event.number not in self.running:
+                raise ImpossibleSweepEvent(f"{event}, which does not run")
+        elif isinstance(event, RetryDue) and event.number not in self.paused:
+            raise ImpossibleSweepEvent(f"{event}, which is not to be tried again")
+        if isinstance(event, LeaseRefused):
+            lease = self.running[event.number].lease
+            inside = {*event.gpus} <= {*lease.gpus} and {*event.cpus} <= {*lease.cpus}
             # Without a slot that is out of the pool the job would start again at once, for ever.
-            if not inside or not (fact.gpus or fact.cpus):
-                raise ImpossibleSweepFact(f"{fact} does not name slots of {lease}")
+            if not inside or not (event.gpus or event.cpus):
+                raise ImpossibleSweepEvent(f"{event} does not name slots of {lease}")
 
-    def begin(self, fact: BeginSweep) -> Decisions:
+    def begin(self, event: BeginSweep) -> SweepActions:
         """Ask for the first job."""
-        self.state, self.total = SweepState.PACKING, fact.total
+        self.total = event.total
         return self._go_on()
 
-    def composed(self, fact: JobComposed) -> Decisions:
+    def composed(self, event: JobComposed) -> SweepActions:
         """A job waits, unless it can never run."""
         self.composing = False
-        why = never_fits(fact.need, self.pool.size)
+        why = never_fits(event.need, self.pool.size)
         if why:
             code = int(ExitCode.CONFIG)
-            return self._failed(Settle(fact.number, J.FAILED, exit_code=code, why=why))
-        if not any(fits(small, fact.need) for small in self._smallest):
-            larger = [need for need in self._smallest if not fits(fact.need, need)]
-            self._smallest = [*larger, fact.need]
-        self.waiting.add(Job(fact.number, fact.need, self.policy.retries))
+            return self._failed(Settle(event.number, J.FAILED, exit_code=code, why=why))
+        if not any(fits(small, event.need) for small in self._smallest):
+            larger = [need for need in self._smallest if not fits(event.need, need)]
+            self._smallest = [*larger, event.need]
+        self.waiting.add(Job(event.number, event.need, self.policy.retries))
         return self._go_on()
 
-    def composed_too_late(self, fact: JobComposed) -> Decisions:
+    def composed_too_late(self, event: JobComposed) -> SweepActions:
         """Nothing is started any more."""
         self.composing = False
-        return (self._settle(Settle(fact.number, J.NOT_RUN)),)
+        return (self._settle(Settle(event.number, J.NOT_RUN)),)
 
-    def broken(self, fact: JobBroken) -> Decisions:
+    def broken(self, event: JobBroken) -> SweepActions:
         """A job that cannot run has failed."""
         self.composing = False
-        end = Settle(fact.number, J.FAILED, exit_code=fact.exit_code, why=fact.why)
+        end = Settle(event.number, J.FAILED, exit_code=event.exit_code, why=event.why)
         return self._failed(end)
 
-    def broken_while_cancelled(self, fact: JobBroken) -> Decisions:
+    def broken_while_cancelled(self, event: JobBroken) -> SweepActions:
         """A job that cannot run has failed; one whose process got the signal, too, has not run."""
-        if not by_signal(fact.exit_code):
-            return self.broken(fact)
+        if not by_signal(event.exit_code):
+            return self.broken(event)
         self.composing = False
-        return (self._settle(Settle(fact.number, J.NOT_RUN)),)
+        return (self._settle(Settle(event.number, J.NOT_RUN)),)
 
-    def no_more(self, _: Fact) -> Decisions:
+    def no_more(self, _: SweepEvent) -> SweepActions:
         """What waits and runs is all that is left."""
         self.composing, self.exhausted = False, True
         return self._go_on()
 
-    def refused(self, fact: LeaseRefused) -> Decisions:
+    def refused(self, event: LeaseRefused) -> SweepActions:
         """A job did not start after all: it waits again, for other slots."""
-        self.waiting.add(self._take_back(fact))
+        self.waiting.add(self._take_back(event))
         return self._go_on()
 
-    def refused_too_late(self, fact: LeaseRefused) -> Decisions:
+    def refused_too_late(self, event: LeaseRefused) -> SweepActions:
         """A job did not start, and does not any more."""
-        return (self._leave(self._take_back(fact)), *self._go_on())
+        return (self._leave(self._take_back(event)), *self._go_on())
 
-    def not_started(self, fact: JobNotStarted) -> Decisions:
+    def not_started(self, event: JobNotStarted) -> SweepActions:
         """A job could not be started: it waits until that can be tried again."""
-        self.waiting.add(self._unlease(fact))
+        self.waiting.add(self._unlease(event))
         return self._go_on()
 
-    def not_started_too_late(self, fact: JobNotStarted) -> Decisions:
+    def not_started_too_late(self, event: JobNotStarted) -> SweepActions:
         """A job could not be started, and is not any more."""
-        return (self._leave(self._unlease(fact)), *self._go_on())
+        return (self._leave(self._unlease(event)), *self._go_on())
 
-    def block(self, _: Blocked) -> Decisions:
-        """Nothing is started for now."""
-        self.state = SweepState.BLOCKED
-        return ()
-
-    def unblock(self, _: Unblocked) -> Decisions:
+    def unblock(self, _: Unblocked) -> SweepActions:
         """Jobs are started again."""
-        self.state = SweepState.PACKING
         return self._go_on()
 
-    def abandon(self, _: Abandoned) -> Decisions:
+    def abandon(self, _: Abandoned) -> SweepActions:
         """Nothing is started any more; what runs goes on."""
-        return (*self._halt(SweepState.DRAINING), *self._go_on())
+        return (*self.halt(None), *self._go_on())
 
-    def freed(self, fact: SlotsFreed) -> Decisions:
+    def freed(self, event: SlotsFreed) -> SweepActions:
         """Slots can be tried again."""
-        self.pool.regain(Lease(fact.gpus, fact.cpus))
+        self.pool.regain(Lease(event.gpus, event.cpus))
         return self._go_on()
 
-    def ended(self, fact: JobEnded) -> Decisions:
+    def ended(self, event: JobEnded) -> SweepActions:
         """A job ended: it succeeded, is tried again, or failed."""
-        job = self._end(fact)
-        if fact.exit_code == 0:
+        job = self._end(event)
+        if event.exit_code == 0:
             return (self._over(job, J.SUCCEEDED), *self._go_on())
-        if fact.cause is None or not job.take_chance(fact.cause):
+        if event.cause is None or not job.take_chance(event.cause):
             return self._failed(self._end_of(job, J.FAILED))
         at = None
         if self.policy.retry_delay > 0:
@@ -637,53 +645,52 @@ class Scheduler:
             self.paused[job.number] = job
         else:
             self.waiting.add(job)
-        return (Retry(job.number, job.attempts, fact.cause, at), *self._go_on())
+        return (Retry(job.number, job.attempts, event.cause, at), *self._go_on())
 
-    def ended_while_draining(self, fact: JobEnded) -> Decisions:
+    def ended_while_draining(self, event: JobEnded) -> SweepActions:
         """A job ended, and is not tried again."""
-        job = self._end(fact)
-        state = J.FAILED if fact.exit_code else J.SUCCEEDED
+        job = self._end(event)
+        state = J.FAILED if event.exit_code else J.SUCCEEDED
         return (self._over(job, state), *self._go_on())
 
-    def ended_while_cancelled(self, fact: JobEnded) -> Decisions:
+    def ended_while_cancelled(self, event: JobEnded) -> SweepActions:
         """A job ended after a signal, by that signal or as it would have anyway."""
-        if not by_signal(fact.exit_code):
-            return self.ended_while_draining(fact)
-        return (self._over(self._end(fact), J.CANCELLED), *self._go_on())
+        if not by_signal(event.exit_code):
+            return self.ended_while_draining(event)
+        return (self._over(self._end(event), J.CANCELLED), *self._go_on())
 
-    def retry(self, fact: RetryDue) -> Decisions:
+    def retry(self, event: RetryDue) -> SweepActions:
         """A job that failed waits for slots again."""
-        self.waiting.add(self.paused.pop(fact.number))
+        self.waiting.add(self.paused.pop(event.number))
         return self._go_on()
 
-    def cancel(self, fact: SweepSignalled) -> Decisions:
+    def cancel(self, event: SweepSignalled) -> SweepActions:
         """The first signal: nothing more is started, and what runs is told to end."""
-        self.signum = fact.signum
-        told = (SignalJobs(fact.signum),) if self.running and fact.forward else ()
-        return (*told, *self._halt(SweepState.CANCELLING), *self._go_on())
+        self.signum = event.signum
+        told = (SignalJobs(event.signum),) if self.running and event.forward else ()
+        return (*told, *self.halt(None), *self._go_on())
 
-    def kill(self, _: SweepSignalled) -> Decisions:
+    def kill(self, _: SweepSignalled) -> SweepActions:
         """Another signal: what runs is killed."""
-        self.state = SweepState.KILLING
         return (KillJobs(),)
 
-    def ignore(self, _: Fact) -> Decisions:
+    def ignore(self, _: object) -> SweepActions:
         """Nothing follows."""
         return ()
 
-    def _go_on(self) -> Decisions:
+    def _go_on(self) -> SweepActions:
         """Start what fits, compose what may fit next; or finish, if nothing is left."""
         if self.state not in _GOING_ON:
-            return () if self.running else self._finish()
+            return () if self.running else self._follow(NothingLeft)
         if self.exhausted and not (self.running or self.waiting or self.paused):
-            return self._finish()
+            return self._follow(NothingLeft)
         if self.state is SweepState.BLOCKED:
             return ()
         starts = self._fill()
         # First, since composing goes on beside the starting.
         return (*self._look_ahead(), *starts)
 
-    def _fill(self) -> Decisions:
+    def _fill(self) -> SweepActions:
         starts = []
         while self._may_start():
             job = self.waiting.take(self.pool.free, self.pool.ours)
@@ -698,7 +705,7 @@ class Scheduler:
         limit = self.policy.max_parallel
         return limit is None or len(self.running) < limit
 
-    def _look_ahead(self) -> Decisions:
+    def _look_ahead(self) -> SweepActions:
         if self.composing or self.exhausted:
             return ()
         ahead = len(self.waiting)
@@ -713,37 +720,36 @@ class Scheduler:
         room = self.waiting.room(self.pool.free, self.pool.ours)
         return self._may_start() and any(fits(need, room) for need in self._smallest)
 
-    def _take_back(self, fact: LeaseRefused) -> Job:
-        job = self.running.pop(fact.number)
-        self.pool.give(job.lease, Lease(fact.gpus, fact.cpus))
+    def _take_back(self, event: LeaseRefused) -> Job:
+        job = self.running.pop(event.number)
+        self.pool.give(job.lease, Lease(event.gpus, event.cpus))
         return job
 
-    def _unlease(self, fact: JobNotStarted) -> Job:
-        job = self.running.pop(fact.number)
+    def _unlease(self, event: JobNotStarted) -> Job:
+        job = self.running.pop(event.number)
         self.pool.give(job.lease)
         return job
 
-    def _end(self, fact: JobEnded) -> Job:
-        job = self.running.pop(fact.number)
+    def _end(self, event: JobEnded) -> Job:
+        job = self.running.pop(event.number)
         self.pool.give(job.lease)
         job.attempts += 1
-        job.exit_code, job.why = fact.exit_code, fact.why
+        job.exit_code, job.why = event.exit_code, event.why
         job.overtaken = 0
         return job
 
-    def _failed(self, end: Settle) -> Decisions:
+    def _failed(self, end: Settle) -> SweepActions:
         """A job failed for good; perhaps it was one too many."""
         settled = self._settle(end)
         limit = self.policy.max_failures
-        halted: Decisions = ()
+        halted: SweepActions = ()
         going_on = self.state in _GOING_ON
         if going_on and limit is not None and self._ends[J.FAILED] >= limit:
-            halted = self._halt(SweepState.DRAINING)
+            halted = self._follow(EnoughFailed)
         return (settled, *halted, *self._go_on())
 
-    def _halt(self, state: SweepState) -> Decisions:
+    def halt(self, _: object) -> SweepActions:
         """Start nothing any more."""
-        self.state = state
         left = [*self.waiting.clear(), *self.paused.values()]
         self.paused.clear()
         return tuple(self._leave(job) for job in sorted(left, key=lambda job: job.number))
@@ -762,8 +768,8 @@ class Scheduler:
         self._ends[end.state] += 1
         return end
 
-    def _finish(self) -> Decisions:
-        self.state = SweepState.FINISHED
+    def finish(self, _: object) -> SweepActions:
+        """All is over."""
         ends = self._ends
         told = sum(ends.values())
         unknown = 0 if self.total is None else max(0, self.total - told)
@@ -776,91 +782,57 @@ class Scheduler:
         return (FinishSweep(summary, summary.exit_code(self.signum), self.signum),)
 
 
-# mypy cannot know that an action gets the fact it stands for in the table.
-Action = Callable[[Any, Any], Decisions]
+# mypy cannot know that a method gets the event that it stands for in the table.
+_Method = Callable[[Any, Any], SweepActions]
 
-# While nothing more is started. A job that cannot run has failed even so.
-_ENDING: dict[type, Action] = {
-    JobComposed: Scheduler.composed_too_late,
-    JobBroken: Scheduler.broken,
-    NoMoreJobs: Scheduler.no_more,
-    LeaseRefused: Scheduler.refused_too_late,
-    JobNotStarted: Scheduler.not_started_too_late,
-    Blocked: Scheduler.ignore,
-    Unblocked: Scheduler.ignore,
-    Abandoned: Scheduler.ignore,
-    SlotsFreed: Scheduler.ignore,
-    # Its moment was set before.
-    RetryDue: Scheduler.ignore,
-}
+_S = SweepState
+_ENDING = (_S.DRAINING, _S.CANCELLING, _S.KILLING)
+_STOPPED = (_S.CANCELLING, _S.KILLING)
+_BEGUN = (_S.PACKING, _S.BLOCKED, *_ENDING)
+_OPEN = (_S.PACKING, _S.BLOCKED)
 
-# What is done for every fact in every state.
-TRANSITIONS: dict[SweepState, dict[type, Action]] = {
-    SweepState.NEW: {
-        BeginSweep: Scheduler.begin,
-        SweepSignalled: Scheduler.cancel,
-    },
-    SweepState.PACKING: {
-        JobComposed: Scheduler.composed,
-        JobBroken: Scheduler.broken,
-        NoMoreJobs: Scheduler.no_more,
-        LeaseRefused: Scheduler.refused,
-        SlotsFreed: Scheduler.freed,
-        JobEnded: Scheduler.ended,
-        RetryDue: Scheduler.retry,
-        Blocked: Scheduler.block,
-        Abandoned: Scheduler.abandon,
-        SweepSignalled: Scheduler.cancel,
-    },
-    # As above, but nothing follows that would start something (`Scheduler._go_on`).
-    SweepState.BLOCKED: {
-        JobComposed: Scheduler.composed,
-        JobBroken: Scheduler.broken,
-        NoMoreJobs: Scheduler.no_more,
-        LeaseRefused: Scheduler.refused,
-        JobNotStarted: Scheduler.not_started,
-        SlotsFreed: Scheduler.freed,
-        JobEnded: Scheduler.ended,
-        RetryDue: Scheduler.retry,
-        Unblocked: Scheduler.unblock,
-        Abandoned: Scheduler.abandon,
-        SweepSignalled: Scheduler.cancel,
-    },
-    SweepState.DRAINING: {
-        **_ENDING,
-        JobEnded: Scheduler.ended_while_draining,
-        SweepSignalled: Scheduler.cancel,
-    },
-    SweepState.CANCELLING: {
-        **_ENDING,
-        JobBroken: Scheduler.broken_while_cancelled,
-        JobEnded: Scheduler.ended_while_cancelled,
-        SweepSignalled: Scheduler.kill,
-    },
-    SweepState.KILLING: {
-        **_ENDING,
-        JobBroken: Scheduler.broken_while_cancelled,
-        JobEnded: Scheduler.ended_while_cancelled,
-        SweepSignalled: Scheduler.kill,
-    },
-    # Terminal: after the decision to finish every fact is late news.
-    SweepState.FINISHED: {},
-}
+_Row = tuple["tuple[SweepState, ...]", tuple[type, ...], "SweepState | None", _Method]
+# In which states, at which events; the next state (None: the same), and what is done.
+# fmt: off
+_ROWS: tuple[_Row, ...] = (
+    ((_S.NEW,), (BeginSweep,), _S.PACKING, Scheduler.begin),
+    # Answers to the request to compose. A job that cannot run has failed also while all ends.
+    (_OPEN, (JobComposed,), None, Scheduler.composed),
+    (_ENDING, (JobComposed,), None, Scheduler.composed_too_late),
+    ((*_OPEN, _S.DRAINING), (JobBroken,), None, Scheduler.broken),
+    (_STOPPED, (JobBroken,), None, Scheduler.broken_while_cancelled),
+    (_BEGUN, (NoMoreJobs,), None, Scheduler.no_more),
+    # Jobs that do not start. One that a failure kept from it would start again at once.
+    (_OPEN, (LeaseRefused,), None, Scheduler.refused),
+    (_ENDING, (LeaseRefused,), None, Scheduler.refused_too_late),
+    ((_S.BLOCKED,), (JobNotStarted,), None, Scheduler.not_started),
+    (_ENDING, (JobNotStarted,), None, Scheduler.not_started_too_late),
+    # What may be started then: nothing of it is while the sweep is blocked (`Scheduler._go_on`).
+    (_OPEN, (SlotsFreed,), None, Scheduler.freed),
+    (_OPEN, (RetryDue,), None, Scheduler.retry),
+    (_ENDING, (SlotsFreed, RetryDue), None, Scheduler.ignore),
+    # Jobs end.
+    (_OPEN, (JobEnded,), None, Scheduler.ended),
+    ((_S.DRAINING,), (JobEnded,), None, Scheduler.ended_while_draining),
+    (_STOPPED, (JobEnded,), None, Scheduler.ended_while_cancelled),
+    # Something fails that every start needs. It is told of once, whatever else fails.
+    ((_S.PACKING,), (Blocked,), _S.BLOCKED, Scheduler.ignore),
+    ((_S.BLOCKED,), (Unblocked,), _S.PACKING, Scheduler.unblock),
+    (_OPEN, (Abandoned,), _S.DRAINING, Scheduler.abandon),
+    (_ENDING, (Blocked, Unblocked, Abandoned), None, Scheduler.ignore),
+    # Signals.
+    ((_S.NEW, *_OPEN, _S.DRAINING), (SweepSignalled,), _S.CANCELLING, Scheduler.cancel),
+    (_STOPPED, (SweepSignalled,), _S.KILLING, Scheduler.kill),
+    # What follows within an event.
+    (_OPEN, (EnoughFailed,), _S.DRAINING, Scheduler.halt),
+    (_BEGUN, (NothingLeft,), _S.FINISHED, Scheduler.finish),
+)
+# fmt: on
 
-_OF_COMPOSING: frozenset[type] = frozenset({JobComposed, JobBroken, NoMoreJobs})
-_OF_JOBS: frozenset[type] = frozenset({LeaseRefused, SlotsFreed, JobNotStarted, JobEnded, RetryDue})
-_OF_BLOCKS: frozenset[type] = frozenset({Blocked, Unblocked, Abandoned})
-
-# The rest, and why it cannot come.
-IMPOSSIBLE: dict[SweepState, frozenset[type]] = {
-    # Nothing was asked for or started.
-    SweepState.NEW: _OF_COMPOSING | _OF_JOBS | _OF_BLOCKS,
-    # A sweep begins once. What was not started for a failure would be started again at once.
-    SweepState.PACKING: frozenset({BeginSweep, JobNotStarted, Unblocked}),
-    # It is blocked once, whatever else fails.
-    SweepState.BLOCKED: frozenset({BeginSweep, Blocked}),
-    SweepState.DRAINING: frozenset({BeginSweep}),
-    SweepState.CANCELLING: frozenset({BeginSweep}),
-    SweepState.KILLING: frozenset({BeginSweep}),
-    SweepState.FINISHED: frozenset(),
+# The scheduler as a machine: state and event; the next state and what is done.
+TABLE: dict[tuple[SweepState, type], tuple[SweepState, _Method]] = {
+    (state, event): (after or state, act)
+    for states, events, after, act in _ROWS
+    for state in states
+    for event in events
 }

@@ -13,9 +13,9 @@ from lllaunch.sweep import schedule as schedule_module
 from lllaunch.sweep import schedule as v
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, cause_of
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.schedule import IMPOSSIBLE, TRANSITIONS, ImpossibleSweepFact, Scheduler
+from lllaunch.sweep.schedule import TABLE, ImpossibleSweepEvent, Scheduler
 
-FACTS: list[type] = list(v.Fact.__args__)
+FACTS: list[type] = list(v.SweepEvent.__args__)
 SIGINT, SIGTERM = 2, 15
 COMPOSE = v.ComposeNext()
 S, J = v.SweepState, v.JobState
@@ -32,10 +32,10 @@ class Sweep:
         self.scheduler = Scheduler(gpus(*range(size)), policy)
         assert self.tell(v.BeginSweep()) == (COMPOSE,)
 
-    def tell(self, fact: v.Fact, now: float = 0.0) -> v.Decisions:
+    def tell(self, fact: v.SweepEvent, now: float = 0.0) -> v.SweepActions:
         return self.scheduler.handle(fact, now)
 
-    def job(self, number: int, need: int) -> list[v.Decision]:
+    def job(self, number: int, need: int) -> list[v.SweepAction]:
         """Decisions about the next job, but for that to compose another one."""
         if not self.scheduler.composing:
             # As if there had been no bound on how far it looks ahead.
@@ -45,7 +45,7 @@ class Sweep:
 
     def end(
         self, number: int, exit_code: int = 0, cause: RestartCause | None = None, now: float = 0.0
-    ) -> list[v.Decision]:
+    ) -> list[v.SweepAction]:
         decisions = self.tell(v.JobEnded(number, exit_code, cause), now)
         return [decision for decision in decisions if decision != COMPOSE]
 
@@ -63,12 +63,35 @@ def finish(signum: int | None = None, code: int | None = None, **counts: int) ->
     return v.FinishSweep(summary, summary.exit_code(signum) if code is None else code, signum)
 
 
-def test_every_pair_of_state_and_fact_is_listed_or_impossible() -> None:
-    for state in S:
-        listed, impossible = set(TRANSITIONS[state]), set(IMPOSSIBLE[state])
-        assert not listed & impossible
-        if state is not S.FINISHED:
-            assert listed | impossible == set(FACTS), state
+# What cannot come in a state, and why.
+OF_COMPOSING: set[type] = {v.JobComposed, v.JobBroken, v.NoMoreJobs}
+OF_JOBS: set[type] = {v.LeaseRefused, v.SlotsFreed, v.JobNotStarted, v.JobEnded, v.RetryDue}
+OF_BLOCKS: set[type] = {v.Blocked, v.Unblocked, v.Abandoned}
+IMPOSSIBLE: dict[v.SweepState, set[type]] = {
+    # Nothing was asked for or started.
+    S.NEW: OF_COMPOSING | OF_JOBS | OF_BLOCKS,
+    # A sweep begins once. What was not started for a failure would be started again at once.
+    S.PACKING: {v.BeginSweep, v.JobNotStarted, v.Unblocked},
+    # It is blocked once, whatever else fails.
+    S.BLOCKED: {v.BeginSweep, v.Blocked},
+    S.DRAINING: {v.BeginSweep},
+    S.CANCELLING: {v.BeginSweep},
+    S.KILLING: {v.BeginSweep},
+}
+
+
+def test_the_table_holds_every_pair_of_state_and_event_that_is_possible() -> None:
+    for state in set(S) - {S.FINISHED}:
+        missing = {event for event in FACTS if (state, event) not in TABLE}
+        assert missing == IMPOSSIBLE[state], state
+    assert not any(state is S.FINISHED for state, _ in TABLE), "then all is late news"
+
+
+def test_a_sweep_never_goes_back_but_from_what_blocks_it() -> None:
+    order = [S.NEW, S.PACKING, S.BLOCKED, S.DRAINING, S.CANCELLING, S.KILLING, S.FINISHED]
+    for (state, event), (after, _) in TABLE.items():
+        back = order.index(after) < order.index(state)
+        assert back == (event is v.Unblocked and state is S.BLOCKED), (state, event)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +109,15 @@ def test_an_impossible_fact_raises(state: v.SweepState, fact: type) -> None:
         v.JobEnded: (0, 0),
         v.RetryDue: (0,),
     }
-    with pytest.raises(ImpossibleSweepFact, match=rf"{fact.__name__}.* in state {state.value}"):
+    with pytest.raises(ImpossibleSweepEvent, match=rf"{fact.__name__}.* in state {state.value}"):
         scheduler.handle(fact(*arguments.get(fact, ())), 0.0)
 
 
 @pytest.mark.parametrize("fact", [v.JobComposed(5, Need()), v.NoMoreJobs()])
-def test_nothing_is_composed_unasked(fact: v.Fact) -> None:
+def test_nothing_is_composed_unasked(fact: v.SweepEvent) -> None:
     sweep = Sweep(1)
     sweep.scheduler.composing = False
-    with pytest.raises(ImpossibleSweepFact, match="not asked for"):
+    with pytest.raises(ImpossibleSweepEvent, match="not asked for"):
         sweep.tell(fact)
 
 
@@ -113,14 +136,14 @@ def test_nothing_is_composed_unasked(fact: v.Fact) -> None:
         v.LeaseRefused(1, (), (0,)),
     ],
 )
-def test_a_fact_about_what_is_not_there_raises(fact: v.Fact) -> None:
+def test_a_fact_about_what_is_not_there_raises(fact: v.SweepEvent) -> None:
     sweep = Sweep(1, SweepPolicy(retry_delay=1.0))
     sweep.job(0, 1)
     sweep.end(0, 137, "signal")
     sweep.job(1, 1)
     sweep.job(2, 1)
     sweep.scheduler.composing = True
-    with pytest.raises(ImpossibleSweepFact):
+    with pytest.raises(ImpossibleSweepEvent):
         sweep.tell(fact)
 
 
@@ -562,7 +585,7 @@ def test_what_is_composed_too_late_is_broken_or_not_run() -> None:
     sweep = Sweep(1)
     sweep.job(0, 1)
     sweep.tell(v.SweepSignalled(SIGINT))
-    late: dict[v.Fact, v.JobState | None] = {
+    late: dict[v.SweepEvent, v.JobState | None] = {
         v.JobBroken(1, 1): J.FAILED,
         v.JobComposed(1, Need()): None,
     }

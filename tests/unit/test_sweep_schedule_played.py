@@ -104,7 +104,7 @@ class World:
 
     # What is told and decided
 
-    def tell(self, fact: v.Fact) -> None:
+    def tell(self, fact: v.SweepEvent) -> None:
         facts = [fact]
         while facts:
             fact = facts.pop(0)
@@ -119,12 +119,12 @@ class World:
                 facts += self.perform(decision)
         self.check()
 
-    def perform(self, decision: v.Decision) -> list[v.Fact]:
+    def perform(self, decision: v.SweepAction) -> list[v.SweepEvent]:
         if isinstance(decision, v.StartJob):
             refused = self.start(decision)
             if not self.failing:
                 return [] if refused is None else [refused]
-            blocked: list[v.Fact] = [] if self.blocked else [v.Blocked("no")]
+            blocked: list[v.SweepEvent] = [] if self.blocked else [v.Blocked("no")]
             self.blocked = True
             return [*blocked, v.JobNotStarted(decision.number)]
         if isinstance(decision, v.ComposeNext):
@@ -148,7 +148,7 @@ class World:
             self.killed = self.killed or isinstance(decision, v.KillJobs)
         return []
 
-    def start(self, decision: v.StartJob) -> v.Fact | None:
+    def start(self, decision: v.StartJob) -> v.SweepEvent | None:
         job, slots = self.jobs[decision.number], slots_of(decision.lease)
         assert not self.halted(), "started after a stop"
         assert not self.blocked or self.failing, "started though nothing can be"
@@ -451,7 +451,7 @@ def test_ten_thousand_jobs_on_sixty_four_gpus() -> None:
     """Nothing here grows with the number of jobs: what waits is bounded by what runs."""
     dice = random.Random(7)
     scheduler = Scheduler(machine(64, 256))
-    facts: list[v.Fact] = [v.BeginSweep()]
+    facts: list[v.SweepEvent] = [v.BeginSweep()]
     running: list[int] = []
     number = handled = most = 0
     end: v.FinishSweep | None = None
