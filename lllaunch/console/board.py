@@ -268,7 +268,7 @@ class Board:
         """Takes note of what happened; what of it is worth a line.
 
         Args:
-            event: a fact or decision of the scheduler, or what a job printed; others are ignored.
+            event: an event or action of the scheduler, or what a job printed; others are ignored.
             now: the time, seconds.
         """
         found: list[Change] = []

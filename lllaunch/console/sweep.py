@@ -375,7 +375,7 @@ class SweepConsole:
         return tuple({flow.awaited() for flow in flows} - {-1})
 
     def observe(self, event: object) -> None:
-        """Takes note of a fact, a decision, or what a job printed.
+        """Takes note of an event, an action, or what a job printed.
 
         Args:
             event: whatever a sweep tells its observer.

@@ -1,4 +1,4 @@
-"""The launcher's part of a sweep: performs the scheduler's decisions with real processes.
+"""The launcher's part of a sweep: performs the scheduler's actions with real processes.
 
 One thread, one loop. It waits for signals to the launcher, messages and ends of jobs, slots of
 other launchers, and deadlines, and tells the scheduler (`lllaunch.sweep.schedule`) what happened.
@@ -67,7 +67,7 @@ class Sweep:
         prepare: composes a job; called in the job's process with its number.
         execute: runs a job; called in the job's process with what ``prepare`` returned, its lease,
             and its branch of the warm spawner (None if there is none); its exit code.
-        observer: gets every fact and every decision, what composing yielded
+        observer: gets every event and every action, what composing yielded
             (`lllaunch.sweep.protocol.JobAnswered`), what the warm spawners tell, the jobs' lines
             (`lllaunch.sweep.protocol.JobPrinted`), and the ticks.
         numbers: of the jobs, in order, each once.
@@ -142,7 +142,7 @@ class Sweep:
         self._captures = captures
         self._signals = signals
         self._ignored = ignored_at_start()
-        self._facts: deque[v.SweepEvent] = deque()
+        self._events: deque[v.SweepEvent] = deque()
         self._telling = False
         self._finish: v.FinishSweep | None = None
 
@@ -272,7 +272,7 @@ class Sweep:
     def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
         """Reads what a job says and prints, and notices its end."""
         if self._jobs.get(job.number) is not job:
-            return  # an earlier fact of this turn was its end
+            return  # an earlier event of this turn was its end
         for pipe in job.pipes:
             if pipe.fileno() in ready:
                 pipe.read(self._observer)
@@ -436,9 +436,9 @@ class Sweep:
         assert lease is not None
         job.close(self._observer)
         self._leases.release(lease)
-        fact = self._records.ended(job, exit_code)
+        event = self._records.ended(job, exit_code)
         self._look_at_records()
-        self._tell(fact)
+        self._tell(event)
 
     def _running(self) -> list[JobProcess]:
         return [job for job in self._jobs.values() if job.lease is not None]
@@ -484,42 +484,42 @@ class Sweep:
             watch.close()
         self._remains.kill(self._warm_pids())
 
-    # Facts and decisions
+    # Events and actions
 
-    def _tell(self, fact: v.SweepEvent) -> None:
-        """Tells a fact when all that follows from earlier ones is done."""
-        self._facts.append(fact)
+    def _tell(self, event: v.SweepEvent) -> None:
+        """Tells an event when all that follows from earlier ones is done."""
+        self._events.append(event)
         if self._telling:
             return
         self._telling = True
-        while self._facts:
-            fact = self._facts.popleft()
-            self._observer(fact)
-            for decision in self._scheduler.handle(fact, self._clock()):
-                self._observer(decision)
-                self._perform(decision)
+        while self._events:
+            event = self._events.popleft()
+            self._observer(event)
+            for action in self._scheduler.handle(event, self._clock()):
+                self._observer(action)
+                self._perform(action)
         self._telling = False
 
-    def _perform(self, decision: v.SweepAction) -> None:
-        if isinstance(decision, v.FinishSweep):
-            self._finish = decision
-        elif isinstance(decision, v.ComposeNext):
+    def _perform(self, action: v.SweepAction) -> None:
+        if isinstance(action, v.FinishSweep):
+            self._finish = action
+        elif isinstance(action, v.ComposeNext):
             self._compose_next()
-        elif isinstance(decision, v.StartJob):
-            self._start(decision)
-        elif isinstance(decision, v.Retry):
-            if decision.at is not None:
-                self._due[decision.number] = decision.at
-        elif isinstance(decision, v.Settle):
-            self._settle(decision)
+        elif isinstance(action, v.StartJob):
+            self._start(action)
+        elif isinstance(action, v.Retry):
+            if action.at is not None:
+                self._due[action.number] = action.at
+        elif isinstance(action, v.Settle):
+            self._settle(action)
         else:
-            self._end_jobs(decision)
+            self._end_jobs(action)
 
-    def _end_jobs(self, decision: v.SignalJobs | v.KillJobs) -> None:
+    def _end_jobs(self, action: v.SignalJobs | v.KillJobs) -> None:
         for job in self._running():
-            if isinstance(decision, v.SignalJobs):
+            if isinstance(action, v.SignalJobs):
                 # a job would show where its workers stand, and go on
-                signum = decision.signum
+                signum = action.signum
                 job.signal(signal.SIGTERM if signum == STACKS_ON else signum)
                 continue
             job.signal(signal.SIGKILL)
