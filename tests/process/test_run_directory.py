@@ -104,7 +104,7 @@ def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_dire
             RunDirectory.claim(str(run))
         expected = f"is still in use by workers of a run whose launcher (pid {first.pid} on "
         assert str(caught.value).startswith(f"launch.log_dir: {str(run)!r} {expected}")
-        told = re.search(r"wait for them, or end them \(pids (.*)\)$", str(caught.value))
+        told = re.search(r"wait for them, or end them \(pids (.*)\) \[in-use\]$", str(caught.value))
         assert told is not None
         # and its spawner, which holds the directory for it
         assert str(worker) in told[1].split(", ")

@@ -221,7 +221,8 @@ def test_a_resume_gives_up_on_jobs_that_do_not_end(tmp_path: Path) -> None:
             f"hydra.launcher.resume: {str(tmp_path)!r} is still in use by jobs of a sweep whose "
             f"launcher (pid {killed.launcher} on "
         )
-        assert message.endswith(f"has ended; wait for them, or end them (pids {killed.job})")
+        told = f"has ended; wait for them, or end them (pids {killed.job}) [in-use]"
+        assert message.endswith(told)
 
 
 def test_a_launcher_that_lives_is_not_waited_for(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_every_way_to_end(played: Played, capfd: pytest.CaptureFixture[str]) -> 
     assert {states[number] for number in (3, 4, 5, 6, 7, 8, 9, 10)} == {"error"}
     why = {job.job: job.result.root_cause for job in played.history().jobs.values() if job.result}
     assert why[5] == "LookupError: no such thing"
-    assert why[6] == "launch.x: 3 is wrong"
+    assert why[6] == "launch.x: 3 is wrong [type]"
     assert why[9].startswith("needs 9 GPUs")
     assert why[10] == "broken"
     assert "ValueError: out of the job" in capfd.readouterr().err

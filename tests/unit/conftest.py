@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    import pytest
 
 # how long an example takes depends on what else the machine does
 settings.register_profile("default", deadline=None)
@@ -34,3 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             sources[module] = bool(_COMPOSING.search(inspect.getsource(module)))
         if sources[module]:
             item.add_marker("composing")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Take away what Hydra sets up where an app runs in this process: its stream is the test's."""
+    before, level = logging.root.handlers[:], logging.root.level
+    yield
+    for handler in set(logging.root.handlers).difference(before):
+        if type(handler).__module__.startswith("logging"):
+            logging.root.removeHandler(handler)
+            handler.close()
+    logging.root.setLevel(level)
