@@ -80,7 +80,8 @@ class Diagnostic:
         value: the value, already redacted, as the user wrote it.
         message: what is wrong, as the predicate of a sentence (``"does not exist"``); empty where
             ``expected`` says it.
-        hint: what was probably meant (``"did you mean 'all'?"``), or an empty string.
+        hint: what was probably meant (``"did you mean 'all'?"``), or an empty string. A command to
+            copy stands in a line of its own, behind a newline.
         file: path of the file that it stands in; empty where it stands in none, or in none that is
             known.
         line: number of the line, from 1; 0 where it is about the file as a whole.
@@ -104,6 +105,8 @@ class Diagnostic:
             sentence = f"expected {self.expected}, got {self.value}"
         else:
             sentence = f"{self.value} {self.message}" if self.value else self.message
+        if self.hint.startswith("\n"):
+            return f"{sentence}{self.hint}"
         return f"{sentence}; {self.hint}" if self.hint else sentence
 
     @property

@@ -144,7 +144,7 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
     command = shlex.join(["python", spec.entrypoint.text, *settings])
     message = "is an lllaunch.main app, which launches its workers itself"
     problem = Diagnostic(
-        "own-app", "launch.entrypoint", repr(spec.entrypoint.text), message, f"run: {command}"
+        "own-app", "launch.entrypoint", repr(spec.entrypoint.text), message, f"\n  run: {command}"
     )
     raise ConfigError((problem,))
 

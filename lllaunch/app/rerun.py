@@ -182,9 +182,8 @@ def _expect_ours(directory: str, node: Mapping[Any, Any], launch: Mapping[Any, A
         command = f"cd {shlex.quote(cwd)} && {command}"
     name = str(_mapping(node.get("job")).get("name"))
     message = f"was run by an app of its own, {name!r}"
-    raise ConfigError(
-        (Diagnostic("own-app", "RUN", repr(directory), message, f"to run it again: {command}"),)
-    )
+    hint = f"\n  to run it again: {command}"
+    raise ConfigError((Diagnostic("own-app", "RUN", repr(directory), message, hint),))
 
 
 def _experiment(node: Mapping[Any, Any]) -> str | None:

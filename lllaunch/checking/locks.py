@@ -188,6 +188,6 @@ def not_locked(examined: Iterable[Examined]) -> Iterator[CheckedDiagnostic]:
             command = renew_command(each.command.words)
             message = (
                 f"is locked, and there is no {shown_path(path)}: "
-                f"its plan has not been reviewed; to write it: {command}"
+                f"its plan has not been reviewed\n  to write it: {command}"
             )
         yield CheckedDiagnostic.at(REFUSED, code, file, line, "", message, (each.experiment.name,))

@@ -95,8 +95,11 @@ def _prepare(given: argparse.Namespace) -> RerunRequest:
     ]
     if found.kind == "sweep":
         resume = shlex.join([f"hydra.launcher.resume={found.path}"])
-        hint = f"name one of its jobs; to run the rest of the sweep: {program()} -m {resume}"
-        problems.insert(0, Diagnostic("rerun", "RUN", repr(found.path), "is a sweep", hint))
+        hint = f"\n  to run the rest of the sweep: {program()} -m {resume}"
+        problems.insert(
+            0,
+            Diagnostic("rerun", "RUN", repr(found.path), "is a sweep; name one of its jobs", hint),
+        )
     if problems:
         raise ConfigError(tuple(problems))
     directory = os.path.abspath(found.path)
