@@ -27,7 +27,7 @@ from lllaunch.spec import LaunchSpec, Resources
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 HYDRAS = {"_target_", "_recursive_"}
-OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "locked")
+OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "quiet", "locked")
 
 
 def complaints(node: Any) -> list[str]:
