@@ -202,6 +202,16 @@ def is_held(lock: str) -> bool | None:
         os.close(fd)
 
 
+def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
+    """Return the file of the lock that is held while a run, a job or a sweep goes on.
+
+    Args:
+        kind: which of these.
+        path: its directory.
+    """
+    return os.path.join(path, SWEEP_LOCK_NAME if kind == "sweep" else LOCK_NAME)
+
+
 def holder(lock: str) -> str:
     """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
     text = read_text(lock) or ""

@@ -24,12 +24,11 @@ from lllaunch.results.store import (
     holder,
     last_event,
     locate,
+    lock_of,
     plain,
     read_run,
     read_sweep,
 )
-from lllaunch.run.directory import LOCK_NAME
-from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
@@ -179,8 +178,7 @@ def _head(entry: ListEntry, cwd: str) -> Iterator[tuple[str, str]]:
         took = "" if entry.seconds is None else f", {verb} {duration(entry.seconds)}"
         yield "began", began + took
     if entry.state == "running":
-        lock = SWEEP_LOCK_NAME if entry.kind == "sweep" else LOCK_NAME
-        yield "launcher", holder(os.path.join(entry.path, lock))
+        yield "launcher", holder(lock_of(entry.kind, entry.path))
     if entry.kind == "sweep":
         yield "jobs", counts_of(entry).partition(": ")[2]
     elif entry.attempts is not None:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.results.store import LATEST, STATES, ListEntry, entry_of, locate, look
-from lllaunch.run.directory import LOCK_NAME
-from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.results.store import LATEST, STATES, ListEntry, entry_of, locate, lock_of, look
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, perform, print_lines
 
@@ -47,8 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _wait(given: argparse.Namespace) -> int:
     found = locate(given.run)
-    lock = LOCK_NAME if found.kind == "run" else SWEEP_LOCK_NAME
-    _until_released(os.path.join(found.path, lock))
+    _until_released(lock_of(found.kind, found.path))
     entry = entry_of(look(found.path) or found)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
     print_lines([f"{where}: {_outcome(entry)}"])
