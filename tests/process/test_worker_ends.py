@@ -261,7 +261,8 @@ def test_a_helper_of_a_preload_is_nobodys_leftover(tmp_path: Path) -> None:
 
 def test_kill_reaches_workers_of_a_moment_ago() -> None:
     code = (
-        "import os, time\nfrom lllaunch.linux.process import wait_readable\n"
+        "import os, time\nfrom lllaunch.linux.proc import children\n"
+        "from lllaunch.linux.process import wait_readable\n"
         "from lllaunch.spawner.client import Spawner\n"
         "from lllaunch.spawner.protocol import Program\n"
         "for _ in range(10):\n"
@@ -272,10 +273,13 @@ def test_kill_reaches_workers_of_a_moment_ago() -> None:
         " for r in range(12)]\n"
         "        s.kill(keys)\n"
         "        ended = 0\n"
-        "        while ended < 12:\n"
+        # a spawner that did not answer within a second has been killed, and all with it
+        "        while ended < 12 and not s.dead:\n"
         "            assert wait_readable(s, 20), f'{12 - ended} live'\n"
         "            ended += sum(hasattr(f, 'exitcode') or hasattr(f, 'errno')"
         " for f in s.dispatch())\n"
+        "    assert not children(os.getpid())\n"
         "print('all')\n"
     )
-    assert run(code).stdout == "all\n"
+    done = run(code)
+    assert done.stdout == "all\n", done.stderr
