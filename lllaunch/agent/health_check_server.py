@@ -1,12 +1,13 @@
 """The interface of a health check: whether the agent lives. Names are torch's.
 
 As in torch, the server here answers nobody: sites put their own in its place, by passing one to the
-agent or by replacing `create_healthcheck_server`.
+agent or by replacing `create_healthcheck_server`, here or, where torch's agent is loaded, there.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
@@ -46,4 +47,8 @@ def create_healthcheck_server(
     alive_callback: Callable[[], int], port: int, timeout: int
 ) -> HealthCheckServer:
     """The server that an agent uses when TORCHELASTIC_HEALTH_CHECK_PORT is set."""
+    torchs = sys.modules.get("torch.distributed.elastic.agent.server.health_check_server")
+    if torchs is not None:
+        server: HealthCheckServer = torchs.create_healthcheck_server(alive_callback, port, timeout)
+        return server
     return HealthCheckServer(alive_callback, port, timeout)

@@ -135,6 +135,24 @@ if kind == "torch":
 else:
     from lllaunch.agent import LocalElasticAgent, WorkerSpec
     from lllaunch.multiprocessing import DefaultLogsSpecs
+
+    # what a site has set up for torch's agent
+    import logging, os
+    import torch.distributed.elastic.agent.server.health_check_server as health
+    from torch.distributed.elastic import events, metrics
+
+    class Metrics(metrics.MetricHandler):
+        def emit(self, data):
+            print("metric", data.name, data.value)
+
+    class Health(health.HealthCheckServer):
+        def start(self):
+            print("health", self._port)
+
+    metrics.configure(Metrics())
+    events.handlers._log_handlers["null"] = logging.StreamHandler(sys.stdout)
+    health.create_healthcheck_server = Health
+    os.environ["TORCHELASTIC_HEALTH_CHECK_PORT"] = "7"
 options = {"rank": int(node)} if backend == "static" else {"is_host": node == "0"}
 handler = registry.get_rendezvous_handler(RendezvousParameters(
     backend, endpoint, "the-run", int(nodes), int(nodes), timeout=60, **options))
@@ -194,3 +212,6 @@ def test_agents_of_both_kinds_meet(tmp_path: Path, backend: str, kinds: list[str
     assert {f"{kind} SUCCEEDED {sizes[kind]}" for kind in kinds} <= lines
     total = sum(range(1, world + 1))
     assert {f"{rank} {world} {total} the-run" for rank in range(world)} <= lines
+    assert {"metric workers.r.succeeded 1", "metric workers.r.run_total 1", "health 7"} <= lines
+    events = [json.loads(line)["name"] for line in lines if line.startswith("{")]
+    assert {f"torchelastic.worker.status.{name}" for name in ("START", "SUCCEEDED")} <= set(events)

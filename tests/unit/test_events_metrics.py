@@ -8,7 +8,6 @@ import pytest
 
 from lllaunch.agent import events, metrics
 from lllaunch.agent.events import Event, EventSource, NodeState, RdzvEvent
-from lllaunch.agent.events import handlers as event_handlers
 
 
 class Kept(logging.Handler):
@@ -24,8 +23,7 @@ class Kept(logging.Handler):
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     handler = Kept()
     for name in ("kept", "dynamic_rendezvous"):
-        monkeypatch.setitem(event_handlers._log_handlers, name, handler)
-    monkeypatch.setattr(events, "_loggers", {})
+        monkeypatch.setitem(events._log_handlers, name, handler)
     return handler
 
 
@@ -68,10 +66,7 @@ class Values(metrics.MetricHandler):
 
 @pytest.fixture
 def values(monkeypatch: pytest.MonkeyPatch) -> Values:
-    from lllaunch.agent.metrics import api
-
-    monkeypatch.setattr(api, "_handlers", {})
-    monkeypatch.setattr(api, "_default", [metrics.NullMetricHandler()])
+    monkeypatch.setattr(metrics, "_handlers", {})
     handler = Values()
     metrics.configure(handler, "g")
     return handler

@@ -1,9 +1,14 @@
-"""Metrics: a name, a value, a time, and a handler per group. Names are torch's."""
+"""Counters and durations of an agent: names of ``torch.distributed.elastic.metrics``.
+
+A metric has a name, a value and a time, and goes to its group's handler. Where torch's module is
+loaded and nothing is configured here, it goes to the handler that is configured there.
+"""
 
 from __future__ import annotations
 
 import abc
 import functools
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -19,6 +24,7 @@ __all__ = [
     "configure",
     "getStream",
     "get_elapsed_time_ms",
+    "initialize_metrics",
     "prof",
     "profile",
     "publish_metric",
@@ -98,21 +104,21 @@ class MetricStream:
         self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
 
 
-_handlers: dict[str, MetricHandler] = {}
-_default: list[MetricHandler] = [NullMetricHandler()]
+_handlers: dict[str | None, MetricHandler] = {}
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
     """Say where the measurements of a group go; without a group, those of all others."""
-    if group is None:
-        _default[0] = handler
-    else:
-        _handlers[group] = handler
+    _handlers[group] = handler
 
 
 def getStream(group: str) -> MetricStream:  # noqa: N802 - torch's public name
     """The stream of a group."""
-    return MetricStream(group, _handlers.get(group, _default[0]))
+    handler = _handlers.get(group) or _handlers.get(None)
+    if handler is None:
+        torchs = sys.modules.get("torch.distributed.elastic.metrics.api")
+        handler = NullMetricHandler() if torchs is None else torchs.getStream(group).handler
+    return MetricStream(group, handler)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -189,3 +195,11 @@ def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> No
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
     """Milliseconds since a time of ``time.time()``."""
     return int((time.time() - start_time_in_seconds) * 1000)
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """A place for a site's own set-up of metrics; here, as in torch, it does nothing.
+
+    Args:
+        cfg: parameters for whoever replaces this.
+    """
