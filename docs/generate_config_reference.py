@@ -17,7 +17,7 @@ from lllaunch.config import schema
 from lllaunch.config.schema import PRESETS
 from lllaunch.config.watchdog import WATCHDOG_KEYS, written_policy
 from lllaunch.macros import WORKER_NAMES
-from lllaunch.policies import RESTART_CAUSES
+from lllaunch.spec import RESTART_CAUSES
 
 PAGE = Path(__file__).parent / "reference" / "config.md"
 

@@ -20,9 +20,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.clock import boot_id, from_boot, since_boot_ns
 from lllaunch.errors import LaunchError
 from lllaunch.files import replace_file, write_all
-from lllaunch.moments import boot_id, from_boot, since_boot_ns
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,7 +43,7 @@ class ErrorRecord:
         data: the whole JSON object.
         message: text, or the mapping under ``message``.
         time_ns: when the error happened, nanoseconds since the epoch; on the scale of
-            `lllaunch.moments.now_ns` if the file tells.
+            `lllaunch.clock.now_ns` if the file tells.
         problem: why the file could not be read, or an empty string; the other fields are then
             placeholders, except ``time_ns``, which is still the best that is known.
     """

@@ -201,7 +201,7 @@ class SignalSource:
     def stop_until_continued(self) -> float:
         """Stop this process until SIGCONT, as SIGTSTP demands; return for how long, seconds.
 
-        Where SIGCONT is blocked (`lllaunch.spawner.signals.STOP_AND_CONTINUE`), the process waits
+        Where SIGCONT is blocked (`lllaunch.spawner.forks.STOP_AND_CONTINUE`), the process waits
         for it: one that came before it had stopped continues it, too. SIGTSTP is to be blocked in
         all other threads.
         """

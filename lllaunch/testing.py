@@ -11,9 +11,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from lllaunch.clock import now_ns
 from lllaunch.events import Exited, OrphansGone, SpawnerEvent, SpawnerGone, Started, StartFailed
 from lllaunch.linux import proc
-from lllaunch.moments import now_ns
 from lllaunch.spawner.protocol import Target
 
 __all__ = ["FakeClock", "FakeSpawner", "leaked_fds", "live_descendants", "open_fds"]

@@ -31,9 +31,9 @@ from lllaunch.multiprocessing.api import (
     PContext,
     SubprocessContext,
 )
-from lllaunch.policies import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.signal_source import SignalSource
 from lllaunch.spawner.dump import WATCHED
+from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor.environ import (
     LOOPBACK,
     WorkerContext,

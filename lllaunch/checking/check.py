@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lllaunch.checking.examine import CheckContext, Examined, examine
-from lllaunch.checking.findings import Checked, CheckedDiagnostic, Outcome, merged
+from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest, composing
+from lllaunch.app.naming import as_written, job_name
+from lllaunch.app.reviewed import name_of
+from lllaunch.app.sweeping.sweeper import grid_of
+from lllaunch.checking.examine import CheckContext, Examined, examine, in_short
+from lllaunch.checking.findings import (
+    REFUSED,
+    WRONG,
+    Checked,
+    CheckedDiagnostic,
+    Outcome,
+    counted,
+    merged,
+)
 from lllaunch.checking.lint import lint, misplaced, superseded, told_unused
-from lllaunch.checking.locks import Locks, not_locked
 from lllaunch.checking.tree import (
     ConfigFile,
     ConfigTree,
@@ -23,14 +34,190 @@ from lllaunch.checking.tree import (
     found_in,
     read_tree,
 )
+from lllaunch.config.plan import portable_plan
 from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
-from lllaunch.errors import ConfigError
+from lllaunch.difference import Change, differences, text_lines
+from lllaunch.errors import ConfigError, Unfit
 from lllaunch.review.document import wrong
+from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, sweep_plan
 from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
+from lllaunch.review.refused import PlanRefused
 from lllaunch.run.redact import Redactor
 from lllaunch.secret_names import is_secret_name
+from lllaunch.text import shorten
+
+if TYPE_CHECKING:
+    from lllaunch.spec import LaunchSpec
+
+
+MOST_JOBS = 1_000
+"""Jobs of a locked sweep that are composed."""
+
+_MOST_LINES = 20
+_JOBS = "jobs"
+_CHOICE = re.compile(r"\+{0,2}([\w/.-]+)(?:@[^=]*)?=([\w/.+-]+)")
+
+
+class Locks:
+    """Compares the locks of a tree.
+
+    Args:
+        examined: the experiments.
+        unreadable: whether a config, by its name, cannot be composed.
+    """
+
+    def __init__(self, examined: Iterable[Examined], unreadable: Callable[[str], bool]) -> None:
+        self._examined = {each.command: each for each in examined}
+        self._unreadable = unreadable
+
+    def compare(self, name: str, path: str) -> Iterator[CheckedDiagnostic]:
+        """Tells what is wrong with a lock, or differs from it.
+
+        Args:
+            name: of the lock.
+            path: of its file.
+        """
+        try:
+            lock = read_lock(path)
+        except ConfigError as error:
+            yield from found_in(error)
+            return
+        except PlanRefused as refused:
+            for each in refused.problems:
+                line = each.line if each.file else 1
+                message = f"{each.text}: {refused.renew}"
+                yield CheckedDiagnostic.at(REFUSED, each.code, path, line, each.key, message)
+            return
+        try:
+            experiment, changes = self._changes(lock, name)
+        except Unfit as unfit:
+            wrong = replace(unfit.at("command", ""), file=path, line=1)
+            yield CheckedDiagnostic.of(wrong, WRONG)
+            return
+        except ConfigError as error:  # of the policy
+            yield from found_in(error)
+            return
+        if changes:
+            lines = [f"  {line}" for line in text_lines(changes, _MOST_LINES)]
+            advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
+            whose = f"the plan of {experiment}" if experiment else "the plan"
+            message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
+            names = (experiment,) if experiment else ()
+            yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
+
+    def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
+        """The experiment of a lock, if it is one of the tree, and what differs.
+
+        Raises:
+            Unfit: there is nothing to compare.
+        """
+        try:
+            named, words = _without_name(lock.command)
+            command = ConfigRequest.parse(words)
+        except ValueError as error:
+            raise Unfit(
+                message=f"is no command that makes a plan: {shorten(str(error))}", code="lock"
+            ) from None
+        known = self._examined.get(command)
+        if known is not None and _JOBS not in lock.plan:
+            if known.spec is None:
+                raise Unfit(
+                    message=f"makes no plan any more: see {known.experiment.file.path}", code="lock"
+                )
+            return known.experiment.name, differences(lock.plan, portable_plan(known.spec))
+        for config in _chosen(command):
+            if self._unreadable(config):
+                raise Unfit(message=f"makes no plan any more: {config} cannot be read", code="lock")
+        try:
+            return "", _composed_changes(lock, command, None if named else name)
+        except ComposeFailed as error:
+            reason = in_short(error.reason, ())[1]
+        except ConfigError as error:
+            if all(each.file for each in error.problems):
+                raise
+            more = len(error.problems) - 1
+            first = error.problems[0]
+            reason = f"{first.key}: {first.text}" + (f" (and {more} more)" if more else "")
+        except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
+            reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise Unfit(message=f"makes no plan any more: {reason}", code="lock")
+
+
+def _without_name(words: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether a command names its lock, and its other words."""
+    left = list(words)
+    if left[:1] == ["--name"]:
+        return True, left[2:]
+    return False, left
+
+
+def _chosen(command: ConfigRequest) -> Iterator[str]:
+    """Names of configs that a command line chooses, and of others."""
+    if command.config_name is not None:
+        yield command.config_name.removesuffix(".yaml")
+    for override in command.overrides:
+        choice = _CHOICE.fullmatch(override)
+        if choice is not None:
+            yield f"{choice[1]}/{choice[2]}"
+
+
+def _composed_changes(lock: Lock, command: ConfigRequest, name: str | None) -> tuple[Change, ...]:
+    plan: Mapping[str, Any]
+    with Composition(command) as composed:
+        if _JOBS in lock.plan or composed.is_sweep():
+            plan = sweep_plan(dict(_jobs(composed, name)))
+        else:
+            plan = portable_plan(composed.plan(composed.compose()))
+    return differences(lock.plan, plan)
+
+
+def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
+    """The jobs of a sweep that have a lock's name, or all if it was given to them."""
+    master = composed.master()
+    with composing():
+        grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
+        if len(grid) > MOST_JOBS:
+            raise Unfit(
+                message=f"is a sweep of more than {counted(MOST_JOBS, 'job')}: not compared",
+                code="lock",
+            )
+        composer = composed.composer(master)
+        for number, overrides in enumerate(grid):
+            job = composer.compose(overrides, number)
+            spec = composer.plan(job, here=False)
+            if name is None or name_of(spec, job.whole) == name:
+                yield job_name(overrides), spec
+
+
+def not_locked(examined: Iterable[Examined]) -> Iterator[CheckedDiagnostic]:
+    """Tells which experiments must have a lock and have none where runs look for it.
+
+    Args:
+        examined: the experiments.
+    """
+    for each in examined:
+        if not each.lock:
+            continue
+        file, line = each.lock_place
+        try:
+            path = lock_path(os.getcwd(), each.lock)
+        except ConfigError as error:
+            problem = error.problems[0]
+            code = problem.code
+            message = f"is locked, but {problem.key}: {problem.text}"
+        else:
+            if os.path.lexists(path):
+                continue
+            code = "no-lock"
+            command = renew_command(each.command.words)
+            message = (
+                f"is locked, and there is no {shown_path(path)}: "
+                f"its plan has not been reviewed\n  to write it: {command}"
+            )
+        yield CheckedDiagnostic.at(REFUSED, code, file, line, "", message, (each.experiment.name,))
+
 
 _VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 

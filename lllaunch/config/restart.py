@@ -10,7 +10,7 @@ from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, reveal, show
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Unfit
-from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
+from lllaunch.spec import RESTART_CAUSES, RestartCause, RestartPolicy
 
 RESTART_KEYS = ("on", "delay", "max_delay")
 SYNONYMS = {

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.policies import WatchdogPolicy
+from lllaunch.spec import WatchdogPolicy
 
 # What people who know torchrun would write, and other common guesses.
 SYNONYMS = {

@@ -20,7 +20,7 @@ from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
 from lllaunch.errors import Unfit
-from lllaunch.policies import WatchdogPolicy
+from lllaunch.spec import WatchdogPolicy
 
 # `report` stands in the values of the limits that it names.
 WATCHDOG_KEYS = tuple(

@@ -29,7 +29,7 @@ from lllaunch.sweep.schedule import JobState
 from lllaunch.text import duration, plain, spans
 
 if TYPE_CHECKING:
-    from lllaunch.policies import RestartCause
+    from lllaunch.spec import RestartCause
 
 
 class JobView:

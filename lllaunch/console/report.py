@@ -27,8 +27,8 @@ from lllaunch.run.causes import (
     letters,
     signal_name,
 )
+from lllaunch.run.excerpts import cause_of, folded, users_call
 from lllaunch.run.outcome import Ended, Failed, Lost, Succeeded, Victim
-from lllaunch.run.tracebacks import cause_of, folded, users_call
 from lllaunch.text import duration, size
 
 if TYPE_CHECKING:

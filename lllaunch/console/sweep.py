@@ -43,8 +43,8 @@ from lllaunch.sweep.schedule import JobState
 from lllaunch.text import coloured, duration, printable
 
 if TYPE_CHECKING:
-    from lllaunch.policies import RestartCause
     from lllaunch.run.outcome import RunOutcome
+    from lllaunch.spec import RestartCause
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.policy import SweepPolicy
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.moments import now_ns
+from lllaunch.clock import now_ns
 from lllaunch.run.causes import KilledBySignal
 from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from lllaunch.clock import now_ns
 from lllaunch.errors import OutputError
 from lllaunch.files import write_all
-from lllaunch.moments import now_ns
 
 # Fields that may hold secrets, or megabytes.
 _HIDDEN = frozenset({"argv", "args", "kwargs", "call", "payload", "env", "envs", "environ"})

@@ -10,11 +10,10 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import read_memory, shortage
-from lllaunch.moments import now_ns
-from lllaunch.policies import ENABLE_FILE_TIMER
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
@@ -29,6 +28,7 @@ from lllaunch.signal_source import (
     SignalSource,
     named_signals,
 )
+from lllaunch.spec import ENABLE_FILE_TIMER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

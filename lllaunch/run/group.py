@@ -17,13 +17,13 @@ from lllaunch.clock import RunClock
 from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PreloadFailed
 from lllaunch.events import PreloadBroken
 from lllaunch.macros import substitute
-from lllaunch.policies import WatchdogPolicy
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
-from lllaunch.spawner.environment import split
+from lllaunch.spawner.interpreter import split
 from lllaunch.spawner.preloading import loaded_runtimes, pause
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
+from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
 from lllaunch.supervisor.environ import LOOPBACK, WorkerContext, contract, virtual_rank
 from lllaunch.supervisor.machine import Machine, StartWorkers

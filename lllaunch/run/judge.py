@@ -22,6 +22,7 @@ from lllaunch.run.causes import (
     StartFailure,
     alike,
 )
+from lllaunch.run.excerpts import called, users_call
 from lllaunch.run.outcome import (
     AttemptOutcome,
     AttemptState,
@@ -37,7 +38,6 @@ from lllaunch.run.outcome import (
 )
 from lllaunch.run.postmortem import Evidence, Explanation, explain
 from lllaunch.run.records import NOWHERE
-from lllaunch.run.tracebacks import called, users_call
 from lllaunch.watchdog.stacks.frames import crash_frames
 
 if TYPE_CHECKING:

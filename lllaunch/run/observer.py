@@ -14,6 +14,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lllaunch.clock import now_ns
 from lllaunch.events import (
     Exited,
     OrphansGone,
@@ -24,7 +25,6 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
-from lllaunch.moments import now_ns
 from lllaunch.run.excerpts import read_crash, read_error, read_exit_call
 from lllaunch.run.records import AttemptRecord, Disk, SentSignal, WorkerFiles, WorkerRecord
 from lllaunch.spawner.dump import CRASH

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
-from lllaunch.spawner import signals
+from lllaunch.spawner import forks
 from lllaunch.spawner.dump import CRASH_FILE
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
@@ -123,7 +123,7 @@ def _detach(around: ChildDefaults, python: bool) -> None:
     if os.getppid() != around.spawner:
         # It died before the signal was set.
         os._exit(127)
-    signals.reset(around.ignored, python)
+    forks.reset(around.ignored, python)
     if around.cgroup:
         # Without the cgroup the tree is ended process by process.
         with contextlib.suppress(OSError), open(around.cgroup, "w") as file:

@@ -31,8 +31,7 @@ from lllaunch.linux.process import (
     send_signal,
     wait_readable,
 )
-from lllaunch.spawner.environment import Shared, exec_part
-from lllaunch.spawner.interpreter import interpreter_command, start_interpreter
+from lllaunch.spawner.interpreter import Shared, exec_part, interpreter_command, start_interpreter
 from lllaunch.spawner.orphans import MARK, Inherited, end_adopted, kill_below, new_mark
 from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest, Target, event_of
 

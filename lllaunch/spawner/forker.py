@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lllaunch.clock import now_ns
 from lllaunch.events import Exited, Orphan, OrphansGone, SpawnerEvent, Started, StartFailed
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
@@ -35,8 +36,7 @@ from lllaunch.linux.process import (
     signal_group,
     wait_pidfd,
 )
-from lllaunch.moments import now_ns
-from lllaunch.spawner import signals
+from lllaunch.spawner import forks
 from lllaunch.spawner.child import close_above_2, open_streams
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, adopted, end_adopted, kill_below, new_mark
@@ -331,7 +331,7 @@ def _become(
             if os.getppid() != parent:
                 os._exit(127)
         _disown()
-        signals.reset(frozenset(), python=True)  # lifts the mask, too
+        forks.reset(frozenset(), python=True)  # lifts the mask, too
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)

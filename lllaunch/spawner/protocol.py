@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lllaunch.clock import from_boot
 from lllaunch.events import (
     Exited,
     Orphan,
@@ -32,7 +33,6 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
-from lllaunch.moments import from_boot
 
 
 @dataclass(frozen=True)

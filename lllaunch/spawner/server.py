@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn, Protocol
 
+from lllaunch.clock import since_boot_ns
 from lllaunch.errors import PreloadFailed
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
@@ -41,8 +42,7 @@ from lllaunch.linux.process import (
     signal_group,
     wait_pidfd,
 )
-from lllaunch.moments import since_boot_ns
-from lllaunch.spawner import signals
+from lllaunch.spawner import forks
 from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, pause, preload
@@ -415,7 +415,7 @@ def _child(message: Message, around: ChildDefaults, write: int, foreign: Iterabl
             for fd in (*foreign, *around.private_fds):
                 os.close(fd)
             set_parent_death_signal(signal.SIGKILL)
-            signals.reset(around.ignored, python=True)
+            forks.reset(around.ignored, python=True)
             os.environ.update(message.header["env"])
             os.chdir(message.header["cwd"])
             sys.path[:] = [message.header["cwd"], *around.base_path]
@@ -733,8 +733,8 @@ def main(fd: int, launcher: int) -> NoReturn:
     """
     _close_inherited(fd)
     os.set_inheritable(fd, False)
-    ignored = signals.ignored_at_start()
-    signals.ignore_all()
+    ignored = forks.ignored_at_start()
+    forks.ignore_all()
     set_lineage(os.environ[MARK])
     set_parent_death_signal(signal.SIGCONT)
     pidfd = open_pidfd(launcher)

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lllaunch.events import Exited, OrphansGone, PreloadBroken, SpawnerGone, StartFailed
-from lllaunch.policies import RestartCause, RestartPolicy
+from lllaunch.spec import RestartCause, RestartPolicy
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.findings import Asked, Finding

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
-from lllaunch.policies import WatchdogPolicy
+from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor.machine import (
     SignalProcess,
     StacksTaken,

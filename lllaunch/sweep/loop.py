@@ -21,7 +21,7 @@ from lllaunch.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
 from lllaunch.signal_source import STACKS_ON, SignalSource, forwards
-from lllaunch.spawner.signals import ignored_at_start
+from lllaunch.spawner.forks import ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.policy import SweepPolicy, by_signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.policies import RestartCause
+from lllaunch.spec import RestartCause
 
 # Exit codes above are 128 + the number of the signal that ended a job's process, or the job.
 _OF_SIGNALS = 128

@@ -44,7 +44,7 @@ from lllaunch.linux.process import (
     wait_readable,
 )
 from lllaunch.signal_source import STACKS_ON, SignalException
-from lllaunch.spawner import signals
+from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
 from lllaunch.spawner.protocol import Channel, Message
@@ -126,7 +126,7 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
     code = 1
     try:
         try:
-            signals.leave_terminal(place.parent)
+            forks.leave_terminal(place.parent)
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != place.parent:
                 os._exit(_ALONE)
@@ -135,7 +135,7 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
             _mark(*work.marks)
             _set_streams(place.streams)
             # lifts the mask, too; a run takes SIGTSTP when it has something to stop
-            signals.reset(place.ignored, python=True, blocked=signals.STOP_AND_CONTINUE)
+            forks.reset(place.ignored, python=True, blocked=forks.STOP_AND_CONTINUE)
             if STACKS_ON not in place.ignored:
                 # before there are workers, and after, it has nothing to show
                 signal.signal(STACKS_ON, lambda *_: None)

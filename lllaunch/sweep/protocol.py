@@ -39,7 +39,7 @@ class SpawnerKey(NamedTuple):
         Args:
             preload: modules that it imports.
             cwd: working directory of that.
-            environ: its whole environment (`lllaunch.spawner.environment.Split.base`).
+            environ: its whole environment (`lllaunch.spawner.interpreter.Split.base`).
             outer: the launcher's own.
         """
         names = sorted((environ.keys() | outer.keys()) - {VISIBLE})

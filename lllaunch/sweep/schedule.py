@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Any
 
 from lllaunch.exit_codes import ExitCode
-from lllaunch.policies import RESTART_CAUSES, RestartCause
+from lllaunch.spec import RESTART_CAUSES, RestartCause
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
 

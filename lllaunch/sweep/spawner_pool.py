@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lllaunch.events import PreloadBroken, SpawnerEvent, SpawnerGone
 from lllaunch.linux.process import process_ended
 from lllaunch.spawner.client import Branch, Spawner
-from lllaunch.spawner.environment import Shared
+from lllaunch.spawner.interpreter import Shared
 
 if TYPE_CHECKING:
     from lllaunch.spawner.protocol import Channel, Message

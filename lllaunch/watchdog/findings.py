@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from lllaunch.policies import StallScope
+from lllaunch.spec import StallScope
 from lllaunch.text import duration, size
 
 Kind = Literal["hang", "timeout", "oom"]

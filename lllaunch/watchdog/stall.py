@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from lllaunch.policies import StallScope
+from lllaunch.spec import StallScope
 from lllaunch.watchdog.findings import HeartbeatLost, Stalled
 
 # A worker and all below it that use less of one core than this do nothing: threads that wake up to

@@ -6,18 +6,25 @@ for the findings then.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
+from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
-from lllaunch.policies import TIMER_FILE, WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
-from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut
+from lllaunch.spec import TIMER_FILE, WatchdogPolicy
+from lllaunch.timer.service import Rejected, TimerService
+from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
-from lllaunch.watchdog.scratch import Scratch
 from lllaunch.watchdog.stall import (
     StallDetector,
     WorkerActivity,
@@ -29,8 +36,192 @@ from lllaunch.watchdog.stall import (
 if TYPE_CHECKING:
     from mmap import mmap
 
-    from lllaunch.timer.service import Rejected
-    from lllaunch.watchdog.timers import WorkerTimers
+
+_PREFIX = "lllaunch-watch-"
+# What a launcher makes in one. Nothing else is ever removed from a directory that was only found.
+FILES = ("timers", "heartbeats")
+# Younger ones may be about to be locked.
+_ABANDONED_SECONDS = 60.0
+
+
+class Scratch:
+    """A directory that only this user can enter, under a name that nobody can foresee.
+
+    It is not in the run's directory: that may lie on a file system that knows no FIFOs, or shares
+    no memory between processes. It is locked as long as it is used; those that launchers left
+    behind when they were killed are removed by the next one.
+
+    Attributes:
+        path: the directory, absolute.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        import tempfile  # noqa: PLC0415 - only a watched run needs it
+
+        self._lock = -1
+        try:
+            self.path = tempfile.mkdtemp(prefix=_PREFIX)
+        except OSError as error:
+            where = error.filename or "the directory for temporary files"
+            raise OutputError(str(where), error.strerror or str(error)) from error
+        self._lock = _locked(self.path)
+        _remove_others(os.path.dirname(self.path))
+
+    def file(self, name: str) -> str:
+        """The path of a file in it."""
+        return os.path.join(self.path, name)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(path: str) -> int:
+    """Lock a directory; the descriptor that holds the lock, or -1 if somebody else does."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _remove_others(directory: str) -> None:
+    """Remove this user's that nobody holds."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and _is_old(entry):
+                _remove_unheld(entry.path)
+
+
+def _remove_unheld(path: str) -> None:
+    fd = _locked(path)
+    if fd < 0:
+        return
+    with contextlib.suppress(OSError):
+        if set(os.listdir(path)) <= set(FILES):
+            shutil.rmtree(path)
+    os.close(fd)
+
+
+def _is_old(entry: os.DirEntry[str]) -> bool:
+    facts = entry.stat(follow_symlinks=False)
+    ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+    return ours and time.time() - facts.st_mtime > _ABANDONED_SECONDS
+
+
+def remove_abandoned(path: str) -> None:
+    """Remove a FIFO that a launcher before this one left behind.
+
+    Raises:
+        OSError: somebody reads from it.
+    """
+    try:
+        if not stat.S_ISFIFO(os.lstat(path).st_mode):
+            return
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        # Nobody reads.
+        os.unlink(path)
+        return
+    raise OSError(errno.EBUSY, "another launcher serves it", path)
+
+
+class WorkerTimers:
+    """Serves timers to workers and all that they start, and to nobody else.
+
+    Args:
+        path: where to make the FIFO; one that a launcher left behind is replaced.
+        clock: tells the time in seconds; never goes back.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pids: Callable[[], Mapping[int, int]] = dict
+        self._starter = 0
+        try:
+            remove_abandoned(path)
+            self._service = TimerService(path, owner_of=self._owner_of, clock=clock)
+        except OSError as error:
+            what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
+            raise OutputError(path, what) from error
+
+    def begin(self, pids: Callable[[], Mapping[int, int]], starter: int) -> None:
+        """The workers have been ordered; arguments as for `Watch.begin`."""
+        self._pids, self._starter = pids, starter
+
+    def _owner_of(self, pid: int) -> int | None:
+        """The process id of the worker that a process is or descends from.
+
+        Not the rank: a worker may ask for a timer before it is known here to have started.
+        """
+        workers = set(self._pids().values()) - {self._starter}
+        known = proc.facts(pid)
+        while known is not None and known.pid > 1:
+            if known.pid in workers or known.session in workers:
+                return known.pid if known.pid in workers else known.session
+            if self._starter and known.ppid == self._starter:
+                # A worker leads a session, and what it orphaned is still in it.
+                return known.session
+            known = proc.facts(known.ppid)
+        return None
+
+    def fileno(self) -> int:
+        """Readable when `reports` or `drain` has something to do."""
+        return self._service.fileno()
+
+    def next_in(self) -> float | None:
+        """Seconds until a timer runs out, or None."""
+        return self._service.next_in()
+
+    def reports(self) -> list[TimerExpired | Rejected]:
+        """What was wrong with requests, and which timers ran out; waits for nothing."""
+        found: list[TimerExpired | Rejected] = [*self._service.dispatch()]
+        ranks = {pid: rank for rank, pid in self._pids().items()}
+        for each in self._service.expired():
+            # The others are leftovers of an attempt before.
+            if each.owner in ranks:
+                rank = ranks[each.owner]
+                found.append(TimerExpired(rank, each.pid, each.scope, each.after, each.signum))
+        return found
+
+    def drain(self) -> None:
+        """Let no worker wait for room in the FIFO, whatever it wants to say."""
+        self._service.dispatch()
+        self._service.expired()
+
+    def signal(self, pid: int, signum: int) -> bool:
+        """Send a process the signal that its timer asked for.
+
+        Returns:
+            False if it is gone, or is not ours to signal.
+        """
+        try:
+            return self._service.signal(pid, signum)
+        except OSError:
+            # It changed its user. The group ends all the same.
+            return False
+
+    def close(self) -> None:
+        """Remove the FIFO; idempotent."""
+        self._service.close()
+
 
 # Later than this, seconds, and the launcher was stopped meanwhile.
 _LATE = 1.0
@@ -105,8 +296,6 @@ class AttemptWatch:
 
     def _prepare(self, timer_file: str | None) -> None:
         if self._policy.timers:
-            from lllaunch.watchdog.timers import WorkerTimers  # noqa: PLC0415 - where it is used
-
             path = timer_file or self._private("timers")
             self._timers = WorkerTimers(path, self._clock)
             for variables in self._environment.values():

@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterable
 from signal import Signals
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from lllaunch.events import (
     Exited,
@@ -21,15 +22,53 @@ from lllaunch.events import (
 from lllaunch.linux.process import wait_readable
 from lllaunch.signal_source import SignalException
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.environment import split
+from lllaunch.spawner.interpreter import split
 from lllaunch.workers.tail import Tees, open_filtered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lllaunch.spawner.protocol import Forked, Target
-    from lllaunch.spawner.starter import Starter
     from lllaunch.workers.log_files import LogsDest
+
+
+class Starter(Protocol):
+    """Starts workers, tells what became of them, signals them.
+
+    Attributes:
+        pid: of the process that is the workers' parent.
+    """
+
+    pid: int
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `dispatch` has something to do."""
+        ...
+
+    def dispatch(self) -> list[SpawnerEvent]:
+        """The events since the last call, without waiting."""
+        ...
+
+    def signal(self, keys: Iterable[int], signum: int) -> None:
+        """Send a signal to workers' process groups."""
+        ...
+
+    def kill(self, keys: Iterable[int]) -> None:
+        """SIGKILL workers and all that descends from them."""
+        ...
+
+    def clean_up(self) -> None:
+        """End what workers left behind."""
+        ...
+
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Wait no longer for workers, nor for a cleanup: no event of either follows."""
+        ...
+
+    def close(self) -> None:
+        """End everything."""
+        ...
+
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from support.sweeps import NAMES, ONE, Played, each, machine
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.signals import STOP_AND_CONTINUE
+from lllaunch.spawner.forks import STOP_AND_CONTINUE
 from lllaunch.sweep.journal import OverRecord, read_journal
 from lllaunch.sweep.leases import LeaseFailed
 from lllaunch.sweep.loop import ComposingFailed

@@ -21,7 +21,7 @@ from lllaunch.errors import PreloadFailed
 from lllaunch.events import PreloadBroken, Ready, SpawnerGone
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.environment import split
+from lllaunch.spawner.interpreter import split
 from lllaunch.spawner.protocol import Script
 from lllaunch.std import Std
 from lllaunch.sweep.leases import Leases

@@ -14,7 +14,7 @@ from support.launching import Finished, Launcher, gone, launch, text_of, until
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
 from lllaunch.multiprocessing import DefaultLogsSpecs
-from lllaunch.policies import WatchdogPolicy
+from lllaunch.spec import WatchdogPolicy
 
 WATCHDOG = 4
 

@@ -16,7 +16,7 @@ from lllaunch.linux.process import HasFileno, wait_any_readable
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.multiprocessing.context import PContext
 from lllaunch.multiprocessing.logs import LogsSpecs
-from lllaunch.policies import RestartPolicy, WatchdogPolicy
+from lllaunch.spec import RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor import supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
@@ -42,7 +42,7 @@ class Order:
 
 
 class PlayedStarter:
-    """A `lllaunch.spawner.starter.Starter` without processes; a worker's key is its rank.
+    """A `lllaunch.workers.group.Starter` without processes; a worker's key is its rank.
 
     Attributes:
         orders: what was asked of it, in order.

@@ -12,7 +12,7 @@ from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
 from lllaunch.errors import OutputError
 from lllaunch.events import OrphansGone, Started
 from lllaunch.multiprocessing import DefaultLogsSpecs
-from lllaunch.policies import RestartPolicy, WatchdogPolicy
+from lllaunch.spec import RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.watchdog import STACKS_SECONDS, KernelSleep, WatchdogDriver
 from lllaunch.testing import FakeClock

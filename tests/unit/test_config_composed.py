@@ -13,8 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from lllaunch.app.schema_store import install
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
-from lllaunch.policies import RESTART_CAUSES, RestartPolicy, WatchdogPolicy
-from lllaunch.spec import LaunchSpec
+from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy, WatchdogPolicy
 
 GIB = 1024**3
 DEFAULT = WatchdogPolicy(timers=True, stall=1800, warmup=300)

@@ -14,8 +14,7 @@ from lllaunch.config.plan import plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT, PRESETS, schema_node
 from lllaunch.errors import ConfigError
-from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.spec import LaunchSpec, Resources
+from lllaunch.spec import LaunchSpec, Resources, RestartPolicy, WatchdogPolicy
 
 HERE = str(Path(__file__).parent)
 

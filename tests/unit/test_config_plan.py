@@ -21,8 +21,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.config.tree import escape
 from lllaunch.errors import ConfigError
-from lllaunch.policies import RESTART_CAUSES
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.spec import RESTART_CAUSES, Entrypoint, LaunchSpec
 
 
 def spec_of(launch: Any, cwd: str = "/", out: str = "/out/day/time", **root: Any) -> LaunchSpec:

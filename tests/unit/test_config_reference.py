@@ -16,7 +16,7 @@ from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import KEYS, defaults, schema_node
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.macros import WORKER_NAMES
-from lllaunch.policies import RESTART_CAUSES
+from lllaunch.spec import RESTART_CAUSES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "config.md"

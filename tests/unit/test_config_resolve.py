@@ -21,8 +21,7 @@ from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, schema_node
 from lllaunch.config.tree import show
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.policies import RestartPolicy, WatchdogPolicy
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy, WatchdogPolicy
 from lllaunch.std import Std
 
 HERE = str(Path(__file__).parent)

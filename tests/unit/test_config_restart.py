@@ -13,8 +13,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.restart import RESTART_KEYS, SYNONYMS
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
-from lllaunch.policies import RESTART_CAUSES, RestartPolicy
-from lllaunch.spec import LaunchSpec
+from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy
 
 
 def spec_of(restart: Any, **more: Any) -> LaunchSpec:

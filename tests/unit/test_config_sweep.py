@@ -22,8 +22,7 @@ from lllaunch.config.schema import KEYS
 from lllaunch.config.sweep import SWEEP_KEYS, SYNONYMS, SweepSettings, sweep_settings
 from lllaunch.config.tree import show
 from lllaunch.errors import ConfigError
-from lllaunch.policies import RESTART_CAUSES, RestartPolicy, WatchdogPolicy
-from lllaunch.spec import LaunchSpec, Resources
+from lllaunch.spec import RESTART_CAUSES, LaunchSpec, Resources, RestartPolicy, WatchdogPolicy
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 HYDRAS = {"_target_", "_recursive_"}

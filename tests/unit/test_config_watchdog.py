@@ -13,8 +13,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import PRESETS, schema_node
 from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS, written_policy
 from lllaunch.errors import ConfigError
-from lllaunch.policies import WatchdogPolicy
-from lllaunch.spec import LaunchSpec
+from lllaunch.spec import LaunchSpec, WatchdogPolicy
 
 GIB = 1024**3
 NAMES = "none, report, default, strict"

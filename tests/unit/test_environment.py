@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.spawner.environment import (
+from lllaunch.spawner.interpreter import (
     Shared,
     acts_at_exec,
     acts_at_import,

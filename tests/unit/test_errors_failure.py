@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lllaunch import moments
+from lllaunch import clock
 from lllaunch.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 NS = 1_000_000_000
@@ -50,8 +50,8 @@ def test_error_file_gives_message_and_both_times(tmp_path: Path) -> None:
 
 
 def test_failures_are_in_order_though_the_clock_was_set_back_between_them(tmp_path: Path) -> None:
-    now, began = moments.now_ns(), moments.since_boot_ns()
-    boot = moments.boot_id()
+    now, began = clock.now_ns(), clock.since_boot_ns()
+    boot = clock.boot_id()
     assert boot
     for name, time_ns, moment in (("0", now, began - NS), ("1", now - 3600 * NS, began)):
         path = tmp_path / name
@@ -68,8 +68,8 @@ def test_failures_are_in_order_though_the_clock_was_set_back_between_them(tmp_pa
 def test_a_time_since_another_start_of_a_machine_says_nothing(
     tmp_path: Path, boot: str | None, later: int | str
 ) -> None:
-    moment = moments.since_boot_ns() + later if isinstance(later, int) else later
-    more = {"boot_id": moments.boot_id() if boot is None else boot, "since_boot_ns": str(moment)}
+    moment = clock.since_boot_ns() + later if isinstance(later, int) else later
+    more = {"boot_id": clock.boot_id() if boot is None else boot, "since_boot_ns": str(moment)}
     at = 1_700_000_000 * NS + 123
     error_file(tmp_path / "error.json", at, 1_700_000_000, **more)
     assert failure(tmp_path).timestamp_ns == at

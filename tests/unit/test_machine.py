@@ -18,7 +18,7 @@ from lllaunch.events import (
     SpawnerGone,
     StartFailed,
 )
-from lllaunch.policies import RESTART_CAUSES, RestartCause, RestartPolicy
+from lllaunch.spec import RESTART_CAUSES, RestartCause, RestartPolicy
 from lllaunch.supervisor import machine as machine_module
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.machine import (
@@ -195,7 +195,7 @@ def test_the_machine_knows_neither_processes_nor_time() -> None:
         for alias in node.names
     }
     allowed = {"__future__", "collections.abc", "dataclasses", "enum", "typing"}
-    pure = ("lllaunch.events", "lllaunch.policies", "lllaunch.watchdog.")
+    pure = ("lllaunch.events", "lllaunch.spec", "lllaunch.watchdog.")
     assert {module for module in imported if not module.startswith(pure)} <= allowed
 
 

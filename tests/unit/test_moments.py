@@ -6,7 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from lllaunch import moments
+from lllaunch import clock
 from lllaunch.clock import Deadlines, RunClock
 from lllaunch.events import Exited
 from lllaunch.run.judge import was_asked
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent = SentSignal(signal.SIGTERM, moments.now_ns())
+    sent = SentSignal(signal.SIGTERM, clock.now_ns())
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    header = {"pid": 7, "exitcode": 0, "time_ns": moments.since_boot_ns(), "max_rss": 0, "cpu": 0.0}
+    header = {"pid": 7, "exitcode": 0, "time_ns": clock.since_boot_ns(), "max_rss": 0, "cpu": 0.0}
     exited = event_of({"event": "exited", "core": False, **header}, 0)
     assert isinstance(exited, Exited)
     assert was_asked(WorkerRecord(0, 0, exited=exited, sent=(sent,)))
@@ -30,7 +30,7 @@ def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
 
 def test_they_are_those_of_the_wall_clock_where_nobody_sets_it() -> None:
     before = time.time_ns()
-    assert before - 10**9 < moments.now_ns() < time.time_ns() + 10**9
+    assert before - 10**9 < clock.now_ns() < time.time_ns() + 10**9
 
 
 def test_a_time_that_is_left_out_brings_no_deadline_nearer() -> None:

@@ -14,9 +14,8 @@ from support.verbs import hydra_put_back
 from lllaunch.app.composed import Composition, ConfigRequest
 from lllaunch.config.plan import dump_yaml, plan_config, plan_hash, portable_plan
 from lllaunch.config.tree import escape
-from lllaunch.policies import RESTART_CAUSES
 from lllaunch.secret_names import is_secret_name
-from lllaunch.spec import LaunchSpec
+from lllaunch.spec import RESTART_CAUSES, LaunchSpec
 
 # what YAML, OmegaConf or the plan itself could take for something else
 SPECIAL = [

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lllaunch.clock import now_ns
 from lllaunch.console.console import Console
 from lllaunch.errors import NotPicklable
 from lllaunch.events import (
@@ -25,7 +26,6 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.moments import now_ns
 from lllaunch.run import observer
 from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog

@@ -10,7 +10,7 @@ import pytest
 
 from lllaunch.linux.process import wait_readable
 from lllaunch.signal_source import SignalException, SignalSource
-from lllaunch.spawner.signals import STOP_AND_CONTINUE
+from lllaunch.spawner.forks import STOP_AND_CONTINUE
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 

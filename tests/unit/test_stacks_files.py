@@ -16,10 +16,10 @@ from lllaunch.watchdog.stacks.collector import (
     RankCase,
     Writer,
     heading,
+    objection,
     section,
     survey,
 )
-from lllaunch.watchdog.stacks.dumps import objection
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 from lllaunch.watchdog.stacks.kernel import ProcessLook, ProcStatus, bit
 from lllaunch.watchdog.stacks.source import Sources, started_at, with_code

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.exit_codes import ExitCode
-from lllaunch.policies import RESTART_CAUSES, RestartCause
+from lllaunch.spec import RESTART_CAUSES, RestartCause
 from lllaunch.sweep import schedule as schedule_module
 from lllaunch.sweep import schedule as v
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, cause_of
@@ -158,7 +158,7 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
     }
     allowed = {"__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum"}
     pure = {"lllaunch.sweep.policy", "lllaunch.sweep.pool"}
-    pure |= {"lllaunch.exit_codes", "lllaunch.policies", "typing"}
+    pure |= {"lllaunch.exit_codes", "lllaunch.spec", "typing"}
     assert imported <= allowed | pure
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.exit_codes import ExitCode
-from lllaunch.policies import RESTART_CAUSES, RestartCause
+from lllaunch.spec import RESTART_CAUSES, RestartCause
 from lllaunch.sweep import schedule as v
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need, fits, never_fits, without

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.policies import RestartPolicy, StallScope
+from lllaunch.spec import RestartPolicy, StallScope
 from lllaunch.watchdog import stall
 from lllaunch.watchdog.findings import Finding, HeartbeatLost, Stalled
 from lllaunch.watchdog.stall import (
@@ -34,7 +34,7 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
         for alias in node.names
     }
     pure = {"__future__", "collections.abc", "dataclasses", "re", "signal", "typing"}
-    ours = {"lllaunch.policies", "lllaunch.text", "lllaunch.watchdog.findings"}
+    ours = {"lllaunch.spec", "lllaunch.text", "lllaunch.watchdog.findings"}
     assert imported <= pure | ours
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT
-from lllaunch.policies import WatchdogPolicy
 from lllaunch.spawner.dump import WATCHED
+from lllaunch.spec import WatchdogPolicy
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage

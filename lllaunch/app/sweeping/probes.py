@@ -31,7 +31,7 @@ from lllaunch.config.plan import plan_hash
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.process import set_parent_death_signal
-from lllaunch.spawner import signals
+from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.pool import Need, never_fits
@@ -302,7 +302,7 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
     """The pipe that a fork writes its answers to; the fork is gone afterwards."""
     flush_streams()
     read, write = os.pipe2(os.O_CLOEXEC)
-    parent, ignored = os.getpid(), signals.ignored_at_start()
+    parent, ignored = os.getpid(), forks.ignored_at_start()
     pid = fork()
     if pid == 0:
         try:
@@ -323,11 +323,11 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
 
 def _become(parent: int, ignored: frozenset[signal.Signals]) -> None:
     """In the fork: ends with the process that forked it, and only that tells it to."""
-    signals.leave_terminal(parent)  # Ctrl-C is for the launcher, which ends the fork then
+    forks.leave_terminal(parent)  # Ctrl-C is for the launcher, which ends the fork then
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    signals.reset(ignored, python=True)  # lifts the mask, too
+    forks.reset(ignored, python=True)  # lifts the mask, too
 
 
 def _answer_of(pipe: IO[bytes]) -> Any:
