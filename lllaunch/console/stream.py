@@ -20,13 +20,13 @@ import codecs
 import contextlib
 import io
 import os
-import select
 import stat
 import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.wording import counted
+from lllaunch.linux.process import wait
 from lllaunch.workers.terminal import screen_of
 
 if TYPE_CHECKING:
@@ -304,9 +304,7 @@ class Outlet:
 
     def _ready(self, channel: NonBlockingStream, deadline: float) -> bool:
         """Waits until the stream takes text or has an error to tell; False if it is too late."""
-        poller = select.poll()
-        poller.register(channel.descriptor, select.POLLOUT)
-        return bool(poller.poll(max(0.0, deadline - self._clock()) * 1000))
+        return bool(wait(writable=(channel.descriptor,), seconds=deadline - self._clock()))
 
 
 def pieces(data: bytes) -> list[bytes]:

@@ -151,42 +151,49 @@ def open_pidfd(pid: int) -> int | None:
 
 def process_ended(pidfd: int) -> bool:
     """Whether the process behind a pidfd has ended."""
-    return wait_pidfd(pidfd, 0)
+    return wait_readable(pidfd, 0)
 
 
-def wait_pidfd(pidfd: int, seconds: float) -> bool:
-    """Wait until the process behind a pidfd ends; False if it has not within ``seconds``."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(_milliseconds(seconds)))
-
-
-def wait_readable(file: HasFileno, seconds: float | None = None) -> bool:
-    """As `wait_any_readable`, for one."""
-    return wait_any_readable((file,), seconds)
-
-
-def wait_any_readable(files: Iterable[HasFileno], seconds: float | None = None) -> bool:
-    """Wait until one of several descriptors is readable.
+def wait_readable(file: HasFileno | int, seconds: float | None = None) -> bool:
+    """Wait until one descriptor is readable, as a pidfd is when its process has ended.
 
     Args:
-        files: the descriptors.
+        file: the descriptor.
+        seconds: as for `wait`.
+
+    Returns:
+        False if it is not.
+    """
+    return bool(wait((file,), seconds=seconds))
+
+
+def wait(
+    readable: Iterable[HasFileno | int] = (),
+    writable: Iterable[HasFileno | int] = (),
+    seconds: float | None = None,
+) -> frozenset[int]:
+    """Wait until something happens to one of several descriptors.
+
+    Args:
+        readable: those that are waited for until they can be read.
+        writable: those that are waited for until they take more; one may be in both.
         seconds: how long; None for ever. After an hour this returns in any case: callers look at
             their clock again.
 
     Returns:
-        False if none is.
+        Those that are ready, or have an error to tell; none if the time is over.
     """
     poll = select.poll()
-    for file in files:
-        poll.register(file, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else _milliseconds(seconds)))
-
-
-def _milliseconds(seconds: float) -> int:
+    wanted: dict[int, int] = {}
+    for files, event in ((readable, select.POLLIN), (writable, select.POLLOUT)):
+        for file in files:
+            fd = file if isinstance(file, int) else file.fileno()
+            wanted[fd] = wanted.get(fd, 0) | event
+            poll.register(fd, wanted[fd])
     # Rounded up: waking early would make the caller spin through the last millisecond. The kernel
     # takes no more than 24 days.
-    return max(0, math.ceil(min(seconds, _LONGEST_WAIT) * 1000))
+    limit = None if seconds is None else math.ceil(min(seconds, _LONGEST_WAIT) * 1000)
+    return frozenset(fd for fd, _ in poll.poll(None if limit is None else max(0, limit)))
 
 
 def signal_group(leader: int, signum: int) -> bool:

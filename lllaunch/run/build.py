@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.linux.process import open_pidfd, wait_pidfd
+from lllaunch.linux.process import open_pidfd, wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ class Git:
     def _wait(self, seconds: float) -> bool:
         if self._pidfd is None:
             return False
-        return wait_pidfd(self._pidfd, seconds)
+        return wait_readable(self._pidfd, seconds)
 
     def _close(self) -> None:
         for fd in (*self._files, self._pidfd):

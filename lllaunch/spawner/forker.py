@@ -34,7 +34,7 @@ from lllaunch.linux.process import (
     set_lineage,
     set_parent_death_signal,
     signal_group,
-    wait_pidfd,
+    wait_readable,
 )
 from lllaunch.spawner import forks
 from lllaunch.spawner.child import close_above_2, open_streams
@@ -242,7 +242,7 @@ class Forker:
         self.kill(list(self._children))
         deadline = time.monotonic() + _CLOSE_SECONDS
         for child in list(self._children.values()):
-            wait_pidfd(child.pidfd, max(0.0, deadline - time.monotonic()))
+            wait_readable(child.pidfd, max(0.0, deadline - time.monotonic()))
         self._reap()
         for child in list(self._children.values()):
             logger.error("SIGKILL does not end process %d; left behind", child.pid)

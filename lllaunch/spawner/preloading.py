@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lllaunch.errors import PreloadFailed
-from lllaunch.linux.process import open_pidfd, send_signal, wait_pidfd
+from lllaunch.linux.process import open_pidfd, send_signal, wait_readable
 
 _RUNTIME = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 _OMP_PAUSE_HARD = 2
@@ -72,7 +72,7 @@ def canary() -> bool:
             os._exit(0)
     pidfd = open_pidfd(pid)
     assert pidfd is not None  # not waited for yet, so its number is its own
-    lives = wait_pidfd(pidfd, _CANARY_SECONDS)
+    lives = wait_readable(pidfd, _CANARY_SECONDS)
     if not lives:
         send_signal(pidfd, _SIGKILL)
     os.close(pidfd)

@@ -14,7 +14,6 @@ import array
 import contextlib
 import json
 import os
-import select
 import socket
 import struct
 from collections import deque
@@ -33,6 +32,7 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
+from lllaunch.linux.process import wait
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,7 @@ class Channel:
     def drain(self, other_fd: int) -> bool:
         """Send all of the queue, waiting; False if the peer is gone or ``other_fd`` readable."""
         while self._out:
-            poll = select.poll()
-            poll.register(self._sock, select.POLLOUT)
-            poll.register(other_fd, select.POLLIN)
-            if any(fd == other_fd for fd, _ in poll.poll()):
+            if other_fd in wait((other_fd,), (self._sock,)):
                 return False
             self.flush()
         return self._sends

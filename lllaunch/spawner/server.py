@@ -40,7 +40,7 @@ from lllaunch.linux.process import (
     set_lineage,
     set_parent_death_signal,
     signal_group,
-    wait_pidfd,
+    wait_readable,
 )
 from lllaunch.spawner import forks
 from lllaunch.spawner.child import ChildDefaults, start
@@ -84,7 +84,7 @@ class Wakeups:
 
     def wait_child(self, seconds: float) -> None:
         """Wait until a child ends, no longer than ``seconds``."""
-        if wait_pidfd(self._children, seconds):
+        if wait_readable(self._children, seconds):
             os.read(self._children, 4096)
 
     def wait(self, milliseconds: int | None) -> Iterator[int]:
@@ -393,7 +393,7 @@ class Checks:
             return False
         number, pipe = self._running.pop(pid)
         # Not to the end of the pipe: a process that the import started may hold it open.
-        text = os.read(pipe, _MAX_TEXT) if status == 0 and wait_pidfd(pipe, 0) else b""
+        text = os.read(pipe, _MAX_TEXT) if status == 0 and wait_readable(pipe, 0) else b""
         os.close(pipe)
         # A child that died without a word (a crash at import) is no verdict: its attempt will tell.
         self._tell(number, text.decode(errors="replace"))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lllaunch.clock import Deadlines, RunClock
 from lllaunch.linux import proc
-from lllaunch.linux.process import wait_any_readable
+from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalSource, forwards
 from lllaunch.supervisor.machine import (
     AbandonWorkers,
@@ -185,7 +185,7 @@ class Supervisor:
         if self._nodes is not None and machine.alive:
             self._deadlines.start("membership", self._nodes.interval)
         waits = (self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy))
-        wait_any_readable(files, min((wait for wait in waits if wait is not None), default=None))
+        wait(files, seconds=min((each for each in waits if each is not None), default=None))
         signals = self._signals.received()
         if self._signals.stopping:
             self._stop_until_continued()

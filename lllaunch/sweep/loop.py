@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
+from lllaunch.linux.process import wait
 from lllaunch.signal_source import STACKS_ON, SignalSource, forwards
 from lllaunch.spawner.forks import ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
@@ -240,34 +240,28 @@ class Sweep:
                 job.signal(signum)
 
     def _wait(self) -> frozenset[int]:
-        poll = select.poll()
-        poll.register(self._source, select.POLLIN)
-        for spawner in () if self._warm is None else self._warm.spawners():
-            poll.register(spawner, select.POLLIN)
-        for watch in self._watches.values():
-            poll.register(watch, select.POLLIN)
-        for pidfd in self._remains.pidfds.values():
-            poll.register(pidfd, select.POLLIN)
         # Who cannot be told more lets jobs wait, as a terminal does that was stopped.
         full = self._full()
-        for fd in full:
-            poll.register(fd, select.POLLOUT)
-        for job in self._jobs.values():
-            for fd in job.awaited(prints=not full):
-                poll.register(fd, select.POLLIN)
-        return frozenset(fd for fd, _ in poll.poll(self._milliseconds()))
+        readable = [
+            self._source,
+            *(() if self._warm is None else self._warm.spawners()),
+            *self._watches.values(),
+            *self._remains.pidfds.values(),
+            *(fd for job in self._jobs.values() for fd in job.awaited(prints=not full)),
+        ]
+        return wait(readable, full, self._next_in())
 
-    def _milliseconds(self) -> int | None:
-        """How long until the next deadline; rounded up, so as not to wake early."""
+    def _next_in(self) -> float | None:
+        """Return in how many seconds the next deadline is; None if there is none."""
         if any(job.answered and not job.handled for job in self._jobs.values()):
-            return 0
+            return 0.0
         deadlines = [*self._due.values()]
         deadlines += [] if self._ticks is None else [self._tick_at]
         deadlines += [] if self._error is None else [self._try_at]
         deadlines += [job.deadline for job in self._jobs.values() if job.deadline is not None]
         if not deadlines:
             return None
-        return max(0, min(int((min(deadlines) - self._clock()) * 1000) + 1, 3_600_000))
+        return max(0.0, min(deadlines) - self._clock())
 
     def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
         """Reads what a job says and prints, and notices its end."""
@@ -466,10 +460,7 @@ class Sweep:
 
     def _abandoned(self, job: JobProcess, until: float) -> None:
         """Waits for the end of a job, and lets it print meanwhile."""
-        poll = select.poll()
-        for fd in (self._source.fileno(), *job.awaited()):
-            poll.register(fd, select.POLLIN)
-        poll.poll(max(0, int((until - self._clock()) * 1000) + 1))
+        wait((self._source, *job.awaited()), seconds=until - self._clock())
         for pipe in job.pipes:
             pipe.read(lambda _: None)
         job.receive()

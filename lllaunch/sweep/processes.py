@@ -18,7 +18,6 @@ import contextlib
 import gc
 import io
 import os
-import select
 import signal
 import socket
 import sys
@@ -40,7 +39,7 @@ from lllaunch.linux.process import (
     send_signal,
     set_lineage,
     set_parent_death_signal,
-    wait_pidfd,
+    wait,
     wait_readable,
 )
 from lllaunch.signal_source import STACKS_ON, SignalException
@@ -212,9 +211,7 @@ def _await_begin(channel: Channel) -> list[Message] | None:
 def _send(channel: Channel, message: dict[str, object]) -> None:
     channel.queue(message)
     while channel.pending and not channel.closed:
-        poll = select.poll()
-        poll.register(channel, select.POLLOUT)
-        poll.poll()
+        wait(writable=(channel,))
         channel.flush()
 
 
@@ -601,9 +598,9 @@ class JobProcess:
         """
         if self.pidfd >= 0:
             if by_itself:
-                wait_pidfd(self.pidfd, _REAP_SECONDS)
+                wait_readable(self.pidfd, _REAP_SECONDS)
             self.signal(signal.SIGKILL)
-            wait_pidfd(self.pidfd, _REAP_SECONDS)
+            wait_readable(self.pidfd, _REAP_SECONDS)
             self.reap()
         self.close(tell)
 

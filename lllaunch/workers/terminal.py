@@ -13,12 +13,13 @@ import contextlib
 import io
 import os
 import re
-import select
 import stat
 import threading
 import unicodedata
 import weakref
 from typing import TYPE_CHECKING, Any, TextIO
+
+from lllaunch.linux.process import wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -217,9 +218,7 @@ class Destination:
                 self.taken += 1
             except BlockingIOError:
                 # Somebody made the terminal non-blocking; it wakes us when it takes more.
-                poller = select.poll()
-                poller.register(self._fd, select.POLLOUT)
-                poller.poll()
+                wait(writable=(self._fd,))
 
     def _write_text(self, parts: Iterable[bytes]) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

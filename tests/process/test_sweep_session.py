@@ -16,7 +16,7 @@ from support.launching import gone, until
 from typing_extensions import Self
 
 from lllaunch.errors import ConfigError
-from lllaunch.linux.process import set_parent_death_signal, wait_pidfd
+from lllaunch.linux.process import set_parent_death_signal, wait_readable
 from lllaunch.sweep.directory import JOURNAL, LOCK_NAME, SUMMARY
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import (
@@ -316,7 +316,7 @@ def test_a_real_sweep_is_gone_on_with_right_after_its_launcher_was_killed(
     pidfd = os.pidfd_open(launcher)
     try:
         until((path / JOURNAL).exists, "the journal", WAIT)
-        wait_pidfd(pidfd, moment)  # a moment of many, or its end
+        wait_readable(pidfd, moment)  # a moment of many, or its end
     finally:
         os.kill(launcher, signal.SIGKILL)
         os.close(pidfd)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec
 from lllaunch.clock import Deadlines
 from lllaunch.events import Exited, SpawnerEvent
-from lllaunch.linux.process import HasFileno, wait_any_readable
+from lllaunch.linux.process import HasFileno, wait
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.multiprocessing.context import PContext
 from lllaunch.multiprocessing.logs import LogsSpecs
@@ -200,14 +200,14 @@ class Played(LocalElasticAgent):
         self.seen.append(item)
         self.react(item)
 
-    def _wait(self, files: Iterable[HasFileno], seconds: float | None = None) -> bool:
-        """Stands for `wait_any_readable`; the time passes at once."""
+    def _wait(self, files: Iterable[HasFileno], *, seconds: float | None) -> frozenset[int]:
+        """Stands for `wait`; the time passes at once."""
         self.idle()
-        if wait_any_readable(files, 0):
-            return True
-        assert seconds is not None, "a wait for ever: nothing is readable and nothing is due"
-        self.clock.advance(seconds)
-        return False
+        ready = wait(files, seconds=0)
+        if not ready:
+            assert seconds is not None, "a wait for ever: nothing is readable and nothing is due"
+            self.clock.advance(seconds)
+        return ready
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         for worker in worker_group.workers:
@@ -236,7 +236,7 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(*args: Any, **options: Any) -> Played:
         agent = Played(*args, **options)
-        monkeypatch.setattr(supervisor, "wait_any_readable", agent._wait)
+        monkeypatch.setattr(supervisor, "wait", agent._wait)
         return agent
 
     return make

@@ -315,21 +315,21 @@ def test_a_sweep_is_for_the_main_thread() -> None:
 
 def test_an_answer_that_was_read_on_the_way_is_not_waited_for() -> None:
     sweep = sweep_of_nothing()
-    assert sweep._milliseconds() is None
+    assert sweep._next_in() is None
     job = sweep._jobs[0] = JobProcess(0)
     job.answered = True
-    assert sweep._milliseconds() == 0
+    assert sweep._next_in() == 0
     job.handled = True
-    assert sweep._milliseconds() is None
+    assert sweep._next_in() is None
 
 
 def test_ticks_bound_the_wait() -> None:
     sweep = sweep_of_nothing(ticks=60.0)
-    assert sweep._milliseconds() in (0, 1)
+    assert sweep._next_in() == 0
     sweep._tick_at += 60.0
-    milliseconds = sweep._milliseconds()
-    assert milliseconds is not None
-    assert 0 < milliseconds <= 60_001
+    seconds = sweep._next_in()
+    assert seconds is not None
+    assert 0 < seconds <= 60
 
 
 ENVIRONS = st.dictionaries(

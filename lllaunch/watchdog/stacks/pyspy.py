@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from lllaunch.linux.process import wait
+
 # Reading one process takes 10 ms, a large one 0.5 s.
 _SECONDS = 3.0
 _KILLED_WITHIN = 0.5
@@ -25,7 +26,7 @@ _KILLED_WITHIN = 0.5
 _TRIES = 2
 _MAX_BYTES = 4 << 20
 # How often it is seen whether all of this is still wanted.
-_GLANCE_MS = 100
+_GLANCE_SECONDS = 0.1
 
 
 class Spied(NamedTuple):
@@ -150,7 +151,6 @@ def spy(
     waiting = [(pid, 1) for pid in reversed(list(pids))]
     running: dict[int, _Spy] = {}
     found: dict[int, Spied] = {}
-    poll = select.poll()
     try:
         while (waiting or running) and time.monotonic() < deadline and not unwanted():
             while waiting and len(running) < (os.cpu_count() or 1):
@@ -161,12 +161,10 @@ def spy(
                     found[pid] = Spied("", f"{program}: {error.strerror}")
                     continue
                 running[started.pidfd] = started
-                poll.register(started.pidfd, select.POLLIN)
-            ended = {fd for fd, _ in poll.poll(_GLANCE_MS)}
+            ended = {*wait(running, seconds=_GLANCE_SECONDS)}
             now = time.monotonic()
             ended |= {fd for fd, each in running.items() if now - each.started > _SECONDS}
             for fd in ended:
-                poll.unregister(fd)
                 done = running.pop(fd)
                 found[done.pid] = told = done.end()
                 if told.why_not and done.tries < _TRIES and now - done.started < _SECONDS:
