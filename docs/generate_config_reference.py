@@ -107,8 +107,9 @@ CAUSES_HEAD = """\
 CAUSES = {
     "failure": "a worker failed: an exception, or an exit code that is not 0",
     "signal": "a worker died of a signal that the launcher did not send",
-    "oom": "a worker was killed for lack of memory, or used more than `watchdog.memory`",
-    "hang": "a timer ran out, the workers stalled, or heartbeats stopped",
+    "oom": "a worker was killed for lack of memory, used more than `watchdog.memory`,"
+    " or found none on a GPU",
+    "hang": "a timer ran out, the workers stalled or were silent, or heartbeats stopped",
     "timeout": "the attempt took longer than `watchdog.timeout`",
 }
 

@@ -37,7 +37,9 @@ class WatchdogPolicy:
         run_timeout: seconds that the run may take with all of its attempts, or None.
         stall: seconds without output, CPU use and heartbeat that count as a hang, or None.
         stall_scope: ``group``: all workers must be idle; ``rank``: one is enough.
-        warmup: seconds from the start of an attempt that do not count as idle.
+        silence: seconds without any output of the workers that count as a hang, whatever else they
+            do, or None.
+        warmup: seconds from the start of an attempt that do not count as idle or silent.
         heartbeat: seconds without a heartbeat, of a worker that has sent one, that count as a hang
             whatever else it does, or None.
         memory: bytes of anonymous and shared memory that a worker and all below it may use, or
@@ -51,6 +53,7 @@ class WatchdogPolicy:
     run_timeout: float | None = None
     stall: float | None = None
     stall_scope: StallScope = "group"
+    silence: float | None = None
     warmup: float = 0.0
     heartbeat: float | None = None
     memory: int | None = None
@@ -64,7 +67,8 @@ class RestartPolicy:
     Attributes:
         on: causes that are worth another attempt, as long as there are restarts left: ``failure``
             (a worker failed), ``signal`` (a worker died of a signal), ``oom`` (of a lack of memory,
-            or over ``memory``), ``hang`` (a timer, a stall, a lost heartbeat), ``timeout``.
+            or over ``memory``), ``hang`` (a timer, a stall, silence, a lost heartbeat),
+            ``timeout``.
         delay: seconds before the first restart; each later one waits twice as long.
         max_delay: the longest wait, seconds.
     """

@@ -116,6 +116,7 @@ _WATCHDOG = {
     "run_timeout": None,
     "stall": {"after": "30m", "action": "report"},
     "stall_scope": "group",
+    "silence": None,
     "warmup": "0s",
     "heartbeat": None,
     "memory": None,

@@ -239,7 +239,8 @@ class Launch:
     - `run_timeout`: how long the run may take with all of its attempts
     - `stall`: how long workers may go without output, CPU use and heartbeat; at least 1 s
     - `stall_scope`: `group` (all workers must be idle) or `rank` (one idle worker is enough)
-    - `warmup`: how long, from the start of an attempt, idleness does not count
+    - `silence`: how long all workers may go without any output, whatever else they do; at least 1 s
+    - `warmup`: how long, from the start of an attempt, idleness and silence do not count
     - `heartbeat`: how long a worker that has called `lllaunch.heartbeat()` may go without another
       call, whatever else it does; at least 1 s
     - `memory`: how much memory a worker may use, with all processes below it: anonymous and shared

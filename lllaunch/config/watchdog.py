@@ -33,7 +33,8 @@ SYNONYMS = {
     **dict.fromkeys(("attempt_timeout", "deadline", "limit", "max_duration"), "timeout"),
     **dict.fromkeys(("total_timeout", "total_time", "run_time", "max_run_time"), "run_timeout"),
     **dict.fromkeys(("stall_timeout", "hang", "hang_timeout", "idle", "idle_timeout"), "stall"),
-    **dict.fromkeys(("stalled", "silence", "inactivity", "no_output"), "stall"),
+    **dict.fromkeys(("stalled", "inactivity"), "stall"),
+    **dict.fromkeys(("silent", "no_output", "no_output_timeout", "output_timeout"), "silence"),
     **dict.fromkeys(("scope", "rank_stall", "stall_rank", "stall_mode"), "stall_scope"),
     **dict.fromkeys(("startup", "start_period", "grace", "initial_delay"), "warmup"),
     **dict.fromkeys(("heartbeat_timeout", "heartbeat_interval", "beat"), "heartbeat"),
@@ -194,11 +195,12 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "run_timeout": _read_limit,
     "stall": partial(_read_limit, least=_SHORTEST),
     "stall_scope": lambda value: read_choice(value, ("group", "rank"), _SCOPE_HINTS),
+    "silence": partial(_read_limit, least=_SHORTEST),
     "warmup": parse_duration,
     "heartbeat": partial(_read_limit, least=_SHORTEST),
     "memory": _read_memory,
 }
-_LIMITS = frozenset({"timeout", "run_timeout", "stall", "heartbeat", "memory"})
+_LIMITS = frozenset({"timeout", "run_timeout", "stall", "silence", "heartbeat", "memory"})
 
 
 def _write(name: str, value: Any) -> Any:

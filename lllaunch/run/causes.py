@@ -38,6 +38,17 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class DeviceOutOfMemory(Raised):
+    """The worker's code found no memory on a GPU or another device; attributes as of `Raised`."""
+
+    def __str__(self) -> str:
+        # torch goes on with who uses how much, and with advice: a line of 600 characters
+        said = self.message.splitlines()[0].partition(": ")[2]
+        free = said.find(" is free.")
+        return f"ran out of device memory: {said if free < 0 else said[:free] + ' is free'}"
+
+
+@dataclass(frozen=True)
 class ExitedNonZero:
     """The worker ended by itself with an exit status other than 0."""
 
@@ -255,7 +266,7 @@ def letters(message: str) -> str:
 
 # As text, since findings are imported only when there is one.
 Cause: TypeAlias = (
-    "Raised | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory | LeftEarly | DiskFull"
-    " | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn | HungInKernel"
-    " | UnknownCause | Finding"
+    "Raised | DeviceOutOfMemory | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory"
+    " | LeftEarly | DiskFull | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn"
+    " | HungInKernel | UnknownCause | Finding"
 )

@@ -367,7 +367,7 @@ def patience(policy: WatchdogPolicy) -> float | None:
     Returns:
         seconds; None for as long as they take, where the run is not watched.
     """
-    names = {"stall", "timeout", "run_timeout"} - policy.report
+    names = {"stall", "silence", "timeout", "run_timeout"} - policy.report
     known = [limit for name in names if (limit := getattr(policy, name)) is not None]
     watched = known or policy.timers or policy.heartbeat is not None or policy.memory is not None
     return min([_LONGEST_CHECK, *known]) if watched else None

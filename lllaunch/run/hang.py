@@ -9,14 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lllaunch.watchdog.findings import (
-    Finding,
-    HeartbeatLost,
-    Stalled,
-    TimedOut,
-    TimerExpired,
-    suspects,
-)
+from lllaunch.watchdog.findings import Finding, Stalled, TimedOut, lasted, suspects
 from lllaunch.watchdog.stacks.blame import Waits, waits
 
 if TYPE_CHECKING:
@@ -82,7 +75,7 @@ def hang_of(record: AttemptRecord) -> Hang | None:
     if isinstance(finding, Stalled):
         asleep.update(among_all(finding.asleep))
         stopped.update(among_all(finding.stopped))
-    seconds = _seconds(finding)
+    seconds = lasted(finding)
     blame = record.blame
     left = _left(record) if blame is not None and not blame.hung else {}
     hung = blame.hung if blame is not None and blame.hung else _without_stacks(finding)
@@ -115,13 +108,6 @@ def _left(record: AttemptRecord) -> dict[int, float]:
 
 def _begun(worker: WorkerRecord, record: AttemptRecord) -> int:
     return worker.started.time_ns if worker.started is not None else record.started_ns
-
-
-def _seconds(finding: Finding) -> float | None:
-    """Returns for how long it had been so, where the finding tells."""
-    if isinstance(finding, (Stalled, HeartbeatLost)):
-        return finding.seconds
-    return finding.after if isinstance(finding, TimerExpired) else None
 
 
 def _without_stacks(finding: Finding) -> tuple[int, ...]:

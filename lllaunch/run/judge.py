@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lllaunch.run.causes import (
     CalledExit,
     Cause,
+    DeviceOutOfMemory,
     DiskFull,
     ExitedNonZero,
     HungInKernel,
@@ -57,6 +58,11 @@ _LOST_PEER = re.compile(
     r"|remote (process|peer) (has )?(exited|closed)"
     r"|DistNetworkError|ncclRemoteError|recvValue failed",
     re.IGNORECASE,
+)
+# What torch (CUDA, HIP, XPU, MPS), CuPy and JAX say when an allocation on a device fails.
+_NO_DEVICE_MEMORY = re.compile(
+    r"\bOutOfMemoryError: |: (CUDA|HIP|XPU|MPS backend) (error: )?out of memory"
+    r"|: RESOURCE_EXHAUSTED: Out of memory"
 )
 LOST_PEER_WINDOW_NS = 5_000_000_000
 
@@ -149,6 +155,8 @@ def _cause_of_error(message: str, exitcode: int) -> Cause:
     kind, _, rest = message.partition(": ")
     if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
         return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
+    if _NO_DEVICE_MEMORY.search(message.partition("\n")[0]):
+        return DeviceOutOfMemory(message, exitcode)
     return Raised(message, exitcode)
 
 
@@ -175,7 +183,11 @@ def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
         worker: what was seen of it.
         record: what was seen of its attempt.
     """
-    return not was_asked(worker) and _out_of_memory(explain(_evidence(worker, record)))
+    if was_asked(worker):
+        return False
+    explanation = explain(_evidence(worker, record))
+    of_device = isinstance(cause_of(worker, explanation), DeviceOutOfMemory)
+    return of_device or _out_of_memory(explanation)
 
 
 def first_of(failures: Mapping[int, Failed]) -> int | None:

@@ -15,6 +15,7 @@ _IN_VAIN = frozenset({int(ExitCode.CONFIG), 5})
 _CAUSES: dict[str, RestartCause] = {
     "OutOfMemory": "oom",
     "OverMemory": "oom",
+    "DeviceOutOfMemory": "oom",
     "KilledBySignal": "signal",
     # Nothing of the experiment's failed: somebody killed the spawner.
     "SpawnerLost": "signal",

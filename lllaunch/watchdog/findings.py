@@ -60,6 +60,20 @@ class Stalled:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """No worker has written anything for too long, whatever else they did.
+
+    Attributes:
+        seconds: since when.
+    """
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"hung: no output for {duration(self.seconds)}"
+
+
+@dataclass(frozen=True)
 class HeartbeatLost:
     """Workers that had sent heartbeats sent none for too long.
 
@@ -129,7 +143,7 @@ class Asked:
         return f"where the workers stood when {signal.Signals(self.signum).name} came{since}"
 
 
-Finding: TypeAlias = TimerExpired | Stalled | HeartbeatLost | TimedOut | OverMemory | Asked
+Finding: TypeAlias = TimerExpired | Stalled | Silent | HeartbeatLost | TimedOut | OverMemory | Asked
 
 
 def kind_of(finding: Finding) -> Kind:
@@ -145,6 +159,7 @@ def limit_of(finding: Finding) -> str:
         return "timeout" if finding.what == "attempt" else "run_timeout"
     names: dict[type, str] = {
         Stalled: "stall",
+        Silent: "silence",
         HeartbeatLost: "heartbeat",
         OverMemory: "memory",
         TimerExpired: "timers",
@@ -152,8 +167,15 @@ def limit_of(finding: Finding) -> str:
     return names.get(type(finding), "")
 
 
+def lasted(finding: Finding) -> float | None:
+    """For how long it had been so, seconds; None where the finding does not tell."""
+    if isinstance(finding, (Stalled, Silent, HeartbeatLost)):
+        return finding.seconds
+    return finding.after if isinstance(finding, TimerExpired) else None
+
+
 def suspects(finding: Finding) -> tuple[int, ...]:
     """Local ranks that a finding names; none if it is about all."""
     if isinstance(finding, (TimerExpired, OverMemory)):
         return (finding.rank,)
-    return () if isinstance(finding, (TimedOut, Asked)) else finding.ranks
+    return finding.ranks if isinstance(finding, (Stalled, HeartbeatLost)) else ()

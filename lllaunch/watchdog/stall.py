@@ -1,4 +1,4 @@
-"""When workers count as stalled, or their heartbeats as lost. Pure: looks are passed in."""
+"""When workers are stalled or silent, or their heartbeats lost. Pure: looks are passed in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lllaunch.spec import StallScope
-from lllaunch.watchdog.findings import HeartbeatLost, Stalled
+from lllaunch.watchdog.findings import HeartbeatLost, Silent, Stalled
 
 # A worker and all below it that use less of one core than this do nothing: threads that wake up to
 # look around (of NCCL, of metric collectors) cost some, and must not hide that the work hangs.
@@ -76,6 +76,32 @@ class StallDetector:
             asleep=tuple(rank for rank in long if looks[rank].state == "D"),
             stopped=tuple(rank for rank in long if looks[rank].state in ("T", "t")),
         )
+
+
+class SilenceDetector:
+    """Finds that nobody writes anything.
+
+    Args:
+        limit: seconds of that which are too long.
+        starts: moment from which on silence counts.
+    """
+
+    def __init__(self, limit: float, starts: float) -> None:
+        self._limit = limit
+        self._starts = starts
+        self._output: dict[int, int] = {}
+
+    def forgive(self, until: float) -> None:
+        """Count no silence before a moment: nobody ran, the launcher neither."""
+        self._starts = max(self._starts, until)
+
+    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Silent | None:
+        """Take note of a look at all live workers; arguments as for `StallDetector.look`."""
+        before, self._output = self._output, {rank: look.output for rank, look in looks.items()}
+        if any(before.get(rank) != output for rank, output in self._output.items()):
+            self._starts = max(self._starts, now)
+        silent = now - self._starts
+        return Silent(silent) if looks and silent >= self._limit else None
 
 
 def _did_something(before: WorkerActivity, now: WorkerActivity, seconds: float) -> bool:

@@ -26,6 +26,7 @@ from lllaunch.timer.service import Rejected, TimerService
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
 from lllaunch.watchdog.stall import (
+    SilenceDetector,
     StallDetector,
     WorkerActivity,
     heartbeats_lost,
@@ -271,8 +272,9 @@ class AttemptWatch:
         self._due: float | None = None
         self._thawed = 0.0
         self._started: float | None = None
-        self._stall: StallDetector | None = None
-        limits = [limit for limit in (policy.stall, policy.heartbeat) if limit]
+        self._detectors: list[StallDetector | SilenceDetector] = []
+        idle = [look_interval(limit) for limit in (policy.stall, policy.silence) if limit]
+        limits = [limit for limit in (policy.stall, policy.silence, policy.heartbeat) if limit]
         self._tolerance = max(_LATE, min(limits, default=0.0) / 4)
         intervals = [look_interval(limit) for limit in limits]
         if policy.memory is not None:
@@ -280,8 +282,8 @@ class AttemptWatch:
         # Seconds between two looks, None if there is nothing to look at.
         self._interval = min(intervals, default=None)
         self._next_look: float | None = None
-        self._stall_interval = 0.0 if policy.stall is None else look_interval(policy.stall)
-        self._next_stall_look = 0.0
+        self._idle_interval = min(idle, default=0.0)
+        self._next_idle_look = 0.0
         self._memory_lasts = float("inf")
         self._waited = 0.0
         # Of each worker, when it was looked at last and what it used then.
@@ -341,8 +343,11 @@ class AttemptWatch:
         if self._timers is not None:
             self._timers.begin(pids, starter)
         policy = self._policy
+        starts = now + policy.warmup
         if policy.stall is not None:
-            self._stall = StallDetector(policy.stall, policy.stall_scope, now + policy.warmup)
+            self._detectors.append(StallDetector(policy.stall, policy.stall_scope, starts))
+        if policy.silence is not None:
+            self._detectors.append(SilenceDetector(policy.silence, starts))
         if self._interval is not None:
             self._next_look = now
 
@@ -374,8 +379,8 @@ class AttemptWatch:
         """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
         if self._due is not None and now > self._due + self._tolerance:
             self._thawed = now
-            if self._stall is not None:
-                self._stall.forgive(now)
+            for detector in self._detectors:
+                detector.forgive(now)
 
     def reports(self) -> list[Report]:
         """What is wrong now, and what was wrong with requests; waits for nothing."""
@@ -426,9 +431,9 @@ class AttemptWatch:
         if self._policy.memory is not None:
             found += self._over_memory(now, usage, self._policy.memory)
             self._memory_lasts = self._estimate(now, usage, self._policy.memory)
-        # Between two looks for a stall a worker must have had the time to do something.
-        if self._stall is not None and now >= self._next_stall_look:
-            self._next_stall_look = now + self._stall_interval
+        # Between two of these looks a worker must have had the time to do something.
+        if self._detectors and now >= self._next_idle_look:
+            self._next_idle_look = now + self._idle_interval
             beats = self._live_beats()
             looks = {
                 rank: WorkerActivity(
@@ -439,8 +444,8 @@ class AttemptWatch:
                 )
                 for rank, used in usage.items()
             }
-            stalled = self._stall.look(now, looks)
-            found += [stalled] if stalled is not None else []
+            each = [detector.look(now, looks) for detector in self._detectors]
+            found += [finding for finding in each if finding is not None]
         return found
 
     def _estimate(self, now: float, usage: Mapping[int, Usage], limit: int) -> float:

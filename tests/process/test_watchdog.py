@@ -200,6 +200,23 @@ def test_heartbeats_that_stop_are_missed_though_the_worker_is_busy(tmp_path: Pat
     assert "in spins" in stacks(ended, 0)
 
 
+def test_a_run_that_prints_no_more_is_found_though_all_are_busy(tmp_path: Path) -> None:
+    script = """
+    print("begun", flush=True)
+
+    def spins():
+        while True:
+            pass
+
+    spins()
+    """
+    ended = run(tmp_path, script, nproc=2, watchdog={"silence": "1s", "stall": "1s"})
+    assert ended.code == WATCHDOG, ended.err
+    assert root(ended)["cause"]["type"] == "Silent"
+    assert "all workers hung: no output for 1." in ended.err
+    assert all("in spins" in stacks(ended, rank) for rank in (0, 1))
+
+
 def test_heartbeats_keep_a_quiet_worker_alive(tmp_path: Path) -> None:
     script = """
     import time

@@ -283,3 +283,23 @@ def test_kill_reaches_workers_of_a_moment_ago() -> None:
     )
     done = run(code)
     assert done.stdout == "all\n", done.stderr
+
+
+@pytest.mark.parametrize(("causes", "attempts"), [(["failure"], 1), (["oom"], 2)])
+def test_a_gpu_without_memory_is_a_lack_of_memory(
+    tmp_path: Path, causes: list[str], attempts: int
+) -> None:
+    (tmp_path / "s.py").write_text(
+        "class OutOfMemoryError(RuntimeError): pass\n"
+        "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a'\n"
+        " ' total capacity of 1.00 GiB of which 0.50 GiB is free. Process 7 has more')\n"
+    )
+    node = {"entrypoint": "s.py", "max_restarts": 1, "restart": {"on": causes}, "tee": "none"}
+    done = launch(tmp_path, node)
+    assert done.code == 3
+    assert len(done.result["attempts"]) == attempts
+    assert done.result["root_cause"]["cause"]["type"] == "DeviceOutOfMemory"
+    assert (
+        "ran out of device memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+        " GPU 0 has a total capacity of 1.00 GiB of which 0.50 GiB is free\n"
+    ) in done.err

@@ -64,6 +64,7 @@ def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
         "run_timeout": None,
         "stall": "5m",
         "stall_scope": "rank",
+        "silence": None,
         "warmup": "5m",
         "heartbeat": None,
         "memory": "1536MiB",

@@ -84,8 +84,8 @@ def test_a_mapping_changes_a_preset() -> None:
 
 def test_everything_can_be_said() -> None:
     said = yaml.safe_load(
-        "{timers: true, timeout: 1h, run_timeout: 1d, stall: 1s, stall_scope: rank, warmup: 0,"
-        " heartbeat: 1.5, memory: 1MiB}"
+        "{timers: true, timeout: 1h, run_timeout: 1d, stall: 1s, stall_scope: rank, silence: 4s,"
+        " warmup: 0, heartbeat: 1.5, memory: 1MiB}"
     )
     assert policy_of(said) == WatchdogPolicy(
         timers=True,
@@ -93,6 +93,7 @@ def test_everything_can_be_said() -> None:
         run_timeout=86400,
         stall=1,
         stall_scope="rank",
+        silence=4,
         warmup=0,
         heartbeat=1.5,
         memory=1024**2,
@@ -100,7 +101,9 @@ def test_everything_can_be_said() -> None:
 
 
 @pytest.mark.parametrize("off", [None, False])
-@pytest.mark.parametrize("limit", ["timeout", "run_timeout", "stall", "heartbeat", "memory"])
+@pytest.mark.parametrize(
+    "limit", ["timeout", "run_timeout", "stall", "silence", "heartbeat", "memory"]
+)
 def test_a_limit_can_be_turned_off(limit: str, off: Any) -> None:
     policy = policy_of({"preset": "strict", "timeout": "1h", "memory": "1GB", limit: off})
     assert getattr(policy, limit) is None
@@ -128,6 +131,7 @@ def test_a_plan_says_what_a_preset_means() -> None:
         "run_timeout": None,
         "stall": "5m",
         "stall_scope": "rank",
+        "silence": None,
         "warmup": "5m",
         "heartbeat": "5m",
         "memory": None,

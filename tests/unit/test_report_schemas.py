@@ -59,6 +59,7 @@ FILES = WorkerFiles("/run/attempt_0/1", "/run/attempt_0/1/stdout.log", "/var/log
 
 CAUSES = {
     causes.Raised("ValueError: no", 1),
+    causes.DeviceOutOfMemory("OutOfMemoryError: no", 1),
     causes.ExitedNonZero(1),
     causes.CalledExit(1, "1", "/a.py", 3, "main"),
     causes.KilledBySignal(11, core_dumped=True),
@@ -77,6 +78,7 @@ CAUSES = {
 FINDINGS = {
     findings.TimerExpired(0, 7, "x", 10.0, 9),
     findings.Stalled((0, 1), 3.5, "rank", asleep=(0,), stopped=(1,)),
+    findings.Silent(4.5),
     findings.HeartbeatLost((0,), 4),
     findings.TimedOut(10.0, "run"),
     findings.OverMemory(0, 5, 4, 0.5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run.causes import (
     CalledExit,
+    DeviceOutOfMemory,
     ExitedNonZero,
     KilledBySignal,
     NotPicklableReturn,
@@ -22,7 +24,7 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
-from lllaunch.run.judge import judge_attempt
+from lllaunch.run.judge import judge_attempt, was_out_of_memory
 from lllaunch.run.outcome import Ended, Failed, Lost, NotStarted, Succeeded, Victim, summarize
 from lllaunch.run.records import AttemptRecord, ExitCall, SentSignal, WorkerError, WorkerRecord
 
@@ -167,6 +169,55 @@ def test_sigkills_of_the_launcher_do_not_count_among_the_unexplained():
     ours = worker(1, -9, at=2.0, sent=(sent(9, 1.5),))
     found = judge_attempt(attempt(worker(0, -9, memory=after), ours, memory=before))
     assert found.root_cause.explanation.sure == "certain"
+
+
+TORCH_OOM = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 GiB. GPU 0 has a total capacity"
+    " of 79.15 GiB of which 3.25 GiB is free. Process 77 has 70 GiB memory in use. If reserved but"
+    " unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            TORCH_OOM,
+            TORCH_OOM[len("OutOfMemoryError: ") : TORCH_OOM.index(". Process")],
+        ),
+        (
+            "RuntimeError: CUDA error: out of memory\nCUDA kernel errors",
+            "CUDA error: out of memory",
+        ),
+        (
+            "RuntimeError: MPS backend out of memory (MPS allocated: 9 GB).",
+            "MPS backend out of memory (MPS allocated: 9 GB).",
+        ),
+        (
+            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8 bytes",
+            "Out of memory allocating 8 bytes",
+        ),
+        (
+            "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.",
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.",
+        ),
+    ],
+)
+def test_a_gpu_without_memory_is_a_cause_of_its_own_and_a_lack_of_memory(text: str, said: str):
+    failed = worker(0, 1, error=error(text))
+    found = judge_attempt(attempt(failed)).root_cause
+    assert found.cause == DeviceOutOfMemory(text, 1)
+    assert str(found.cause) == f"ran out of device memory: {said}"
+    assert was_out_of_memory(failed, attempt(failed))
+
+
+@pytest.mark.parametrize(
+    "text", ["ValueError: expected CUDA out of memory", "RuntimeError: x\nOutOfMemoryError: y"]
+)
+def test_who_only_speaks_of_memory_raised(text: str):
+    failed = worker(0, 1, error=error(text))
+    assert judge_attempt(attempt(failed)).root_cause.cause == Raised(text, 1)
+    assert not was_out_of_memory(failed, attempt(failed))
 
 
 def test_return_value_that_cannot_be_pickled_is_a_cause_of_its_own():

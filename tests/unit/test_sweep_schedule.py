@@ -178,6 +178,7 @@ def test_every_cause_has_its_retries() -> None:
         (3, "KilledBySignal", "signal"),
         (3, "SpawnerLost", "signal"),
         (3, "OutOfMemory", "oom"),
+        (3, "DeviceOutOfMemory", "oom"),
         (4, "OverMemory", "oom"),
         (4, "Stalled", "hang"),
         (4, "HungInKernel", "hang"),

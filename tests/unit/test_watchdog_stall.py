@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lllaunch.spec import RestartPolicy, StallScope
 from lllaunch.watchdog import stall
-from lllaunch.watchdog.findings import Finding, HeartbeatLost, Stalled
+from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Stalled
 from lllaunch.watchdog.stall import (
     IDLE_SHARE,
+    SilenceDetector,
     StallDetector,
     WorkerActivity,
     heartbeats_lost,
@@ -47,6 +48,19 @@ def watched(
     """What a detector says to looks that are ten seconds apart, the first at 0."""
     detector = StallDetector(limit, scope, more.get("starts", 0.0))
     return [detector.look(10.0 * index, look) for index, look in enumerate(looks)]
+
+
+def test_who_writes_nothing_is_silent_after_the_limit_whatever_it_does() -> None:
+    detector = SilenceDetector(30.0, starts=0.0)
+    looks = [{0: WorkerActivity(cpu=10.0 * n, beat=n), 1: WorkerActivity(5.0)} for n in range(4)]
+    found = [detector.look(10.0 * n, look) for n, look in enumerate(looks)]
+    assert found == [None, None, None, Silent(30.0)]
+    assert detector.look(40.0, {1: WorkerActivity(5.0, output=1)}) is None
+    assert detector.look(69.0, {1: WorkerActivity(5.0, output=1)}) is None
+    detector.forgive(69.0)
+    assert detector.look(98.0, {1: WorkerActivity(5.0, output=1)}) is None
+    assert detector.look(99.0, {1: WorkerActivity(5.0, output=1)}) == Silent(30.0)
+    assert detector.look(200.0, {}) is None, "nobody lives"
 
 
 def idle(*ranks: int, **more: object) -> dict[int, WorkerActivity]:

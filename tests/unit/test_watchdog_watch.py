@@ -15,7 +15,7 @@ from lllaunch.heartbeats import HEARTBEAT
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.testing import FakeClock
-from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Stalled, TimedOut
+from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sampler, Usage
 from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch
 
@@ -184,6 +184,21 @@ def test_a_heartbeat_must_go_on_once_it_has_begun(played: list[Played]) -> None:
     assert found.ranks == (1,)
     # it is woken by the moment at which it is lost, not by the next look
     assert found.seconds == pytest.approx(300.0, abs=0.01)
+
+
+def test_silence_is_that_of_all_workers_however_busy(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(silence=300.0, warmup=100.0))
+    played.append(watch)
+    watch.begin()
+    for second in range(10):
+        watch.sampler.usages = {
+            0: Usage(10**6, 100.0 * second, "R", (100,), written=second),
+            1: Usage(10**6, 100.0 * second, "R", (101,)),
+        }
+        assert watch.after(290.0) == []
+    (found,) = watch.after(320.0)
+    assert isinstance(found, Silent)
+    assert 300.0 <= found.seconds <= 315.0
 
 
 def test_a_worker_that_ended_owes_no_heartbeat(played: list[Played]) -> None:
