@@ -63,7 +63,7 @@ TORCHELASTIC_TIMER_FILE = TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
 
 
-def places_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
+def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
     """Where every worker of a group stands, by local rank.
 
     Args:
@@ -210,7 +210,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         machine, spec = self._machine, worker_group.spec
-        places = places_of(worker_group, machine.attempt, machine.restart_count)
+        places = contexts_of(worker_group, machine.attempt, machine.restart_count)
         self._pcontext = self._context(spec, places)
         self._pcontext.start()
         self._start_health_check()
@@ -247,7 +247,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         if not self._prefix:
             return None
         template = Template(self._prefix)
-        return {rank: template.safe_substitute(place.facts()) for rank, place in places.items()}
+        return {
+            rank: template.safe_substitute(place.macro_values()) for rank, place in places.items()
+        }
 
     def _start_health_check(self) -> None:
         port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)

@@ -18,14 +18,13 @@ from lllaunch.documents import Fields, last_record, load_json, nanoseconds
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
-from lllaunch.results.store import EVENTS, FoundDirectory, read_overrides, state_of
+from lllaunch.results.store import EVENTS, FoundDirectory, lock_of, read_overrides, state_of
 from lllaunch.run.causes import signal_name
-from lllaunch.run.directory import LOCK_NAME, RESULT
+from lllaunch.run.directory import RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
 from lllaunch.run.result import ResultFile
 from lllaunch.sweep.directory import JOURNAL
-from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import read_journal
 from lllaunch.text import first_line, spans, tidy
@@ -343,7 +342,7 @@ def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> 
     if result is not None and over:
         case = run_case(result, tree, _logs(result, "", hide), name)
     else:
-        case = unfinished_case(name, state_of(os.path.join(found.path, LOCK_NAME)))
+        case = unfinished_case(name, state_of(lock_of("run", found.path)))
     case = replace(case, overrides=overrides)
     shown = tidy(found.path)
     return Report("run", shown, (case,), over, case.exit_code, case.seconds, case.started)
@@ -360,7 +359,7 @@ def _load_sweep(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -
     jobs = tuple(job._replace(overrides=redacted_overrides(job.overrides)) for job in result.jobs)
     common = _common(jobs)
     runs = dict(_runs(found.path, jobs, tree, hide))
-    state = "" if over else state_of(os.path.join(found.path, SWEEP_LOCK_NAME))
+    state = "" if over else state_of(lock_of("sweep", found.path))
     return Report(
         kind="sweep",
         directory=tidy(found.path),

@@ -359,7 +359,7 @@ def read_run(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
     attempts = sum(name.startswith("attempt_") for name in found.names)
     state = "unknown"
     if RESULT not in found.names or result is not None:
-        state = state_of(os.path.join(path, LOCK_NAME)) if LOCK_NAME in found.names else "died"
+        state = state_of(lock_of("run", path)) if LOCK_NAME in found.names else "died"
     entry = ListEntry(
         "run",
         path,
@@ -396,7 +396,7 @@ def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
     path = result.directory
     if began_ns is None or began_ns <= (_changed_ns(os.path.join(path, RESULT)) or 0):
         return False
-    if is_held(os.path.join(path, LOCK_NAME)):
+    if is_held(lock_of("run", path)):
         return True
     ended, event = result.ended_ns, last_event(path)
     at = None if event is None else event.get("time_ns")
@@ -470,7 +470,7 @@ def sweep_result(path: str) -> SweepResult | None:
 
 
 def _state_of_sweep(path: str, code: int | None) -> str:
-    state = state_of(os.path.join(path, SWEEP_LOCK_NAME))
+    state = state_of(lock_of("sweep", path))
     if state == "running" or code is None:
         return state
     if code > 128:  # 128 + a signal's number

@@ -226,8 +226,8 @@ class _Group:
         self.let_port_go()
         self._port = HeldPort()
         number = self._directory.next_attempt()
-        places = {rank: self._place(rank, number, action.restart_count) for rank in ranks}
-        facts = {rank: place.facts() for rank, place in places.items()}
+        places = {rank: self._context(rank, number, action.restart_count) for rank in ranks}
+        facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
         targets = {rank: self._target(facts[rank]) for rank in ranks}
         number, path = self._directory.make_attempt(spec.nproc)
@@ -277,9 +277,9 @@ class _Group:
             spawner_cwd=spec.spawner_cwd,
         )
 
-    def _place(self, rank: int, attempt: int, restart_count: int) -> WorkerContext:
+    def _context(self, rank: int, attempt: int, restart_count: int) -> WorkerContext:
         return replace(
-            _place(self._spec, rank),
+            _context_before(self._spec, rank),
             attempt=attempt,
             restart_count=restart_count,
             master_addr=LOOPBACK,
@@ -288,7 +288,7 @@ class _Group:
         )
 
     def _environment(self, place: WorkerContext) -> dict[str, str]:
-        env = contract(place, os.environ) | env_of(self._spec, place.facts())
+        env = contract(place, os.environ) | env_of(self._spec, place.macro_values())
         if self._spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
         return {**env, **self._watchdog.environment(place.local_rank)}
@@ -330,7 +330,7 @@ def _check(
     envs = {rank: worker_environment(spec, rank) for rank in range(spec.nproc)}
     # what the workers' own start will ask for, so that the preloads are paid for once
     divided = split(os.environ, envs)
-    target = target_of(spec, _place(spec, 0).facts())
+    target = target_of(spec, _context_before(spec, 0).macro_values())
     assert isinstance(target, Function)
     with signals.raising():
         spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.imports)
@@ -373,7 +373,7 @@ def patience(policy: WatchdogPolicy) -> float | None:
     return min([_LONGEST_CHECK, *known]) if watched else None
 
 
-def _place(spec: LaunchSpec, rank: int) -> WorkerContext:
+def _context_before(spec: LaunchSpec, rank: int) -> WorkerContext:
     """Where a worker will stand, as far as that is known before the attempt."""
     size = spec.nproc
     return WorkerContext(
@@ -401,5 +401,5 @@ def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
         spec: the run.
         rank: local rank of the worker.
     """
-    place = _place(spec, rank)
-    return contract(place, os.environ) | env_of(spec, place.facts())
+    place = _context_before(spec, rank)
+    return contract(place, os.environ) | env_of(spec, place.macro_values())

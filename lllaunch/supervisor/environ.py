@@ -81,7 +81,7 @@ class WorkerContext:
     hostname: str = ""
     use_agent_store: bool = False
 
-    def facts(self) -> dict[str, str]:
+    def macro_values(self) -> dict[str, str]:
         """What ``${worker:NAME}`` stands for (`lllaunch.macros.WORKER_NAMES`)."""
         return {name: str(getattr(self, name)) for name in WORKER_NAMES}
 

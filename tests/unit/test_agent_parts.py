@@ -77,7 +77,7 @@ def test_what_the_user_set_is_kept_and_one_worker_keeps_its_threads() -> None:
 
 
 def test_every_name_of_a_worker_has_a_value() -> None:
-    assert set(place().facts()) == set(WORKER_NAMES)
+    assert set(place().macro_values()) == set(WORKER_NAMES)
     names = {name for name in contract(place(), {}) if not name.startswith(("OMP", "TORCH_"))}
     assert names <= CONTRACT_NAMES
 
