@@ -22,12 +22,12 @@ from lllaunch.app.boundary import reason_of
 from lllaunch.app.command import run
 from lllaunch.app.naming import EXPERIMENTS, unlocked
 from lllaunch.app.search_path import AGAIN, PRIMARY
+from lllaunch.config.document import parse, read_text
 from lllaunch.config.plan import SOURCES, complete, portable_plan
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.review.document import parse, read_text
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner

@@ -34,12 +34,12 @@ from lllaunch.checking.tree import (
     found_in,
     read_tree,
 )
+from lllaunch.config.document import wrong
 from lllaunch.config.plan import portable_plan
 from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Unfit
-from lllaunch.review.document import wrong
 from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, sweep_plan
 from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
-from lllaunch.checking.tree import EXPERIMENTS, ConfigFile, Sexagesimal
+from lllaunch.checking.tree import EXPERIMENTS, ConfigFile
+from lllaunch.config.document import Sexagesimal
 from lllaunch.config.origin import Origin, Origins, dotted
 from lllaunch.config.schema import KEYS
 from lllaunch.config.tree import leaf_items

@@ -1,8 +1,7 @@
 """A tree of configs, as text: its files, what includes what, and its experiments.
 
 Hydra would follow every alias, and would stop at the first file that is no YAML. So each file is
-read here first, by the parser of `lllaunch.review.document`, which takes no more than it can bear;
-of what that refuses, only what Hydra takes is let through: merge keys (``<<``) and YAML's own tags.
+read here first, by `lllaunch.config.document`, which takes no more than it can bear.
 """
 
 from __future__ import annotations
@@ -14,40 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-
 from lllaunch.checking.findings import WRONG, CheckedDiagnostic
+from lllaunch.config.document import NO_LINES, Lines, Sexagesimal, parse, read_text
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError
 
-# The same parser, with what Hydra accepts beyond the plain kind.
-from lllaunch.review.document import SURROGATE, Builder, read_text, telling
-from lllaunch.text import shorten
-
-_STANDARD = "tag:yaml.org,2002:"
-# the one family of tags that OmegaConf adds
-_PATHS = f"{_STANDARD}python/object/apply:pathlib."
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# the slow one takes a second for so many characters
-_LONGEST_AGAIN = 200_000
 _HEADER = re.compile(r"\s*#\s*@")
 _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
-
-
-class Sexagesimal(NamedTuple):
-    """A scalar that YAML 1.1 reads as a number of base 60.
-
-    Attributes:
-        path: keys and places that lead to it.
-        line: in the file, from 1.
-        text: what is written.
-        number: what is read.
-    """
-
-    path: tuple[Any, ...]
-    line: int
-    text: str
-    number: float
 
 
 class Facts(NamedTuple):
@@ -55,14 +27,14 @@ class Facts(NamedTuple):
 
     Attributes:
         data: plain data; None for an empty file.
-        lines: the line of each value, from 1, by its path.
+        lines: those of its values.
         sexagesimals: scalars of base 60, those that are keys among them.
         package: what its header says, None without one.
         late: line of a ``# @package`` that stands where Hydra does not look for it any more, or 0.
     """
 
     data: Any
-    lines: Mapping[tuple[Any, ...], int]
+    lines: Lines = NO_LINES
     sexagesimals: tuple[Sexagesimal, ...] = ()
     package: str | None = None
     late: int = 0
@@ -79,25 +51,7 @@ def read_facts(text: str, file: str) -> Facts:
         ConfigError: Hydra could not read it, or it is more than anybody should; the problem names
             its line.
     """
-    with telling(text, file):
-        builder = None if SURROGATE.search(text) else _fast(text, file)
-        if builder is None:
-            builder = _Lenient(file)
-            builder.data = builder.build(yaml.parse(text, Loader=yaml.SafeLoader))
-    found = tuple(builder.sexagesimals)
-    return Facts(builder.data, builder.lines, found, *_package(text))
-
-
-def _fast(text: str, file: str) -> _Lenient | None:
-    """Reads with libyaml, which is fast; None if it cannot, since Hydra reads with another one."""
-    builder = _Lenient(file)
-    try:
-        builder.data = builder.build(yaml.parse(text, Loader=_Loader))
-    except yaml.YAMLError:
-        if len(text) > _LONGEST_AGAIN:
-            raise
-        return None
-    return builder
+    return Facts(*parse(text, file, as_hydra=True), *_package(text))
 
 
 def _package(text: str) -> tuple[str | None, int]:
@@ -114,77 +68,13 @@ def _package(text: str) -> tuple[str | None, int]:
     return None, 0
 
 
-class _Lenient(Builder):
-    def __init__(self, file: str) -> None:
-        super().__init__(file)
-        self.data: Any = None
-        self.sexagesimals: list[Sexagesimal] = []
-
-    def _value(self, event: Any, path: tuple[Any, ...]) -> Any:
-        tag = getattr(event, "tag", None)
-        if isinstance(event, yaml.CollectionStartEvent) and _is_allowed(tag):
-            event.tag = None
-        value = super()._value(event, path)
-        if isinstance(event, yaml.ScalarEvent):
-            self._note(event, path, value)
-        return value
-
-    def _mapping(self, path: tuple[Any, ...]) -> dict[Any, Any]:
-        items: dict[Any, Any] = {}
-        merged: list[Any] = []
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            if not isinstance(event, yaml.ScalarEvent):
-                raise self._wrong(event, "has a key that is not a plain value")
-            self._add(event, 1)
-            if event.value == "<<" and event.implicit[0]:
-                merged.append(self._merged(event, (*path, "<<")))
-                continue
-            key = self._scalar(event)
-            below = (*path, key)
-            if key in items:
-                shown, first = shorten(repr(key), 80), self.lines[below]
-                raise self._wrong(event, f"has the key {shown} of line {first} a second time")
-            self.lines[below] = event.start_mark.line + 1
-            self._note(event, below, key)
-            items[key] = self._value(next(self._events), below)
-        for each in merged:
-            items = {**each, **items}
-        return items
-
-    def _merged(self, event: Any, path: tuple[Any, ...]) -> dict[Any, Any]:
-        value = self._value(next(self._events), path)
-        items: dict[Any, Any] = {}
-        for each in value if isinstance(value, list) else [value]:
-            if not isinstance(each, dict):
-                raise self._wrong(event, "merges (<<) what is not a mapping")
-            items = {**each, **items}
-        return items
-
-    def _scalar(self, event: Any) -> Any:
-        if event.tag is not None and _is_allowed(event.tag):
-            return event.value
-        return super()._scalar(event)
-
-    def _note(self, event: Any, path: tuple[Any, ...], value: Any) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and ":" in event.value:
-            line = event.start_mark.line + 1
-            self.sexagesimals.append(Sexagesimal(path, line, event.value, value))
-
-
-def _is_allowed(tag: str | None) -> bool:
-    if tag is None or not tag.startswith(_STANDARD):
-        return False
-    return tag.startswith(_PATHS) or not tag.startswith(f"{_STANDARD}python/")
-
-
 MOST_FILES = 20_000
 """Entries of all directories of a tree."""
 
 DEEPEST = 30
 """Directories within each other."""
 
-_EMPTY = Facts({}, {})
+_EMPTY = Facts({})
 _OURS = "lllaunch.yaml"
 _LOCKS = "locks"
 
@@ -228,10 +118,7 @@ class ConfigFile:
 
     def line_of(self, *path: object) -> int:
         """The line of a value; that of what it is in, or 1, where there is none."""
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.facts.lines:
-                return self.facts.lines[path[:end]]
-        return 1
+        return self.facts.lines.nearest(path)
 
 
 @dataclass(frozen=True)

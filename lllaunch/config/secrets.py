@@ -33,9 +33,16 @@ def source_for(name: str) -> str:
     return f"${{oc.env:{_NO_VARIABLE.sub('_', name).upper()}}}"
 
 
+# An interpolation that is escaped is text: an odd number of backslashes stands before it.
+_ESCAPED_START = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
+_ASKS_ENV = re.compile(r"\$\{[^\0]*oc\.env")
+
+
 def holds_env(raw: object) -> bool:
     """Return whether a leaf's own text asks for the environment."""
-    return isinstance(raw, str) and "oc.env" in raw
+    if not isinstance(raw, str) or "oc.env" not in raw:
+        return False
+    return _ASKS_ENV.search(_ESCAPED_START.sub("\0", raw)) is not None
 
 
 def is_literal(raw: object, name: str) -> bool:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lllaunch.config.document import lines_of
 from lllaunch.config.fields import Findings
 from lllaunch.config.origin import Link, Origin, Origins
 from lllaunch.config.plan import dump_yaml
-from lllaunch.config.provenance import Lines, lines_of
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import Mask, parse_mask, parse_ranks
 from lllaunch.review.lock import VisibleDumper
@@ -112,7 +112,7 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[A
     lines = [AnnotatedLine(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
     found = lines_of("\n".join(line.text for line in lines))
     for path, _ in leaf_items(plan):
-        number = _line_at(found, path)
+        number = found.at(path)
         text = comment(path)
         if number and text:
             line = lines[number - 1].text
@@ -224,12 +224,6 @@ def _place(origin: Origin) -> str:
 
 def _is_default(chain: Sequence[Link]) -> bool:
     return not chain or chain[0].origin.kind == "schema"
-
-
-def _line_at(lines: Lines, path: Path) -> int | None:
-    for part in path:
-        lines = lines.below(part)
-    return lines.line
 
 
 def _tame(text: str) -> str:

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lllaunch.config.document import Lines, parse, read_text
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.review.document import parse, read_text
 from lllaunch.review.paths import LOCKS
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.files import naming, write_atomic
@@ -188,7 +188,7 @@ def parse_lock(text: str, path: str) -> Lock:
     lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
     if data["plan_hash"] != (lock.plan_hash if data["lock"] == FORMAT else _old_hash(data["plan"])):
         message = "does not fit the plan below it: the file was edited by hand"
-        line = document.lines[("plan_hash",)]
+        line = document.lines.nearest(["plan_hash"])
         shown = f"{data['plan_hash'][:12]}..."
         edited = Diagnostic("lock-edited", "plan_hash", shown, message, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
@@ -284,9 +284,9 @@ def _read_back(text: str, content: Mapping[str, Any]) -> None:
         raise ConfigError((problem,))
 
 
-def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list[Diagnostic]:
+def _misfits(data: Any, lines: Lines, path: str) -> list[Diagnostic]:
     def problem(key: str, shown: str, expected: str, hint: str = "renew it") -> Diagnostic:
-        line = lines.get((key,), 1)
+        line = lines.nearest([key])
         return Diagnostic("lock", key, shown, "", hint, path, line, expected)
 
     if not isinstance(data, dict) or "lock" not in data:
@@ -296,13 +296,11 @@ def _misfits(data: Any, lines: Mapping[tuple[Any, ...], int], path: str) -> list
     if found not in {FORMAT, _WITH_DEFAULTS} or isinstance(found, bool):
         expected = f"a format that this lllaunch reads ({FORMAT})"
         return [problem("lock", show(found), expected, "renew it, or use a newer lllaunch")]
-    problems = [
-        Diagnostic(
-            "lock", str(key), "", "unknown key", did_you_mean(str(key), _KEYS), path, lines[(key,)]
-        )
-        for key in data
-        if key not in _KEYS
-    ]
+    problems = []
+    for key in data:
+        if key not in _KEYS:
+            hint, line = did_you_mean(str(key), _KEYS), lines.nearest([key])
+            problems.append(Diagnostic("lock", str(key), "", "unknown key", hint, path, line))
     shapes = {
         "command": (_is_texts, "a list of texts"),
         "plan_hash": (_is_hash, "a SHA-256 in hexadecimal"),

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from lllaunch.config.document import Document, parse, read_text
 from lllaunch.config.fields import MOST_PROBLEMS, did_you_mean, one_of
 from lllaunch.config.tree import show
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.review.document import Document, parse, read_text
 from lllaunch.text import shorten
 
 
@@ -176,6 +176,6 @@ class _Reader:
         )
 
     def _add(self, where: tuple[Any, ...], problem: Diagnostic) -> None:
-        line = self._document.lines.get(where, 1)
+        line = self._document.lines.nearest(where)
         key = ".".join(str(part) for part in where if not isinstance(part, int))
         self.problems.append(replace(problem, key=shorten(key), file=self._path, line=line))

@@ -11,8 +11,9 @@ from lllaunch.checking.examine import ProblemLocator, compose_problem, in_short
 from lllaunch.checking.findings import CheckedDiagnostic, exit_code, merged, without
 from lllaunch.checking.lint import lint, superseded
 from lllaunch.checking.tree import ConfigFile, found_in, read_facts
+from lllaunch.config.document import lines_of
 from lllaunch.config.origin import Origin
-from lllaunch.config.provenance import Layer, OriginTree, lines_of
+from lllaunch.config.provenance import Layer, OriginTree
 from lllaunch.errors import ConfigError, Diagnostic
 
 GLOBAL = "# @package _global_\n"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.checking import tree
-from lllaunch.checking.tree import ConfigFile, Facts, Sexagesimal, read_facts, read_tree
+from lllaunch.checking.tree import ConfigFile, Facts, read_facts, read_tree
+from lllaunch.config.document import Sexagesimal
 from lllaunch.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ both:
     path = tmp_path / "f.yaml"
     path.write_text(text)
     assert facts(text).data == OmegaConf.to_container(OmegaConf.load(path))
-    assert facts(text).lines[("one",)] == 4
+    assert facts(text).lines.at(("one",)) == 4
 
 
 _SCALARS = st.sampled_from(["1", "x", "1.5", "true", "null", "~", "'1:3'", "2001-01-01", "1e3"])

@@ -22,8 +22,9 @@ from lllaunch.checking.lint import (
     usage_of,
 )
 from lllaunch.checking.tree import ConfigFile, read_facts
+from lllaunch.config.document import lines_of
 from lllaunch.config.origin import Origin
-from lllaunch.config.provenance import Layer, OriginTree, lines_of
+from lllaunch.config.provenance import Layer, OriginTree
 
 
 def keys(text: object, *path: object) -> list[str]:

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.app.schema_store import install
+from lllaunch.config.document import lines_of
 from lllaunch.config.origin import Origin, Origins
-from lllaunch.config.provenance import lines_of, origins
+from lllaunch.config.provenance import origins
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

@@ -6,6 +6,7 @@ import pytest
 
 from lllaunch.config.secrets import (
     hides_literal,
+    holds_env,
     is_literal,
     literals,
     redacted_overrides,
@@ -157,3 +158,24 @@ def test_a_source_is_the_name_of_a_variable() -> None:
 )
 def test_overrides_are_written_without_secrets(override: str, written: str) -> None:
     assert redacted_overrides([override]) == (written,)
+
+
+@pytest.mark.parametrize(
+    ("raw", "asks"),
+    [
+        ("${oc.env:A}", True),
+        ("x ${ oc.env:A}", True),
+        ("${f:${oc.env:A}}", True),
+        (r"\\${oc.env:A}", True),
+        (r"\${f:${oc.env:A}}", True),
+        (r"${oc.env:A}\${oc.env:B}", True),
+        (r"${f:'\${x}',${oc.env:A}}", True),
+        (r"\${oc.env:A}", False),
+        (r"\\\${oc.env:A}", False),
+        (r"${hydra:runtime.cwd}\${oc.env:A}", False),
+        ("oc.env", False),
+        (3, False),
+    ],
+)
+def test_what_asks_for_the_environment_is_not_escaped(raw: object, asks: bool) -> None:
+    assert holds_env(raw) is asks

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.verbs import hydra_put_back
 
@@ -157,6 +157,7 @@ def open_composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composit
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(nodes)
+@example({"entrypoint": "env", "env": {"A": "@CWD@${oc.env:HOME}"}, "nproc": 2})
 def test_a_plan_read_back_is_the_same_plan(
     open_composed: Composition, node: dict[str, Any]
 ) -> None:

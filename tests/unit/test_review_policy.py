@@ -108,7 +108,10 @@ def test_allow_is_a_mapping(allow: str) -> None:
         ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
         ("allow: !!python/name:os.system\n", "has a tag"),
         ("allow: !include other.yaml\n", "has a tag"),
-        ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1 [yaml]"),
+        (
+            "allow: {}\nallow: {programs: [sh]}\n",
+            "p.yaml:2: has the key 'allow' of line 1 a second time [yaml]",
+        ),
         ("allow: &a\n  programs: *a\n", "p.yaml:2: holds itself"),
         ("allow: {programs: [a\n", "is not valid YAML"),
         ("%TAG ! tag:x,2000:\n---\nallow: !y {}\n", "has a tag"),
