@@ -1,4 +1,7 @@
-"""Hydra's own suites for launchers, unchanged, with one worker a job and with two."""
+"""Hydra's own suites for launchers, unchanged.
+
+With one worker a job they run under Hydra's sweeper, with two under ours.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,6 @@ def test_hydra_finds_the_launcher() -> None:
         pytest.param([f"hydra.launcher.nproc={nproc}", *more], id=f"{name}{nproc}")
         for nproc, name, more in (
             (1, "basic", []),
-            (2, "basic", []),
             (2, "lllaunch", ["hydra/sweeper=lllaunch"]),
         )
     ],
@@ -40,7 +42,7 @@ class TestLauncher(LauncherTestSuite):  # type: ignore[misc]
 @pytest.mark.parametrize("launcher_name", ["lllaunch"])
 @pytest.mark.parametrize(
     "overrides",
-    [[f"hydra.launcher.nproc={nproc}", "hydra.sweeper.max_batch_size=2"] for nproc in (1, 2)],
+    [["hydra.launcher.nproc=2", "hydra.sweeper.max_batch_size=2"]],
 )
 class TestBatches(BatchedSweeperTestSuite):  # type: ignore[misc]
     """A sweeper may ask for several batches, one after another."""

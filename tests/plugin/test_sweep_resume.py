@@ -20,7 +20,7 @@ from lllaunch.sweep.journal import EndedRecord, Resumed
 
 # the same lines are measured where others run them
 
-KILLS = 50
+KILLS = 24
 JOBS = 20
 MOST_KILLS_OF_A_SWEEP = 9
 RESUME = "hydra.launcher.resume=sweep"

@@ -91,6 +91,7 @@ CASES = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_reads_like_this(
     name: str, plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -164,6 +165,7 @@ def test_every_value_has_an_origin(plan: Plan) -> None:
                     assert 1 <= each["line"] <= len(lines)
 
 
+@pytest.mark.untraced
 def test_what_is_only_of_this_machine_is_marked(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +199,7 @@ def variables_here(plan: Plan, *argv: str) -> dict[str, tuple[str, str]]:
     return {name: (each["value"], each["why"]) for name, each in found.items()}
 
 
+@pytest.mark.untraced
 def test_variables_that_lllaunch_sets_for_all_workers_are_shown(
     plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
