@@ -11,8 +11,10 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import (
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from lllaunch.review.policy import Policy
 
 _SEARCHPATH = "hydra.searchpath"
+_MODES = {f"hydra.mode={mode.name}": mode for mode in RunMode}
 _PACKAGES = frozenset({PACKAGED, "pkg://hydra.conf"})
 
 
@@ -81,29 +84,95 @@ def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str])
     return loader.load_sweep_config(master, list(overrides))
 
 
+class _Kept(NamedTuple):
+    """A config that was composed to see its mode.
+
+    Attributes:
+        name: of the primary config.
+        overrides: of the command line.
+        parsed: the same.
+        config: what they came to.
+        of_sweep: whether a run would not take it: nobody has chosen one of its groups.
+    """
+
+    name: str | None
+    overrides: list[str]
+    parsed: Sequence[Override]
+    config: DictConfig
+    of_sweep: bool
+
+    def become(self, name: str | None, overrides: Sequence[str], mode: RunMode) -> bool:
+        """Make it what a command line comes to; False if it is another one than that before.
+
+        Where no config says the mode Hydra adds it to the command line, behind all that is there.
+        """
+        more = list(overrides)[len(self.overrides) :]
+        if name != self.name or [*self.overrides, *more] != list(overrides):
+            return False
+        if self.of_sweep and mode is not RunMode.MULTIRUN:
+            return False
+        if more and (len(more) > 1 or more[0] not in _MODES):
+            return False
+        for word in more:
+            self.config.hydra.mode = _MODES[word]
+            self.config.hydra.overrides.hydra.append(word)
+        return True
+
+
 class GuardedLoader(WatchedLoader):
-    """Hydra's config loader, but what is not allowed ends the app with exit code 5."""
+    """Hydra's config loader, but what is not allowed ends the app with exit code 5.
+
+    Hydra composes every command line twice: first to see whether its configs ask for a sweep, then
+    for use. Here what the first came to is what the second returns, unless they may differ.
+    """
 
     _looks = True
     _raises = False
     _known: Policy | None = None
+    _kept: _Kept | None = None
+    _parsed: Sequence[Override] = ()
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = BoundedRepository(config_search_path, expect_bounded)
 
-    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
-        """Composes a config; called by Hydra.
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Composes a config; called by Hydra, which has described the arguments.
 
         Raises:
             SystemExit: it is not allowed.
             ConfigCompositionException: Hydra cannot.
         """
+        kept, self._kept = self._kept, None
+        if validate_sweep_overrides and kept and kept.become(config_name, overrides, run_mode):
+            with composing_readably():
+                self.validate_sweep_overrides_legal([*kept.parsed], run_mode, from_shell)
+            return kept.config
         with self._refusing():
             self._look_at_search_path()
-            self._expect_no_secrets(kwargs["overrides"] if "overrides" in kwargs else args[1])
+            self._expect_no_secrets(overrides)
+        if validate_sweep_overrides:
+            return self._compose(config_name, overrides, run_mode, from_shell, True)
+        of_sweep = False
+        try:
+            # what a run takes, a sweep takes as well
+            config = self._compose(config_name, overrides, RunMode.RUN, from_shell, False)
+        except ConfigCompositionException:
+            of_sweep = True
+            config = self._compose(config_name, overrides, run_mode, from_shell, False)
+        self._kept = _Kept(config_name, list(overrides), self._parsed, config, of_sweep)
+        return config
+
+    def _compose(self, *args: Any) -> DictConfig:
         with composing_readably():
-            config = super().load_configuration(*args, **kwargs)
+            config = super().load_configuration(*args)
         _keep_variables_unread(config)
         if self._looks:
             with self._refusing(), locating(self, config):
@@ -151,6 +220,7 @@ class GuardedLoader(WatchedLoader):
         self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
     ) -> None:
         """Refuse packages that the project does not allow to look in."""
+        self._parsed = overrides
         with self._refusing():
             policy = self._policy()
             if policy is not None:

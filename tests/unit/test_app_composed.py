@@ -13,8 +13,11 @@ from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
 from support.verbs import hydra_put_back
 
 from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
@@ -194,3 +197,76 @@ def test_locks_are_no_group_to_choose_from(write: Write) -> None:
         assert "exp" in composed.loader.list_groups("")
         assert "locks" not in composed.loader.list_groups("")
         assert composed.loader.list_groups("exp") == ["locks"]
+
+
+# ---------------------------------------------------------------- composed once, not twice
+
+TREE = {
+    "conf/config.yaml": "defaults: [{db: small}, _self_]\nlr: 1\nat: ${now:%Y}\n",
+    "conf/choose.yaml": "defaults: [{db: '???'}, _self_]\nlr: 1\n",
+    "conf/asks.yaml": "hydra: {mode: MULTIRUN}\nlr: 1\n",
+    "conf/db/small.yaml": "size: 1\n",
+    "conf/db/large.yaml": "size: 2\n",
+}
+RUN, SWEEP = "hydra.mode=RUN", "hydra.mode=MULTIRUN"
+
+
+def fresh_and_kept(
+    name: str, asked: list[str], more: list[str], mode: RunMode
+) -> tuple[DictConfig, DictConfig, int]:
+    """What Hydra composes, the same after a look at the mode, and how often it then composed."""
+    with Composition(ConfigRequest()) as composed:
+        loader, count = composed.loader, 0
+
+        def compose(*args: Any) -> DictConfig:
+            nonlocal count
+            count += 1
+            return type(loader)._compose(loader, *args)
+
+        fresh = loader.load_configuration(name, [*asked, *more], mode)
+        loader._compose = compose  # type: ignore[method-assign]
+        loader.load_configuration(name, asked, RunMode.MULTIRUN, validate_sweep_overrides=False)
+        return fresh, loader.load_configuration(name, [*asked, *more], mode), count
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "more", "mode", "count"),
+    [
+        ("config", [], [RUN], RunMode.RUN, 1),
+        ("config", ["db=large", "+x=[1,2]", "hydra.job.chdir=true"], [RUN], RunMode.RUN, 1),
+        ("config", ["lr=1,2", "db=small,large"], [SWEEP], RunMode.MULTIRUN, 1),
+        ("config", [RUN, "lr=2"], [], RunMode.RUN, 1),
+        ("asks", ["lr=2"], [], RunMode.MULTIRUN, 1),
+        # what a run would not take
+        ("choose", ["db=small,large"], [SWEEP], RunMode.MULTIRUN, 2),
+        # another command line than that before
+        ("config", ["lr=2"], ["lr=3"], RunMode.RUN, 2),
+        ("config", ["lr=2"], [RUN, "lr=3"], RunMode.RUN, 2),
+    ],
+)
+def test_what_was_composed_to_see_the_mode_is_what_is_used(
+    write: Write, name: str, asked: list[str], more: list[str], mode: RunMode, count: int
+) -> None:
+    for file, text in TREE.items():
+        write(file, text)
+    fresh, kept, composed = fresh_and_kept(name, asked, more, mode)
+    plain = [OmegaConf.to_container(each, resolve=False) for each in (kept, fresh)]
+    assert plain[0] == plain[1]
+    assert OmegaConf.to_yaml(kept) == OmegaConf.to_yaml(fresh)
+    assert kept.hydra.mode is fresh.hydra.mode
+    assert (OmegaConf.is_struct(kept), OmegaConf.is_readonly(kept.hydra)) == (True, False)
+    assert composed == count
+
+
+def test_a_sweep_that_was_composed_to_see_the_mode_is_no_run(write: Write) -> None:
+    for file, text in TREE.items():
+        write(file, text)
+    with Composition(ConfigRequest()) as composed:
+        load, asked = composed.loader.load_configuration, ["lr=1,2"]
+        load("config", asked, RunMode.MULTIRUN, validate_sweep_overrides=False)
+        with pytest.raises(ConfigCompositionException, match="Ambiguous value for argument"):
+            load("config", [*asked, RUN], RunMode.RUN)
+        # a group that nobody has chosen is none of a run's
+        load("choose", [], RunMode.MULTIRUN, validate_sweep_overrides=False)
+        with pytest.raises(ConfigCompositionException, match="You must specify 'db'"):
+            load("choose", [RUN], RunMode.RUN)
