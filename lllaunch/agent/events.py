@@ -132,26 +132,35 @@ _log_handlers: dict[str, logging.Handler] = {
     "dynamic_rendezvous": logging.NullHandler(),
     "null": logging.NullHandler(),
 }
-_OF_TORCH = frozenset(_log_handlers.values())
+_DEFAULTS = frozenset(_log_handlers.values())
+_loggers: dict[str, tuple[logging.Logger, logging.Handler]] = {}
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
     """The logging handler of a destination; the null handler for unknown ones."""
     handler = _log_handlers.get(destination, _log_handlers["null"])
+    if handler not in _DEFAULTS:
+        return handler
     torchs = sys.modules.get("torch.distributed.elastic.events.handlers")
-    if torchs is not None and handler in _OF_TORCH:
-        of_torch: logging.Handler = torchs.get_logging_handler(destination)
-        return of_torch
-    return handler
+    # none yet, while another thread imports it
+    found: logging.Handler = getattr(torchs, "_log_handlers", {}).get(destination, handler)
+    return found
 
 
 def _logger_of(destination: str) -> logging.Logger:
-    logger = logging.getLogger(f"lllaunch-events-{destination}")
-    logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
-    # Events have a destination of their own; the root logger's handlers are not it.
-    logger.propagate = False
-    # Not kept from the first event: torch may have been loaded since.
-    logger.handlers = [get_logging_handler(destination)]
+    handler = get_logging_handler(destination)
+    logger, installed = _loggers.get(destination, (None, None))
+    if logger is None:
+        logger = logging.getLogger(f"lllaunch-events-{destination}")
+        logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
+        # Events have a destination of their own; the root logger's handlers are not it.
+        logger.propagate = False
+    if installed is not handler:
+        # torch may have been loaded since
+        if installed is not None:
+            logger.removeHandler(installed)
+        logger.addHandler(handler)
+        _loggers[destination] = logger, handler
     return logger
 
 

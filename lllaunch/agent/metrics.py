@@ -117,7 +117,9 @@ def getStream(group: str) -> MetricStream:  # noqa: N802 - torch's public name
     handler = _handlers.get(group) or _handlers.get(None)
     if handler is None:
         torchs = sys.modules.get("torch.distributed.elastic.metrics.api")
-        handler = NullMetricHandler() if torchs is None else torchs.getStream(group).handler
+        # none yet, while another thread imports it
+        stream_of = getattr(torchs, "getStream", None)
+        handler = NullMetricHandler() if stream_of is None else stream_of(group).handler
     return MetricStream(group, handler)
 
 

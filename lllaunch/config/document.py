@@ -36,6 +36,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CLoader: Any = getattr(yaml, "CSafeLoader", None)
 # the slow one takes a second for so many characters
 _LONGEST_AGAIN = 200_000
+# of more digits Python makes no text
+_LONGEST_NUMBER = 1000
 _STANDARD = "tag:yaml.org,2002:"
 # the one family of tags that OmegaConf adds
 _PATHS = f"{_STANDARD}python/object/apply:pathlib."
@@ -157,24 +159,31 @@ def parse(text: str, file: str, *, as_hydra: bool = False) -> Document:
     Raises:
         ConfigError: it is no YAML, or more than is taken; the problem names its line.
     """
+    return _read(text, file, as_hydra=as_hydra, bounded=True)
+
+
+def _read(text: str, file: str, *, as_hydra: bool, bounded: bool) -> Document:
+    def read(loader: Any) -> Document:
+        return _Builder(file, as_hydra, bounded).build(yaml.parse(text, Loader=loader))
+
     with _telling(text, file):
         # libyaml is ten times as fast, and knows no lone surrogates: parts of names that are not
         # UTF-8
         if _CLoader is not None and not _SURROGATE.search(text):
             try:
-                return _Builder(file, as_hydra).build(yaml.parse(text, Loader=_CLoader))
+                return read(_CLoader)
             except yaml.YAMLError:
                 # Hydra reads with the other one, which takes a little more
                 if not as_hydra or len(text) > _LONGEST_AGAIN:
                     raise
-        return _Builder(file, as_hydra).build(yaml.parse(text, Loader=yaml.SafeLoader))
+        return read(yaml.SafeLoader)
 
 
 def lines_of(text: str) -> Lines:
-    """The lines of a config's text; none if it cannot be read."""
+    """The lines of a config's text, which may be of any size; none if it cannot be read."""
     try:
-        return parse(text, "", as_hydra=True).lines
-    except ConfigError:
+        return _read(text, "", as_hydra=True, bounded=False).lines
+    except (ConfigError, RecursionError):
         return NO_LINES
 
 
@@ -233,11 +242,13 @@ class _Builder:
     Args:
         file: its name, for messages.
         as_hydra: as for `parse`.
+        bounded: whether there are limits on depth and on the number of values.
     """
 
-    def __init__(self, file: str, as_hydra: bool) -> None:
+    def __init__(self, file: str, as_hydra: bool, bounded: bool) -> None:
         self._file = file
         self._as_hydra = as_hydra
+        self._bounded = bounded
         self._count = 0
         self._anchors: dict[str, _Anchored | None] = {}
         self._sexagesimals: list[Sexagesimal] = []
@@ -268,7 +279,7 @@ class _Builder:
 
     def _value(self, event: Any, path: tuple[Any, ...]) -> tuple[Any, dict[object, Lines]]:
         """Return a value, and the lines of what is in it."""
-        if len(path) > DEEPEST:
+        if self._bounded and len(path) > DEEPEST:
             raise self._wrong(event, f"is nested more than {DEEPEST} deep")
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
@@ -301,7 +312,7 @@ class _Builder:
 
     def _add(self, event: Any, count: int) -> None:
         self._count += count
-        if self._count > MOST_VALUES:
+        if self._bounded and self._count > MOST_VALUES:
             raise self._wrong(event, f"comes to more than {MOST_VALUES} values")
 
     def _list(self, path: tuple[Any, ...], lines: dict[object, Lines]) -> list[Any]:
@@ -314,55 +325,77 @@ class _Builder:
 
     def _mapping(self, path: tuple[Any, ...], lines: dict[object, Lines]) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
-        merged: list[tuple[dict[Any, Any], dict[object, Lines]]] = []
+        merged: dict[Any, Any] = {}
+        places: dict[object, Lines] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            if not isinstance(event, yaml.ScalarEvent):
-                raise self._wrong(event, "has a key that is not a plain value")
-            self._add(event, 1)
-            if event.value == "<<" and event.implicit[0]:
-                merged += self._merged(event, (*path, "<<"))
+            if isinstance(event, yaml.ScalarEvent) and _is_merge(event):
+                self._add(event, 1)
+                self._merge(event, (*path, "<<"), merged, places)
                 continue
-            key = self._scalar(event)
-            if key in values:
+            key = self._key(event, path)
+            if key in values and type(key) in {type(each) for each in values if each == key}:
                 shown, first = shorten(repr(key), 80), lines[key].line
                 raise self._wrong(event, f"has the key {shown} of line {first} a second time")
             below = (*path, key)
-            self._note(event, below, key)
             values[key], items = self._value(next(self._events), below)
             lines[key] = Lines(_line(event), items)
-        for more, places in merged:
-            values = {**more, **values}
-            for key in more:
-                lines.setdefault(key, places.get(key, NO_LINES))
-        return values
+        for key in merged:
+            lines.setdefault(key, places.get(key, NO_LINES))
+        return {**merged, **values} if merged else values
 
-    def _merged(
-        self, event: Any, path: tuple[Any, ...]
-    ) -> Iterator[tuple[dict[Any, Any], dict[object, Lines]]]:
-        """Yield the mappings that ``<<`` brings in, with their lines; the first one wins."""
+    def _key(self, event: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(event, yaml.AliasEvent) and self._as_hydra:
+            key, _ = self._alias(event)
+            if not isinstance(key, (dict, list)):
+                return key
+        if not isinstance(event, yaml.ScalarEvent):
+            raise self._wrong(event, "has a key that is not a plain value")
+        self._add(event, 1)
+        key = self._scalar(event)
+        self._note(event, (*path, key), key)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = _Anchored(key, {}, 1)
+        return key
+
+    def _merge(
+        self,
+        event: Any,
+        path: tuple[Any, ...],
+        merged: dict[Any, Any],
+        places: dict[object, Lines],
+    ) -> None:
+        """Add what ``<<`` brings in: of a list the first wins, of several ``<<`` the last."""
         if not self._as_hydra:
             raise self._wrong(event, "merges mappings (<<): write them out")
         value, items = self._value(next(self._events), path)
         several = isinstance(value, list)
+        new: dict[Any, Any] = {}
         for index, each in enumerate(value if several else [value]):
             if not isinstance(each, dict):
                 raise self._wrong(event, "merges (<<) what is not a mapping")
-            yield each, items[index].items if several else items
+            lines = items[index].items if several else items
+            for key in each:
+                if key not in new:
+                    new[key] = each[key]
+                    places[key] = lines.get(key, NO_LINES)
+        merged.update(new)
 
     def _scalar(self, event: Any) -> Any:
         if event.tag in _TEXT or (event.tag is None and not event.implicit[0]):
             return event.value
-        if event.tag is not None:
-            if self._takes(event.tag):
-                return event.value
-            raise self._wrong(event, f"has a tag, {event.tag!r}: only plain data is read")
-        tag = self._resolver.resolve(yaml.ScalarNode, event.value, (True, False))
+        tag = event.tag
+        if tag is not None and not self._takes(tag):
+            raise self._wrong(event, f"has a tag, {tag!r}: only plain data is read")
+        if tag is None:
+            tag = self._resolver.resolve(yaml.ScalarNode, event.value, (True, False))
         if tag.rpartition(":")[2] not in {"int", "float", "bool", "null"}:
             return event.value  # dates among them
         try:
-            return self._constructor.construct_object(yaml.ScalarNode(tag, event.value))
-        except (ValueError, OverflowError):
-            raise self._wrong(event, "has a number that cannot be read", "quote it") from None
+            if len(event.value) <= _LONGEST_NUMBER:
+                return self._constructor.construct_object(yaml.ScalarNode(tag, event.value))
+        except (ValueError, OverflowError, LookupError):
+            pass
+        raise self._wrong(event, "has a number that cannot be read", "quote it")
 
     def _takes(self, tag: str) -> bool:
         if not self._as_hydra or not tag.startswith(_STANDARD):
@@ -376,6 +409,12 @@ class _Builder:
 
     def _wrong(self, event: Any, message: str, hint: str = "") -> ConfigError:
         return wrong(self._file, _line(event), message, hint, code="yaml")
+
+
+def _is_merge(event: Any) -> bool:
+    if event.tag is not None:
+        return bool(event.tag == f"{_STANDARD}merge")
+    return bool(event.value == "<<" and event.implicit[0])
 
 
 def _line(event: Any) -> int:

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lllaunch.config.read import MOST_LEAVES, register_resolvers, watching
 from lllaunch.config.secrets import (
-    holds_env,
     is_literal,
     literals,
+    mentions_env,
     redacted_overrides,
     safe_source,
     source_for,
@@ -133,7 +133,7 @@ class _Writer:
 
     def _stays(self, raw: str, follow: int = 10) -> bool:
         """Whether a leaf's text says that its value may not be written, as far as one can tell."""
-        if holds_env(raw) or _CHANGES.search(raw):
+        if mentions_env(raw) or _CHANGES.search(raw):
             return True
         for path in _REFERENCE.findall(raw):
             parts = [part for part in re.split(r"[.\[\]\s]+", path) if part]

@@ -33,16 +33,37 @@ def source_for(name: str) -> str:
     return f"${{oc.env:{_NO_VARIABLE.sub('_', name).upper()}}}"
 
 
-# An interpolation that is escaped is text: an odd number of backslashes stands before it.
-_ESCAPED_START = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
-_ASKS_ENV = re.compile(r"\$\{[^\0]*oc\.env")
+_BRACES = re.compile(r"(\\*)\$\{|\}")
+# What a brace may stand in or behind without being one.
+_QUOTING = re.compile(r"""['"]|\\\}""")
+
+
+def mentions_env(raw: object) -> bool:
+    """Return whether a leaf's text may ask for the environment, now or when it is read again."""
+    return isinstance(raw, str) and "oc.env" in raw
 
 
 def holds_env(raw: object) -> bool:
-    """Return whether a leaf's own text asks for the environment."""
+    """Return whether a leaf's own text asks for the environment.
+
+    An interpolation is text where an odd number of backslashes stands before it, but not within
+    another one, whose resolver may read it.
+    """
     if not isinstance(raw, str) or "oc.env" not in raw:
         return False
-    return _ASKS_ENV.search(_ESCAPED_START.sub("\0", raw)) is not None
+    if _QUOTING.search(raw):
+        return True
+    opened = begun = 0
+    for found in _BRACES.finditer(raw):
+        if found[0] != "}":
+            if opened or len(found[1]) % 2 == 0:
+                begun = begun if opened else found.end()
+                opened += 1
+        elif opened:
+            opened -= 1
+            if not opened and "oc.env" in raw[begun : found.start()]:
+                return True
+    return bool(opened) and "oc.env" in raw[begun:]
 
 
 def is_literal(raw: object, name: str) -> bool:

@@ -177,8 +177,8 @@ def wait(
     Args:
         readable: those that are waited for until they can be read.
         writable: those that are waited for until they take more; one may be in both.
-        seconds: how long; None for ever. After an hour this returns in any case: callers look at
-            their clock again.
+        seconds: how long; None for ever. Of a longer time an hour at most: callers look at their
+            clock again.
 
     Returns:
         Those that are ready, or have an error to tell; none if the time is over.

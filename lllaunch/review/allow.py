@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from lllaunch.config.locate import locate_main
-from lllaunch.config.secrets import holds_env
+from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import show, value_at
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
@@ -439,7 +439,7 @@ class _Judge:
             return
         first = refused[0]
         wanted = next(iter(first.names), first.file) or first.exact
-        if holds_env(entry.text):
+        if mentions_env(entry.text):
             message, wanted = _not_in(name), ""
         elif wanted == first.exact and any(fits(pattern, wanted) for pattern in patterns):
             message = f"cannot be told without importing it, {_only_by(name)}"

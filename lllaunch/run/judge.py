@@ -61,8 +61,9 @@ _LOST_PEER = re.compile(
 )
 # What torch (CUDA, HIP, XPU, MPS), CuPy and JAX say when an allocation on a device fails.
 _NO_DEVICE_MEMORY = re.compile(
-    r"\bOutOfMemoryError: |: (CUDA|HIP|XPU|MPS backend) (error: )?out of memory"
-    r"|: RESOURCE_EXHAUSTED: Out of memory"
+    r"[\w.]+: (CUDA|HIP|XPU|MPS backend) (error: )?out of memory"
+    r"|[\w.]*OutOfMemoryError: (Allocation on device|Out of memory allocating)"
+    r"|[\w.]+: RESOURCE_EXHAUSTED: Out of memory"
 )
 LOST_PEER_WINDOW_NS = 5_000_000_000
 
@@ -155,7 +156,7 @@ def _cause_of_error(message: str, exitcode: int) -> Cause:
     kind, _, rest = message.partition(": ")
     if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
         return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
-    if _NO_DEVICE_MEMORY.search(message.partition("\n")[0]):
+    if _NO_DEVICE_MEMORY.match(message):
         return DeviceOutOfMemory(message, exitcode)
     return Raised(message, exitcode)
 

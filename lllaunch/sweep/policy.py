@@ -21,6 +21,7 @@ _CAUSES: dict[str, RestartCause] = {
     "SpawnerLost": "signal",
     "TimerExpired": "hang",
     "Stalled": "hang",
+    "Silent": "hang",
     "HeartbeatLost": "hang",
     "HungInKernel": "hang",
     "TimedOut": "timeout",

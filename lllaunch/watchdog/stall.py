@@ -36,9 +36,14 @@ class StallDetector:
         limit: seconds of that which are too long.
         scope: ``group``: all workers must do nothing; ``rank``: one is enough.
         starts: moment from which on idleness counts.
+
+    Attributes:
+        interval: seconds between two looks. In less a worker has no time to do something, and what
+            its threads do that only wake up may look like work.
     """
 
     def __init__(self, limit: float, scope: StallScope, starts: float) -> None:
+        self.interval = look_interval(limit)
         self._limit = limit
         self._scope = scope
         self._starts = starts
@@ -84,9 +89,13 @@ class SilenceDetector:
     Args:
         limit: seconds of that which are too long.
         starts: moment from which on silence counts.
+
+    Attributes:
+        interval: seconds between two looks.
     """
 
     def __init__(self, limit: float, starts: float) -> None:
+        self.interval = look_interval(limit)
         self._limit = limit
         self._starts = starts
         self._output: dict[int, int] = {}
@@ -97,9 +106,10 @@ class SilenceDetector:
 
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Silent | None:
         """Take note of a look at all live workers; arguments as for `StallDetector.look`."""
-        before, self._output = self._output, {rank: look.output for rank, look in looks.items()}
-        if any(before.get(rank) != output for rank, output in self._output.items()):
+        # what a process below a worker wrote is not counted any more when that has ended
+        if any(look.output > self._output.get(rank, -1) for rank, look in looks.items()):
             self._starts = max(self._starts, now)
+        self._output.update({rank: look.output for rank, look in looks.items()})
         silent = now - self._starts
         return Silent(silent) if looks and silent >= self._limit else None
 

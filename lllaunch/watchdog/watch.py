@@ -272,8 +272,8 @@ class AttemptWatch:
         self._due: float | None = None
         self._thawed = 0.0
         self._started: float | None = None
-        self._detectors: list[StallDetector | SilenceDetector] = []
-        idle = [look_interval(limit) for limit in (policy.stall, policy.silence) if limit]
+        # With the moment of its next look.
+        self._detectors: dict[StallDetector | SilenceDetector, float] = {}
         limits = [limit for limit in (policy.stall, policy.silence, policy.heartbeat) if limit]
         self._tolerance = max(_LATE, min(limits, default=0.0) / 4)
         intervals = [look_interval(limit) for limit in limits]
@@ -282,8 +282,6 @@ class AttemptWatch:
         # Seconds between two looks, None if there is nothing to look at.
         self._interval = min(intervals, default=None)
         self._next_look: float | None = None
-        self._idle_interval = min(idle, default=0.0)
-        self._next_idle_look = 0.0
         self._memory_lasts = float("inf")
         self._waited = 0.0
         # Of each worker, when it was looked at last and what it used then.
@@ -345,9 +343,9 @@ class AttemptWatch:
         policy = self._policy
         starts = now + policy.warmup
         if policy.stall is not None:
-            self._detectors.append(StallDetector(policy.stall, policy.stall_scope, starts))
+            self._detectors[StallDetector(policy.stall, policy.stall_scope, starts)] = now
         if policy.silence is not None:
-            self._detectors.append(SilenceDetector(policy.silence, starts))
+            self._detectors[SilenceDetector(policy.silence, starts)] = now
         if self._interval is not None:
             self._next_look = now
 
@@ -431,9 +429,8 @@ class AttemptWatch:
         if self._policy.memory is not None:
             found += self._over_memory(now, usage, self._policy.memory)
             self._memory_lasts = self._estimate(now, usage, self._policy.memory)
-        # Between two of these looks a worker must have had the time to do something.
-        if self._detectors and now >= self._next_idle_look:
-            self._next_idle_look = now + self._idle_interval
+        due = [detector for detector, moment in self._detectors.items() if now >= moment]
+        if due:
             beats = self._live_beats()
             looks = {
                 rank: WorkerActivity(
@@ -444,8 +441,10 @@ class AttemptWatch:
                 )
                 for rank, used in usage.items()
             }
-            each = [detector.look(now, looks) for detector in self._detectors]
-            found += [finding for finding in each if finding is not None]
+            for detector in due:
+                self._detectors[detector] = now + detector.interval
+                finding = detector.look(now, looks)
+                found += [] if finding is None else [finding]
         return found
 
     def _estimate(self, now: float, usage: Mapping[int, Usage], limit: int) -> float:

@@ -505,8 +505,27 @@ def test_lines_of_anchors_and_merge_keys() -> None:
     assert [lines.below(key).line for key in (2, "on", True, "no")] == [9, 10, 11, None]
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "line"),
+    [
+        # of several merge keys the last wins
+        ("a: &a {n: 1}\nb: &b {n: 2}\nc: {<<: *a, <<: *b}\n", ["c", "n"], 2),
+        ("a: &a {n: 1}\nb: &b {n: 2}\nc: {<<: [*a, *b]}\n", ["c", "n"], 1),
+        ("a: &a {n: 1}\nb:\n  !!merge <<: *a\n", ["b", "n"], 1),
+        ("&k name: 1\nb: *k\n", ["b"], 2),
+        ("a: &x key\nb:\n  *x : 1\n", ["b", "key"], 3),
+        ("1: a\ntrue: b\n", [True], 2),
+        ("!!float 5: a\n", [5.0], 1),
+        (f"a: [{', '.join('1' * 120_000)}]\nb: 1\n", ["b"], 2),
+    ],
+)
+def test_what_hydra_takes_has_lines(text: str, path: list[object], line: int) -> None:
+    OmegaConf.create(text)
+    assert lines_of(text).at(path) == line
+
+
 def test_what_is_no_yaml_has_no_lines() -> None:
-    for text in ("", "a: [", "a: 1\n---\nb: 2\n", "\x00"):
+    for text in ("", "a: [", "a: 1\n---\nb: 2\n", "\x00", f"a: {'[' * 5000}", "? 0x" + "f" * 5000):
         assert lines_of(text).below("a").line is None
 
 

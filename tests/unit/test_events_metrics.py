@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +56,28 @@ def test_events_of_a_rendezvous(kept: Kept) -> None:
 def test_without_a_listener_no_rendezvous_event_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events.socket, "getfqdn", lambda: pytest.fail("it was made"))
     events.construct_and_record_rdzv_event("id", "m", NodeState.INIT)
+
+
+HANDLERS_OF_TORCH = "torch.distributed.elastic.events.handlers"
+
+
+def test_events_go_where_torchs_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    event, of_torch, own = Event("n", EventSource.AGENT), Kept(), Kept()
+    events.record(event)
+    logging.getLogger("lllaunch-events-null").addHandler(own)
+    # while another thread imports it
+    monkeypatch.setitem(sys.modules, HANDLERS_OF_TORCH, SimpleNamespace())
+    events.record(event)
+    loaded = SimpleNamespace(_log_handlers={"null": of_torch})
+    monkeypatch.setitem(sys.modules, HANDLERS_OF_TORCH, loaded)
+    events.record(event)
+    events.record(event, "no such destination")
+    assert of_torch.lines == [event.serialize()]
+    assert own.lines == [event.serialize()] * 2, "what a program has added stays"
+    monkeypatch.delitem(sys.modules, HANDLERS_OF_TORCH)
+    events.record(event)
+    assert of_torch.lines == [event.serialize()]
+    logging.getLogger("lllaunch-events-null").removeHandler(own)
 
 
 class Values(metrics.MetricHandler):

@@ -212,7 +212,13 @@ def test_a_gpu_without_memory_is_a_cause_of_its_own_and_a_lack_of_memory(text: s
 
 
 @pytest.mark.parametrize(
-    "text", ["ValueError: expected CUDA out of memory", "RuntimeError: x\nOutOfMemoryError: y"]
+    "text",
+    [
+        "ValueError: expected CUDA out of memory",
+        "RuntimeError: x\nOutOfMemoryError: CUDA out of memory",
+        "RuntimeError: Java side failed: java.lang.OutOfMemoryError: Java heap space",
+        "OutOfMemoryError: out of shared memory",
+    ],
 )
 def test_who_only_speaks_of_memory_raised(text: str):
     failed = worker(0, 1, error=error(text))

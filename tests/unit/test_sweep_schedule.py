@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,6 +15,7 @@ from lllaunch.sweep import schedule as v
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, cause_of
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.schedule import TABLE, ImpossibleSweepEvent, Scheduler
+from lllaunch.watchdog import findings
 
 FACTS: list[type] = list(v.SweepEvent.__args__)
 SIGINT, SIGTERM = 2, 15
@@ -190,6 +192,12 @@ def test_every_cause_has_its_retries() -> None:
 )
 def test_the_cause_of_a_jobs_end(exit_code: int, kind: str, cause: RestartCause | None) -> None:
     assert cause_of(exit_code, kind) == cause
+
+
+def test_a_finding_is_to_a_sweep_what_it_is_to_a_restart() -> None:
+    for kind in get_args(findings.Finding):
+        if kind is not findings.Asked:  # nothing is wrong
+            assert cause_of(3, kind.__name__) == findings.kind_of(object.__new__(kind))
 
 
 def test_a_sweep_of_nothing_succeeds() -> None:

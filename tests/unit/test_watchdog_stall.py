@@ -61,6 +61,8 @@ def test_who_writes_nothing_is_silent_after_the_limit_whatever_it_does() -> None
     assert detector.look(98.0, {1: WorkerActivity(5.0, output=1)}) is None
     assert detector.look(99.0, {1: WorkerActivity(5.0, output=1)}) == Silent(30.0)
     assert detector.look(200.0, {}) is None, "nobody lives"
+    # what a child had written is not counted when it has ended
+    assert detector.look(201.0, {1: WorkerActivity(5.0, output=0)}) is not None
 
 
 def idle(*ranks: int, **more: object) -> dict[int, WorkerActivity]:

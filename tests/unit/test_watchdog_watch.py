@@ -201,6 +201,23 @@ def test_silence_is_that_of_all_workers_however_busy(played: list[Played]) -> No
     assert 300.0 <= found.seconds <= 315.0
 
 
+def test_a_stall_is_found_beside_a_short_silence_though_a_thread_wakes_up(
+    played: list[Played],
+) -> None:
+    watch = Played(WatchdogPolicy(stall=1800.0, silence=60.0, report=frozenset({"silence"})))
+    played.append(watch)
+    watch.begin()
+    found: list[object] = []
+    for second in range(0, 3600, 5):
+        # four tenths of a second in ten: more than idle in five seconds, less in the ninety
+        # between two looks for a stall
+        cpu = 0.4 * (second // 10)
+        watch.sampler.usages = {rank: Usage(cpu, 0, "S", (100 + rank,)) for rank in (0, 1)}
+        found += watch.after(5.0)
+    assert any(isinstance(each, Stalled) for each in found)
+    assert any(isinstance(each, Silent) for each in found)
+
+
 def test_a_worker_that_ended_owes_no_heartbeat(played: list[Played]) -> None:
     watch = Played(WatchdogPolicy(heartbeat=300.0))
     played.append(watch)
