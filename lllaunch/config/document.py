@@ -49,7 +49,7 @@ class Lines:
 
     Args:
         line: of the value or, where it is in a mapping, of its key, from 1; None if not known.
-        items: of a container, by key or by index.
+        items: of a container, by key or by index; shared by all aliases of one anchor.
     """
 
     __slots__ = ("items", "line")
