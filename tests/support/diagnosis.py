@@ -324,12 +324,14 @@ def memory_cgroup() -> Path | None:
     for version, directories in hierarchies("memory"):
         parent = Path(directories[0])
         limit = "memory.max" if version == 2 else "memory.limit_in_bytes"
+        # several processes of one pytest look at the same time
+        probe = parent / f"lllaunch-probe-{os.getpid()}"
         try:
-            (parent / "lllaunch-probe").mkdir()
+            probe.mkdir()
         except OSError:
             continue
-        found = (parent / "lllaunch-probe" / limit).exists()
-        (parent / "lllaunch-probe").rmdir()
+        found = (probe / limit).exists()
+        probe.rmdir()
         if found:
             return parent
     return None
