@@ -114,7 +114,7 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 def getStream(group: str) -> MetricStream:  # noqa: N802 - torch's public name
     """The stream of a group."""
-    handler = _handlers.get(group) or _handlers.get(None)
+    handler = _handlers.get(group, _handlers.get(None))
     if handler is None:
         torchs = sys.modules.get("torch.distributed.elastic.metrics.api")
         # none yet, while another thread imports it

@@ -101,22 +101,24 @@ class _Kept(NamedTuple):
     config: DictConfig
     of_sweep: bool
 
-    def become(self, name: str | None, overrides: Sequence[str], mode: RunMode) -> bool:
+    def become(self, name: str | None, overrides: list[str], mode: RunMode) -> bool:
         """Make it what a command line comes to; False if it is another one than that before.
 
         Where no config says the mode Hydra adds it to the command line, behind all that is there.
         """
-        more = list(overrides)[len(self.overrides) :]
-        if name != self.name or [*self.overrides, *more] != list(overrides):
+        known = len(self.overrides)
+        if name != self.name or overrides[:known] != self.overrides:
             return False
         if self.of_sweep and mode is not RunMode.MULTIRUN:
             return False
-        if more and (len(more) > 1 or more[0] not in _MODES):
-            return False
-        for word in more:
-            self.config.hydra.mode = _MODES[word]
-            self.config.hydra.overrides.hydra.append(word)
-        return True
+        match overrides[known:]:
+            case []:
+                return True
+            case [word] if word in _MODES:
+                self.config.hydra.mode = _MODES[word]
+                self.config.hydra.overrides.hydra.append(word)
+                return True
+        return False
 
 
 class GuardedLoader(WatchedLoader):

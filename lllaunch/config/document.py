@@ -325,12 +325,12 @@ class _Builder:
 
     def _mapping(self, path: tuple[Any, ...], lines: dict[object, Lines]) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
-        merged: dict[Any, Any] = {}
-        places: dict[object, Lines] = {}
+        merged: dict[Any, tuple[Any, Lines]] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if isinstance(event, yaml.ScalarEvent) and _is_merge(event):
                 self._add(event, 1)
-                self._merge(event, (*path, "<<"), merged, places)
+                # of several the last wins
+                merged |= self._merged(event, (*path, "<<"))
                 continue
             key = self._key(event, path)
             if key in values and type(key) in {type(each) for each in values if each == key}:
@@ -339,9 +339,9 @@ class _Builder:
             below = (*path, key)
             values[key], items = self._value(next(self._events), below)
             lines[key] = Lines(_line(event), items)
-        for key in merged:
-            lines.setdefault(key, places.get(key, NO_LINES))
-        return {**merged, **values} if merged else values
+        for key, (_, place) in merged.items():
+            lines.setdefault(key, place)
+        return {**{key: value for key, (value, _) in merged.items()}, **values}
 
     def _key(self, event: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(event, yaml.AliasEvent) and self._as_hydra:
@@ -357,28 +357,20 @@ class _Builder:
             self._anchors[event.anchor] = _Anchored(key, {}, 1)
         return key
 
-    def _merge(
-        self,
-        event: Any,
-        path: tuple[Any, ...],
-        merged: dict[Any, Any],
-        places: dict[object, Lines],
-    ) -> None:
-        """Add what ``<<`` brings in: of a list the first wins, of several ``<<`` the last."""
+    def _merged(self, event: Any, path: tuple[Any, ...]) -> dict[Any, tuple[Any, Lines]]:
+        """Return what a ``<<`` brings in, with its lines; of several mappings the first wins."""
         if not self._as_hydra:
             raise self._wrong(event, "merges mappings (<<): write them out")
         value, items = self._value(next(self._events), path)
         several = isinstance(value, list)
-        new: dict[Any, Any] = {}
+        found: dict[Any, tuple[Any, Lines]] = {}
         for index, each in enumerate(value if several else [value]):
             if not isinstance(each, dict):
                 raise self._wrong(event, "merges (<<) what is not a mapping")
             lines = items[index].items if several else items
             for key in each:
-                if key not in new:
-                    new[key] = each[key]
-                    places[key] = lines.get(key, NO_LINES)
-        merged.update(new)
+                found.setdefault(key, (each[key], lines.get(key, NO_LINES)))
+        return found
 
     def _scalar(self, event: Any) -> Any:
         if event.tag in _TEXT or (event.tag is None and not event.implicit[0]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from lllaunch.errors import Diagnostic
 from lllaunch.secret_names import is_never_counted, is_plain_key, is_secret_name
@@ -33,12 +33,12 @@ def source_for(name: str) -> str:
     return f"${{oc.env:{_NO_VARIABLE.sub('_', name).upper()}}}"
 
 
-_BRACES = re.compile(r"(\\*)\$\{|\}")
+_TOKENS = re.compile(r"(\\*)\$\{|\}|oc\.env")
 # What a brace may stand in or behind without being one.
 _QUOTING = re.compile(r"""['"]|\\\}""")
 
 
-def mentions_env(raw: object) -> bool:
+def mentions_env(raw: object) -> TypeGuard[str]:
     """Return whether a leaf's text may ask for the environment, now or when it is read again."""
     return isinstance(raw, str) and "oc.env" in raw
 
@@ -49,21 +49,20 @@ def holds_env(raw: object) -> bool:
     An interpolation is text where an odd number of backslashes stands before it, but not within
     another one, whose resolver may read it.
     """
-    if not isinstance(raw, str) or "oc.env" not in raw:
+    if not mentions_env(raw):
         return False
     if _QUOTING.search(raw):
         return True
-    opened = begun = 0
-    for found in _BRACES.finditer(raw):
-        if found[0] != "}":
-            if opened or len(found[1]) % 2 == 0:
-                begun = begun if opened else found.end()
-                opened += 1
-        elif opened:
-            opened -= 1
-            if not opened and "oc.env" in raw[begun : found.start()]:
+    depth = 0
+    for found in _TOKENS.finditer(raw):
+        if found[0] == "oc.env":
+            if depth:
                 return True
-    return bool(opened) and "oc.env" in raw[begun:]
+        elif found[0] == "}":
+            depth = max(0, depth - 1)
+        elif depth or len(found[1]) % 2 == 0:
+            depth += 1
+    return False
 
 
 def is_literal(raw: object, name: str) -> bool:

@@ -186,9 +186,8 @@ def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     """
     if was_asked(worker):
         return False
-    explanation = explain(_evidence(worker, record))
-    of_device = isinstance(cause_of(worker, explanation), DeviceOutOfMemory)
-    return of_device or _out_of_memory(explanation)
+    cause = cause_of(worker, explain(_evidence(worker, record)))
+    return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
 def first_of(failures: Mapping[int, Failed]) -> int | None:

@@ -22,7 +22,6 @@ from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
-from lllaunch.timer.service import Rejected, TimerService
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
 from lllaunch.watchdog.sampling import Sampler, Usage, size_of
 from lllaunch.watchdog.stall import (
@@ -36,6 +35,8 @@ from lllaunch.watchdog.stall import (
 
 if TYPE_CHECKING:
     from mmap import mmap
+
+    from lllaunch.timer.service import Rejected
 
 
 _PREFIX = "lllaunch-watch-"
@@ -154,6 +155,8 @@ class WorkerTimers:
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        from lllaunch.timer.service import TimerService  # noqa: PLC0415 - most runs serve no timers
+
         self._pids: Callable[[], Mapping[int, int]] = dict
         self._starter = 0
         try:

@@ -61,6 +61,10 @@ def test_what_the_launcher_imports_is_light(module: str) -> None:
     assert found.isdisjoint(HEAVY)
 
 
+def test_a_run_without_timers_loads_no_server_of_timers() -> None:
+    assert "lllaunch.timer.service" not in imported_by("import lllaunch.watchdog.watch")
+
+
 @pytest.mark.parametrize("module", ["lllaunch.run.execute", "lllaunch.spawner.server"])
 def test_below_the_app_nothing_imports_hydra(module: str) -> None:
     found = {name.partition(".")[0] for name in imported_by(f"import {module}")}
