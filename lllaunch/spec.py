@@ -17,14 +17,18 @@ from lllaunch.std import Std
 from lllaunch.text import write_range
 
 StallScope = Literal["group", "rank"]
-RestartCause = Literal["failure", "signal", "oom", "hang", "timeout"]
+RestartCause = Literal["failure", "signal", "oom", "hang", "timeout", "node"]
+RdzvBackend = Literal["static", "c10d", "etcd-v2"]
 
 # torch's switch for timers; what a config says is all that a reviewed run does.
 ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 # Names the timers' FIFO to workers.
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
-RESTART_CAUSES: tuple[RestartCause, ...] = ("failure", "signal", "oom", "hang", "timeout")
+RESTART_CAUSES: tuple[RestartCause, ...] = (
+    *("failure", "signal", "oom", "hang", "timeout"),
+    "node",
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class RestartPolicy:
         on: causes that are worth another attempt, as long as there are restarts left: ``failure``
             (a worker failed), ``signal`` (a worker died of a signal), ``oom`` (of a lack of memory,
             or over ``memory``), ``hang`` (a timer, a stall, silence, a lost heartbeat),
-            ``timeout``.
+            ``timeout``, ``node`` (a node was lost, and too few are left).
         delay: seconds before the first restart; each later one waits twice as long.
         max_delay: the longest wait, seconds.
     """
@@ -110,6 +114,53 @@ class Entrypoint:
     text: str
     qualname: str = ""
     decided: bool = False
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a run that has several.
+
+    Attributes:
+        min_nodes: with fewer nothing runs; at least 1.
+        max_nodes: there are never more; at least ``min_nodes``, and more than 1.
+        node_rank: this node's number, from 0; None for one that joins without a number, which
+            ``c10d`` and ``etcd-v2`` give it.
+        backend: what they agree on ranks through.
+        host: of the endpoint, a name or an address, without brackets.
+        port: of the endpoint.
+        rdzv_id: what the nodes of one run have in common; empty if nobody has given one.
+        conf: further settings of torch's rendezvous.
+        interface: network interface that this node's address is of, or None.
+        timeout: seconds that an operation of the store may take.
+        join_timeout: seconds within which enough nodes must have joined.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    node_rank: int | None
+    backend: RdzvBackend
+    host: str
+    port: int
+    rdzv_id: str = ""
+    # the certificate's key of etcd, for one
+    conf: Mapping[str, str | int | float | bool] = field(default_factory=dict, repr=False)
+    interface: str | None = None
+    timeout: float = 60.0
+    join_timeout: float = 600.0
+
+
+class Detected(NamedTuple):
+    """What ``nnodes: auto`` took from the environment.
+
+    Attributes:
+        setting: which it stands for, as in the config: ``nnodes``, ``rdzv.endpoint``.
+        value: as it is used.
+        variable: whose value it was made from.
+    """
+
+    setting: str
+    value: str
+    variable: str
 
 
 class Resources(NamedTuple):
@@ -175,6 +226,8 @@ class LaunchSpec:
         sources: by path in the plan, what stands there in place of a value: of one that must not
             be written the text that it comes from (``${oc.env:NAME}``), and of one that the machine
             decides on what the config says.
+        nodes: the nodes of a run that has several; None for one.
+        detected: what was taken from where for ``nnodes: auto``; in no plan.
         arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
             empty for keyword arguments.
     """
@@ -216,6 +269,8 @@ class LaunchSpec:
     runtime_cwd: str = ""
     spawner_cwd: str = ""
     sources: Mapping[Path, Any] = field(default_factory=dict)
+    nodes: Nodes | None = None
+    detected: tuple[Detected, ...] = ()
     arg_keys: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -134,6 +134,63 @@ class Launch:
     each GPU that the workers may see (`CUDA_VISIBLE_DEVICES` is obeyed, from `env` or from the
     shell), and `auto` is `gpu` where there is a GPU, else `cpu`."""
 
+    nnodes: int | str = 1
+    """Number of nodes: a number; `"MIN:MAX"`, in quotes, for a run that goes on with fewer and
+    takes in more; or `auto`. Each node runs the same command, and has `nproc` workers.
+
+    - By hand the first node's address is given: `rdzv.endpoint`.
+    - `auto` takes number, rank, endpoint and workers of the nodes from the environment, where
+      something has started one process on each: `srun` (Slurm), a TrainJob (Kubeflow's `PET_*`),
+      SkyPilot, dstack. What the config says is stronger. Where none of them has, it is 1.
+
+    ```yaml
+    launch:
+      entrypoint: env
+      nnodes: "1:4"
+      rdzv: {endpoint: "host0:29500"}
+    ```
+    """
+
+    node_rank: int | None = None
+    """This node's number among the nodes, from 0, the same for none of them. Node 0 is the host of
+    the rendezvous. Null is for nodes that get their numbers when they join, which `rdzv.backend:
+    static` does not have."""
+
+    rdzv: Mapping[str, Any] | None = field(
+        default_factory=lambda: {
+            "backend": "c10d",
+            "endpoint": None,
+            "id": None,
+            "conf": {},
+            "interface": None,
+            "timeout": "1m",
+            "join_timeout": "10m",
+        }
+    )
+    """How several nodes find each other, through torch's rendezvous.
+
+    - `backend`: `c10d`, `etcd-v2`, or `static`, whose nodes and ranks are fixed
+    - `endpoint`: where they meet, `host:port` or `[IPv6]:port`, the same for all nodes: the address
+      of node 0, or of the etcd server; without a port 29400 for `c10d`, 29500 for `static`, 2379
+      for `etcd-v2`
+    - `id`: what the nodes of one run have in common, and no other run at that endpoint; it is the
+      value of `TORCHELASTIC_RUN_ID` unless `run_id` is given
+    - `conf`: further settings of torch's, a mapping or text such as `"read_timeout=30,k=v"`
+    - `interface`: the network interface that this node's address is of, such as `ib0`
+    - `timeout`: how long an operation of the store may take
+    - `join_timeout`: how long to wait for enough nodes
+
+    Times are [durations](#durations). Null is the default.
+
+    ```yaml
+    launch:
+      entrypoint: env
+      nnodes: 2
+      node_rank: 0
+      rdzv: {backend: static, endpoint: "host0:29500", interface: ib0, join_timeout: 30m}
+    ```
+    """
+
     role: str = "default"
     """Name of the worker group, in `ROLE_NAME` and in the prefix of shown lines."""
 
