@@ -33,6 +33,7 @@ Code = Literal[
     "more",
     "no-lock",
     "no-policy",
+    "nodes",
     "not-allowed",
     "not-reviewed",
     "nproc",
@@ -47,6 +48,7 @@ Code = Literal[
     "preload",
     "preset",
     "ranks",
+    "rdzv",
     "rerun",
     "reserved-variable",
     "resume",
@@ -269,3 +271,19 @@ class OutputError(LaunchError):
     def __str__(self) -> str:
         whose = "" if self.rank is None else f" of worker {self.rank}"
         return f"{self.path!r}{whose}: {self.reason}"
+
+
+@dataclass(eq=False)
+class RendezvousFailed(LaunchError):
+    """The nodes of a run could not meet, or lost each other where they cannot meet again.
+
+    Attributes:
+        what: what is wrong, with address, port and time.
+        hint: what to do about it, or an empty string.
+    """
+
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}" if self.hint else self.what

@@ -7,6 +7,10 @@ and in the records that result.json is made of. A worker is (attempt, local rank
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from lllaunch.watchdog.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,34 @@ class SpawnerGone:
     def killed(self) -> bool:
         """Whether it ended by a signal of the launcher's: nobody waits for imports in the end."""
         return bool(self.sent) if self.status is None else -self.status in self.sent
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """Why an attempt of several nodes ended, in the words of the node that was first to say so.
+
+    Attributes:
+        how: ``failed``: a worker or the watchdog of that node; ``left``: a signal ended its
+            launcher; ``lost``: it gave no sign of life; ``joined``: others wait to join.
+        node: what it is called, such as ``node 1 (host1)``.
+        group_rank: its rank among the nodes of the attempt, -1 if it is not known.
+        text: what happened, as the predicate of a sentence about the worker or the node.
+        rank: rank among all workers of the worker that it is about, or None.
+        time_ns: when, nanoseconds since the epoch by this node's clock.
+        here: whether it was this node itself.
+        finding: what the watchdog of that node found, or None.
+        cause: name of the type of the failure's cause, or an empty string.
+    """
+
+    how: Literal["failed", "left", "lost", "joined"]
+    node: str
+    group_rank: int
+    text: str = ""
+    rank: int | None = None
+    time_ns: int = 0
+    here: bool = False
+    finding: Finding | None = None
+    cause: str = ""
 
 
 SpawnerEvent = Ready | PreloadBroken | Started | StartFailed | Exited | OrphansGone | SpawnerGone

@@ -14,7 +14,6 @@ from typing import Any
 from lllaunch.agent.api import (
     DEFAULT_ROLE,
     RunResult,
-    Share,
     SimpleElasticAgent,
     WorkerGroup,
     WorkerSpec,
@@ -24,6 +23,7 @@ from lllaunch.agent.events import EventSource
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
 from lllaunch.agent.metrics import prof
 from lllaunch.clock import RunClock
+from lllaunch.cluster.membership import Share
 from lllaunch.events import Started
 from lllaunch.multiprocessing.api import (
     LogsSpecs,
@@ -41,7 +41,16 @@ from lllaunch.supervisor.environ import (
     substitute_local_rank,
     virtual_rank,
 )
-from lllaunch.supervisor.machine import Finish, Machine, StartWorkers, WorkerState
+from lllaunch.supervisor.machine import (
+    Action,
+    BarrierPassed,
+    Event,
+    Finish,
+    Machine,
+    MembershipChanged,
+    StartWorkers,
+    WorkerState,
+)
 from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import Supervisor
 from lllaunch.supervisor.watchdog import TIMEOUT_VARIABLE, KernelSleep, WatchdogDriver
@@ -161,7 +170,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._port: HeldPort | None = None
         clock = RunClock()
         policy, timer_file = _watchdog_policy(watchdog)
-        self.interval = spec.monitor_interval
+        self._next_look = 0.0
         self._supervisor = Supervisor(
             spec.local_world_size,
             self._machine,
@@ -302,13 +311,32 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # The other nodes, as the supervisor asks for them
 
-    def are_waiting(self) -> bool:
-        """Whether nodes wait to join the rendezvous."""
-        return self._nodes_are_waiting()
+    @property
+    def restarts(self) -> int | None:
+        """None: torch's agents count for themselves."""
+        return None
 
-    def wait_at_barrier(self) -> None:
+    def files(self) -> Sequence[Any]:
+        """None: a rendezvous cannot wake anybody."""
+        return ()
+
+    def next_in(self) -> float | None:
+        """Seconds until the next look at who waits to join."""
+        return max(0.0, self._next_look - time.monotonic()) if self._machine.alive else None
+
+    def events(self) -> list[Event]:
+        """Whether nodes wait to join the rendezvous; looked for every ``monitor_interval``."""
+        now = time.monotonic()
+        if not self._machine.alive or now < self._next_look:
+            return []
+        first, self._next_look = not self._next_look, now + self._worker_group.spec.monitor_interval
+        return [MembershipChanged()] if not first and self._nodes_are_waiting() else []
+
+    def perform(self, action: Action) -> list[Event]:  # noqa: ARG002 - it is `WaitForOthers`
         """Wait for the agents of other nodes, as long as the exit barrier lasts."""
-        self._exit_barrier()
+        with self._signals.raising():
+            self._exit_barrier()
+        return [BarrierPassed()]
 
     # Torch's hooks
 

@@ -186,6 +186,10 @@ class Console:
         name, after = _signal_name(signum), duration(grace)
         self._say(f"watchdog: {name} to {whom}; SIGKILL follows in {after}")
 
+    def note(self, text: str) -> None:
+        """Says what is worth knowing."""
+        self._say(text)
+
     def warning(self, text: str) -> None:
         """Says what went wrong and does not end the run."""
         self._say(f"warning: {text}")

@@ -105,7 +105,7 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
         yield from _root(root, outcome.excerpt, workers, cwd)
     if outcome.attempts:
         last = outcome.attempts[-1]
-        known = root is not None and bool(root.ranks)
+        known = root is not None and bool(root.ranks or root.subject)
         others = [worker for worker in last.workers if not _is_root(worker, root)]
         if root is not None and _failed_alike(others, root):
             yield StyledText("")
@@ -171,6 +171,8 @@ def _root(
 
 
 def _who(root: RootCause) -> str:
+    if root.subject:
+        return root.subject
     return ranks(root.ranks) if root.ranks else "all workers"
 
 
@@ -181,7 +183,8 @@ def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
 
         return hang_text(root.hang, cwd, when=when)
     text = _cause(root, cwd)
-    return text if root.rank is not None else text.replace("was lost", "were lost", 1)
+    alone = root.rank is not None or root.subject
+    return text if alone else text.replace("was lost", "were lost", 1)
 
 
 def _cause(root: RootCause, cwd: str) -> str:
@@ -297,6 +300,9 @@ def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[StyledTex
     told: list[tuple[str, list[int]]] = []
     for attempt in attempts:
         text = failure_text(attempt.root_cause, cwd)
+        if attempt.state == "stopped":
+            yield StyledText(f"  Attempt {attempt.number}: {text}")
+            continue
         if told and told[-1][0] == text:
             told[-1][1].append(attempt.number)
         else:

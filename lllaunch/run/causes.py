@@ -234,6 +234,48 @@ class HungInKernel:
 
 
 @dataclass(frozen=True)
+class OnAnotherNode:
+    """A worker of another node failed, or the watchdog of another node found something.
+
+    Attributes:
+        node: what the node is called.
+        what: what happened there, as the predicate of a sentence about the worker.
+    """
+
+    node: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what or 'failed'}, on {self.node}"
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """A node of the run was lost, or left.
+
+    Attributes:
+        subject: what the node is called.
+        what: what happened to it, as the predicate of a sentence about it.
+    """
+
+    subject: str
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class NodesJoined:
+    """Other nodes came, and the group was formed anew with them; nothing failed."""
+
+    subject: str = "the group"
+
+    def __str__(self) -> str:
+        return "was ended for nodes that wait to join"
+
+
+@dataclass(frozen=True)
 class UnknownCause:
     """A cause in the result.json of another version, which this one has no type for.
 
@@ -268,5 +310,5 @@ def letters(message: str) -> str:
 Cause: TypeAlias = (
     "Raised | DeviceOutOfMemory | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory"
     " | LeftEarly | DiskFull | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn"
-    " | HungInKernel | UnknownCause | Finding"
+    " | HungInKernel | OnAnotherNode | NodeGone | NodesJoined | UnknownCause | Finding"
 )

@@ -120,13 +120,14 @@ class RunDirectory(HeldDirectory):
         numbers = [int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name))]
         return max(numbers, default=-1) + 1
 
-    def make_attempt(self, nproc: int) -> tuple[int, str]:
+    def make_attempt(self, nproc: int, at_least: int = 0) -> tuple[int, str]:
         """Makes the next attempt's directory with one directory for each local rank.
 
         ``latest`` points to it afterwards.
 
         Args:
             nproc: number of local ranks.
+            at_least: the lowest number that it can have: nodes of one run count alike.
 
         Returns:
             its number and its absolute path.
@@ -134,7 +135,8 @@ class RunDirectory(HeldDirectory):
         Raises:
             OutputError: names what could not be made, and the rank if it is a rank's.
         """
-        path, number = make_attempt_dir(self.path, self.next_attempt(), nproc)
+        first = max(at_least, self.next_attempt())
+        path, number = make_attempt_dir(self.path, first, nproc)
         link_atomic(self.file("latest"), os.path.basename(path))
         return number, path
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lllaunch.linux.cgroup import Memory
+    from lllaunch.run.nodes import RunNodes
     from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
@@ -78,6 +79,7 @@ def execute(
     build: Callable[[], Mapping[str, Any]] | None = None,
     directory: RunDirectory | None = None,
     ended: Callable[[int], None] | None = None,
+    shared_plan: Mapping[str, Any] | None = None,
 ) -> RunOutcome:
     """Runs one experiment to its end and says on the console what became of it.
 
@@ -98,6 +100,7 @@ def execute(
         directory: the run's directory if it is claimed already; it stays so.
         ended: called with the exit code when all is written and shown, while signals are still
             kept from having another effect.
+        shared_plan: of several nodes, what all of them must have in common; redacted.
 
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
@@ -117,7 +120,7 @@ def execute(
             outcome = run.outcome().with_error(str(error), error.exit_code)
             console.finished(outcome)
             return outcome
-        return run.perform(directory, plan_text, spawner, targets, ended)
+        return run.perform(directory, plan_text, spawner, targets, ended, shared_plan)
 
 
 class _Run:
@@ -147,6 +150,7 @@ class _Run:
         spawner: Spawner | None,
         targets: Callable[[Mapping[str, str]], Target | Forked] | None,
         ended: Callable[[int], None] | None,
+        shared_plan: Mapping[str, Any] | None,
     ) -> RunOutcome:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)
@@ -157,10 +161,19 @@ class _Run:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
             self._console.warning(text)
         source = SignalSource(self._spec.signals, quiet=STACKS_ON, stops=True)
+        nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
-                signum = run_group(self._spec, directory, observer, signals, spawner, targets)
+                if self._spec.nodes is not None:
+                    # the launcher of one node does without
+                    from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
+
+                    nodes = RunNodes(self._spec, directory, observer, shared_plan or {})
+                group = nodes.group if nodes is not None else None
+                signum = run_group(
+                    self._spec, directory, observer, signals, spawner, targets, group
+                )
             except LaunchError as error:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
@@ -171,8 +184,8 @@ class _Run:
                 failure = text, ExitCode.ERROR
             reserve.close()
             # whatever it is that signals do otherwise
-            with SignalSource({*self._spec.signals, *named_signals(DEFAULT_SIGNALS)}):
-                outcome = self._end(directory, signum, failure)
+            with SignalSource({*self._spec.signals, *named_signals(DEFAULT_SIGNALS)}) as late:
+                outcome = self._end(directory, signum, failure, nodes, late)
             # a console that takes nothing
             with contextlib.suppress(SignalException), signals.raising():
                 self._console.finished(outcome)
@@ -189,22 +202,36 @@ class _Run:
         return outcome_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
 
     def _end(
-        self, directory: RunDirectory, signum: int | None, failure: tuple[str, int] | None
+        self,
+        directory: RunDirectory,
+        signum: int | None,
+        failure: tuple[str, int] | None,
+        nodes: RunNodes | None,
+        signals: SignalSource,
     ) -> RunOutcome:
         """Completes the outcome and writes result.json."""
         from lllaunch.run.ending import complete, render_result  # noqa: PLC0415 - as above
 
         outcome = complete(self.outcome(signum), failure, self._redact)
         build = None if self._build is None else self._build()
-        data = render_result(outcome, host_facts(self._memory), self._redact, build)
-        try:
-            write_atomic(directory.file(RESULT), data)
-        except OutputError as error:
-            if outcome.exit_code:  # there is already something worse to tell
-                self._warn(error)
-            else:
-                outcome = outcome.with_error(str(error), error.exit_code)
-        return outcome
+        host = host_facts(self._memory)
+
+        def write(outcome: RunOutcome, path: str) -> RunOutcome:
+            data = render_result(outcome, host, self._redact, build)
+            try:
+                write_atomic(path, data)
+            except OutputError as error:
+                if outcome.exit_code:  # there is already something worse to tell
+                    self._warn(error)
+                else:
+                    outcome = outcome.with_error(str(error), error.exit_code)
+            return outcome
+
+        outcome = write(outcome, directory.file(RESULT))
+        if nodes is None:
+            return outcome
+        whole = nodes.finish(outcome, signals)
+        return outcome if whole is None else write(whole, nodes.file(RESULT))
 
     def _warn(self, error: OutputError) -> None:
         self._console.warning(str(error))

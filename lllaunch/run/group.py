@@ -11,10 +11,16 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import RunClock
-from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PreloadFailed
+from lllaunch.errors import (
+    ConfigError,
+    Diagnostic,
+    NotPicklable,
+    PreloadFailed,
+    RendezvousFailed,
+)
 from lllaunch.events import PreloadBroken
 from lllaunch.macros import substitute
 from lllaunch.signal_source import SignalException, SignalSource
@@ -36,6 +42,7 @@ from lllaunch.workers.log_files import LogsDest, announce, destinations
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from lllaunch.cluster.group import NodeGroup
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
     from lllaunch.spec import LaunchSpec
@@ -117,6 +124,7 @@ def run_group(
     signals: SignalSource,
     spawner: Spawner | None = None,
     targets: Targets | None = None,
+    nodes: NodeGroup | None = None,
 ) -> int | None:
     """Runs all attempts; what became of them is known to the observer afterwards.
 
@@ -127,6 +135,7 @@ def run_group(
         signals: takes note of signals to this process.
         spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
+        nodes: the nodes of the run; None if this is the only one.
 
     Returns:
         the signal to the launcher that ended the run, or None.
@@ -135,6 +144,7 @@ def run_group(
         ConfigError: the function is not there, or its arguments do not fit; nothing was started.
         PreloadFailed: a preload failed before anything was started.
         OutputError: a directory or file cannot be made.
+        RendezvousFailed: the nodes could not meet for the first attempt.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -144,9 +154,16 @@ def run_group(
         spawner.hold(directory.locks)
         stack.callback(spawner.hold, ())
         try:
+            if nodes is not None:
+                # torch is imported here while the spawner imports what the workers need
+                spawner.configure(
+                    spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports
+                )
+                nodes.prepare()
             if targets is None:
                 _check(spec, spawner, observer, signals)
-            return _supervise(spec, directory, observer, signals, spawner, targets, began)
+            group = _Group(spec, directory, observer, signals, spawner, targets, nodes, began)
+            return _supervise(group, spec, observer, signals, nodes)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
@@ -154,28 +171,23 @@ def run_group(
 
 
 def _supervise(
+    group: _Group,
     spec: LaunchSpec,
-    directory: RunDirectory,
     observer: RunObserver,
     signals: SignalSource,
-    spawner: Spawner,
-    targets: Targets | None,
-    began: float,
+    nodes: NodeGroup | None,
 ) -> int | None:
     """Take the group through its attempts; return the signal that ended it, or None."""
-    clock = RunClock()
-    hide = observer.recorder.hide
-    watchdog = WatchdogDriver(spec.watchdog, KernelSleep.configured(None), clock, began, hide)
-    group = _Group(spec, directory, observer, spawner, targets, watchdog)
     supervisor = Supervisor(
         spec.nproc,
-        Machine(spec.max_restarts, policy=spec.restart),
+        Machine(spec.max_restarts, policy=spec.restart, alone=nodes is None),
         group.start,
         signals=signals,
-        watchdog=watchdog,
-        clock=clock,
+        watchdog=group.watchdog,
+        clock=group.clock,
         grace_period=spec.grace_period,
         observe=observer.observe,
+        nodes=nodes,
     )
     polite = signal.SIGTERM
     try:
@@ -183,6 +195,12 @@ def _supervise(
     except SignalException as error:
         polite = error.sigval
         raise
+    except RendezvousFailed as error:
+        if not group.attempts:
+            raise
+        # what the last attempt ended for is the cause
+        observer.not_met_again(error)
+        return None
     finally:
         supervisor.close(polite)
         group.let_port_go()
@@ -193,23 +211,37 @@ def _supervise(
 
 
 class _Group:
-    """Starts the workers of a run, one attempt after the other."""
+    """Starts the workers of a run, one attempt after the other.
+
+    Attributes:
+        clock: the one of the run.
+        watchdog: of the workers.
+        attempts: how many were begun.
+    """
 
     def __init__(
         self,
         spec: LaunchSpec,
         directory: RunDirectory,
         observer: RunObserver,
+        signals: SignalSource,
         spawner: Spawner,
         targets: Targets | None,
-        watchdog: WatchdogDriver,
+        nodes: NodeGroup | None,
+        began: float,
     ) -> None:
         self._spec = spec
         self._directory = directory
         self._observer = observer
+        self._signals = signals
         self._spawner = spawner
         self._target = targets or partial(target_of, spec)
-        self._watchdog = watchdog
+        self._nodes = nodes
+        self.clock = RunClock()
+        self.watchdog = WatchdogDriver(
+            spec.watchdog, KernelSleep.configured(None), self.clock, began, observer.recorder.hide
+        )
+        self.attempts = 0
         self._port: HeldPort | None = None
 
     def start(self, action: StartWorkers) -> WorkerProcesses:
@@ -222,15 +254,12 @@ class _Group:
             OutputError: a directory or file cannot be made.
         """
         spec, ranks = self._spec, range(self._spec.nproc)
-        # A new one per attempt: sockets of the last may linger.
-        self.let_port_go()
-        self._port = HeldPort()
-        number = self._directory.next_attempt()
-        places = {rank: self._context(rank, number, action.restart_count) for rank in ranks}
+        places = self._contexts(self._directory.next_attempt(), action.restart_count)
+        number = places[0].attempt
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
         targets = {rank: self._target(facts[rank]) for rank in ranks}
-        number, path = self._directory.make_attempt(spec.nproc)
+        number, path = self._directory.make_attempt(spec.nproc, number)
         announce(envs, path)
         for rank, env in envs.items():
             env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
@@ -238,6 +267,7 @@ class _Group:
         shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
         files = destinations(path, redirects, tee, shown)
         self._observer.begin(Attempt(number, path, files, envs))
+        self.attempts += 1
         workers = WorkerProcesses(
             spec.role,
             spec.nproc,
@@ -277,21 +307,49 @@ class _Group:
             spawner_cwd=spec.spawner_cwd,
         )
 
-    def _context(self, rank: int, attempt: int, restart_count: int) -> WorkerContext:
-        return replace(
-            _context_before(self._spec, rank),
-            attempt=attempt,
-            restart_count=restart_count,
-            master_addr=LOOPBACK,
-            master_port=self._port.port if self._port is not None else 0,
-            hostname=socket.gethostname(),
-        )
+    def _contexts(self, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
+        """Where all workers stand, by local rank; of several nodes, when those have met."""
+        if self._nodes is not None:
+            place = self._nodes.join(self._signals, attempt, restart_count)
+            common: dict[str, Any] = {
+                "attempt": max(attempt, place.attempt),
+                "restart_count": place.restarts,
+                "master_addr": place.master_addr,
+                "master_port": place.master_port,
+                "use_agent_store": place.use_agent_store,
+                "group_rank": place.group_rank,
+                "group_world_size": place.size,
+                "world_size": place.share.world_size,
+                "role_world_size": place.share.role_world_size,
+            }
+            base, role_base = place.share.base_rank, place.share.base_role_rank
+        else:
+            # A new one per attempt: sockets of the last may linger.
+            self.let_port_go()
+            self._port = HeldPort()
+            common = {
+                "attempt": attempt,
+                "restart_count": restart_count,
+                "master_addr": LOOPBACK,
+                "master_port": self._port.port,
+            }
+            base = role_base = 0
+        common["hostname"] = socket.gethostname()
+        return {
+            rank: replace(
+                _context_before(self._spec, rank),
+                rank=base + rank,
+                role_rank=role_base + rank,
+                **common,
+            )
+            for rank in range(self._spec.nproc)
+        }
 
     def _environment(self, place: WorkerContext) -> dict[str, str]:
         env = contract(place, os.environ) | env_of(self._spec, place.macro_values())
         if self._spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return {**env, **self._watchdog.environment(place.local_rank)}
+        return {**env, **self.watchdog.environment(place.local_rank)}
 
     def let_port_go(self) -> None:
         """Let go of the port that is held for rank 0's store; idempotent."""

@@ -15,7 +15,10 @@ from lllaunch.run.causes import (
     HungInKernel,
     KilledBySignal,
     LeftEarly,
+    NodeGone,
+    NodesJoined,
     NotPicklableReturn,
+    OnAnotherNode,
     OutOfMemory,
     PreloadFailure,
     Raised,
@@ -258,7 +261,7 @@ def _state(
     workers: tuple[WorkerOutcome, ...], root: RootCause | None, interrupted: bool
 ) -> AttemptState:
     if root is not None:
-        return "failed"
+        return "stopped" if isinstance(root.cause, NodesJoined) else "failed"
     if workers and all(isinstance(worker.fate, Succeeded) for worker in workers):
         return "succeeded"
     return "stopped" if interrupted else "failed"
@@ -287,10 +290,37 @@ def _root(
         if hang is None or failure.time_ns < hang.time_ns
     }
     first = first_of(own)
+    elsewhere = _root_of_nodes(record)
+    if elsewhere is not None and _is_earlier(elsewhere, own[first] if first is not None else None):
+        return elsewhere
     if first is not None:
         left = _left_early(record, own, first)
         return left or _root_of_worker(record, _worker(record, first), own[first], hang)
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
+
+
+def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
+    """Returns what came from other nodes, None if nothing did."""
+    end = record.group_end
+    if end is None or (end.how == "failed" and end.here):
+        return None
+    cause: Cause
+    if end.how == "joined":
+        cause = NodesJoined()
+    elif end.how == "failed":
+        cause = OnAnotherNode(end.node, end.text)
+    else:
+        cause = NodeGone(end.node, end.text)
+    return RootCause(record.number, end.rank, None, cause, end.time_ns or record.ended_ns)
+
+
+def _is_earlier(elsewhere: RootCause, own: Failed | None) -> bool:
+    if own is None or isinstance(elsewhere.cause, NodesJoined):
+        return True
+    if lost_peer(own.cause):
+        # Clocks differ by some milliseconds, and who lost a peer did not fail first.
+        return elsewhere.time_ns <= own.time_ns + LOST_PEER_WINDOW_NS
+    return elsewhere.time_ns <= own.time_ns
 
 
 def _worker(record: AttemptRecord, local_rank: int) -> WorkerRecord:

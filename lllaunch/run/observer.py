@@ -33,6 +33,7 @@ from lllaunch.supervisor.machine import (
     Finish,
     GroupStarted,
     KillWorkers,
+    NodesAgreed,
     Pause,
     SignalProcess,
     SignalReceived,
@@ -48,6 +49,7 @@ from lllaunch.watchdog.findings import Asked
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from lllaunch.errors import RendezvousFailed
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
     from lllaunch.run.hang import Hang
@@ -218,6 +220,12 @@ class Recorder:
             if worker.live and (ranks is None or worker.local_rank in ranks):
                 worker.sent += (signal_,)
 
+    def agreed(self, event: NodesAgreed) -> None:
+        """Take note of what all nodes have agreed that the current attempt ends for."""
+        if self._attempts:
+            attempt = self._attempts[-1]
+            attempt.group_end = attempt.group_end or event.ended
+
     def abandoned(self, ranks: Collection[int]) -> None:
         """Take note that nobody waits any longer for the ends of these local ranks."""
         for worker in self._attempts[-1].workers:
@@ -381,6 +389,9 @@ class Speaker(Protocol):
     def ending(self, signum: int, workers: int, grace: float) -> None:
         """The workers are asked to end for what the watchdog found, and killed after ``grace``."""
 
+    def note(self, text: str) -> None:
+        """Something is worth knowing."""
+
     def warning(self, text: str) -> None:
         """Something went wrong that does not end the run."""
 
@@ -426,6 +437,14 @@ class RunObserver:
         self.recorder.begin(attempt)
         what = self._spec.entrypoint.text
         self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
+
+    def say(self, text: str) -> None:
+        """Tell what the nodes of the run have to say before they have met."""
+        self._console.note(text)
+
+    def not_met_again(self, error: RendezvousFailed) -> None:
+        """Tell that the nodes of the run could not meet for another attempt."""
+        self._console.warning(f"there is no other attempt: {error}")
 
     def observe(self, event: object) -> object:
         """See an event, or an action before it is performed.
@@ -554,6 +573,7 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     KillWorkers: RunObserver._kill_workers,
     AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
     WorkersStuck: lambda self, _: self.recorder.stuck(),
+    NodesAgreed: lambda self, event: self.recorder.agreed(event),
     StartWorkers: RunObserver._start_workers,
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,

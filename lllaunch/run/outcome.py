@@ -98,6 +98,11 @@ class RootCause:
         return self.hang is not None and self.hang.finding == self.cause
 
     @property
+    def subject(self) -> str:
+        """What it is about if that is no worker: a node; else an empty string."""
+        return str(getattr(self.cause, "subject", ""))
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The workers that it is about; none if it is about all, or if nobody can tell."""
         if self.rank is not None:
@@ -165,6 +170,37 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
+class NodeOutcome:
+    """What became of one node's part of a run.
+
+    Attributes:
+        name: what it is called: ``node 1 (host1)``.
+        hostname: its name.
+        node_rank: its number, or None.
+        group_rank: its rank in the last attempt.
+        nproc: how many workers it has; 0 if that is not known.
+        directory: where it wrote, as it is called there, absolute; empty if that is not known.
+        shared: whether that can be seen from here.
+        state: as `RunOutcome.state`; ``lost`` if it is not known what became of it.
+        exit_code: of its launcher, or None.
+        said: what happened to it that ended its part, or an empty string.
+        clock_offset: seconds that its clock is ahead of node 0's, or None.
+    """
+
+    name: str
+    hostname: str = ""
+    node_rank: int | None = None
+    group_rank: int = -1
+    nproc: int = 0
+    directory: str = ""
+    shared: bool = False
+    state: RunState | Literal["lost"] = "lost"
+    exit_code: int | None = None
+    said: str = ""
+    clock_offset: float | None = None
+
+
+@dataclass(frozen=True)
 class RunOutcome:
     """What became of a run: what `execute` returns, result.json holds and the report shows.
 
@@ -188,6 +224,7 @@ class RunOutcome:
         importing: modules that were being imported for the workers when a signal ended the run
             before any of them had started.
         look: where the workers stood when a signal came to a run that showed no sign of life.
+        nodes: of several, what became of each; none if there was one.
     """
 
     state: RunState
@@ -206,6 +243,7 @@ class RunOutcome:
     plan_hash: str = ""
     importing: tuple[str, ...] = ()
     look: Hang | None = None
+    nodes: tuple[NodeOutcome, ...] = ()
 
     @property
     def seconds(self) -> float:

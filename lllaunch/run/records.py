@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 
 if TYPE_CHECKING:
-    from lllaunch.events import Exited, Orphan, PreloadBroken, SpawnerGone, Started, StartFailed
+    from lllaunch.events import (
+        Exited,
+        GroupEnd,
+        Orphan,
+        PreloadBroken,
+        SpawnerGone,
+        Started,
+        StartFailed,
+    )
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
@@ -170,6 +178,7 @@ class AttemptRecord:
         stacks: where the workers stood then, as far as that could be found out.
         blame: who hung then and who waited, or None if nobody could look.
         master_port: MASTER_PORT of its workers, or an empty string.
+        group_end: of several nodes, what all have agreed that it ended for; or None.
     """
 
     number: int
@@ -191,6 +200,7 @@ class AttemptRecord:
     stacks: tuple[RankStack, ...] = ()
     blame: Blame | None = None
     master_port: str = ""
+    group_end: GroupEnd | None = None
 
     @property
     def alive(self) -> int:

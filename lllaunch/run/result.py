@@ -25,6 +25,7 @@ from lllaunch.run.outcome import (
     Failed,
     Fate,
     Lost,
+    NodeOutcome,
     NotStarted,
     ReturnValue,
     RootCause,
@@ -99,6 +100,8 @@ def render_result(
         "host": dict(host),
         "build": None if build is None else dict(build),
     }
+    if outcome.nodes:
+        document["nodes"] = [dataclasses.asdict(node) for node in outcome.nodes]
     text = json.dumps(_redacted(document, redact), indent=2, ensure_ascii=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
@@ -384,6 +387,11 @@ class ResultFile:
             plan_hash=self.plan_hash,
             importing=fields.texts("importing"),
             look=_read_hang(fields.inner("look"), workers, directory),
+            nodes=tuple(
+                node
+                for each in fields.objects("nodes")
+                if (node := _read_as(NodeOutcome, each)) is not None
+            ),
         )
 
 

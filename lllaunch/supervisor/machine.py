@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lllaunch.events import Exited, OrphansGone, PreloadBroken, SpawnerGone, StartFailed
+from lllaunch.events import (
+    Exited,
+    GroupEnd,
+    OrphansGone,
+    PreloadBroken,
+    SpawnerGone,
+    StartFailed,
+)
 from lllaunch.spec import RestartCause, RestartPolicy
 
 if TYPE_CHECKING:
@@ -37,6 +44,7 @@ class GroupState(Enum):
     INTERRUPTED = "workers got a user's signal"
     KILLING = "workers were killed"
     CLEANING_UP = "no worker runs; what they left behind is being ended"
+    AGREEING = "no worker runs; why the attempt ended is being agreed with the other nodes"
     PAUSED = "a restart is waited for"
     BARRIER = "this node succeeded, and waits for the others"
     DONE = "the run is over"
@@ -69,8 +77,11 @@ class WorkerState(str, Enum):
         return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
-# Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher.
-Reason = Literal["failure", "died", "oom", "hang", "timeout", "signal", "spawner", "membership"]
+# Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher; `node`: a
+# node was lost, or left; `membership`: others wait to join.
+Reason = Literal[
+    "failure", "died", "oom", "hang", "timeout", "signal", "spawner", "membership", "node"
+]
 Fault = Literal["failure", "died", "oom"]
 
 
@@ -104,9 +115,12 @@ class GroupStarted:
 
     Attributes:
         ranks: their local ranks.
+        restarts: how many restarts have counted so far, as the nodes have agreed; None where this
+            node is the only one.
     """
 
     ranks: frozenset[int]
+    restarts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,37 @@ class MembershipChanged(_Plain):
 
 class BarrierPassed(_Plain):
     """The agents of all nodes are done, or were waited for long enough."""
+
+
+@dataclass(frozen=True)
+class NodesAgreed:
+    """All nodes have heard why the attempt ends; the first of them to say so was believed.
+
+    Attributes:
+        reason: why.
+        ended: what the node said that was first, or what was found out about one that is gone.
+        again: whether enough nodes are left for another attempt, if the reason is ``node``.
+    """
+
+    reason: Reason
+    ended: GroupEnd
+    again: bool = True
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it was the watchdog of a node: stacks are taken on all before anything ends."""
+        return self.ended.finding is not None
+
+
+@dataclass(frozen=True)
+class GroupStacks:
+    """Where the workers of all nodes stand is known, or was waited for long enough.
+
+    Attributes:
+        blame: who hangs and who waits, as ranks among all workers; None if nobody could tell.
+    """
+
+    blame: Blame | None = None
 
 
 class WorkersStuck(_Plain):
@@ -212,6 +257,8 @@ Event = (
     | OrphansStuck
     | MembershipChanged
     | BarrierPassed
+    | NodesAgreed
+    | GroupStacks
     | WorkersStuck
     | WatchdogFired
     | StacksTaken
@@ -327,6 +374,34 @@ class WaitForOthers(_Plain):
 
 
 @dataclass(frozen=True)
+class TellNodes:
+    """Tell the other nodes why the attempt ends here; `NodesAgreed` follows.
+
+    Attributes:
+        reason: why.
+        signum: the signal to the launcher that it ends for, or None.
+        finding: what the watchdog found, or None.
+    """
+
+    reason: Reason
+    signum: int | None = None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class TellStacks:
+    """Tell the other nodes where this node's workers stand; `GroupStacks` follows.
+
+    Attributes:
+        stacks: by local rank, in order.
+        finding: what they were taken for.
+    """
+
+    stacks: tuple[RankStack, ...]
+    finding: Finding
+
+
+@dataclass(frozen=True)
 class Finish:
     """The run is over.
 
@@ -352,6 +427,8 @@ Action = (
     | AbandonWorkers
     | CleanUp
     | WaitForOthers
+    | TellNodes
+    | TellStacks
     | Finish
 )
 Actions = tuple[Action, ...]
@@ -364,6 +441,7 @@ _CAUSES: dict[Reason, RestartCause] = {
     "oom": "oom",
     "hang": "hang",
     "timeout": "timeout",
+    "node": "node",
 }
 
 
@@ -420,12 +498,18 @@ class RestartBudget:
         """Leave no restart."""
         self._left = self._spawner_left = 0
 
+    def catch_up(self, counted: int) -> None:
+        """Take note of restarts that have counted on other nodes before this one came."""
+        self._left = max(0, self._left - max(0, counted - self.counted))
+        self.counted = max(self.counted, counted)
+
 
 class Step(Enum):
     """What is done on the way from one state to the next."""
 
     START = "the next attempt begins"
     TAKE_STACKS = "it is written down where the workers stand"
+    TELL_STACKS = "the other nodes are told where the workers stand"
     SIGNAL_PROCESS = "a process gets the signal that its expired timer asks for"
     TERMINATE = "SIGTERM to the workers"
     FORWARD = "the user's signal to the workers"
@@ -435,6 +519,7 @@ class Step(Enum):
     CLEAN_UP = "what the workers left behind is ended"
     PAUSE = "the wait before a restart begins"
     WAIT = "the other nodes are waited for"
+    TELL = "the other nodes are told why the attempt ends"
     FINISH = "the run ends"
 
 
@@ -451,14 +536,20 @@ Case = Literal[
     "again",
     "again later",
     "over",
+    # the end of all, or of the wait for others: why is to be agreed with the other nodes
+    "to be agreed",
+    # why the nodes end: a watchdog's finding, stacks first
+    "hangs",
     # a signal: stacks are taken before it is passed on; or it is the second one
     "look first",
     "second",
     # a finding: something ends for it, or it is reported only
     "ends",
     "reported",
-    # stacks: those that the group's end waits for; asked for after those of a finding
+    # stacks: those that the group's end waits for, of one node or to be told to others; asked for
+    # after those of a finding
     "awaited",
+    "shared",
     "taken",
 ]
 
@@ -466,7 +557,7 @@ S = GroupState
 _WELL = (S.RUNNING, S.TAKING_STACKS)
 _ENDING = (S.LOOKING, S.TERMINATING, S.INTERRUPTED, S.KILLING)
 _LIVE = _WELL + _ENDING
-_IDLE = (S.CLEANING_UP, S.PAUSED, S.BARRIER)
+_IDLE = (S.CLEANING_UP, S.AGREEING, S.PAUSED, S.BARRIER)
 _CLEANING = (S.CLEANING_UP,)
 # Without a signal to the launcher, after which nothing is started again.
 _NOT_INTERRUPTED = (*_WELL, S.TERMINATING, S.KILLING, S.CLEANING_UP)
@@ -500,8 +591,18 @@ _ROWS: tuple[_Row, ...] = (
     (_NOT_INTERRUPTED, (SpawnerGone,), "again", S.INIT, (Step.START,)),
     (_NOT_INTERRUPTED, (SpawnerGone,), "again later", S.PAUSED, (Step.PAUSE,)),
     ((*_LIVE, *_CLEANING), (SpawnerGone,), "over", S.DONE, (Step.FINISH,)),
-    ((S.PAUSED, S.BARRIER), _NOBODY, "", None, ()),
+    ((S.AGREEING, S.PAUSED, S.BARRIER), _NOBODY, "", None, ()),
     ((S.BARRIER,), (BarrierPassed,), "", S.DONE, (Step.FINISH,)),
+    # Of several nodes each ends for the reason that all have agreed on, and goes on as they do.
+    (_CLEANING, (OrphansGone, OrphansStuck), "to be agreed", S.AGREEING, ()),
+    (_NOT_INTERRUPTED, (SpawnerGone,), "to be agreed", S.AGREEING, ()),
+    ((S.RUNNING,), (NodesAgreed,), "hangs", S.TAKING_STACKS, (Step.TAKE_STACKS,)),
+    (_WELL, (NodesAgreed,), "", S.TERMINATING, _TERMINATE),
+    ((S.TAKING_STACKS,), (NodesAgreed,), "hangs", None, ()),
+    (_ENDING + _CLEANING + (S.PAUSED,), (NodesAgreed,), "", None, ()),
+    ((S.AGREEING, S.BARRIER), (NodesAgreed,), "again", S.INIT, (Step.START,)),
+    ((S.AGREEING, S.BARRIER), (NodesAgreed,), "again later", S.PAUSED, (Step.PAUSE,)),
+    ((S.AGREEING, S.BARRIER), (NodesAgreed,), "over", S.DONE, (Step.FINISH,)),
     # Nothing can be started, or nobody knows what runs.
     (_LIVE, (PreloadBroken,), "", S.DONE, (Step.FINISH,)),
     (_LIVE, (MonitorLost,), "", S.DONE, (Step.KILL, Step.FINISH)),
@@ -519,7 +620,7 @@ _ROWS: tuple[_Row, ...] = (
     ((S.KILLING,), (SignalReceived,), "", None, (Step.KILL,)),
     (_CLEANING, (SignalReceived,), "", None, ()),
     (_CLEANING, (SignalReceived,), "second", S.DONE, (Step.FINISH,)),
-    ((S.INIT, S.PAUSED, S.BARRIER), (SignalReceived,), "", S.DONE, (Step.FINISH,)),
+    ((S.INIT, S.AGREEING, S.PAUSED, S.BARRIER), (SignalReceived,), "", S.DONE, (Step.FINISH,)),
     # The grace period is over.
     ((S.TERMINATING, S.INTERRUPTED), (GraceExpired,), "", S.KILLING, _KILL),
     ((S.KILLING,), (GraceExpired,), "", S.DONE, (Step.ABANDON, Step.FINISH)),
@@ -532,8 +633,10 @@ _ROWS: tuple[_Row, ...] = (
     ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "", None, (Step.TAKE_STACKS,)),
     (_ENDING[1:], (StacksAsked,), "taken", None, ()),
     ((S.INIT, S.TAKING_STACKS, S.LOOKING, *_IDLE), (StacksAsked,), "", None, ()),
-    ((S.TAKING_STACKS,), (StacksTaken,), "awaited", S.TERMINATING,
+    ((S.TAKING_STACKS,), (StacksTaken, GroupStacks), "awaited", S.TERMINATING,
      (Step.SIGNAL_PROCESS, *_TERMINATE)),
+    ((S.TAKING_STACKS,), (StacksTaken,), "shared", None, (Step.TELL_STACKS,)),
+    ((S.INIT, S.RUNNING, *_ENDING, *_IDLE), (GroupStacks,), "", None, ()),
     ((S.LOOKING,), (StacksTaken,), "", S.INTERRUPTED, (Step.FORWARD, Step.GRACE)),
     ((*_WELL, *_ENDING[1:], *_IDLE), (StacksTaken,), "", None, ()),
 )
@@ -562,6 +665,8 @@ class Machine:
         max_restarts: how often a failed group is started again.
         spawner_retries: how often, on top, when the spawner died.
         policy: what it is started again for, and how soon.
+        alone: whether this is the only node; else the others are told why an attempt ends, and what
+            all agree on decides.
 
     Attributes:
         state: of the group.
@@ -574,6 +679,8 @@ class Machine:
         max_restarts: int,
         spawner_retries: int = 1,
         policy: RestartPolicy | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self.state = GroupState.INIT
         self.attempt = 0
@@ -587,6 +694,11 @@ class Machine:
         self._fired: WatchdogFired | None = None
         self._run_is_over = False
         self._end: WorkerState | None = None
+        self._alone = alone
+        # Of the present attempt: whether the other nodes were told why it ends, and what all say.
+        self._told = False
+        self._agreed: NodesAgreed | None = None
+        self._stuck_orphans = False
 
     @property
     def restart_count(self) -> int:
@@ -633,7 +745,17 @@ class Machine:
         if transition is None:
             raise ImpossibleEvent(f"{event} in state {self.state.name}")
         self.state, steps = transition
+        if self._is_news():
+            # Before anything ends here, so that what fails elsewhere because of it is later.
+            steps = (Step.TELL, *steps)
         return tuple(action for step in steps for action in self._actions(step, event))
+
+    def _is_news(self) -> bool:
+        """Whether the other nodes are to be told now why the attempt ends."""
+        if self._alone or self._told or self._agreed is not None:
+            return False
+        self._told = self._reason is not None or self._fired is not None
+        return self._told
 
     # What an event changes beside the state, and which case of it this is
 
@@ -643,6 +765,9 @@ class Machine:
 
     def _begun(self, event: GroupStarted) -> Case:
         self.alive, self._reason, self._fired = event.ranks, None, None
+        self._told, self._agreed = False, None
+        if event.restarts is not None:
+            self._budget.catch_up(event.restarts)
         return ""
 
     def _broken(self, _: PreloadBroken | MonitorLost) -> Case:
@@ -679,16 +804,26 @@ class Machine:
         return "failed" if self.alive else "last failed"
 
     def _all_ended(self, event: OrphansGone | OrphansStuck | SpawnerGone) -> Case:
-        if self.state in (GroupState.PAUSED, GroupState.BARRIER):
+        if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
             return ""
         if self.state is GroupState.CLEANING_UP and self._reason is None:
             return "success"
         if isinstance(event, SpawnerGone):
             self.alive = frozenset()
             self._blame(self._fired.kind if self._fired else "spawner")
-        wait = None
-        if not isinstance(event, OrphansStuck) and self._reason != "signal":
-            wait = self._budget.take(self._reason)
+        self._stuck_orphans = isinstance(event, OrphansStuck)
+        if not self._alone and self._agreed is None and self._reason != "signal":
+            return "to be agreed"
+        return self._whether_again()
+
+    def _whether_again(self) -> Case:
+        reason = self._reason
+        if reason == "node" and self._agreed is not None and self._agreed.again:
+            # Enough nodes are left: that is no failure.
+            reason = "membership"
+        if reason == "signal" or self._stuck_orphans:
+            return "over"
+        wait = self._budget.take(reason)
         if wait is None:
             return "over"
         if self._run_is_over:
@@ -696,6 +831,20 @@ class Machine:
             return "over"
         self._wait = wait
         return "again later" if wait else "again"
+
+    def _nodes_agreed(self, event: NodesAgreed) -> Case:
+        if self._agreed is not None:
+            # The first word holds; what comes after it is about its consequences.
+            return "hangs" if self.state is GroupState.TAKING_STACKS and event.hangs else ""
+        self._agreed = event
+        if self._reason != "signal":
+            self._reason = event.reason
+        if self.state in (GroupState.AGREEING, GroupState.BARRIER):
+            return self._whether_again()
+        return "hangs" if event.hangs and self.state in _WELL else ""
+
+    def _group_stacks(self, _: GroupStacks) -> Case:
+        return "awaited" if self.state is GroupState.TAKING_STACKS else ""
 
     def _signalled(self, event: SignalReceived) -> Case:
         first = self._signal is None
@@ -720,13 +869,14 @@ class Machine:
         return "ends"
 
     def _stacks_taken(self, event: StacksTaken) -> Case:
-        fired = self._fired
-        if self.state is not GroupState.TAKING_STACKS or fired is None:
+        if self.state is not GroupState.TAKING_STACKS:
             return ""
-        if fired.finding != event.finding:
+        agreed, fired = self._agreed, self._fired
+        if fired is not None and fired.finding == event.finding:
+            self._blame(fired.kind)
+        elif agreed is None or agreed.ended.finding != event.finding:
             return ""
-        self._blame(fired.kind)
-        return "awaited"
+        return "awaited" if self._alone else "shared"
 
     # What the steps are, in detail
 
@@ -739,9 +889,23 @@ class Machine:
             return (self._finish(event),)
         if step is Step.PAUSE:
             return (Pause(self._wait, self._budget.restart),)
-        if step is Step.TAKE_STACKS:
-            return (TakeStacks(self.alive, _finding(event)),)
+        if step in (Step.TAKE_STACKS, Step.TELL_STACKS, Step.TELL):
+            return (self._looks(step, event),)
         return self._signals(step, event)
+
+    def _looks(self, step: Step, event: Event) -> Action:
+        if step is Step.TAKE_STACKS:
+            return TakeStacks(self.alive, _finding(event))
+        if step is Step.TELL_STACKS:
+            assert isinstance(event, StacksTaken)
+            return TellStacks(event.stacks, event.finding)
+        return self._tell()
+
+    def _tell(self) -> TellNodes:
+        fired = self._fired
+        reason = self._reason or (fired.kind if fired is not None else "failure")
+        signum = self._signal.signum if self._signal is not None else None
+        return TellNodes(reason, signum, None if fired is None else fired.finding)
 
     def _signals(self, step: Step, event: Event) -> Actions:
         if step is Step.KILL:
@@ -788,6 +952,8 @@ _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
     WatchdogFired: Machine._watchdog_fired,
     StacksTaken: Machine._stacks_taken,
     StacksAsked: Machine._stacks_asked,
+    NodesAgreed: Machine._nodes_agreed,
+    GroupStacks: Machine._group_stacks,
     PreloadBroken: Machine._broken,
     MonitorLost: Machine._broken,
     MembershipChanged: Machine._regrouped,
@@ -817,6 +983,9 @@ def _finding(event: Event) -> Finding:
     """Return what stacks are taken for."""
     if isinstance(event, WatchdogFired):
         return event.finding
+    if isinstance(event, NodesAgreed):
+        assert event.ended.finding is not None
+        return event.ended.finding
     assert isinstance(event, (StacksAsked, SignalReceived))
     assert event.look is not None
     return event.look

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from lllaunch.clock import Deadlines, RunClock
@@ -25,7 +25,6 @@ from lllaunch.supervisor.machine import (
     GroupStarted,
     KillWorkers,
     Machine,
-    MembershipChanged,
     OrphansStuck,
     Pause,
     PauseOver,
@@ -36,6 +35,8 @@ from lllaunch.supervisor.machine import (
     StartGrace,
     StartWorkers,
     TakeStacks,
+    TellNodes,
+    TellStacks,
     WaitForOthers,
     WatchdogFired,
 )
@@ -85,19 +86,23 @@ def _outlasts_an_attempt(event: Event) -> bool:
 
 
 class OtherNodes(Protocol):
-    """The supervisors of other nodes, as a rendezvous knows them.
+    """The supervisors of other nodes."""
 
-    Attributes:
-        interval: seconds between looks at who waits: a rendezvous cannot wake anybody.
-    """
+    @property
+    def restarts(self) -> int | None:
+        """How many restarts have counted, as the nodes have agreed; None if they do not."""
 
-    interval: float
+    def files(self) -> Sequence[Any]:
+        """Return descriptors that are readable when `events` has something to tell."""
 
-    def are_waiting(self) -> bool:
-        """Whether some wait to join."""
+    def next_in(self) -> float | None:
+        """Return the seconds until `events` has something to tell though no file is readable."""
 
-    def wait_at_barrier(self) -> None:
-        """Wait until all are done, or have been waited for long enough."""
+    def events(self) -> list[Event]:
+        """Return what happened since the last call, without waiting."""
+
+    def perform(self, action: Action) -> list[Event]:
+        """Carry out an action that is for them; return the events that it brings about at once."""
 
 
 class Supervisor:
@@ -182,9 +187,10 @@ class Supervisor:
         files: list[Any] = [self._signals, *self.watchdog.files()]
         if self.workers is not None and (machine.alive or machine.cleaning_up):
             files.append(self.workers)
-        if self._nodes is not None and machine.alive:
-            self._deadlines.start("membership", self._nodes.interval)
-        waits = (self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy))
+        waits = [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
+        if self._nodes is not None:
+            files += self._nodes.files()
+            waits.append(self._nodes.next_in())
         wait(files, seconds=min((each for each in waits if each is not None), default=None))
         signals = self._signals.received()
         if self._signals.stopping:
@@ -192,6 +198,8 @@ class Supervisor:
         found: list[object] = [self._signalled(signum) for signum in signals]
         if self.workers is not None:
             found += self.workers.dispatch()
+        if self._nodes is not None:
+            found += self._nodes.events()
         # What they lead to may set or take back a deadline: look at those afterwards.
         return found or [*self._timed(), *self.watchdog.events(healthy=healthy)]
 
@@ -223,8 +231,6 @@ class Supervisor:
             elif name == "cleanup":
                 logger.error("SIGKILL does not end all that the workers left behind")
                 found.append(OrphansStuck())
-            elif name == "membership" and self._nodes is not None and self._nodes.are_waiting():
-                found.append(MembershipChanged())
         return found
 
     # Actions
@@ -232,12 +238,10 @@ class Supervisor:
     def _perform(self, action: Action) -> list[Event]:
         if isinstance(action, StartWorkers):
             self._start_attempt(action)
-            return [GroupStarted(frozenset(range(self._nprocs)))]
-        if isinstance(action, WaitForOthers):
-            if self._nodes is not None:
-                with self._signals.raising():
-                    self._nodes.wait_at_barrier()
-            return [BarrierPassed()]
+            restarts = None if self._nodes is None else self._nodes.restarts
+            return [GroupStarted(frozenset(range(self._nprocs)), restarts)]
+        if isinstance(action, (WaitForOthers, TellNodes, TellStacks)):
+            return [BarrierPassed()] if self._nodes is None else self._nodes.perform(action)
         if isinstance(action, Pause):
             self._deadlines.clear()
             self._deadlines.restart("pause", action.seconds)

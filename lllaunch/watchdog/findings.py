@@ -143,11 +143,33 @@ class Asked:
         return f"where the workers stood when {signal.Signals(self.signum).name} came{since}"
 
 
-Finding: TypeAlias = TimerExpired | Stalled | Silent | HeartbeatLost | TimedOut | OverMemory | Asked
+@dataclass(frozen=True)
+class FoundElsewhere:
+    """The watchdog of another node found something.
+
+    Attributes:
+        node: what the node is called.
+        text: what it found, as its finding reads.
+        kind: what that is to the restart policy.
+    """
+
+    node: str
+    text: str
+    kind: Kind = "hang"
+
+    def __str__(self) -> str:
+        return f"{self.text}, on {self.node}"
+
+
+Finding: TypeAlias = (
+    TimerExpired | Stalled | Silent | HeartbeatLost | TimedOut | OverMemory | Asked | FoundElsewhere
+)
 
 
 def kind_of(finding: Finding) -> Kind:
     """What a finding is to the restart policy."""
+    if isinstance(finding, FoundElsewhere):
+        return finding.kind
     if isinstance(finding, TimedOut):
         return "timeout"
     return "oom" if isinstance(finding, OverMemory) else "hang"

@@ -1,0 +1,180 @@
+"""Addresses of this machine, and whether an endpoint can be reached; no reverse look-ups.
+
+Host names are compared with nothing: a machine may have many, and none that others know
+(pytorch#73656, #85300, #150532).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from lllaunch.clock import boot_id
+from lllaunch.cluster.membership import is_loopback, written_endpoint
+from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.text import duration
+
+# Addresses that nobody has (RFC 5737, RFC 3849); nothing is sent to them.
+_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_ATTEMPT_SECONDS = 5.0
+_PAUSE_SECONDS = 1.0
+
+
+def network_name() -> str:
+    """Return what all processes have in common that reach each other over loopback."""
+    try:
+        namespace = os.readlink("/proc/self/ns/net")
+    except OSError:
+        namespace = socket.gethostname()
+    return f"{boot_id()} {namespace}"
+
+
+def interface_addresses(name: str) -> list[str]:
+    """Return the addresses of a network interface, IPv4 first.
+
+    Raises:
+        ConfigError: there is no such interface, or it has no address.
+    """
+    import psutil  # noqa: PLC0415 - only where an interface is named
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    known = {
+        interface: [
+            each.address.partition("%")[0]
+            for family in families
+            for each in found
+            if each.family == family and not each.address.startswith("fe80:")
+        ]
+        for interface, found in psutil.net_if_addrs().items()
+    }
+    if not known.get(name):
+        usable = ", ".join(sorted(each for each, addresses in known.items() if addresses))
+        problem = Diagnostic(
+            "rdzv",
+            "launch.rdzv.interface",
+            repr(name),
+            hint=f"there are {usable}",
+            message="",
+            expected="a network interface of this machine that has an address",
+        )
+        raise ConfigError((problem,))
+    return known[name]
+
+
+def local_address(host: str, port: int, interface: str | None) -> str:
+    """Return the address by which other nodes reach this machine.
+
+    Args:
+        host: of the endpoint, a name or an address.
+        port: of the endpoint.
+        interface: network interface to take it from; None for the one that leads to the endpoint.
+
+    Returns:
+        A loopback address only if the endpoint is one, as it is written, or if there is no other.
+
+    Raises:
+        ConfigError: the interface is not there.
+    """
+    if interface is not None:
+        found = interface_addresses(interface)
+        of_endpoint = [each for each in found if (":" in each) == (":" in host)]
+        return (of_endpoint or found)[0]
+    if is_loopback(host):
+        return host if ":" in host else "127.0.0.1"
+    towards = next(_sources(_resolved(host, port)), "")
+    if towards and not is_loopback(towards):
+        return towards
+    # A host's own name often leads to 127.0.1.1: node 0 is asked for the way out instead.
+    ways_out = [(family, (address, 9)) for family, address in _ELSEWHERE]
+    found_out = next((each for each in _sources(ways_out) if not is_loopback(each)), "")
+    return found_out or towards or "127.0.0.1"
+
+
+_Address = tuple[socket.AddressFamily, tuple[str, int]]
+
+
+def _resolved(host: str, port: int) -> list[_Address]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [(family, (str(address[0]), port)) for family, _, _, _, address in found]
+
+
+def _sources(targets: list[_Address]) -> Iterator[str]:
+    """Yield addresses that the kernel would send from; a UDP socket that connects sends nothing."""
+    for family, address in targets:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(address)
+                yield str(sock.getsockname()[0]).partition("%")[0]
+        except OSError:
+            continue
+
+
+class Unreachable(Exception):
+    """Nothing answers at an endpoint; says which address, for how long it was tried, and why."""
+
+
+def await_endpoint(
+    host: str,
+    port: int,
+    seconds: float,
+    say: Callable[[str], object],
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until something listens at an endpoint.
+
+    Args:
+        host: of the endpoint.
+        port: of the endpoint.
+        seconds: for how long.
+        say: gets a line for people if that takes longer than a moment.
+        given_up: asked between tries; whether nobody waits any more.
+
+    Raises:
+        Unreachable: nothing does.
+    """
+    began = time.monotonic()
+    said = False
+    while True:
+        why = _try(host, port)
+        if why is None or given_up():
+            return
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            raise Unreachable(
+                f"nothing answers at {written_endpoint(host, port)}: {why}; tried for "
+                f"{duration(waited)}"
+            )
+        if not said and waited > _ATTEMPT_SECONDS:
+            said = True
+            say(
+                f"waiting for node 0 at {written_endpoint(host, port)}, up to "
+                f"{duration(seconds)}: {why}"
+            )
+        time.sleep(min(_PAUSE_SECONDS, max(0.05, seconds - waited)))
+
+
+def _try(host: str, port: int) -> str | None:
+    """Return why nothing can be reached, None if something listens."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return f"the name {host!r} does not resolve ({error.strerror})"
+    reasons = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.settimeout(_ATTEMPT_SECONDS)
+                sock.connect(address)
+                return None
+        except OSError as error:
+            timed_out = isinstance(error, TimeoutError)
+            text = "no answer" if timed_out else os.strerror(error.errno or errno.EIO)
+            at = str(address[0])
+            reasons.append(text if at == host else f"{at}: {text}")
+    return "; ".join(dict.fromkeys(reasons)) or "it has no address"

@@ -1,0 +1,740 @@
+"""The other nodes of a run, as the supervisor sees them: events in, actions out.
+
+What waits for other machines runs in two threads: one does what it is told, one hears from the
+others. Neither touches anything else of the launcher; the main thread waits for their news as for
+any descriptor, and for nothing longer than it must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lllaunch.clock import now_ns
+from lllaunch.cluster.address import local_address, network_name
+from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
+from lllaunch.cluster.rendezvous import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL, Link
+from lllaunch.difference import differences
+from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.events import GroupEnd
+from lllaunch.linux.process import wait_readable
+from lllaunch.supervisor.machine import (
+    BarrierPassed,
+    GroupStacks,
+    MembershipChanged,
+    NodesAgreed,
+    TellNodes,
+    TellStacks,
+    WaitForOthers,
+)
+from lllaunch.text import duration
+from lllaunch.watchdog.findings import FoundElsewhere
+
+if TYPE_CHECKING:
+    from lllaunch.signal_source import SignalSource
+    from lllaunch.spec import Nodes
+    from lllaunch.supervisor.machine import Action, Event, Reason
+    from lllaunch.watchdog.findings import Kind
+
+# What is said in the end may take so long, seconds.
+_FAREWELL_SECONDS = 5.0
+# Stacks of all nodes are waited for, seconds; taking them may take eight.
+_STACKS_SECONDS = 12.0
+
+
+class Failure(NamedTuple):
+    """The first failure of this node's attempt.
+
+    Attributes:
+        rank: rank among all workers, None if it is about all of this node.
+        text: what happened, as the predicate of a sentence about the worker.
+        time_ns: when, nanoseconds since the epoch.
+        cause: name of the type of its cause.
+    """
+
+    rank: int | None
+    text: str
+    time_ns: int
+    cause: str = ""
+
+
+class NodeGroup:
+    """The nodes of a run, from its first attempt to its end.
+
+    Args:
+        nodes: what the config says of them.
+        run_id: what they have in common.
+        role: of the workers.
+        nproc: how many workers this node has.
+        plan_hash: of what all nodes must have in common.
+        plan: the same, as plain data.
+        directory: where this node writes, absolute.
+        token: names what this node found of the others in the run's directory.
+        say: gets lines for people.
+        failure: tells the first failure of the present attempt, None if there is none.
+
+    Attributes:
+        place: where this node stands in the present attempt; None before the first.
+        places: the same of all attempts so far.
+        lost: nodes that were lost or left, by their name, with what happened to them.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        *,
+        run_id: str,
+        role: str,
+        nproc: int,
+        plan_hash: str,
+        plan: Mapping[str, Any],
+        directory: str,
+        token: str = "",
+        say: Callable[[str], object] = print,
+        failure: Callable[[], Failure | None] = lambda: None,
+    ) -> None:
+        self._nodes = nodes
+        self._run_id = run_id
+        self._role = role
+        self._nproc = nproc
+        self._plan_hash = plan_hash
+        self._plan = plan
+        self._directory = directory
+        self._token = token
+        self._say = say
+        self._failure = failure
+        self._address = local_address(nodes.host, nodes.port, nodes.interface)
+        interval = float(nodes.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL))
+        attempts = float(nodes.conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+        self._interval = interval
+        self._patience = interval * attempts
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # While it is held the descriptor above is not closed.
+        self._open = threading.Lock()
+        self._news: deque[object] = deque()
+        self._link: Link | None = None
+        self._hands: _Hands | None = None
+        self._ears: _Ears | None = None
+        self._joined = False
+        self._suspected: float | None = None
+        self._stacks_until: float | None = None
+        self._told_offset = False
+        self.place: Place | None = None
+        self.places: list[Place] = []
+        self.lost: dict[str, str] = {}
+
+    # Meeting
+
+    def prepare(self) -> None:
+        """Begin to connect; `join` waits for it."""
+        if self._hands is None:
+            self._link = Link(self._nodes, self._address, self._run_id, self._role, self._nproc)
+            self._hands = _Hands(self._wake)
+            self._joined = False
+
+    def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
+        """Meet the other nodes for an attempt.
+
+        Args:
+            signals: where they come meanwhile, `SignalException` is raised.
+            attempt: the lowest number that the attempt can have here.
+            restarts: how many restarts have counted here.
+
+        Returns:
+            where this node stands.
+
+        Raises:
+            ConfigError: the nodes do not run the same plan, or cannot reach each other.
+            RendezvousFailed: not enough of them came in time, or the run is over for the others.
+        """
+        self._stop_listening()
+        self._news.clear()
+        self.prepare()
+        link, hands = self._link, self._hands
+        assert link is not None
+        assert hands is not None
+
+        def member(_: int) -> Member:
+            return Member(
+                node_rank=self._nodes.node_rank,
+                hostname=socket.gethostname(),
+                network=network_name(),
+                address=self._address,
+                nproc=self._nproc,
+                plan=self._plan_hash,
+                attempt=attempt,
+                restarts=restarts,
+                directory=self._directory,
+                token=self._token,
+                clock_offset=link.clock_offset,
+            )
+
+        first, text = not self._joined, json.dumps(self._plan, sort_keys=True)
+
+        def meet() -> tuple[Place, str]:
+            if first:
+                link.connect(self._later, hands.stopped)
+                link.greet()
+                if self._nodes.node_rank == 0:
+                    _Thread("lllaunch-clock", lambda: link.answer_greetings(hands.stopped)).start()
+            place = link.join(member, text)
+            return place, link.other_plan(text) if place.roster.differing else ""
+
+        with signals.raising():
+            place: Place
+            place, other = self._await(hands, meet)
+        self._joined = True
+        self._check(place, other)
+        self.place = place
+        self.places.append(place)
+        self._tell_offset(link)
+        self._ears = _Ears(
+            link, place, self._nodes, self._interval, self._patience, self._wake, hands.stopped
+        )
+        self._ears.start()
+        self._suspected = self._stacks_until = None
+        return place
+
+    def _await(self, hands: _Hands, work: Callable[[], Any]) -> Any:
+        """Wait until the thread has done something, showing what it has to say meanwhile."""
+        done = hands.do(work)
+        while not done.is_set():
+            wait_readable(self._wakeup, 5.0)
+            self._clear()
+            while self._news:
+                each = self._news.popleft()
+                if isinstance(each, str):
+                    self._say(each)
+        return done.result()
+
+    def _later(self, text: str) -> None:
+        """Say something, from another thread."""
+        self._wake(text)
+
+    def _check(self, place: Place, other: str) -> None:
+        roster = place.roster
+        if roster.differing:
+            raise ConfigError(tuple(self._differences(place, other)))
+        unreachable = roster.unreachable(place.master_addr)
+        if unreachable is not None:
+            problem = Diagnostic(
+                "rdzv",
+                "launch.rdzv.endpoint",
+                repr(self._nodes.host),
+                f"leads to {place.master_addr} on {roster.name(0)}, which "
+                f"{roster.name(unreachable)} cannot reach: it is on another machine",
+                "set it to an address of node 0 that all nodes can reach, or set "
+                "launch.rdzv.interface",
+            )
+            raise ConfigError((problem,))
+
+    def _differences(self, place: Place, other: str) -> list[Diagnostic]:
+        roster = place.roster
+        first, second = roster.leader, roster.differing[0]
+        changes = differences(json.loads(roster.plan), json.loads(other))
+        names = f"{roster.name(first)} -> {roster.name(second)}"
+        return [
+            Diagnostic("nodes", change.key, "", f"is not the same on all nodes, {names}: {text}")
+            for change in changes
+            for text in (change.text().partition(": ")[2],)
+        ]
+
+    def _tell_offset(self, link: Link) -> None:
+        offset = link.clock_offset
+        if offset is None or abs(offset) < CLOCK_TOLERANCE or self._told_offset:
+            return
+        self._told_offset = True
+        way = "ahead of" if offset > 0 else "behind"
+        text = f"the clock of this node is {duration(abs(offset))} {way} that of node 0"
+        if abs(offset) >= self._patience:
+            text += (
+                f"; torch's rendezvous takes a node for dead at {duration(self._patience)}: set "
+                "the clocks, or launch.rdzv.conf.keep_alive_max_attempt"
+            )
+        self._say(f"warning: {text}")
+
+    @property
+    def restarts(self) -> int | None:
+        """How many restarts have counted, as the nodes have agreed."""
+        return None if self.place is None else self.place.restarts
+
+    # The supervisor's side (`lllaunch.supervisor.supervisor.OtherNodes`)
+
+    def files(self) -> list[int]:
+        """Return what is readable when `events` has something to tell."""
+        return [self._wakeup]
+
+    def next_in(self) -> float | None:
+        """Return the seconds until `events` has something to tell though nothing is readable."""
+        if self._ears is None:
+            return None
+        now = time.monotonic()
+        moments = [self._ears.contact + self._patience]
+        if self._suspected is not None:
+            moments = [self._suspected + 2.0]
+        if self._stacks_until is not None:
+            moments.append(self._stacks_until)
+        return max(0.0, min(moments) - now)
+
+    def events(self) -> list[Event]:
+        """Return what happened since the last call, without waiting."""
+        self._clear()
+        found: list[Event] = []
+        while self._news:
+            event = self._event(self._news.popleft())
+            if event is not None:
+                found.append(event)
+        now = time.monotonic()
+        if self._stacks_until is not None and now >= self._stacks_until:
+            self._stacks_until = None
+            found.append(GroupStacks())
+        if self._ears is not None and self._is_out_of_contact(self._ears, now):
+            seconds = now - self._ears.contact
+            self._stop_listening()
+            found.append(self._out_of_contact(f"gave no sign of life for {duration(seconds)}"))
+        return found
+
+    def perform(self, action: Action) -> list[Event]:
+        """Carry out an action that is for the other nodes; waits for nothing."""
+        hands, link = self._hands, self._link
+        if hands is None or link is None:
+            return []
+        if isinstance(action, TellNodes):
+            document = self._document(action)
+            hands.do(lambda: link.end(document))
+        elif isinstance(action, TellStacks):
+            self._stacks_until = time.monotonic() + _STACKS_SECONDS
+        elif isinstance(action, WaitForOthers):
+            if self._ears is not None:
+                self._ears.at_barrier = True
+            hands.do(link.finish)
+        return []
+
+    # What is told
+
+    def _document(self, action: TellNodes) -> dict[str, Any]:
+        assert self.place is not None
+        document: dict[str, Any] = {
+            "how": "failed",
+            "reason": action.reason,
+            "group_rank": self.place.group_rank,
+            "time_ns": self._shared_time(now_ns()),
+        }
+        if action.reason == "membership":
+            document |= {"how": "joined"}
+        elif action.signum is not None:
+            name = signal.Signals(action.signum).name
+            gone = [self.place.group_rank]
+            document |= {"how": "left", "reason": "node", "text": f"was ended by {name}"}
+            document |= {"gone": gone}
+        else:
+            failure = self._failure()
+            if failure is not None:
+                document |= failure._asdict()
+                document["time_ns"] = self._shared_time(failure.time_ns)
+            if action.finding is not None:
+                document |= {"text": str(action.finding), "finding": True}
+        return document
+
+    def _shared_time(self, time_ns: int) -> int:
+        """Return a time of this node's clock by node 0's."""
+        offset = self._link.clock_offset if self._link is not None else None
+        return time_ns - int((offset or 0.0) * 1e9)
+
+    def _own_time(self, time_ns: int) -> int:
+        offset = self._link.clock_offset if self._link is not None else None
+        return time_ns + int((offset or 0.0) * 1e9)
+
+    # What is heard
+
+    def _event(self, news: object) -> Event | None:
+        if isinstance(news, str):
+            self._say(news)
+            return None
+        if news is _JOINERS:
+            return MembershipChanged()
+        if isinstance(news, _Broken):
+            if self._ears is None:
+                return None
+            self._stop_listening()
+            return self._out_of_contact(f"broke off the connection ({news.why})")
+        if isinstance(news, dict):
+            self._stop_listening()
+            return self._agreed(news)
+        return None
+
+    def _agreed(self, document: Mapping[str, Any]) -> Event:
+        assert self.place is not None
+        how = document["how"]
+        if how == "succeeded":
+            return BarrierPassed()
+        roster = self.place.roster
+        rank = document.get("group_rank", -1)
+        gone = document.get("gone", [])
+        about = gone[0] if gone else rank
+        finding = None
+        if document.get("finding"):
+            kind: Kind = "timeout" if document["reason"] == "timeout" else "hang"
+            finding = FoundElsewhere(roster.name(rank), document.get("text", ""), kind)
+        ended = GroupEnd(
+            how=how,
+            node=roster.name(about),
+            group_rank=about,
+            text=document.get("text", ""),
+            rank=document.get("rank"),
+            time_ns=self._own_time(document.get("time_ns", 0)),
+            here=about == self.place.group_rank,
+            finding=finding,
+            cause=document.get("cause", ""),
+        )
+        for each in gone:
+            self.lost[roster.name(each)] = document.get("text", "")
+        return NodesAgreed(document["reason"], ended, again=self._enough_without(gone))
+
+    def _enough_without(self, gone: list[int]) -> bool:
+        assert self.place is not None
+        members = self.place.roster.members
+        if self.place.size - len(gone) < self._nodes.min_nodes:
+            return self.place.group_rank in gone and self._nodes.min_nodes < self._nodes.max_nodes
+        hosts = [members[rank] for rank in gone if members[rank] is not None]
+        holds_store = self._nodes.backend != "etcd-v2"
+        return not (holds_store and any(each.node_rank == 0 for each in hosts if each))
+
+    def _is_out_of_contact(self, ears: _Ears, now: float) -> bool:
+        if now - ears.contact < self._patience:
+            self._suspected = None
+            return False
+        if self._suspected is None:
+            # This process itself may have been stopped: the thread gets its turn first.
+            self._suspected = now
+        return now - self._suspected >= 2.0
+
+    def _out_of_contact(self, text: str) -> NodesAgreed:
+        """The store is gone, and with it the node that holds it."""
+        assert self.place is not None
+        roster = self.place.roster
+        host = next(
+            (
+                rank
+                for rank, member in enumerate(roster.members)
+                if member is not None and member.node_rank == 0
+            ),
+            -1,
+        )
+        name = roster.name(host) if host >= 0 else "the node that holds the rendezvous"
+        self.lost[name] = text
+        # What waits in vain for a machine that is cut off is left behind.
+        self._abandon()
+        here = host == self.place.group_rank
+        ended = GroupEnd("lost", name, host, text, time_ns=now_ns(), here=here)
+        reason: Reason = "node"
+        return NodesAgreed(reason, ended, again=False)
+
+    # The end
+
+    @property
+    def name(self) -> str:
+        """What this node is called."""
+        if self.place is not None:
+            return self.place.roster.name(self.place.group_rank)
+        rank = self._nodes.node_rank
+        return socket.gethostname() if rank is None else f"node {rank} ({socket.gethostname()})"
+
+    def give_result(self, document: Mapping[str, Any]) -> None:
+        """Leave what became of this node's part of the run, for node 0; waits for seconds."""
+        link = self._link
+        if self._hands is not None and link is not None and self.place is not None:
+            text = json.dumps({"name": self.name, "result": document})
+            self._hands.do(lambda: link.give_result(text)).wait(_FAREWELL_SECONDS)
+
+    def results(
+        self, seconds: float, given_up: Callable[[], bool] = lambda: False
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the other nodes have left, by their name, for node 0.
+
+        Args:
+            seconds: how long to wait for those of the last attempt that are not known to be gone.
+            given_up: asked meanwhile; whether nobody waits any more.
+        """
+        link, hands = self._link, self._hands
+        if link is None or hands is None or self.place is None:
+            return {}
+        roster = self.place.roster
+        expected = {
+            roster.name(rank)
+            for rank, member in enumerate(roster.members)
+            if member is not None and rank != self.place.group_rank
+        } - set(self.lost)
+        until = time.monotonic() + seconds
+        found: dict[str, dict[str, Any]] = {}
+        while True:
+            done = hands.do(link.results)
+            if not done.wait(_FAREWELL_SECONDS) or done.failed:
+                return found
+            documents = [json.loads(text) for text in done.result()]
+            found = {each["name"]: each["result"] for each in documents}
+            if not expected - set(found) or time.monotonic() >= until or given_up():
+                return found
+            time.sleep(0.1)
+
+    def close(self, *, over: bool) -> None:
+        """Take leave of the other nodes; idempotent.
+
+        Args:
+            over: whether the run is over; else the others may go on without this node.
+        """
+        self._stop_listening()
+        link, hands = self._link, self._hands
+        self._link = self._hands = None
+        if hands is not None and link is not None:
+            if self._joined:
+                hands.do(lambda: link.leave(over=over)).wait(_FAREWELL_SECONDS)
+            hands.stop()
+        with self._open:
+            if self._wakeup >= 0:
+                os.close(self._wakeup)
+                self._wakeup = -1
+
+    def _abandon(self) -> None:
+        if self._hands is not None:
+            self._hands.stop()
+        self._link = self._hands = None
+
+    def _stop_listening(self) -> None:
+        if self._ears is not None:
+            self._ears.stop()
+            self._ears = None
+
+    # From the threads
+
+    def _wake(self, news: object = None) -> None:
+        if news is not None:
+            self._news.append(news)
+        with self._open:
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
+
+    def _clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+
+
+_JOINERS = object()
+
+
+class _Broken(NamedTuple):
+    why: str
+
+
+class _Thread(threading.Thread):
+    """A thread that keeps nobody from ending, and gets no signals: they are the main thread's."""
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+
+    def run(self) -> None:
+        """Do the work."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._work()
+
+
+class _Done:
+    """What came of something that a thread was told to do."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def set(self, result: Any = None, error: BaseException | None = None) -> None:
+        self._result, self._error = result, error
+        self._over.set()
+
+    def is_set(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._over.wait(seconds)
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class _Hands:
+    """A thread that does one thing after the other."""
+
+    def __init__(self, wake: Callable[[object], None]) -> None:
+        self._wake = wake
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], _Done] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread = _Thread("lllaunch-nodes", self._run)
+        self._thread.start()
+
+    def do(self, work: Callable[[], Any]) -> _Done:
+        """Do something after all else; what is returned says when, and what came of it."""
+        done = _Done()
+        self._work.put((work, done))
+        return done
+
+    def stopped(self) -> bool:
+        """Return whether nobody waits for anything any more."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Do nothing more; what is being done may take its time."""
+        self._stop.set()
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while True:
+            item = self._work.get()
+            if item is None:
+                return
+            work, done = item
+            try:
+                done.set(work())
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                done.set(error=error)
+                if isinstance(error, RuntimeError) and not self._stop.is_set():
+                    self._wake(_Broken(_first_line(error)))
+            self._wake(None)
+
+
+class _Ears:
+    """A thread that hears why the attempt ends, and gives and looks for signs of life.
+
+    The first node that can looks after all others, and they after it: so each round of looks costs
+    the store a constant number of operations per node.
+
+    Attributes:
+        contact: moment of the last answer of the store, seconds of the monotonic clock.
+        at_barrier: whether this node waits for the others to be done.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        place: Place,
+        nodes: Nodes,
+        interval: float,
+        patience: float,
+        wake: Callable[[object], None],
+        abandoned: Callable[[], bool],
+    ) -> None:
+        self._link = link
+        self._place = place
+        self._wake = wake
+        self._abandoned = abandoned
+        self._interval = interval
+        self._dynamic = nodes.backend != "static"
+        self._pulse = Pulse(patience)
+        self._beats = 0
+        self._stop = threading.Event()
+        self._told_joiners = False
+        self.contact = time.monotonic()
+        self.at_barrier = False
+        members = place.roster.members
+        self._leads = place.group_rank == place.roster.leader
+        self._watched = (
+            [r for r, m in enumerate(members) if m is not None and r != place.group_rank]
+            if self._leads
+            else [place.roster.leader]
+        )
+        self._thread = _Thread("lllaunch-hears", self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hear nothing more; does not wait for the thread, which may wait for another machine."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            self._hear(self._link.round_store())
+        except Exception as error:  # noqa: BLE001 - torch raises several types
+            if not self._is_over():
+                self._wake(_Broken(_first_line(error)))
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or self._abandoned()
+
+    def _hear(self, store: Any) -> None:
+        # Joiners are looked for by one node, as often as torch's agents do; the others only wait.
+        pause = min(1.0, self._interval / 2)
+        next_beat = 0.0
+        while not self._is_over():
+            now = time.monotonic()
+            if now >= next_beat:
+                if next_beat and now - next_beat > self._interval:
+                    self._pulse.forgive(now)
+                next_beat = now + self._interval / 2
+                self._beat(store)
+                self.contact = time.monotonic()
+            if self._leads:
+                self._look_for_joiners()
+            elif self._place.roster.mixed and self.at_barrier and self._link.has_finished():
+                self._wake({"how": "succeeded"})
+                return
+            try:
+                store.wait(["ended"], timedelta(seconds=pause))
+            except RuntimeError as error:
+                if "timeout" not in str(error).lower():
+                    raise
+                # an answer as well, unless the other end is cut off
+                store.check(["ended"])
+                self.contact = time.monotonic()
+                continue
+            self._wake(json.loads(store.get("ended")))
+            return
+
+    def _beat(self, store: Any) -> None:
+        self._beats += 1
+        store.set(f"alive/{self._place.group_rank}", str(self._beats))
+        keys = {rank: f"alive/{rank}" for rank in self._watched}
+        here = {rank: key for rank, key in keys.items() if store.check([key])}
+        found = store.multi_get(list(here.values())) if here else []
+        counters = dict.fromkeys(self._watched, b"") | dict(zip(here, found, strict=True))
+        lost = self._pulse.look(time.monotonic(), counters)
+        if lost and not self._is_over():
+            seconds = max(lost.values())
+            first = min(lost)
+            self._link.end(
+                {
+                    "how": "lost",
+                    "reason": "node",
+                    "group_rank": first,
+                    "gone": sorted(lost),
+                    "text": f"gave no sign of life for {duration(seconds)}",
+                    "time_ns": now_ns() - int((seconds + (self._link.clock_offset or 0.0)) * 1e9),
+                }
+            )
+
+    def _look_for_joiners(self) -> None:
+        mixed = self._place.roster.mixed
+        if mixed and self.at_barrier and self._link.has_finished():
+            self._link.end({"how": "succeeded"})
+        if self._dynamic and not self._told_joiners and self._link.are_waiting():
+            self._told_joiners = True
+            self._wake(_JOINERS)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,303 @@
+"""What the nodes of a run tell each other, and what follows from it. Pure.
+
+All of it goes through the store of the rendezvous as JSON. A node that runs torchrun tells nothing
+of it: of that one only what torch's agents tell each other is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lllaunch.documents import Fields
+
+# Nodes whose clocks differ by more are told so, seconds: times of theirs cannot be compared.
+CLOCK_TOLERANCE = 1.0
+
+
+class Share(NamedTuple):
+    """Where the workers of one node begin.
+
+    Attributes:
+        base_rank: global rank of its first worker.
+        world_size: number of all workers.
+        base_role_rank: rank of its first worker within the role.
+        role_world_size: number of workers of the role.
+    """
+
+    base_rank: int
+    world_size: int
+    base_role_rank: int
+    role_world_size: int
+
+
+def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
+    """Lay out the workers of all nodes, one node after the other.
+
+    Args:
+        nodes: role and number of workers of every node, by group rank.
+    """
+    world = sum(size for _, size in nodes)
+    of_role = {role: sum(size for other, size in nodes if other == role) for role, _ in nodes}
+    found = []
+    base = 0
+    role_base = dict.fromkeys(of_role, 0)
+    for role, size in nodes:
+        found.append(Share(base, world, role_base[role], of_role[role]))
+        base += size
+        role_base[role] += size
+    return found
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a node says of itself when it joins an attempt.
+
+    Attributes:
+        node_rank: the number that it was given, or None.
+        hostname: its name.
+        network: names the network that its loopback is of: the same on all launchers of a machine,
+            but for those in containers and network namespaces of their own.
+        address: its address, as others reach it.
+        nproc: how many workers it has.
+        plan: hash of what all nodes must have in common.
+        attempt: the number that its next attempt can have at the earliest.
+        restarts: how many restarts have counted for it.
+        directory: where it writes, absolute.
+        token: what it found in the run's directory of who else is there; empty if nothing.
+        clock_offset: seconds that its clock is ahead of node 0's; None if it is not known.
+    """
+
+    node_rank: int | None
+    hostname: str
+    network: str
+    address: str
+    nproc: int
+    plan: str
+    attempt: int = 0
+    restarts: int = 0
+    directory: str = ""
+    token: str = ""
+    clock_offset: float | None = None
+
+    def to_json(self) -> str:
+        """Return it as text; the inverse of `from_json`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Member:
+        """Return what a node said, as far as it is understood."""
+        return cls.from_fields(Fields(json.loads(text)))
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Member:
+        """Return the same of a part of a document."""
+        return cls(
+            node_rank=fields.integer("node_rank"),
+            hostname=fields.text("hostname"),
+            network=fields.text("network"),
+            address=fields.text("address"),
+            nproc=fields.integer("nproc") or 0,
+            plan=fields.text("plan"),
+            attempt=fields.integer("attempt") or 0,
+            restarts=fields.integer("restarts") or 0,
+            directory=fields.text("directory"),
+            token=fields.text("token"),
+            clock_offset=fields.number("clock_offset"),
+        )
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The nodes of an attempt.
+
+    Attributes:
+        members: by group rank; None for one that runs torchrun, or says nothing of itself.
+        attempt: number of the attempt, above all that any node has made.
+        restarts: how many restarts have counted.
+        differing: group ranks of nodes whose plan is not that of the first.
+        plan: of the first node, as text, where there are such; else empty.
+    """
+
+    members: tuple[Member | None, ...]
+    attempt: int = 0
+    restarts: int = 0
+    differing: tuple[int, ...] = ()
+    plan: str = ""
+
+    @classmethod
+    def of(cls, members: Sequence[Member | None]) -> Roster:
+        """Return what a group comes to."""
+        known = [member for member in members if member is not None]
+        first = next(iter(known), None)
+        return cls(
+            members=tuple(members),
+            attempt=max((member.attempt for member in known), default=0),
+            restarts=max((member.restarts for member in known), default=0),
+            differing=tuple(
+                rank
+                for rank, member in enumerate(members)
+                if member is not None and first is not None and member.plan != first.plan
+            ),
+        )
+
+    def to_json(self) -> str:
+        """Return it as text; the inverse of `from_json`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Roster:
+        """Return the roster that a node has made."""
+        document = json.loads(text)
+        fields = Fields(document)
+        return cls(
+            members=tuple(
+                None if each is None else Member.from_fields(Fields(each))
+                for each in document["members"]
+            ),
+            attempt=fields.integer("attempt") or 0,
+            restarts=fields.integer("restarts") or 0,
+            differing=fields.wholes("differing"),
+            plan=fields.text("plan"),
+        )
+
+    @property
+    def leader(self) -> int:
+        """Group rank of the node that looks after the others: the first that can."""
+        return next(rank for rank, member in enumerate(self.members) if member is not None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some of them run torchrun."""
+        return None in self.members
+
+    def name(self, group_rank: int) -> str:
+        """Return what a node is called: ``node 1 (host1)``."""
+        known = 0 <= group_rank < len(self.members)
+        member = self.members[group_rank] if known else None
+        if member is None:
+            return f"the node of group rank {group_rank}" + (
+                ", which runs torchrun" if known else ""
+            )
+        number = group_rank if member.node_rank is None else member.node_rank
+        return f"node {number} ({member.hostname})"
+
+    def unreachable(self, master_addr: str) -> int | None:
+        """Return the group rank of a node that cannot reach rank 0's store, None without one.
+
+        Args:
+            master_addr: address of the store; loopback is another machine on every machine.
+        """
+        if not is_loopback(master_addr):
+            return None
+        first = self.members[0]
+        for rank, member in enumerate(self.members):
+            if member is not None and first is not None and member.network != first.network:
+                return rank
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, as it is written, is the machine itself; nothing is looked up."""
+    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def written_endpoint(host: str, port: int) -> str:
+    """Return ``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node stands in an attempt.
+
+    Attributes:
+        group_rank: its rank among the nodes.
+        share: where its workers begin.
+        master_addr: host on which rank 0's store is.
+        master_port: its port.
+        use_agent_store: whether that store is a launcher's already.
+        roster: all nodes.
+        attempt: number of the attempt.
+        restarts: how many restarts have counted.
+    """
+
+    group_rank: int
+    share: Share
+    master_addr: str
+    master_port: int
+    use_agent_store: bool
+    roster: Roster
+    attempt: int
+    restarts: int
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are."""
+        return len(self.roster.members)
+
+
+class Pulse:
+    """Notices who gives no sign of life any more, by counters that each node raises.
+
+    No clock is compared with another machine's: what counts is for how long a counter has not
+    changed here.
+
+    Args:
+        patience: seconds without a change after which a node counts as lost.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._seen: dict[int, tuple[bytes, float]] = {}
+
+    def look(self, now: float, counters: Mapping[int, bytes]) -> dict[int, float]:
+        """Take note of a look at the counters.
+
+        Args:
+            now: the moment, seconds of the monotonic clock.
+            counters: by group rank.
+
+        Returns:
+            Nodes that are lost, with the seconds since their last sign of life.
+        """
+        for rank, counter in counters.items():
+            before = self._seen.get(rank)
+            if before is None or before[0] != counter:
+                self._seen[rank] = counter, now
+        return {
+            rank: now - self._seen[rank][1]
+            for rank in counters
+            if now - self._seen[rank][1] >= self._patience
+        }
+
+    def forgive(self, now: float) -> None:
+        """Count from now: this process itself did not run for a while."""
+        self._seen = {rank: (counter, now) for rank, (counter, _) in self._seen.items()}
+
+
+def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
+    """Return who has come, for a rendezvous that was not complete in time.
+
+    Args:
+        hello: what nodes have said when they came: ``hostname`` and ``node_rank``.
+        expected: how many must come.
+    """
+    names: list[str] = []
+    for each in map(Fields, hello):
+        rank = each.integer("node_rank")
+        name = each.text("hostname") + ("" if rank is None else f" (node_rank {rank})")
+        if name not in names:
+            names.append(name)
+    if not names:
+        return f"no other node has come, {expected} are needed"
+    return f"{len(names)} of {expected} nodes have come: {', '.join(names)}"

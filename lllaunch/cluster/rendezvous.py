@@ -1,0 +1,510 @@
+"""Nodes meet through torch's rendezvous: the only module that knows it, and torch.
+
+What nodes tell each other beside torch's own keys stands below ``lllaunch`` in the same store, so
+that launchers of both kinds can meet. docs/design/several-nodes.md has the keys.
+
+Everything here may wait for other machines, so it is used in threads (`lllaunch.cluster.group`).
+A thread that waits for a machine which is cut off waits for as long as an operation may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.clock import now_ns
+from lllaunch.cluster.address import Unreachable, await_endpoint
+from lllaunch.cluster.membership import (
+    Member,
+    Place,
+    Roster,
+    Share,
+    is_loopback,
+    missing_text,
+    shares,
+    written_endpoint,
+)
+from lllaunch.errors import RendezvousFailed
+from lllaunch.text import duration
+
+if TYPE_CHECKING:
+    from lllaunch.spec import Nodes
+
+# torch's own (torch.distributed.elastic.agent.server)
+_ROLE_INFO = "torchelastic/role_info/"
+_ASSIGNED = "torchelastic/assigned_ranks/"
+_TERMINAL = "torchelastic/agent/terminal_state"
+_RENDEZVOUS = "torch.distributed.elastic.rendezvous"
+_IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
+
+# What a read of node 0's clock may take, seconds.
+_CLOCK_SECONDS = 2.0
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+# torch's defaults of a rendezvous that changes.
+KEEP_ALIVE_INTERVAL = 5
+KEEP_ALIVE_ATTEMPTS = 3
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Import torch so that its C++ part does not warn of each wait that times out."""
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ.setdefault(_LOG_LEVEL, "ERROR")
+    try:
+        yield
+    finally:
+        # not for the workers
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+def load_torch() -> None:
+    """Import what is needed of torch, which takes seconds."""
+    with _quiet_torch():
+        import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
+        import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+
+
+def agree(
+    store: Any,
+    group_rank: int,
+    group_world_size: int,
+    role: str,
+    nproc: int,
+    lay_out: Callable[[Sequence[tuple[str, int]]], None] = lambda _: None,
+) -> Share:
+    """Find out where this node's workers begin, as torch's agents do.
+
+    Args:
+        store: the store of the rendezvous (torch's ``Store``).
+        group_rank: rank of this node.
+        group_world_size: number of nodes.
+        role: of its workers.
+        nproc: how many there are.
+        lay_out: called by group rank 0 with what all nodes have said, before they hear from it.
+    """
+    if os.environ.get(_IDENTICAL) == "1":
+        # All nodes are said to be alike: nothing needs to be exchanged.
+        lay_out([(role, nproc)] * group_world_size)
+        return shares([(role, nproc)] * group_world_size)[group_rank]
+    mine = {"role": role, "rank": group_rank, "local_world_size": nproc}
+    store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine).encode())
+    if group_rank == 0:
+        texts = store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
+        nodes = [(node["role"], node["local_world_size"]) for node in map(json.loads, texts)]
+        lay_out(nodes)
+        keys = [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)]
+        store.multi_set(keys, [json.dumps(share).encode() for share in shares(nodes)])
+    return Share(*json.loads(store.get(f"{_ASSIGNED}{group_rank}")))
+
+
+def arrive(store: Any, size: int) -> bool:
+    """Take note at torch's exit barrier that this node is done.
+
+    Args:
+        store: the store of the rendezvous.
+        size: number of nodes.
+
+    Returns:
+        Whether it was the last one.
+    """
+    last = bool(store.add(f"{_TERMINAL}/num_members", 1) == size)
+    if last:
+        store.set(f"{_TERMINAL}/last_member", b"1")
+    return last
+
+
+def await_barrier(store: Any, seconds: float) -> None:
+    """Wait until all nodes have arrived at torch's exit barrier.
+
+    Raises:
+        Exception: what the store raises when its wait times out.
+    """
+    store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=seconds))
+
+
+class Link:
+    """This node's connection to the rendezvous of a run.
+
+    Args:
+        nodes: of the run.
+        address: of this node, as others reach it.
+        run_id: what the nodes of the run have in common.
+        role: of the workers.
+        nproc: how many this node has.
+
+    Attributes:
+        clock_offset: seconds that this node's clock is ahead of node 0's; None if not known.
+        place: where this node stands in the present round; None before the first.
+    """
+
+    def __init__(self, nodes: Nodes, address: str, run_id: str, role: str, nproc: int) -> None:
+        self._nodes = nodes
+        self._address = address
+        self._run_id = run_id
+        self._role = role
+        self._nproc = nproc
+        self._handler: Any = None
+        self._base: Any = None
+        self._rounds = 0
+        self._torch_store: Any = None
+        self._round: Any = None
+        self.clock_offset: float | None = None
+        self.place: Place | None = None
+
+    @property
+    def hosts(self) -> bool:
+        """Whether this node holds the store."""
+        return self._nodes.node_rank == 0 and self._nodes.backend != "etcd-v2"
+
+    # Meeting
+
+    def connect(
+        self, say: Callable[[str], object], given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Reach the endpoint, or open it if this is node 0.
+
+        Args:
+            say: gets a line for people if that takes longer than a moment.
+            given_up: asked between tries; whether nobody waits any more.
+
+        Raises:
+            RendezvousFailed: it cannot be reached, or opened.
+        """
+        nodes = self._nodes
+        load_torch()
+        if not self.hosts:
+            try:
+                await_endpoint(nodes.host, nodes.port, nodes.join_timeout, say, given_up)
+            except Unreachable as error:
+                raise RendezvousFailed(str(error), self._what_to_set()) from None
+        try:
+            self._make_handler()
+        except Exception as error:  # torch raises several types, some of them its own C++ ones
+            raise RendezvousFailed(*self._why_not(error)) from error
+
+    def _make_handler(self) -> None:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters  # noqa: PLC0415
+        from torch.distributed.elastic.rendezvous.registry import (  # noqa: PLC0415 - as above
+            get_rendezvous_handler,
+        )
+
+        nodes = self._nodes
+        conf: dict[str, Any] = {"join_timeout": int(nodes.join_timeout), **nodes.conf}
+        if nodes.backend == "static":
+            conf |= {"rank": nodes.node_rank, "timeout": int(nodes.join_timeout)}
+        elif nodes.backend == "c10d":
+            conf |= {"is_host": self.hosts, "read_timeout": max(1, int(nodes.timeout))}
+        else:
+            conf.setdefault("read_timeout", max(1, int(nodes.timeout)))
+        parameters = RendezvousParameters(
+            backend=nodes.backend,
+            endpoint=written_endpoint(nodes.host, nodes.port),
+            run_id=self._run_id,
+            min_nodes=nodes.min_nodes,
+            max_nodes=nodes.max_nodes,
+            local_addr=self._address,
+            **conf,
+        )
+        if nodes.backend == "static":
+            self._handler = get_rendezvous_handler(parameters)
+            return
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
+
+        name = "c10d" if nodes.backend == "c10d" else "etcd"
+        module = import_module(f"{_RENDEZVOUS}.{name}_rendezvous_backend")
+        backend, store = module.create_backend(parameters)
+        self._handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+        self._base = _below(f"lllaunch/{self._run_id}", store)
+
+    def _why_not(self, error: Exception) -> tuple[str, str]:
+        at = written_endpoint(self._nodes.host, self._nodes.port)
+        said = _innermost(error)
+        if isinstance(error, ImportError):
+            return f"{self._nodes.backend} cannot be used: {said}", "install python-etcd"
+        if self.hosts and "EADDRINUSE" in said:
+            hint = "another run on this machine may use it; choose another port for all nodes"
+            return f"node 0 cannot listen at {at}: the port is in use", hint
+        if self.hosts:
+            hint = (
+                "node 0 holds the rendezvous, so launch.rdzv.endpoint must name this machine on "
+                "all nodes"
+            )
+            return f"node 0 cannot be reached at its own endpoint {at}: {said}", hint
+        return f"the rendezvous at {at} cannot be joined: {said}", self._what_to_set()
+
+    def _what_to_set(self) -> str:
+        if is_loopback(self._nodes.host):
+            return (
+                f"{self._nodes.host} is this machine itself; if node 0 is another one, set "
+                "launch.rdzv.endpoint to an address of node 0 that all nodes can reach"
+            )
+        return "node 0 is the one with launch.node_rank=0; is it started, and the port open?"
+
+    def greet(self) -> None:
+        """Say that this node is there, and find out how its clock differs from node 0's."""
+        if self._base is None:
+            return
+        number = self._base.add("hello", 1)
+        said = {"hostname": socket.gethostname(), "node_rank": self._nodes.node_rank}
+        if self._nodes.node_rank == 0:
+            self._base.set(f"hello/{number}", json.dumps(said))
+            self.clock_offset = 0.0
+            return
+        sent = now_ns()
+        self._base.set(f"hello/{number}", json.dumps(said))
+        with contextlib.suppress(RuntimeError, LookupError):
+            self._base.wait([f"clock/{number}"], timedelta(seconds=_CLOCK_SECONDS))
+            received = now_ns()
+            theirs = int(self._base.get(f"clock/{number}"))
+            self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
+
+    def answer_greetings(self, stopped: Callable[[], bool]) -> None:
+        """Tell whoever comes what time it is here; for node 0, until it is stopped."""
+        if self._base is None:
+            return
+        store = _another(self._base)
+        number = 1
+        while not stopped():
+            try:
+                store.wait([f"hello/{number}"], timedelta(seconds=1))
+            except RuntimeError:
+                continue
+            store.set(f"clock/{number}", str(now_ns()))
+            number += 1
+
+    def join(self, member: Callable[[int], Member], plan: str) -> Place:
+        """Meet the other nodes, and agree on ranks.
+
+        Args:
+            member: what this node says of itself, from its rounds so far.
+            plan: what all nodes must have in common, as text.
+
+        Returns:
+            where this node stands.
+
+        Raises:
+            RendezvousFailed: not enough nodes came in time, or the run is over.
+        """
+        self._forget_last_store()
+        info = self._rendezvous()
+        self._torch_store = info.store
+        self._round = self._own(info.store)
+        rank, size = info.rank, info.world_size
+        self._round.set(f"member/{rank}", member(self._rounds).to_json())
+        before = self.place.roster.members if self.place is not None else ()
+
+        def lay_out(nodes: Sequence[tuple[str, int]]) -> None:
+            members: list[Member | None] = []
+            for other in range(len(nodes)):
+                # it says so before it tells torch's part; in a round that is no new one to torch,
+                # that is there already
+                again = self._nodes.backend == "static" and before and before[other] is not None
+                known = again or self._round.check([f"member/{other}"])
+                text = self._round.get(f"member/{other}") if known else None
+                members.append(None if text is None else Member.from_json(text))
+            self._round.set("roster", _with_plan(Roster.of(members), plan).to_json())
+
+        share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
+        bootstrap = info.bootstrap_store_info
+        roster = self._read_roster(size, plan, known=bool(before))
+        self._rounds += 1
+        self.place = Place(
+            group_rank=rank,
+            share=share,
+            master_addr=bootstrap.master_addr,
+            master_port=bootstrap.master_port,
+            use_agent_store=bool(self._handler.use_agent_store),
+            roster=roster,
+            attempt=roster.attempt,
+            restarts=roster.restarts,
+        )
+        return self.place
+
+    def _own(self, store: Any) -> Any:
+        # a static rendezvous has one store for all rounds
+        static = self._nodes.backend == "static"
+        return _below(f"lllaunch/{self._rounds}" if static else "lllaunch", store)
+
+    def _rendezvous(self) -> Any:
+        nodes, endpoint = self._nodes, written_endpoint(self._nodes.host, self._nodes.port)
+        if nodes.backend == "static" and self.place is not None and self._lost_for_good():
+            text = "a static rendezvous cannot replace a node that is gone"
+            raise RendezvousFailed(text, "launch.rdzv.backend=c10d can")
+        try:
+            return self._handler.next_rendezvous()
+        except Exception as error:  # as above
+            kind = type(error).__name__
+            if kind == "RendezvousClosedError":
+                text = f"the run {self._run_id!r} at {endpoint} is over for the other nodes"
+                hint = "a new run needs another launch.rdzv.id, or a store of its own"
+                raise RendezvousFailed(text, hint) from error
+            late = kind == "RendezvousTimeoutError" or "imeout" in _innermost(error)
+            if not late:
+                text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
+                raise RendezvousFailed(text) from error
+            within = duration(nodes.join_timeout)
+            missing = missing_text(self._hello(), nodes.min_nodes)
+            text = f"{missing}; waited for {within} at {endpoint} (launch.rdzv.join_timeout)"
+            raise RendezvousFailed(text) from error
+
+    def _lost_for_good(self) -> bool:
+        try:
+            text = self._round.get("ended") if self._round.check(["ended"]) else b"{}"
+            return bool(json.loads(text).get("gone"))
+        except (RuntimeError, ValueError):
+            return True
+
+    def _hello(self) -> list[Mapping[str, Any]]:
+        if self._base is None:
+            return []
+        try:
+            count = self._base.add("hello", 0)
+            keys = [f"hello/{number}" for number in range(1, count + 1)]
+            return [json.loads(self._base.get(key)) for key in keys if self._base.check([key])]
+        except RuntimeError:
+            return []
+
+    def _forget_last_store(self) -> None:
+        """Let each round have a store for the workers of its own.
+
+        torch keeps the address of the first, also when the node that had it is gone, and keys of
+        workers that were ended would meet the next ones (they are told apart by the number of
+        restarts, which a change of membership does not raise).
+        """
+        for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
+            if getattr(self._handler, name, None) is not None:
+                setattr(self._handler, name, None)
+
+    def _read_roster(self, size: int, plan: str, *, known: bool) -> Roster:
+        """Return who is there, as the first node has laid it out, or as can be seen without it."""
+        if known or self._round.check(["roster"]):
+            return Roster.from_json(self._round.get("roster"))
+        # group rank 0 runs torchrun
+        members = [
+            Member.from_json(self._round.get(key)) if self._round.check([key]) else None
+            for key in (f"member/{rank}" for rank in range(size))
+        ]
+        return _with_plan(Roster.of(members), plan)
+
+    def other_plan(self, mine: str) -> str:
+        """Return the first plan that differs from the first node's, where one does.
+
+        Args:
+            mine: this node's.
+        """
+        assert self.place is not None
+        if self.place.group_rank == self.place.roster.differing[0]:
+            self._round.set("other_plan", mine)
+            return mine
+        return bytes(self._round.get("other_plan")).decode("utf-8", "replace")
+
+    # While an attempt goes on
+
+    def round_store(self) -> Any:
+        """Return the round's own store, over a connection of its own."""
+        return _another(self._round)
+
+    @property
+    def round(self) -> Any:
+        """The round's own store."""
+        return self._round
+
+    def are_waiting(self) -> bool:
+        """Return whether nodes wait to join."""
+        return bool(self._handler.num_nodes_waiting() > 0)
+
+    def end(self, document: Mapping[str, Any]) -> None:
+        """Say why the attempt ends, unless somebody has said so before."""
+        if self._round.add("ended_by", 1) == 1:
+            self._round.set("ended", json.dumps(document))
+
+    def finish(self) -> None:
+        """Arrive at the exit barrier; the last one ends the attempt with success."""
+        assert self.place is not None
+        size = self.place.size
+        last = arrive(self._torch_store, size)
+        if self._nodes.backend == "static":
+            # torch's counts all rounds
+            last = self._round.add("arrived", 1) == size
+        if last and not self.place.roster.mixed:
+            self.end({"how": "succeeded"})
+
+    def has_finished(self) -> bool:
+        """Return whether all have arrived, where some nodes run torchrun."""
+        return bool(self._torch_store.check([f"{_TERMINAL}/last_member"]))
+
+    # The end
+
+    def give_result(self, text: str) -> None:
+        """Leave what became of this node's part of the run, for node 0."""
+        store = self._base if self._base is not None else self._torch_store
+        store.set(f"result/{store.add('results', 1)}", text)
+
+    def results(self) -> list[bytes]:
+        """Return what nodes have left."""
+        store = self._base if self._base is not None else self._torch_store
+        keys = [f"result/{number}" for number in range(1, store.add("results", 0) + 1)]
+        return [store.get(key) for key in keys if store.check([key])]
+
+    def leave(self, *, over: bool) -> None:
+        """Take leave of the other nodes.
+
+        Args:
+            over: whether the run is; else the others may go on without this node.
+        """
+        if self._handler is None:
+            return
+        with contextlib.suppress(Exception):
+            if over:
+                self._handler.shutdown()
+            else:
+                self._drop_out()
+
+    def _drop_out(self) -> None:
+        """Remove this node, so that the next round need not wait until it counts as dead.
+
+        torch does so only on the way to a next round.
+        """
+        handler = self._handler
+        if not hasattr(handler, "_op_executor"):
+            return
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
+
+        handler._stop_heartbeats()
+        deadline = handler._get_deadline(timedelta(seconds=2))
+        handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
+
+
+def _below(prefix: str, store: Any) -> Any:
+    from torch.distributed import distributed_c10d  # noqa: PLC0415 - see `load_torch`
+
+    return distributed_c10d.PrefixStore(prefix, store)
+
+
+def _with_plan(roster: Roster, plan: str) -> Roster:
+    return dataclasses.replace(roster, plan=plan) if roster.differing else roster
+
+
+def _another(store: Any) -> Any:
+    """Return a store over a connection of its own, so that a wait in one keeps nobody else."""
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError):
+        # etcd's has no lasting connection
+        return store
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what the first cause of an error says, without torch's C++ traceback."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = str(error).strip().split("\n")[0]
+    return first or type(error).__name__

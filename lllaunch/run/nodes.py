@@ -1,0 +1,266 @@
+"""One run on several nodes: what each node has in common with the others, and what came of all.
+
+Each node writes below ``node_<n>`` of the run's directory what it would write if it was alone.
+Node 0 writes result.json of the run beside them, from what the others leave in the store, so that
+it is whole also where nodes see different file systems.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.cluster.group import Failure, NodeGroup
+from lllaunch.files import read_bytes
+from lllaunch.run.causes import NodeGone, NodesJoined, OnAnotherNode
+from lllaunch.run.files import write_atomic
+from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
+from lllaunch.run.result import ResultFile, render_result
+from lllaunch.sweep.fingerprint import identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from lllaunch.cluster.membership import Member, Place
+    from lllaunch.run.directory import RunDirectory
+    from lllaunch.run.observer import RunObserver
+    from lllaunch.run.outcome import RootCause
+    from lllaunch.signal_source import SignalSource
+    from lllaunch.spec import LaunchSpec
+
+# What node 0 leaves in the run's directory for nodes that see the same file system.
+TOKEN = ".lllaunch.nodes"
+# Others may still write what became of them, seconds beyond their grace period.
+_LAST_WORDS = 15.0
+
+
+class RunNodes:
+    """The nodes of a run, as far as the run's files and its end are concerned.
+
+    Args:
+        spec: the run.
+        directory: of this node, claimed.
+        observer: sees every event and action.
+        plan: what all nodes must have in common; redacted.
+
+    Attributes:
+        group: the nodes.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        directory: RunDirectory,
+        observer: RunObserver,
+        plan: Mapping[str, Any],
+    ) -> None:
+        assert spec.nodes is not None
+        self._nodes = spec.nodes
+        self._grace_period = spec.grace_period
+        self._root = os.path.dirname(directory.path)
+        self._observer = observer
+        self._token = self._leave_token()
+        self.group = NodeGroup(
+            spec.nodes,
+            run_id=spec.run_id,
+            role=spec.role,
+            nproc=spec.nproc,
+            plan_hash=identity(plan),
+            plan=plan,
+            directory=directory.path,
+            token=self._token,
+            say=observer.say,
+            failure=self._failure,
+        )
+
+    def file(self, name: str) -> str:
+        """Return the path of a file of the run as a whole."""
+        return os.path.join(self._root, name)
+
+    def _leave_token(self) -> str:
+        """Return what node 0 has left in the run's directory; node 0 leaves it."""
+        path = self.file(TOKEN)
+        if self._nodes.node_rank == 0:
+            token = secrets.token_hex(8)
+            write_atomic(path, token.encode())
+            return token
+        try:
+            return read_bytes(path).decode("ascii", "replace")
+        except OSError:
+            return ""
+
+    def _failure(self) -> Failure | None:
+        from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - only where something failed
+
+        record = self._observer.recorder.latest()
+        root = None if record is None else judge_attempt(record).root_cause
+        if root is None:
+            return None
+        return Failure(root.rank, str(root.cause), root.time_ns, type(root.cause).__name__)
+
+    def finish(self, outcome: RunOutcome, signals: SignalSource) -> RunOutcome | None:
+        """Let the other nodes know what became of this one, and node 0 of all.
+
+        Args:
+            outcome: of this node's part.
+            signals: whether somebody wants it to end now.
+
+        Returns:
+            what became of the run, for node 0; None for the others.
+        """
+        over = outcome.signum is None
+        try:
+            if self._nodes.node_rank != 0:
+                document = json.loads(render_result(outcome, {}))
+                self.group.give_result(document)
+                return None
+            seconds = self._grace_period + _LAST_WORDS if over else 1.0
+            found = self.group.results(seconds, lambda: bool(signals.received()))
+            return merged(outcome, self.group.places, found, self.group.lost, self._root)
+        finally:
+            self.group.close(over=over)
+
+
+def merged(
+    own: RunOutcome,
+    places: Sequence[Place],
+    results: Mapping[str, Mapping[str, Any]],
+    lost: Mapping[str, str],
+    root: str,
+) -> RunOutcome:
+    """Make the outcome of a run from those of its nodes.
+
+    Args:
+        own: of node 0, with its own directory.
+        places: where it stood in each attempt.
+        results: what other nodes have left, as result.json has it, by their name.
+        lost: what happened to those that were lost or left, by their name.
+        root: directory of the run.
+    """
+    known = _members(places)
+    parts: list[tuple[NodeOutcome, RunOutcome | None]] = []
+    for name, (group_rank, member) in known.items():
+        shared = bool(member.token) and member.token == _token_of(known)
+        node = NodeOutcome(
+            name=name,
+            hostname=member.hostname,
+            node_rank=member.node_rank,
+            group_rank=group_rank,
+            nproc=member.nproc,
+            directory=member.directory,
+            shared=shared,
+            said=lost.get(name, ""),
+            clock_offset=member.clock_offset,
+        )
+        if member.node_rank == 0:
+            outcome: RunOutcome | None = own
+        else:
+            document = results.get(name)
+            file = None if document is None else ResultFile.from_json(document, member.directory)
+            outcome = None if file is None else file.outcome
+        if outcome is not None:
+            node = replace(node, state=outcome.state, exit_code=outcome.exit_code)
+        parts.append((node, outcome))
+    nodes = tuple(node for node, _ in parts)
+    outcomes = [
+        _in_time_of_first(outcome, node.clock_offset)
+        for node, outcome in parts
+        if outcome is not None
+    ]
+    attempts = _merged_attempts(outcomes) or own.attempts
+    last = attempts[-1] if attempts else None
+    cause = _first_cause(outcomes, last)
+    best = next((each for each in outcomes if each.root_cause is cause), own)
+    return replace(
+        own,
+        directory=root,
+        state=_state(own, outcomes),
+        exit_code=own.exit_code or next((o.exit_code for o in outcomes if o.exit_code), 0),
+        attempts=attempts,
+        root_cause=cause,
+        excerpt=best.excerpt,
+        return_values={
+            rank: value for each in outcomes for rank, value in each.return_values.items()
+        },
+        nodes=nodes,
+    )
+
+
+def _members(places: Sequence[Place]) -> dict[str, tuple[int, Member]]:
+    """Return all nodes that have ever been there, by name, as they were last, in order."""
+    found: dict[str, tuple[int, Member]] = {}
+    for place in places:
+        for rank, member in enumerate(place.roster.members):
+            if member is not None:
+                found[place.roster.name(rank)] = rank, member
+    order = sorted(
+        found.items(),
+        key=lambda item: (item[1][1].node_rank is None, item[1][1].node_rank or 0, item[0]),
+    )
+    return dict(order)
+
+
+def _token_of(known: Mapping[str, tuple[int, Member]]) -> str:
+    return next((member.token for _, member in known.values() if member.node_rank == 0), "")
+
+
+def _state(own: RunOutcome, outcomes: Iterable[RunOutcome]) -> Any:
+    if own.state != "succeeded":
+        return own.state
+    return next((each.state for each in outcomes if each.state != "succeeded"), "succeeded")
+
+
+def _in_time_of_first(outcome: RunOutcome, offset: float | None) -> RunOutcome:
+    """Return an outcome with the times of its root cause by node 0's clock."""
+    ahead = round((offset or 0.0) * 1e9)
+    if not ahead or outcome.root_cause is None:
+        return outcome
+    cause = replace(outcome.root_cause, time_ns=outcome.root_cause.time_ns - ahead)
+    return replace(outcome, root_cause=cause)
+
+
+_SECOND_HAND = (OnAnotherNode, NodeGone, NodesJoined)
+
+
+def _first_cause(outcomes: Sequence[RunOutcome], last: AttemptOutcome | None) -> RootCause | None:
+    """Return the first failure across nodes: told first hand, if anybody can."""
+    causes = [
+        each.root_cause
+        for each in outcomes
+        if each.root_cause is not None and (last is None or each.root_cause.attempt == last.number)
+    ]
+    own = [cause for cause in causes if not isinstance(cause.cause, _SECOND_HAND)]
+    return min(own or causes, key=lambda cause: cause.time_ns, default=None)
+
+
+def _merged_attempts(outcomes: Sequence[RunOutcome]) -> tuple[AttemptOutcome, ...]:
+    by_number: dict[int, list[AttemptOutcome]] = {}
+    for outcome in outcomes:
+        for attempt in outcome.attempts:
+            by_number.setdefault(attempt.number, []).append(attempt)
+    found = []
+    for _, parts in sorted(by_number.items()):
+        states = {part.state for part in parts}
+        worst: Any = next((s for s in ("failed", "stopped") if s in states), "succeeded")
+        causes = [part.root_cause for part in parts if part.root_cause is not None]
+        first_hand = [each for each in causes if not isinstance(each.cause, _SECOND_HAND)]
+        found.append(
+            replace(
+                parts[0],
+                state=worst,
+                started_ns=min(part.started_ns for part in parts),
+                ended_ns=max(part.ended_ns for part in parts),
+                workers=tuple(
+                    sorted(
+                        (worker for part in parts for worker in part.workers),
+                        key=lambda worker: worker.rank,
+                    )
+                ),
+                root_cause=next(iter(first_hand or causes), None),
+                leftovers=tuple(each for part in parts for each in part.leftovers),
+            )
+        )
+    return tuple(found)
