@@ -8,7 +8,9 @@ any descriptor, and for nothing longer than it must.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import queue
 import signal
@@ -44,12 +46,16 @@ if TYPE_CHECKING:
     from lllaunch.signal_source import SignalSource
     from lllaunch.spec import Nodes
     from lllaunch.supervisor.machine import Action, Event, Reason
-    from lllaunch.watchdog.findings import Kind
+    from lllaunch.watchdog.findings import Finding, Kind
+    from lllaunch.watchdog.stacks.frames import RankStack
 
 # What is said in the end may take so long, seconds.
 _FAREWELL_SECONDS = 5.0
 # Stacks of all nodes are waited for, seconds; taking them may take eight.
-_STACKS_SECONDS = 12.0
+_STACKS_SECONDS = 10.0
+_PATIENCE_FOR_BLAME = 2.0
+# Of so many ranks that wait, more stacks say nothing new.
+_MOST_STACKS = 32
 
 
 class Failure(NamedTuple):
@@ -129,6 +135,7 @@ class NodeGroup:
         self._suspected: float | None = None
         self._stacks_until: float | None = None
         self._told_offset = False
+        self._idle: dict[str, float] = {}
         self.place: Place | None = None
         self.places: list[Place] = []
         self.lost: dict[str, str] = {}
@@ -183,11 +190,11 @@ class NodeGroup:
 
         def meet() -> tuple[Place, str]:
             if first:
-                link.connect(self._later, hands.stopped)
-                link.greet()
-                if self._nodes.node_rank == 0:
-                    _Thread("lllaunch-clock", lambda: link.answer_greetings(hands.stopped)).start()
+                link.connect(self._wake, hands.stopped)
+                self._greet(link, hands)
             place = link.join(member, text)
+            if first:
+                self._greet(link, hands)
             return place, link.other_plan(text) if place.roster.differing else ""
 
         with signals.raising():
@@ -197,12 +204,15 @@ class NodeGroup:
         self._check(place, other)
         self.place = place
         self.places.append(place)
+        for rank in range(place.size):
+            self.lost.pop(place.roster.name(rank), None)
         self._tell_offset(link)
         self._ears = _Ears(
             link, place, self._nodes, self._interval, self._patience, self._wake, hands.stopped
         )
         self._ears.start()
         self._suspected = self._stacks_until = None
+        self._idle.clear()
         return place
 
     def _await(self, hands: _Hands, work: Callable[[], Any]) -> Any:
@@ -217,9 +227,9 @@ class NodeGroup:
                     self._say(each)
         return done.result()
 
-    def _later(self, text: str) -> None:
-        """Say something, from another thread."""
-        self._wake(text)
+    def _greet(self, link: Link, hands: _Hands) -> None:
+        if link.greet() and self._nodes.node_rank == 0:
+            _Thread("lllaunch-clock", lambda: link.answer_greetings(hands.stopped)).start()
 
     def _check(self, place: Place, other: str) -> None:
         roster = place.roster
@@ -313,12 +323,33 @@ class NodeGroup:
             document = self._document(action)
             hands.do(lambda: link.end(document))
         elif isinstance(action, TellStacks):
-            self._stacks_until = time.monotonic() + _STACKS_SECONDS
+            self._stacks_until = time.monotonic() + _STACKS_SECONDS + _PATIENCE_FOR_BLAME
+            self._tell_stacks(hands, link, action)
         elif isinstance(action, WaitForOthers):
             if self._ears is not None:
                 self._ears.at_barrier = True
             hands.do(link.finish)
         return []
+
+    def are_all_idle(self, kind: str, valid: float) -> bool:
+        """Take note that this node's workers do nothing; return whether those of all nodes do so.
+
+        To be asked as long as they do: what is returned is what was known when it was asked before.
+
+        Args:
+            kind: the limit that it is about: ``stall`` or ``silence``.
+            valid: for how long what a node says holds, seconds.
+        """
+        hands, link = self._hands, self._link
+        if hands is None or link is None or self._ears is None:
+            return False
+
+        def ask() -> None:
+            if link.are_all_idle(kind, self._shared_time(now_ns()), valid):
+                self._idle[kind] = time.monotonic()
+
+        hands.do(ask)
+        return time.monotonic() - self._idle.get(kind, -math.inf) <= valid
 
     # What is told
 
@@ -346,6 +377,22 @@ class NodeGroup:
                 document |= {"text": str(action.finding), "finding": True}
         return document
 
+    def _tell_stacks(self, hands: _Hands, link: Link, action: TellStacks) -> None:
+        place = self.place
+        assert place is not None
+        mine = [
+            dataclasses.asdict(dataclasses.replace(each, rank=place.share.base_rank + each.rank))
+            for each in action.stacks
+        ]
+        text, finding = json.dumps(mine), action.finding
+
+        def share() -> None:
+            until = time.monotonic() + _STACKS_SECONDS
+            document = link.share_stacks(text, until, lambda texts: _judged(place, texts, finding))
+            self._wake(_Stacks(document))
+
+        hands.do(share)
+
     def _shared_time(self, time_ns: int) -> int:
         """Return a time of this node's clock by node 0's."""
         offset = self._link.clock_offset if self._link is not None else None
@@ -358,23 +405,27 @@ class NodeGroup:
     # What is heard
 
     def _event(self, news: object) -> Event | None:
-        if isinstance(news, str):
-            self._say(news)
+        return _HEARD[type(news)](self, news)
+
+    def _told(self, text: str) -> None:
+        self._say(text)
+
+    def _joiners(self, _: _Joiners) -> Event:
+        return MembershipChanged()
+
+    def _broken(self, _: _Broken) -> Event | None:
+        if self._ears is None:
             return None
-        if news is _JOINERS:
-            return MembershipChanged()
-        if isinstance(news, _Broken):
-            if self._ears is None:
-                return None
-            self._stop_listening()
-            return self._out_of_contact(f"broke off the connection ({news.why})")
-        if isinstance(news, dict):
-            self._stop_listening()
-            return self._agreed(news)
-        return None
+        self._stop_listening()
+        return self._out_of_contact("closed the connection: its launcher is gone")
+
+    def _stacks(self, news: _Stacks) -> Event:
+        self._stacks_until = None
+        return _group_stacks(news.document)
 
     def _agreed(self, document: Mapping[str, Any]) -> Event:
         assert self.place is not None
+        self._stop_listening()
         how = document["how"]
         if how == "succeeded":
             return BarrierPassed()
@@ -529,11 +580,81 @@ class NodeGroup:
             os.eventfd_read(self._wakeup)
 
 
-_JOINERS = object()
+class _Joiners:
+    """Nodes wait to join."""
 
 
 class _Broken(NamedTuple):
     why: str
+
+
+class _Stacks(NamedTuple):
+    document: Mapping[str, Any]
+
+
+def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[str, Any]:
+    """Return who hangs of all nodes.
+
+    Args:
+        place: of the node that judges.
+        texts: the stacks of nodes, by group rank.
+        finding: what they were taken for.
+    """
+    from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
+
+    node_of: dict[int, int] = {}
+    stacks: list[RankStack] = []
+    for node, text in texts.items():
+        for each in json.loads(text):
+            stacks.append(_stack(each))
+            node_of[each["rank"]] = node
+    found = blame(stacks, _of_all(finding, place.share.base_rank))
+    first = sorted(stacks, key=lambda each: (each.rank not in found.hung, each.rank))
+    hung = [rank for rank in found.hung if rank in node_of]
+    return {
+        "hung": list(found.hung),
+        "waiting": list(found.waiting),
+        "stacks": [dataclasses.asdict(each) for each in first[: len(hung) + _MOST_STACKS]],
+        "nodes": [[rank, place.roster.name(node_of[rank])] for rank in hung],
+    }
+
+
+def _of_all(finding: Finding, base_rank: int) -> Finding:
+    """Return a finding of this node with ranks among all workers."""
+    changes: dict[str, Any] = {}
+    for name in ("rank", "ranks", "asleep", "stopped"):
+        value = getattr(finding, name, None)
+        if value is not None:
+            moved = value + base_rank if name == "rank" else tuple(r + base_rank for r in value)
+            changes[name] = moved
+    return dataclasses.replace(finding, **changes) if changes else finding
+
+
+def _stack(document: Mapping[str, Any]) -> RankStack:
+    from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack  # noqa: PLC0415
+
+    locks = tuple(LockWait(each["thread"], Frame(**each["frame"])) for each in document["locks"])
+    frames = tuple(Frame(**each) for each in document["frames"])
+    return RankStack(**{**document, "frames": frames, "locks": locks})
+
+
+def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
+    from lllaunch.watchdog.stacks.frames import Blame  # noqa: PLC0415 - as above
+
+    return GroupStacks(
+        Blame(tuple(document["hung"]), tuple(document["waiting"])),
+        tuple(map(_stack, document["stacks"])),
+        tuple((rank, name) for rank, name in document["nodes"]),
+    )
+
+
+_HEARD: dict[type, Callable[[NodeGroup, Any], Event | None]] = {
+    str: NodeGroup._told,
+    dict: NodeGroup._agreed,
+    _Joiners: NodeGroup._joiners,
+    _Broken: NodeGroup._broken,
+    _Stacks: NodeGroup._stacks,
+}
 
 
 class _Thread(threading.Thread):
@@ -733,7 +854,7 @@ class _Ears:
             self._link.end({"how": "succeeded"})
         if self._dynamic and not self._told_joiners and self._link.are_waiting():
             self._told_joiners = True
-            self._wake(_JOINERS)
+            self._wake(_Joiners())
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -153,6 +154,7 @@ class Link:
         self._nproc = nproc
         self._handler: Any = None
         self._base: Any = None
+        self._greeted = False
         self._rounds = 0
         self._torch_store: Any = None
         self._round: Any = None
@@ -248,16 +250,21 @@ class Link:
             )
         return "node 0 is the one with launch.node_rank=0; is it started, and the port open?"
 
-    def greet(self) -> None:
-        """Say that this node is there, and find out how its clock differs from node 0's."""
-        if self._base is None:
-            return
+    def greet(self) -> bool:
+        """Say that this node is there, and find out how its clock differs from node 0's.
+
+        Returns:
+            Whether that was done now: not before there is a store, and once.
+        """
+        if self._base is None or self._greeted:
+            return False
+        self._greeted = True
         number = self._base.add("hello", 1)
         said = {"hostname": socket.gethostname(), "node_rank": self._nodes.node_rank}
         if self._nodes.node_rank == 0:
             self._base.set(f"hello/{number}", json.dumps(said))
             self.clock_offset = 0.0
-            return
+            return True
         sent = now_ns()
         self._base.set(f"hello/{number}", json.dumps(said))
         with contextlib.suppress(RuntimeError, LookupError):
@@ -265,11 +272,10 @@ class Link:
             received = now_ns()
             theirs = int(self._base.get(f"clock/{number}"))
             self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
+        return True
 
     def answer_greetings(self, stopped: Callable[[], bool]) -> None:
         """Tell whoever comes what time it is here; for node 0, until it is stopped."""
-        if self._base is None:
-            return
         store = _another(self._base)
         number = 1
         while not stopped():
@@ -296,6 +302,8 @@ class Link:
         self._forget_last_store()
         info = self._rendezvous()
         self._torch_store = info.store
+        if self._base is None:
+            self._base = _below("lllaunch/run", info.store)
         self._round = self._own(info.store)
         rank, size = info.rank, info.world_size
         self._round.set(f"member/{rank}", member(self._rounds).to_json())
@@ -437,6 +445,65 @@ class Link:
         if last and not self.place.roster.mixed:
             self.end({"how": "succeeded"})
 
+    def are_all_idle(self, kind: str, now: int, valid: float) -> bool:
+        """Take note that this node's workers do nothing; return whether those of all nodes do so.
+
+        The first node that can asks all others, and they ask it.
+
+        Args:
+            kind: what that means, one word.
+            now: the moment, nanoseconds since the epoch by node 0's clock.
+            valid: for how long what a node says holds, seconds.
+        """
+        assert self.place is not None
+        roster, store = self.place.roster, self._round
+        store.set(f"{kind}/{self.place.group_rank}", str(now))
+        if self.place.group_rank != roster.leader:
+            keys = [kind]
+        else:
+            known = [rank for rank, member in enumerate(roster.members) if member is not None]
+            keys = [f"{kind}/{rank}" for rank in known]
+        if not store.check(keys):
+            return False
+        oldest = min(int(text) for text in store.multi_get(keys))
+        idle = now - oldest <= valid * 1e9
+        if idle and self.place.group_rank == roster.leader:
+            store.set(kind, str(now))
+        return idle
+
+    def share_stacks(
+        self, text: str, until: float, judge: Callable[[Mapping[int, bytes]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Let all nodes know where the workers of all stand.
+
+        Args:
+            text: where this node's do.
+            until: moment of the monotonic clock until which others are waited for.
+            judge: makes of what nodes say, by group rank, what all are told.
+
+        Returns:
+            what all are told.
+
+        Raises:
+            Exception: that did not come in time.
+        """
+        assert self.place is not None
+        roster = self.place.roster
+        self._round.set(f"stacks/{self.place.group_rank}", text)
+        if self.place.group_rank != roster.leader:
+            self._round.wait(["group_stacks"], _left(until + 1.0))
+            found: dict[str, Any] = json.loads(self._round.get("group_stacks"))
+            return found
+        texts: dict[int, bytes] = {}
+        for rank, member in enumerate(roster.members):
+            if member is not None:
+                with contextlib.suppress(RuntimeError):
+                    self._round.wait([f"stacks/{rank}"], _left(until))
+                    texts[rank] = self._round.get(f"stacks/{rank}")
+        document = judge(texts)
+        self._round.set("group_stacks", json.dumps(document))
+        return document
+
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""
         return bool(self._torch_store.check([f"{_TERMINAL}/last_member"]))
@@ -445,12 +512,12 @@ class Link:
 
     def give_result(self, text: str) -> None:
         """Leave what became of this node's part of the run, for node 0."""
-        store = self._base if self._base is not None else self._torch_store
+        store = self._base
         store.set(f"result/{store.add('results', 1)}", text)
 
     def results(self) -> list[bytes]:
         """Return what nodes have left."""
-        store = self._base if self._base is not None else self._torch_store
+        store = self._base
         keys = [f"result/{number}" for number in range(1, store.add("results", 0) + 1)]
         return [store.get(key) for key in keys if store.check([key])]
 
@@ -481,6 +548,10 @@ class Link:
         handler._stop_heartbeats()
         deadline = handler._get_deadline(timedelta(seconds=2))
         handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
+
+
+def _left(until: float) -> timedelta:
+    return timedelta(seconds=max(0.01, until - time.monotonic()))
 
 
 def _below(prefix: str, store: Any) -> Any:

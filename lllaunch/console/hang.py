@@ -24,7 +24,7 @@ from lllaunch.watchdog.findings import (
 from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, WorkerOutcome
@@ -105,10 +105,22 @@ def _moment(hang: Hang) -> str:
     return f"set at {text}" if isinstance(hang.finding, TimerExpired) else f"since {text}"
 
 
-def whose(numbers: Iterable[int]) -> str:
-    """Returns ``rank 1``, ``ranks 0-2``, or for none ``all workers``."""
+def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
+    """Returns ``rank 1``, ``ranks 0-2``, or for none ``all workers``.
+
+    Args:
+        numbers: the ranks.
+        nodes: of several, the one that a rank is on; named if it is one for all of them.
+    """
     numbers = tuple(numbers)
-    return ranks(numbers) if numbers else "all workers"
+    if not numbers:
+        return "all workers"
+    names = {(nodes or {}).get(rank, "") for rank in numbers}
+    return (
+        f"{ranks(numbers)} on {names.pop()}"
+        if len(names) == 1 and names != {""}
+        else ranks(numbers)
+    )
 
 
 # During the run
@@ -116,7 +128,7 @@ def whose(numbers: Iterable[int]) -> str:
 
 def fired_text(hang: Hang, cwd: str) -> str:
     """Returns in one line what the watchdog found; arguments as for `hang_text`."""
-    return f"{whose(hang.blamed)} {hang_text(hang, cwd)}"
+    return f"{whose(hang.blamed, hang.nodes)} {hang_text(hang, cwd)}"
 
 
 def located_text(hang: Hang, cwd: str) -> str:
@@ -135,9 +147,10 @@ def located_text(hang: Hang, cwd: str) -> str:
         if place:
             verb = "is" if len(members) == 1 else "are"
             stopped = " stopped by a signal," if set(members) <= {*hang.stopped} else ""
-            parts.append(f"{whose(members if hang.hung else ())} {verb}{stopped} {place}")
+            who = whose(members if hang.hung else (), hang.nodes)
+            parts.append(f"{who} {verb}{stopped} {place}")
     elif len(hang.hung) > 1:
-        parts.append(f"{ranks(hang.hung)} hang")
+        parts.append(f"{whose(hang.hung, hang.nodes)} hang")
     if hang.waiting and hang.hung:
         verb, whom = ("waits" if len(hang.waiting) == 1 else "wait"), _them(hang.hung)
         parts.append(f"{ranks(hang.waiting)} {verb} for {whom if parts else ranks(hang.hung)}")

@@ -21,6 +21,7 @@ from lllaunch.run.causes import (
     CalledExit,
     DiskFull,
     LeftEarly,
+    OnAnotherNode,
     Raised,
     StartFailure,
     alike,
@@ -173,6 +174,10 @@ def _root(
 def _who(root: RootCause) -> str:
     if root.subject:
         return root.subject
+    if root.hang is not None and root.hang.nodes and root.ranks:
+        from lllaunch.console.hang import whose  # noqa: PLC0415 - only where there is one
+
+        return whose(root.ranks, root.hang.nodes)
     return ranks(root.ranks) if root.ranks else "all workers"
 
 
@@ -227,9 +232,12 @@ def _raised_at(root: RootCause, cwd: str) -> Iterator[StyledText]:
     yield from _traceback(root.traceback)
 
 
+_ALL_SAID = (StartFailure, LeftEarly, OnAnotherNode)
+
+
 def _says_all(root: RootCause) -> bool:
     """Whether the end of its stderr is not worth showing, or nobody's."""
-    if root.rank is None or root.traceback or isinstance(root.cause, (StartFailure, LeftEarly)):
+    if root.rank is None or root.traceback or isinstance(root.cause, _ALL_SAID):
         return True
     if isinstance(root.cause, DiskFull) or (root.hang is not None and root.hang.left):
         return True

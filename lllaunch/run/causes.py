@@ -269,10 +269,10 @@ class NodeGone:
 class NodesJoined:
     """Other nodes came, and the group was formed anew with them; nothing failed."""
 
-    subject: str = "the group"
+    subject: str = "other nodes"
 
     def __str__(self) -> str:
-        return "was ended for nodes that wait to join"
+        return "came to join"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from lllaunch.supervisor.machine import Machine, StartWorkers
 from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import Supervisor
 from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
+from lllaunch.watchdog.findings import limit_of
+from lllaunch.watchdog.stall import look_interval
 from lllaunch.workers.group import WorkerProcesses
 from lllaunch.workers.log_files import LogsDest, announce, destinations
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
     from lllaunch.spec import LaunchSpec
+    from lllaunch.watchdog.findings import Finding
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]
 
@@ -239,7 +242,12 @@ class _Group:
         self._nodes = nodes
         self.clock = RunClock()
         self.watchdog = WatchdogDriver(
-            spec.watchdog, KernelSleep.configured(None), self.clock, began, observer.recorder.hide
+            spec.watchdog,
+            KernelSleep.configured(None),
+            self.clock,
+            began,
+            observer.recorder.hide,
+            confirm=self._is_so_everywhere,
         )
         self.attempts = 0
         self._port: HeldPort | None = None
@@ -350,6 +358,14 @@ class _Group:
         if self._spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
         return {**env, **self.watchdog.environment(place.local_rank)}
+
+    def _is_so_everywhere(self, finding: Finding) -> bool:
+        if self._nodes is None:
+            return True
+        name = limit_of(finding)
+        # Two looks of another node, which has the same limits.
+        valid = 2 * look_interval(getattr(self._spec.watchdog, name)) + 2.0
+        return self._nodes.are_all_idle(name, valid)
 
     def let_port_go(self) -> None:
         """Let go of the port that is held for rank 0's store; idempotent."""

@@ -6,7 +6,7 @@ Imported only when something was found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lllaunch.watchdog.findings import Finding, Stalled, TimedOut, lasted, suspects
@@ -14,6 +14,7 @@ from lllaunch.watchdog.stacks.blame import Waits, waits
 
 if TYPE_CHECKING:
     from lllaunch.run.records import AttemptRecord, WorkerRecord
+    from lllaunch.supervisor.machine import GroupStacks
     from lllaunch.watchdog.stacks.frames import RankStack
 
 _STOPPED = "Tt"
@@ -37,6 +38,7 @@ class Hang:
         left: those that had ended with success, by rank, with the seconds that they had run; none
             unless all others surely wait.
         stacks: where they stood, by rank; empty if that is not known.
+        nodes: of several, the one that each of those who hang is on, by rank.
     """
 
     finding: Finding
@@ -49,6 +51,7 @@ class Hang:
     stopped: tuple[int, ...] = ()
     left: Mapping[int, float] = field(default_factory=dict)
     stacks: Mapping[int, RankStack] = field(default_factory=dict)
+    nodes: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -81,7 +84,7 @@ def hang_of(record: AttemptRecord) -> Hang | None:
     hung = blame.hung if blame is not None and blame.hung else _without_stacks(finding)
     if left:
         hung = ()
-    return Hang(
+    hang = Hang(
         finding=finding,
         time_ns=record.fired_ns,
         since_ns=None if seconds is None else record.fired_ns - int(seconds * 1e9),
@@ -92,6 +95,20 @@ def hang_of(record: AttemptRecord) -> Hang | None:
         stopped=tuple(sorted(stopped)),
         left=left,
         stacks=dict(sorted(stacks.items())),
+    )
+    return hang if record.group_stacks is None else _of_all_nodes(hang, record.group_stacks)
+
+
+def _of_all_nodes(hang: Hang, group: GroupStacks) -> Hang:
+    """Returns the same with what is known of the workers of other nodes."""
+    others = {stack.rank: stack for stack in group.stacks}
+    blame = group.blame
+    return replace(
+        hang,
+        hung=blame.hung if blame is not None else hang.hung,
+        waiting=blame.waiting if blame is not None else hang.waiting,
+        stacks=dict(sorted({**others, **hang.stacks}.items())),
+        nodes=dict(group.nodes),
     )
 
 

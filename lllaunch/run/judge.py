@@ -290,7 +290,8 @@ def _root(
         if hang is None or failure.time_ns < hang.time_ns
     }
     first = first_of(own)
-    elsewhere = _root_of_nodes(record)
+    # what the watchdog of another node found is known as a finding here as well
+    elsewhere = None if hang is not None else _root_of_nodes(record)
     if elsewhere is not None and _is_earlier(elsewhere, own[first] if first is not None else None):
         return elsewhere
     if first is not None:
@@ -302,7 +303,7 @@ def _root(
 def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
     """Returns what came from other nodes, None if nothing did."""
     end = record.group_end
-    if end is None or (end.how == "failed" and end.here):
+    if end is None or (end.how in ("failed", "left") and end.here):
         return None
     cause: Cause
     if end.how == "joined":

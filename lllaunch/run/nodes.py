@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
 # What node 0 leaves in the run's directory for nodes that see the same file system.
-TOKEN = ".lllaunch.nodes"
+NODES_FILE = ".lllaunch.nodes"
 # Others may still write what became of them, seconds beyond their grace period.
 _LAST_WORDS = 15.0
 
@@ -82,7 +82,7 @@ class RunNodes:
 
     def _leave_token(self) -> str:
         """Return what node 0 has left in the run's directory; node 0 leaves it."""
-        path = self.file(TOKEN)
+        path = self.file(NODES_FILE)
         if self._nodes.node_rank == 0:
             token = secrets.token_hex(8)
             write_atomic(path, token.encode())

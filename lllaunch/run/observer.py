@@ -31,6 +31,7 @@ from lllaunch.spawner.dump import CRASH
 from lllaunch.supervisor.machine import (
     AbandonWorkers,
     Finish,
+    GroupStacks,
     GroupStarted,
     KillWorkers,
     NodesAgreed,
@@ -225,6 +226,8 @@ class Recorder:
         if self._attempts:
             attempt = self._attempts[-1]
             attempt.group_end = attempt.group_end or event.ended
+            if event.hangs and attempt.finding is None and not attempt.ending:
+                attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
 
     def abandoned(self, ranks: Collection[int]) -> None:
         """Take note that nobody waits any longer for the ends of these local ranks."""
@@ -289,6 +292,14 @@ class Recorder:
         if isinstance(event.finding, Asked) and attempt.ending:
             self.look = hang
         return hang
+
+    def group_stacks_taken(self, event: GroupStacks) -> Hang | None:
+        """Take note of where the workers of all nodes stand; return what that says."""
+        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
+
+        attempt = self._attempts[-1]
+        attempt.group_stacks = event if event.blame is not None else None
+        return hang_of(attempt)
 
     def process_signalled(self, action: SignalProcess) -> None:
         """Take note that a process of a worker is about to get a signal.
@@ -541,10 +552,26 @@ class RunObserver:
         hang = self.recorder.stacks_taken(event)
         record = self.recorder.latest()
         ends = record is not None and record.finding == event.finding
+        if ends and self._spec.nodes is not None:
+            # that of all nodes follows
+            return
         if ends or self._signal is not None:
             self._console.stacks_taken(hang)
         else:
             self._console.stacks_shown(hang)
+
+    def _group_stacks_taken(self, event: GroupStacks) -> None:
+        hang = self.recorder.group_stacks_taken(event)
+        if hang is not None:
+            self._console.stacks_taken(hang)
+
+    def _agreed(self, event: NodesAgreed) -> None:
+        before = self.recorder.latest()
+        known = before is not None and before.finding is not None
+        self.recorder.agreed(event)
+        hang = self._hang() if event.hangs and not known else None
+        if hang is not None:
+            self._console.fired(hang)
 
     def _signal_process(self, event: SignalProcess) -> None:
         self.recorder.process_signalled(event)
@@ -573,7 +600,8 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     KillWorkers: RunObserver._kill_workers,
     AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
     WorkersStuck: lambda self, _: self.recorder.stuck(),
-    NodesAgreed: lambda self, event: self.recorder.agreed(event),
+    NodesAgreed: RunObserver._agreed,
+    GroupStacks: RunObserver._group_stacks_taken,
     StartWorkers: RunObserver._start_workers,
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,

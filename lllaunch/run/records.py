@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Started,
         StartFailed,
     )
+    from lllaunch.supervisor.machine import GroupStacks
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
@@ -179,6 +180,7 @@ class AttemptRecord:
         blame: who hung then and who waited, or None if nobody could look.
         master_port: MASTER_PORT of its workers, or an empty string.
         group_end: of several nodes, what all have agreed that it ended for; or None.
+        group_stacks: of several nodes, who of all hung then; or None.
     """
 
     number: int
@@ -201,6 +203,7 @@ class AttemptRecord:
     blame: Blame | None = None
     master_port: str = ""
     group_end: GroupEnd | None = None
+    group_stacks: GroupStacks | None = None
 
     @property
     def alive(self) -> int:

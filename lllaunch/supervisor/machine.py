@@ -190,11 +190,17 @@ class NodesAgreed:
 class GroupStacks:
     """Where the workers of all nodes stand is known, or was waited for long enough.
 
+    All ranks are ranks among all workers.
+
     Attributes:
-        blame: who hangs and who waits, as ranks among all workers; None if nobody could tell.
+        blame: who hangs and who waits; None if nobody could tell.
+        stacks: of those who hang, and of some of the others, from all nodes.
+        nodes: of those who hang, which node they are on.
     """
 
     blame: Blame | None = None
+    stacks: tuple[RankStack, ...] = ()
+    nodes: tuple[tuple[int, str], ...] = ()
 
 
 class WorkersStuck(_Plain):

@@ -23,6 +23,7 @@ from lllaunch.watchdog.findings import (
     Finding,
     TimedOut,
     TimerExpired,
+    is_of_all,
     kind_of,
     limit_of,
     suspects,
@@ -117,6 +118,8 @@ class WatchdogDriver:
         hide: applied to stacks before they are written.
         clock: tells the time in seconds; never goes back.
         timer_file: where the FIFO of timers is made; None for a private directory.
+        confirm: asked of what is about all workers, each time it is seen: whether it is so for
+            those of other nodes as well.
     """
 
     def __init__(
@@ -127,8 +130,10 @@ class WatchdogDriver:
         run_began: float | None = None,
         hide: Callable[[str], str] = str,
         timer_file: str | None = None,
+        confirm: Callable[[Finding], bool] = lambda _: True,
     ) -> None:
         self._policy = policy or WatchdogPolicy()
+        self._confirm = confirm
         self._timer_file = timer_file
         self._on = self._policy != WatchdogPolicy()
         self._clock = clock
@@ -268,6 +273,8 @@ class WatchdogDriver:
         for finding in watch.reports():
             if not isinstance(finding, Finding):
                 found.append(finding)
+                continue
+            if is_of_all(finding) and not self._confirm(finding):
                 continue
             name = limit_of(finding)
             if name in self._policy.report:

@@ -189,6 +189,13 @@ def limit_of(finding: Finding) -> str:
     return names.get(type(finding), "")
 
 
+def is_of_all(finding: Finding) -> bool:
+    """Whether it says that all workers do nothing, so that one that works would refute it."""
+    return isinstance(finding, Silent) or (
+        isinstance(finding, Stalled) and finding.scope == "group"
+    )
+
+
 def lasted(finding: Finding) -> float | None:
     """For how long it had been so, seconds; None where the finding does not tell."""
     if isinstance(finding, (Stalled, Silent, HeartbeatLost)):
