@@ -1,0 +1,1 @@
+"""Several nodes: what the environment says of them, and how they find each other."""
