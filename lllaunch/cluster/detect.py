@@ -1,4 +1,4 @@
-"""``nnodes: auto``: what the environment says of nodes, where something started one process on each.
+"""``nnodes: auto``: what the environment says where something has started a process on each node.
 
 Pure: from variables to a `Placement`. These are read, as their makers document them:
 
@@ -193,9 +193,8 @@ class _Variables:
     def wrong(self, name: str, value: str, expected: str, hint: str = "") -> Unfit:
         """Return what is wrong with the value of a variable."""
         shown = value if len(value) <= 100 else f"{value[:97]}..."
-        return _unfit(
-            f"{name}: expected {expected}, got {shown!r}", hint or f"mend it, or {_BY_HAND}"
-        )
+        hint = hint or f"mend it, or {_BY_HAND}"
+        return _unfit(f"{name}: expected {expected}, got {shown!r}", hint)
 
     def take(self, setting: str, value: object, name: str) -> None:
         """Note what stands for a setting."""
@@ -364,11 +363,10 @@ def _pet_backend(variables: _Variables) -> RdzvBackend | None:
 
 def _pet_rank(variables: _Variables, nodes: int) -> int | None:
     if variables.has("PET_RDZV_ENDPOINT") and not variables.has("PET_NODE_RANK"):
-        # as a PyTorchJob with an elastic policy has it; which backends do without is checked later
+        # as a PyTorchJob with an elastic policy has it; static cannot do without
         return None
-    return variables.rank(
-        ["PET_NODE_RANK"], nodes, f"PET_NNODES is {variables.get('PET_NNODES')[1]}"
-    )
+    counted = variables.get("PET_NNODES")[1]
+    return variables.rank(["PET_NODE_RANK"], nodes, f"PET_NNODES is {counted}")
 
 
 def _pet_endpoint(variables: _Variables) -> tuple[str, int | None]:
