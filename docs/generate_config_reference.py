@@ -111,6 +111,7 @@ CAUSES = {
     " or found none on a GPU",
     "hang": "a timer ran out, the workers stalled or were silent, or heartbeats stopped",
     "timeout": "the attempt took longer than `watchdog.timeout`",
+    "node": "a node was lost, and fewer are left than the least that `nnodes` says",
 }
 
 CAUSES_TAIL = """

@@ -19,6 +19,7 @@ Code = Literal[
     "cpus",
     "directory",
     "duration",
+    "endpoint",
     "entrypoint",
     "file",
     "gpus",

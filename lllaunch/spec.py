@@ -20,6 +20,8 @@ StallScope = Literal["group", "rank"]
 RestartCause = Literal["failure", "signal", "oom", "hang", "timeout", "node"]
 RdzvBackend = Literal["static", "c10d", "etcd-v2"]
 
+RDZV_BACKENDS: tuple[RdzvBackend, ...] = ("static", "c10d", "etcd-v2")
+
 # torch's switch for timers; what a config says is all that a reviewed run does.
 ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 # Names the timers' FIFO to workers.

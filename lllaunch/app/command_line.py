@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lllaunch.run.files import relative_path, working_directory
@@ -44,22 +44,27 @@ _TORCHRUN: dict[str, tuple[str, int]] = {
     "local-ranks-filter": ("local_ranks_filter", 1),
     "log-line-prefix-template": ("log_line_prefix", 1),
     "shutdown-timeout": ("grace_period", 1),
-    "rdzv-id": ("run_id", 1),
+    "nnodes": ("nnodes", 1),
+    "node-rank": ("node_rank", 1),
+    "rdzv-backend": ("rdzv.backend", 1),
+    "rdzv-endpoint": ("rdzv.endpoint", 1),
+    "rdzv-id": ("rdzv.id", 1),
+    "rdzv-conf": ("rdzv.conf", 1),
     "start-method": ("start_method", 1),
     "virtual-local-rank": ("virtual_local_rank", 0),
-    # always, or never needed on one machine
+    # always, never needed, or another thing here (`_endpoint`)
     "standalone": ("", 0),
     "no-python": ("", 0),
     "monitor-interval": ("", 1),
-    "nnodes": ("", 1),
-    "rdzv-backend": ("", 1),
-    "rdzv-endpoint": ("", 1),
-    "rdzv-conf": ("", 1),
-    "node-rank": ("", 1),
     "master-addr": ("", 1),
     "master-port": ("", 1),
     "local-addr": ("", 1),
 }
+_ONE_NODE = ("1", "1:1")
+# Of a run with one node these say nothing.
+_OF_SEVERAL = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-conf")
+# Of torchrun's --master-port.
+_PORT = "29500"
 _TORCHRUN_SHORT = {"-r": "redirects", "-t": "tee"}
 
 # What others put before what is to be run.
@@ -316,6 +321,7 @@ def _of_torchrun(words: Sequence[str], parts: _Words) -> WrongUsage:
     text = f"{first.partition('=')[0]} is an option of torchrun"
     left = list(words)
     ours: list[str] = []
+    options: dict[str, str] = {}
     module = False
     while left and (left[0].startswith("-") or not _is_no_override(left[0])):
         name, equals, value = left.pop(0).partition("=")
@@ -325,15 +331,10 @@ def _of_torchrun(words: Sequence[str], parts: _Words) -> WrongUsage:
         elif option is None:
             ours.append(name + equals + value)
         else:
-            key, takes = _TORCHRUN[option]
-            if takes and not equals:
+            if _TORCHRUN[option][1] and not equals:
                 value = left.pop(0) if left else ""
-            if option == "nnodes" and value not in {"1", "1:1"}:
-                return WrongUsage(
-                    f"{text}; this command line is for one machine, lllaunch.agent for several"
-                )
-            if key:
-                ours.append(f"launch.{key}={_value(value) if takes else 'true'}")
+            options[option] = value
+    ours = [*_settings(options), *ours]
     if not left:
         return WrongUsage(f"{text}; here: {_command(*ours)}")
     script, *after = left
@@ -342,6 +343,24 @@ def _of_torchrun(words: Sequence[str], parts: _Words) -> WrongUsage:
     launching = _launching(f"-m {script}" if module else script, after)
     # the entrypoint first, its arguments last
     return WrongUsage(f"{text}; to run it here: {_command(launching[0], *ours, *launching[1:])}")
+
+
+def _settings(options: Mapping[str, str]) -> Iterator[str]:
+    """Yield the overrides that say what options of torchrun do.
+
+    Args:
+        options: values by name; empty for a flag.
+    """
+    several = options.get("nnodes", "1") not in _ONE_NODE
+    for option, value in options.items():
+        key, takes = _TORCHRUN[option]
+        if key and (several or option not in _OF_SEVERAL):
+            yield f"launch.{key}={_value(value) if takes else 'true'}"
+    if several and "master-addr" in options and "rdzv-endpoint" not in options:
+        address = options["master-addr"]
+        host = f"[{address}]" if ":" in address else address
+        port = options.get("master-port", _PORT)
+        yield f"launch.rdzv.endpoint={_value(f'{host}:{port}')}"
 
 
 # YAMLs

@@ -15,12 +15,14 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.naming import as_written
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.run.files import relative_path
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from lllaunch.app.own_worker import UserFunction
+    from lllaunch.config.document import Sexagesimal
     from lllaunch.config.origin import Origins
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import Speaker
@@ -115,6 +117,7 @@ def plan_job(
         users_own=users_own,
         here=here,
     )
+    _expect_quoted(cfg)
     if user is None:
         _expect_no_own_app(spec)
     nodes = ("launch",) if outer is None else ("launch", outer)
@@ -130,6 +133,43 @@ def plan_job(
         _expect_forks(spec, user)
         spec = replace(spec, start_method="fork")
     return spec
+
+
+# The least number that YAML makes of MIN:MAX: 1:1.
+_SEXAGESIMAL = 61
+
+
+def _expect_quoted(cfg: DictConfig) -> None:
+    """Raise if ``nnodes`` is a range that YAML took for a number of base 60: ``1:4`` for 64.
+
+    Only the file can tell it from a number that somebody wrote. So where it may be one, the files
+    that the config is made of are read again.
+    """
+    count = OmegaConf.select(cfg, "launch.nnodes", throw_on_resolution_failure=False)
+    if not isinstance(count, int) or count < _SEXAGESIMAL:
+        return
+    for path, each in _sexagesimals():
+        if each.path[-1:] == ("nnodes",) and each.number == count:
+            message = f"is {each.text} as YAML reads it without quotes"
+            place = (relative_path(path, os.getcwd()), each.line)
+            raise ConfigError(
+                (Diagnostic("base-60", "launch.nnodes", str(count), message, "quote it", *place),)
+            )
+
+
+def _sexagesimals() -> Iterator[tuple[str, Sexagesimal]]:
+    """Yield numbers of base 60 in the files of Hydra's config, each with its file."""
+    from lllaunch.config.document import parse, read_text  # noqa: PLC0415 - if there may be some
+
+    node: Any = HydraConfig.get()
+    groups = [f"{group.partition('@')[0]}/{name}" for group, name in node.runtime.choices.items()]
+    for source in node.runtime.config_sources:
+        for name in [str(node.job.config_name), *groups]:
+            path = os.path.join(source.path, f"{name.removesuffix('.yaml')}.yaml")
+            # whatever is wrong with a file, Hydra has taken it
+            with contextlib.suppress(ConfigError):
+                for each in parse(read_text(path), path, as_hydra=True).sexagesimals:
+                    yield path, each
 
 
 def _expect_no_own_app(spec: LaunchSpec) -> None:

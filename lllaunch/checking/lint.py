@@ -286,7 +286,7 @@ def _few(found: Iterable[CheckedDiagnostic]) -> Iterator[CheckedDiagnostic]:
 # Here a number of base 60 can only be something else that was not quoted.
 _NEVER_NUMBERS = (
     *("launch.tee", "launch.redirects", "launch.grace_period", "launch.local_ranks_filter"),
-    *("launch.watchdog", "launch.restart"),
+    *("launch.watchdog", "launch.restart", "launch.nnodes", "launch.rdzv"),
 )
 
 

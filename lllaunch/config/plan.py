@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import re
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
+from lllaunch.cluster.values import format_nnodes
+from lllaunch.config.nodes import RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.restart import written_restart
 from lllaunch.config.tree import conceal
 from lllaunch.config.values import format_duration, write_mask
@@ -95,11 +98,15 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
         places: what stands for directories.
 
     Returns:
-        What `plan_node` does, without a ``run_id`` that was made from the run's directory.
+        What `plan_node` does, without what is another one on each node: ``node_rank``,
+        ``rdzv.interface``, and a ``run_id`` that was made from the run's directory or from
+        ``rdzv.id``.
     """
     launch = plan_node(spec)["launch"]
-    if spec.run_id == default_run_id(spec.output_dir):
-        launch.pop("run_id", None)
+    launch.pop("node_rank")
+    launch["rdzv"].pop("interface", None)
+    if _is_derived(launch["run_id"], launch["rdzv"], spec):
+        launch.pop("run_id")
     # The output directory is usually within the user's, so it goes first.
     named = ((spec.output_dir, places.output_dir), (spec.runtime_cwd, places.cwd))
     patterns = [
@@ -107,7 +114,34 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
         for path, name in named
         if path.strip("/")
     ]
-    return {"launch": _elsewhere(launch, patterns)}
+    return {"launch": _elsewhere(_on(launch, _EVERY_CAUSE), patterns)}
+
+
+def _is_derived(run_id: object, rdzv: Mapping[str, Any], spec: LaunchSpec) -> bool:
+    """Whether a run's name follows from the rest."""
+    known = {default_run_id(spec.output_dir), rdzv["id"]}
+    known |= {each.value for each in spec.detected if each.setting == "rdzv.id"}
+    return run_id in known
+
+
+_OWN = ("nproc", "log_dir", "run_id", "redirects", "tee", "local_ranks_filter")
+
+
+def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the nodes of a run must have in common.
+
+    Args:
+        plan: of a run, as `portable_plan` made it.
+
+    Returns:
+        Its `essential` part without what each node may have of its own: the number of workers and
+        how they are named by their ranks, where their output goes and what is shown of it. Without
+        the endpoint, too: nodes that compare their plans have met, by whatever name.
+    """
+    launch = essential(plan)["launch"]
+    common = {name: value for name, value in launch.items() if name not in _OWN}
+    rdzv = {name: value for name, value in common.pop("rdzv", {}).items() if name != "endpoint"}
+    return {"launch": {**common, **({"rdzv": rdzv} if rdzv else {})}}
 
 
 _WATCHDOG = {
@@ -124,6 +158,15 @@ _WATCHDOG = {
 _DEFAULTS: Mapping[str, Any] = {
     "args": None,
     "nproc": 1,
+    "nnodes": 1,
+    "rdzv": {
+        "backend": "c10d",
+        "endpoint": None,
+        "id": None,
+        "conf": {},
+        "timeout": "1m",
+        "join_timeout": "10m",
+    },
     "role": "default",
     "start_method": "forkserver",
     "preload": [],
@@ -156,6 +199,13 @@ plans, locks and fingerprints that do not name it stay what they were. No value 
 default that changes there is named in plans from then on.
 """
 
+_EVERY_CAUSE = _DEFAULTS["restart"]["on"]
+"""Of a restart: what plans have for all that there are, since these were all at first.
+
+People are shown the word ``all`` for it. A run of several nodes that is started again for just
+these, and not if a node is lost, has something else in its plan (`written_restart`).
+"""
+
 
 def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan without what is the default.
@@ -164,7 +214,21 @@ def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
         plan: of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
             directories; complete, or essential already.
     """
-    return _each_launch(plan, lambda launch: _without(launch, _defaults_of(launch)))
+    return _each_launch(plan, lambda launch: _without(_on(launch, "all"), _defaults_of(launch)))
+
+
+def _on(launch: Mapping[str, Any], every: object) -> Mapping[str, Any]:
+    """Return a plan's node with every cause of a restart in one of its two forms.
+
+    Args:
+        launch: the node.
+        every: the form that it may have; it gets the other one.
+    """
+    restart = launch.get("restart")
+    if not isinstance(restart, Mapping) or restart.get("on") != every:
+        return launch
+    other = _EVERY_CAUSE if every == "all" else "all"
+    return {**launch, "restart": {**restart, "on": other}}
 
 
 def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
@@ -174,7 +238,11 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
         plan: as for `essential`.
         places: what stands in it for directories, `MARKS` if None.
     """
-    return _each_launch(plan, lambda launch: _with(launch, _defaults_of(launch, places or MARKS)))
+
+    def completed(launch: Mapping[str, Any]) -> dict[str, Any]:
+        return {**_on(_with(launch, _defaults_of(launch, places or MARKS)), _EVERY_CAUSE)}
+
+    return _each_launch(plan, completed)
 
 
 def _each_launch(
@@ -239,11 +307,15 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         Under ``launch`` that node, decided and redacted, in the order of the schema.
     """
     shown = spec.local_ranks_filter
+    nodes = spec.nodes
     node = {
         "entrypoint": spec.entrypoint.text or None,
         # the order of keywords means nothing
         "args": _sorted(spec.kwargs) if spec.kwargs else list(spec.args) or None,
         "nproc": spec.nproc,
+        "nnodes": 1 if nodes is None else format_nnodes(nodes.min_nodes, nodes.max_nodes),
+        "node_rank": None if nodes is None else nodes.node_rank,
+        "rdzv": RDZV_DEFAULTS if nodes is None else written_rdzv(nodes),
         "role": spec.role,
         "start_method": spec.start_method,
         "preload": list(spec.preload),
@@ -261,7 +333,9 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "signals": [signum.name for signum in spec.signals],
         "watchdog": written_policy(spec.watchdog),
         "max_restarts": spec.max_restarts,
-        "restart": written_restart(spec.restart),
+        "restart": written_restart(
+            spec.restart, several=nodes is not None or ("nnodes",) in spec.sources
+        ),
         "resources": spec.resources._asdict(),
         "virtual_local_rank": spec.virtual_local_rank,
         "run_id": spec.run_id,
@@ -269,7 +343,9 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     launch: dict[str, Any] = {name: conceal(value) for name, value in node.items()}
     for path, source in spec.sources.items():
         *above, last = path
-        functools.reduce(operator.getitem, above, cast("Any", launch))[last] = source
+        # some of these are put into others
+        own = copy.deepcopy(source)
+        functools.reduce(operator.getitem, above, cast("Any", launch))[last] = own
     return {"launch": launch}
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,7 @@ from lllaunch.config.fields import (
     read_text,
 )
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
+from lllaunch.config.nodes import NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resources import read_resources
@@ -258,9 +259,7 @@ class Layers:
         self.key = key
         self.outer = outer
 
-    def read(
-        self, cfg: DictConfig, reader: Reader, findings: Findings
-    ) -> tuple[dict[str, Tree], dict[str, str]]:
+    def read(self, cfg: DictConfig, reader: Reader, findings: Findings) -> Settings:
         """Reads all settings.
 
         Args:
@@ -269,7 +268,7 @@ class Layers:
             findings: takes what is wrong.
 
         Returns:
-            The value of each key of the schema, and the dotted key that it stands under.
+            Those of the launch node, of the weaker one, and the schema's defaults.
 
         Raises:
             ConfigError: the launch node is not a mapping.
@@ -280,7 +279,7 @@ class Layers:
         tree["restart"] = with_on(tree["restart"])
         inherited = weaker.keys() - own.keys()
         keys = {name: f"{self.outer if name in inherited else self.key}.{name}" for name in KEYS}
-        return tree, keys
+        return Settings(tree, keys, findings, given=weaker.keys() | own.keys())
 
     def _own(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
         node = reader.read(cfg, self.key)
@@ -338,7 +337,8 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         The spec; of use only if nothing was found.
     """
     env = read_env(settings["env"], settings.key_of("env"), settings.findings)
-    nproc = _read_nproc(settings, env, around)
+    nodes = read_nodes(settings, around)
+    nproc = _read_nproc(settings, env, nodes, around)
     variables = _Variables(env, _read_env_per_rank(settings, nproc))
     cwd = settings.scalar(
         "cwd",
@@ -350,16 +350,21 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path))
     masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
     more: dict[str, Any] = {
-        **_read_names(settings, around),
+        **_read_names(settings, nodes, around),
         **_read_output(settings, masks, nproc),
         **_read_ending(settings),
     }
+    group = nodes.nodes
+    if group is not None and not group.rdzv_id and settings.is_given("run_id"):
+        group = replace(group, rdzv_id=more["run_id"])
     return LaunchSpec(
         entrypoint=call.entrypoint,
         args=tuple(reveal(list(call.args))),
         arg_keys=call.arg_keys,
         kwargs=reveal(dict(call.kwargs)),
         nproc=nproc or 1,
+        nodes=group,
+        detected=nodes.detected,
         cwd=cwd,
         preload=preload,
         env=reveal(env),
@@ -367,8 +372,10 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         output_dir=around.output_dir,
         runtime_cwd=around.runtime_cwd,
         sources={
-            **_left_to_machine(settings, masks),
+            **nodes.sources,
+            **_left_to_machine(settings, nodes, masks),
             **_sources_of_settings(settings),
+            **_source_of_run_id(settings),
             **_sources_of_arguments(call, variables),
         },
         **more,
@@ -376,7 +383,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
 
 
 _PASSED = frozenset({"args", "env", "env_per_rank"})
-_MAPPINGS = frozenset({"watchdog", "restart", "resources"})
+_MAPPINGS = frozenset({"watchdog", "restart", "resources", "rdzv"})
 
 
 def _sources_of_settings(settings: Settings) -> dict[Path, Any]:
@@ -407,15 +414,29 @@ def _sources_of_arguments(call: EntrypointCall, variables: _Variables) -> dict[P
     return {path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
 
 
-def _left_to_machine(settings: Settings, masks: Mapping[str, Mask]) -> dict[Path, Any]:
+def _source_of_run_id(settings: Settings) -> dict[Path, Any]:
+    """Return what stands in a plan for a run's name that was made from a secret."""
+    tree = settings["rdzv"]
+    id_of_group = tree.get("id") if isinstance(tree, dict) else None
+    if settings.is_given("run_id") or not has_secrets(id_of_group):
+        return {}
+    return {("run_id",): conceal(id_of_group)}
+
+
+def _left_to_machine(
+    settings: Settings, nodes: NodeSettings, masks: Mapping[str, Mask]
+) -> dict[Path, Any]:
     """Return what stands in a plan for what the machine decides: plans are the same on all."""
-    word = nproc_word(reveal(settings["nproc"]))
-    if not word:
+    # null: the config says nothing, and whatever starts the nodes may
+    word = None if nodes.leaves_nproc else nproc_word(reveal(settings["nproc"]))
+    if word == "":
         return {}
     return {("nproc",): word, **{(name,): mask.text for name, mask in masks.items()}}
 
 
-def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: HostContext) -> int | None:
+def _read_nproc(
+    settings: Settings, env: Mapping[str, Tree], nodes: NodeSettings, around: HostContext
+) -> int | None:
     name = "CUDA_VISIBLE_DEVICES"
     visible = reveal(env[name]) if name in env else around.environ.get(name)
 
@@ -427,7 +448,11 @@ def _read_nproc(settings: Settings, env: Mapping[str, Tree], around: HostContext
             return None
         return parse_nproc(value, cpus=count_cpus, gpus=gpus)
 
-    return settings.scalar("nproc", read, None)
+    if not nodes.leaves_nproc:
+        return settings.scalar("nproc", read, None)
+    if nodes.nproc is None:
+        return 1 if around.here else None
+    return settings.findings.attempt(settings.key_of("nproc"), nodes.nproc, read)
 
 
 def _read_env_per_rank(settings: Settings, nproc: int | None) -> dict[range, dict[str, Tree]]:
@@ -474,14 +499,14 @@ def _refuse_entrypoint(settings: Settings) -> None:
             settings.findings.add(settings.key_of(name), value, unfit)
 
 
-def _read_names(settings: Settings, around: HostContext) -> dict[str, Any]:
+def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) -> dict[str, Any]:
     def read_method(value: object) -> str:
         return read_choice(value, _METHODS, _METHOD_HINTS)
 
     def read_log_dir(value: object) -> str:
         return read_new_directory(value, around.runtime_cwd)
 
-    run_id = default_run_id(around.output_dir)
+    run_id = nodes.rdzv_id or default_run_id(around.output_dir)
     return {
         "role": settings.scalar("role", read_line, ""),
         "start_method": settings.scalar("start_method", read_method, ""),
@@ -610,7 +635,7 @@ def resolve(
     # where nothing is to run, secrets need not be there
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
     reader = Reader(findings, [text for _, _, text in secrets], unset)
-    tree, keys = Layers(key, outer).read(cfg, reader, findings)
+    settings = Layers(key, outer).read(cfg, reader, findings)
     around = HostContext(
         runtime_cwd=os.path.abspath(runtime_cwd),
         output_dir=os.path.abspath(os.path.join(runtime_cwd, output_dir)),
@@ -623,11 +648,11 @@ def resolve(
         nvml=nvml,
         here=here,
     )
-    spec = build(Settings(tree, keys, findings), around)
+    spec = build(settings, around)
     ours = tuple(f"{node}." for node in (key, outer) if node) if users_own else ("",)
     for problem in problems_with(each for each in secrets if each[0].startswith(ours)):
         findings.note(problem)
-    findings.raise_if_any(list(keys.values()))
+    findings.raise_if_any([settings.key_of(name) for name in KEYS])
     return spec
 
 

@@ -27,6 +27,7 @@ CAUSE_SYNONYMS: dict[str, RestartCause] = {
     **dict.fromkeys(("hung", "stall", "stalled", "deadlock", "timer", "timers"), "hang"),
     "heartbeat": "hang",
     **dict.fromkeys(("time", "walltime", "run_timeout"), "timeout"),
+    **dict.fromkeys(("nodes", "node_lost", "lost", "preempted", "preemption"), "node"),
 }
 _CAUSE_HINTS = {
     **{word: f"did you mean {cause!r}?" for word, cause in CAUSE_SYNONYMS.items()},
@@ -114,10 +115,25 @@ def _check_delays(
     findings.add(f"{key}.delay", items["delay"], unfit)
 
 
-def written_restart(policy: RestartPolicy) -> dict[str, Any]:
-    """All settings of a policy, in their order, as a config would say them."""
+FIRST_CAUSES = ("failure", "signal", "oom", "hang", "timeout")
+"""All that there were before there was ``node``. In plans a list of just these stands for all."""
+
+
+def written_restart(policy: RestartPolicy, *, several: bool = False) -> dict[str, Any]:
+    """All settings of a policy, in their order, as a config would say them.
+
+    Args:
+        policy: what a run is started again for.
+        several: whether the run may have several nodes. Then, and only then, `FIRST_CAUSES` are not
+            as good as all; as text they are not taken for the list that they were in old plans.
+    """
+    on: str | list[str] = [cause for cause in RESTART_CAUSES if cause in policy.on]
+    if len(on) == len(RESTART_CAUSES):
+        on = "all"
+    elif several and on == [*FIRST_CAUSES]:
+        on = ",".join(on)
     return {
-        "on": [cause for cause in RESTART_CAUSES if cause in policy.on],
+        "on": on,
         "delay": format_duration(policy.delay),
         "max_delay": format_duration(policy.max_delay),
     }

@@ -39,7 +39,17 @@ SYNONYMS = {
     "shutdown_timeout": "grace_period",
     "signals_to_handle": "signals",
     "log_line_prefix_template": "log_line_prefix",
-    "rdzv_id": "run_id",
+    **dict.fromkeys(("num_nodes", "nodes", "n_nodes", "num_machines", "machines"), "nnodes"),
+    **dict.fromkeys(("min_nodes", "max_nodes", "nnode"), "nnodes"),
+    **dict.fromkeys(("machine_rank", "node_id", "nodeid", "node_index"), "node_rank"),
+    **dict.fromkeys(("rendezvous", "rdvz"), "rdzv"),
+    **dict.fromkeys(("rdzv_backend", "rendezvous_backend"), "rdzv.backend"),
+    **dict.fromkeys(("rdzv_endpoint", "rendezvous_endpoint", "endpoint"), "rdzv.endpoint"),
+    "rdzv_id": "rdzv.id",
+    **dict.fromkeys(("rdzv_conf", "rdzv_configs"), "rdzv.conf"),
+    **dict.fromkeys(("rdzv_timeout", "store_timeout"), "rdzv.timeout"),
+    **dict.fromkeys(("join_timeout", "rdzv_join_timeout"), "rdzv.join_timeout"),
+    **dict.fromkeys(("interface", "network_interface", "ifname"), "rdzv.interface"),
     "retries": "max_restarts",
     "restarts": "max_restarts",
     **dict.fromkeys(("timeout", "walltime", "wall_time", "max_time"), "watchdog.timeout"),
@@ -64,13 +74,15 @@ SYNONYMS = {
     **dict.fromkeys(("resource", "requirements"), "resources"),
 }
 
-_ONE_NODE = "a run has one node; for several use lllaunch.agent"
-_PORT = "the launcher chooses a free port of this machine for each attempt"
+_MEET = "several nodes meet at rdzv.endpoint (host:port)"
 EXPLAINED = {
-    **dict.fromkeys(("nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv"), _ONE_NODE),
-    **dict.fromkeys(("rdzv_conf", "num_nodes", "standalone"), _ONE_NODE),
-    **dict.fromkeys(("master_port", "port"), _PORT),
-    **dict.fromkeys(("master_addr", "local_addr"), "workers of one node meet on this machine"),
+    "standalone": "a run has one node unless nnodes says otherwise: leave it out",
+    **dict.fromkeys(
+        ("master_port", "port"),
+        f"{_MEET}; for the workers of one node the launcher chooses a free port for each attempt",
+    ),
+    "master_addr": f"{_MEET}; the workers of one node meet on this machine",
+    "local_addr": "rdzv.interface names the network interface whose address this node has",
 }
 """What torchrun has and a run here has not, with what to do instead."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from lllaunch.config.fields import Findings, no_such_name, read_each
@@ -130,19 +130,29 @@ class Settings:
         tree: value of each key of the schema.
         keys: the dotted key that each of them stands under.
         findings: takes what is wrong.
+        given: names of the keys that somebody has set, to the default or not.
     """
 
     def __init__(
-        self, tree: Mapping[str, Tree], keys: Mapping[str, str], findings: Findings
+        self,
+        tree: Mapping[str, Tree],
+        keys: Mapping[str, str],
+        findings: Findings,
+        given: Collection[str] = (),
     ) -> None:
         self.findings = findings
         self._tree = dict(tree)
         self._keys = keys
+        self._given = frozenset(given)
         for name in KEYS:
             self._check_worker_names(name)
 
     def __getitem__(self, name: str) -> Tree:
         return self._tree[name]
+
+    def is_given(self, name: str) -> bool:
+        """Whether somebody has set it."""
+        return name in self._given
 
     def key_of(self, name: str) -> str:
         """The dotted key of a setting."""

@@ -48,6 +48,8 @@ SYNONYMS = {
 _HYDRAS = ("_target_", "_recursive_", "_convert_", "_partial_")
 # Each job has its own.
 _OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
+# A sweep has one machine.
+_OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
 _ALL_WORDS = frozenset({"all", "auto", "any", "every"})
 _NONE_WORDS = frozenset({"none", "no", "off", "false"})
 _FAILURE_WORDS = ("continue", "stop")
@@ -171,7 +173,9 @@ class _Reading:
             findings.attempt(key, tree, _refuse_retries)
             tree = None
         causes = Retries._fields
-        items = known_items(tree or {}, key, causes, CAUSE_SYNONYMS, findings)
+        # a job has one node, and cannot lose another
+        synonyms = {word: cause for word, cause in CAUSE_SYNONYMS.items() if cause in causes}
+        items = known_items(tree or {}, key, causes, synonyms, findings)
         numbers = {
             cause: findings.attempt(f"{key}.{cause}", item, read_count)
             for cause, item in items.items()
@@ -186,7 +190,12 @@ def _refuse_keys_of_jobs(node: Mapping[str, Any], key: str, findings: Findings) 
         if name in node:
             expected = "unknown setting: each job has its own"
             findings.add_about(f"{key}.{name}", expected, f"set launch.{name}", code="unknown-key")
-    return [name for name in node if name not in _OF_JOBS]
+    for name in _OF_SEVERAL:
+        if name in node:
+            message = "unknown setting: the jobs of a sweep run on one machine"
+            hint = "start a run of several nodes by itself, without -m"
+            findings.add_about(f"{key}.{name}", message, hint, code="unknown-key")
+    return [name for name in node if name not in {*_OF_JOBS, *_OF_SEVERAL}]
 
 
 def _read_positive(value: object) -> int:

@@ -55,6 +55,7 @@ _FAILED: dict[RestartCause, str] = {
     "hang": "hung",
     "signal": "was ended by a signal",
     "timeout": "took too long",
+    "node": "lost a node",
 }
 
 

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Any
 
 from lllaunch.exit_codes import ExitCode
-from lllaunch.spec import RESTART_CAUSES, RestartCause
+from lllaunch.spec import RestartCause
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
 
@@ -369,13 +369,11 @@ class Job:
         self.exit_code: int | None = None
         self.why = ""
         self.overtaken = 0
-        self._left: dict[RestartCause, int] = {}
-        for cause in RESTART_CAUSES:
-            self._left[cause] = retries.of(cause)
+        self._left = retries._asdict()
 
     def take_chance(self, cause: RestartCause | None) -> bool:
         """Whether it is tried again for a cause; that leaves one chance less."""
-        if cause is None or self._left[cause] <= 0:
+        if cause is None or self._left.get(cause, 0) <= 0:
             return False
         self._left[cause] -= 1
         return True

@@ -15,6 +15,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.guarded_loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
+from lllaunch.cluster.values import format_nnodes
+from lllaunch.config.launcher_schema import TARGET
+from lllaunch.errors import ConfigError, Diagnostic
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext
@@ -114,7 +117,7 @@ class Composer:
         _check_env_set(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
-            return plan_job(
+            spec = plan_job(
                 job.whole,
                 job.where,
                 self.user,
@@ -123,6 +126,9 @@ class Composer:
                 environ=around,
                 here=here,
             )
+        if job.whole.hydra.launcher.get("_target_") == TARGET:
+            _expect_one_node(spec)
+        return spec
 
     def _placed(self, config: DictConfig, directory: str | None) -> JobConfig:
         """Finds the job's directories, and tells Hydra."""
@@ -131,6 +137,18 @@ class Composer:
             directory = None
         sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
         return _placed(config, sweep_dir, directory)
+
+
+def _expect_one_node(spec: LaunchSpec) -> None:
+    """Raise if a run needs more than the one machine that a sweep has."""
+    if spec.nodes is None:
+        return
+    shown = repr(
+        spec.sources.get(("nnodes",), format_nnodes(spec.nodes.min_nodes, spec.nodes.max_nodes))
+    )
+    message = "asks for several machines, and the jobs of a sweep run on this one"
+    hint = "start it by itself, without -m"
+    raise ConfigError((Diagnostic("nodes", "launch.nnodes", shown, message, hint),))
 
 
 def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobConfig:

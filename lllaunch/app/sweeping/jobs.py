@@ -263,7 +263,7 @@ class SweepJobs:
             (where.runtime_cwd, "<cwd>"),
         )
         launch = with_sources(plan_node(spec)["launch"], config.whole, LAUNCHER, "launch")
-        if launch["nproc"] in WORDS:
+        if launch["nproc"] is None or launch["nproc"] in WORDS:
             # of a job its outcome may depend on how many there are
             launch["nproc"] = spec.nproc
         # where they are not told otherwise, workers are where the command was given
@@ -272,6 +272,8 @@ class SweepJobs:
         whole, launch = launch, essential({"launch": launch})["launch"]
         rest = public_config(config.whole) | self._hidden(config)
         identity = job_config(launch, rest, places)
+        # which knew of no other number of nodes
+        whole = {name: value for name, value in whole.items() if name != "nnodes"}
         former = functools.partial(job_config, whole, rest, places)
         with env_override(config.whole.hydra.job.env_set):
             warm = self._warm_key(spec)

@@ -1,0 +1,208 @@
+"""What configs and schedulers write of nodes: how many, where they meet, and how. Pure."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Any
+
+from lllaunch.errors import Unfit
+
+MOST_NODES = 100_000
+"""More than any cluster has; a slip of the finger is told from a large one."""
+
+_COUNT = "a number of nodes (1, 2, ... or '1:4' for 1 to 4 of them)"
+_ENDPOINT = "an endpoint (host:port, [IPv6 address]:port)"
+_CONF = "settings of torch's rendezvous, a mapping or text such as 'k=v,k=v'"
+_PORTS = range(1, 2**16)
+_LONGEST = 300
+_HOST = re.compile(r"[^\s/:@\[\],;]+")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+# What torch would take among its settings, and has a place of its own here.
+_ELSEWHERE = {
+    "rank": "launch.node_rank says it",
+    "is_host": "the node with launch.node_rank 0 is the host",
+    "backend": "launch.rdzv.backend says it",
+    "endpoint": "launch.rdzv.endpoint says it",
+    "run_id": "launch.rdzv.id says it",
+    **dict.fromkeys(("nnodes", "min_nodes", "max_nodes"), "launch.nnodes says it"),
+    "local_addr": "launch.rdzv.interface says which address is this node's",
+    "store_type": "nodes meet at launch.rdzv.endpoint",
+}
+# torch makes whole numbers of these, and would fail later.
+_WHOLE = frozenset(
+    {
+        *("last_call_timeout", "close_timeout", "heartbeat_timeout"),
+        *("keep_alive_interval", "keep_alive_max_attempt"),
+    }
+)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def parse_nnodes(value: object) -> tuple[int, int]:
+    """Reads how many nodes there may be.
+
+    Args:
+        value: a number, or text: a number or ``MIN:MAX``.
+
+    Returns:
+        The least and the most, at least 1 and in order.
+
+    Raises:
+        Unfit: it is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        parts = [value]
+    else:
+        texts = value.strip().split(":") if isinstance(value, str) else []
+        if not 1 <= len(texts) <= 2 or not all(map(_is_number, texts)):
+            raise Unfit(_COUNT, code="nodes")
+        parts = [int(text) for text in texts]
+    least, most = parts[0], parts[-1]
+    if least < 1:
+        raise Unfit("a number of nodes, 1 or more", code="nodes")
+    if most < least:
+        hint = f"did you mean '{most}:{least}'?" if most else ""
+        raise Unfit("MIN:MAX with a MAX that is not less than MIN", hint, code="nodes")
+    if most > MOST_NODES:
+        raise Unfit(f"a number of nodes, {MOST_NODES} at most", code="nodes")
+    return least, most
+
+
+def format_nnodes(least: int, most: int) -> int | str:
+    """Writes how many nodes there may be, as `parse_nnodes` reads it."""
+    return least if least == most else f"{least}:{most}"
+
+
+def parse_endpoint(value: object) -> tuple[str, int | None]:
+    """Reads where nodes meet.
+
+    Args:
+        value: ``host:port``, ``[IPv6 address]:port``, or either of them without its port.
+
+    Returns:
+        The host, without brackets, and the port, None if it has none.
+
+    Raises:
+        Unfit: it is no such text.
+    """
+    if not isinstance(value, str):
+        number = isinstance(value, int) and not isinstance(value, bool)
+        raise Unfit(_ENDPOINT, "name the host, and quote it" if number else "", code="endpoint")
+    text = value.strip()
+    if not text or len(text) > _LONGEST or not text.isprintable():
+        raise Unfit(_ENDPOINT, code="endpoint")
+    scheme = _SCHEME.match(text)
+    if scheme:
+        raise Unfit(_ENDPOINT, f"leave out {scheme[0]}", code="endpoint")
+    if text.startswith("["):
+        address, bracket, rest = text[1:].partition("]")
+        if not bracket or not is_ipv6(address) or (rest and not rest.startswith(":")):
+            raise Unfit(_ENDPOINT, code="endpoint")
+        return address, _port(rest[1:]) if rest else None
+    if text.count(":") > 1:
+        hint = f"write [{text}] or [{text}]:PORT" if is_ipv6(text) else ""
+        raise Unfit(_ENDPOINT, hint, code="endpoint")
+    host, colon, port = text.partition(":")
+    if not _HOST.fullmatch(host):
+        raise Unfit(_ENDPOINT, code="endpoint")
+    return host, _port(port) if colon else None
+
+
+def format_endpoint(host: str, port: int | None) -> str:
+    """Writes where nodes meet, as `parse_endpoint` reads it."""
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"
+
+
+def parse_conf(value: object) -> dict[str, str | int | float | bool]:
+    """Reads further settings of a rendezvous.
+
+    Args:
+        value: a mapping, or text as torchrun has it: ``k=v,k=v``. None for none.
+
+    Returns:
+        Values by name; those of text are text.
+
+    Raises:
+        Unfit: it is neither, or has a setting that has a place of its own.
+    """
+    pairs = value
+    if value is None or isinstance(value, str):
+        pairs = dict(map(_pair, value.split(","))) if value and value.strip() else {}
+    if not isinstance(pairs, dict):
+        raise Unfit(_CONF, code="type")
+    for name, item in pairs.items():
+        _check_setting(name, item)
+    return pairs
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, item = (part.strip() for part in text.partition("="))
+    if not name or not equals or not item:
+        raise Unfit(_CONF, detail=f"{text!r} is no k=v", code="nodes")
+    return name, item
+
+
+def _check_setting(name: object, item: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Unfit(_CONF, detail=f"{name!r} is no name", code="nodes")
+    if name in _ELSEWHERE:
+        hint = f"leave {name} out: {_ELSEWHERE[name]}"
+        raise Unfit("settings that have no place of their own", hint, code="nodes")
+    if not isinstance(item, (str, int, float)) or item == "":
+        raise Unfit(_CONF, detail=f"{name} is neither text nor a number", code="nodes")
+    if name in _WHOLE and not _is_number(str(item)):
+        raise Unfit(_CONF, detail=f"{name} is a whole number, of seconds or tries", code="nodes")
+
+
+def parse_host(value: object) -> str:
+    """Reads the name or the address of a host.
+
+    Args:
+        value: text; an IPv6 address may stand in brackets.
+
+    Returns:
+        It, without brackets.
+
+    Raises:
+        Unfit: it is neither.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        if is_ipv6(bare) or (len(text) <= _LONGEST and _HOST.fullmatch(text)):
+            return bare
+    raise Unfit("the name or the address of a host", code="endpoint")
+
+
+def parse_port(value: object) -> int:
+    """Reads the number of a port, 1 to 65535.
+
+    Raises:
+        Unfit: it is none.
+    """
+    return _port(str(value).strip())
+
+
+def _port(text: str) -> int:
+    if not _is_number(text) or int(text) not in _PORTS:
+        raise Unfit("a port from 1 to 65535", code="endpoint")
+    return int(text)
+
+
+def is_ipv6(text: str) -> bool:
+    """Return whether a text is an IPv6 address; it may have a zone (``fe80::1%eth0``)."""
+    address, percent, zone = text.partition("%")
+    if percent and not zone:
+        return False
+    try:
+        socket.inet_pton(socket.AF_INET6, address)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_number(text: Any) -> bool:
+    # not all of int's: digits of other scripts, underscores and signs are none here
+    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10

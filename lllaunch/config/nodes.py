@@ -1,0 +1,352 @@
+"""``nnodes``, ``node_rank`` and ``rdzv``: how many nodes a run has, and how they find each other.
+
+With ``nnodes: auto`` what the config does not say comes from the environment, setting by setting.
+None of that is in a plan: there stands what the config says, so that it is the same on all nodes
+and wherever it is reviewed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from lllaunch.cluster.placement import Placement
+from lllaunch.cluster.values import (
+    format_endpoint,
+    format_nnodes,
+    is_ipv6,
+    parse_conf,
+    parse_endpoint,
+    parse_nnodes,
+)
+from lllaunch.config.fields import did_you_mean, known_items, read_choice, read_count, read_line
+from lllaunch.config.settings import Settings
+from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, reveal
+from lllaunch.config.values import HostContext, format_duration, parse_duration
+from lllaunch.errors import Unfit
+from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
+
+AUTO: Final = "auto"
+RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
+SYNONYMS = {
+    **dict.fromkeys(("rdzv_backend", "type", "kind"), "backend"),
+    **dict.fromkeys(("rdzv_endpoint", "address", "addr", "url", "server"), "endpoint"),
+    **dict.fromkeys(("host", "master_addr", "master", "head"), "endpoint"),
+    **dict.fromkeys(("rdzv_id", "run_id", "job_id", "name", "group"), "id"),
+    **dict.fromkeys(("rdzv_conf", "config", "configs", "options"), "conf"),
+    **dict.fromkeys(("iface", "ifname", "network", "nic", "local_addr"), "interface"),
+    **dict.fromkeys(("read_timeout", "store_timeout", "rdzv_timeout"), "timeout"),
+    **dict.fromkeys(("wait", "join", "start_timeout"), "join_timeout"),
+    **dict.fromkeys(("nnodes", "num_nodes", "nodes"), "launch.nnodes"),
+    **dict.fromkeys(("node_rank", "rank", "machine_rank"), "launch.node_rank"),
+}
+_EXPLAINED = dict.fromkeys(("port", "master_port"), "it is a part of endpoint: host:port")
+
+PORTS: Mapping[RdzvBackend, int] = {"static": 29500, "c10d": 29400, "etcd-v2": 2379}
+"""Of an endpoint without one: torch's own, and for ``static`` that of torchrun's --master-port."""
+
+_DEFAULTS = Nodes(1, 2, None, "c10d", "", 0)
+_BACKEND_HINTS = {
+    **dict.fromkeys(("etcd", "etcd_v2", "etcdv2"), "did you mean 'etcd-v2'?"),
+    **dict.fromkeys(("tcp", "dynamic", "elastic", "nccl", "gloo", "auto"), "did you mean 'c10d'?"),
+}
+_COUNT = "a number of nodes (1, 2, ... or auto, or '1:4' for 1 to 4 of them)"
+_INTERFACE = re.compile(r"[^\s/:]{1,15}")
+_ENDPOINT = "an endpoint (host:port)"
+# Of torch's settings those that have a place of their own, and may stand there all the same: they
+# are in the --rdzv-conf of everybody's torchrun.
+_TIMEOUTS = {"timeout": "timeout", "read_timeout": "timeout", "join_timeout": "join_timeout"}
+
+_Value = str | int | float | bool
+
+
+class NodeSettings(NamedTuple):
+    """What a config says of nodes, and what was found where it leaves that to the environment.
+
+    Attributes:
+        nodes: of the run; None if it has one, or where that is not looked up.
+        detected: what was taken from the environment.
+        leaves_nproc: whether the number of workers is left to it, too.
+        nproc: that number, or a word for it; None if nothing says.
+        rdzv_id: what the run is called among others; empty if nothing says.
+        sources: as `lllaunch.spec.LaunchSpec` has them.
+    """
+
+    nodes: Nodes | None = None
+    detected: tuple[Detected, ...] = ()
+    leaves_nproc: bool = False
+    nproc: int | str | None = None
+    rdzv_id: str = ""
+    sources: Mapping[Path, Any] = {}
+
+
+class _Rdzv(NamedTuple):
+    """What ``rdzv`` says; None where it says nothing."""
+
+    backend: RdzvBackend | None = None
+    endpoint: tuple[str, int | None] | None = None
+    id: str | None = None
+    conf: Mapping[str, _Value] | None = None
+    interface: str | None = None
+    timeout: float | None = None
+    join_timeout: float | None = None
+
+    def beside(self, placement: Placement) -> _Rdzv:
+        """Return what it and the environment say together: it is stronger, setting by setting."""
+        conf, times = _split(placement.conf) if self.conf is None else (self.conf, {})
+        host = placement.host
+        return self._replace(
+            backend=self.backend or placement.backend,
+            endpoint=self.endpoint or ((host, placement.port) if host else None),
+            id=self.id or placement.rdzv_id or None,
+            conf=conf,
+            timeout=times.get("timeout") if self.timeout is None else self.timeout,
+            join_timeout=(
+                times.get("join_timeout") if self.join_timeout is None else self.join_timeout
+            ),
+        )
+
+    def nodes(self, counts: tuple[int, int], rank: int | None) -> Nodes:
+        """Return the nodes of a run; without an endpoint they have no host."""
+        backend = self.backend or _DEFAULTS.backend
+        host, port = self.endpoint or ("", None)
+        return Nodes(
+            *counts,
+            node_rank=rank,
+            backend=backend,
+            host=host,
+            port=PORTS[backend] if port is None else port,
+            rdzv_id=self.id or "",
+            conf=self.conf or {},
+            interface=self.interface,
+            timeout=_DEFAULTS.timeout if self.timeout is None else self.timeout,
+            join_timeout=_DEFAULTS.join_timeout if self.join_timeout is None else self.join_timeout,
+        )
+
+
+def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
+    """Reads ``nnodes``, ``node_rank`` and ``rdzv``.
+
+    Args:
+        settings: of the launch node; what is wrong goes to their findings.
+        around: what the config is read in.
+    """
+    findings = settings.findings
+    before = findings.count
+    counts = settings.scalar("nnodes", _read_nnodes, None)
+    rank = settings.scalar("node_rank", read_count, None)
+    rdzv = _read_rdzv(settings)
+    if counts is None or findings.count > before:
+        return NodeSettings()
+    sources = _sources(settings, rdzv, rank, auto=counts == AUTO)
+    if counts != AUTO:
+        nodes = _checked(settings, rdzv.nodes(counts, rank))
+        return NodeSettings(nodes, rdzv_id=rdzv.id or "", sources=sources)
+    left = NodeSettings(
+        leaves_nproc=not settings.is_given("nproc"), rdzv_id=rdzv.id or "", sources=sources
+    )
+    if not around.here:
+        return left
+    return _placed(settings, rdzv, rank, left, around.environ)
+
+
+def _placed(
+    settings: Settings,
+    rdzv: _Rdzv,
+    rank: int | None,
+    left: NodeSettings,
+    environ: Mapping[str, str],
+) -> NodeSettings:
+    """Return what a config that leaves its nodes to the environment comes to here."""
+    # of no use to a run on one machine
+    from lllaunch.cluster.detect import detect  # noqa: PLC0415
+
+    key, word = settings.key_of("nnodes"), settings["nnodes"]
+    placement = settings.findings.attempt(key, word, lambda _: detect(environ))
+    if placement is None:
+        return left
+    merged = settings.findings.attempt(key, word, lambda _: rdzv.beside(placement))
+    if merged is None:
+        return left
+    counts = placement.min_nodes, placement.max_nodes
+    nodes = _checked(settings, merged.nodes(counts, placement.node_rank if rank is None else rank))
+    given = {f"rdzv.{name}" for name, value in rdzv._asdict().items() if value is not None}
+    given |= {"node_rank"} if rank is not None else set()
+    given |= set() if left.leaves_nproc else {"nproc"}
+    detected = [
+        each
+        for each in placement.detected
+        if each.setting not in given and (nodes is not None or each.setting in {"nnodes", "nproc"})
+    ]
+    rdzv_id = left.rdzv_id if nodes is None else nodes.rdzv_id
+    return left._replace(
+        nodes=nodes, detected=tuple(detected), nproc=placement.nproc, rdzv_id=rdzv_id
+    )
+
+
+def _checked(settings: Settings, nodes: Nodes) -> Nodes | None:
+    """Return the nodes of a run, None if it has one; notes what does not go together."""
+    most = nodes.max_nodes
+    several = f"launch.nnodes is {format_nnodes(nodes.min_nodes, most)}"
+    if nodes.node_rank is not None and nodes.node_rank >= most:
+        numbers = "0" if most == 1 else f"a number from 0 to {most - 1}"
+        hint = "set nnodes" if most == 1 else "the first node is 0"
+        _refuse(settings, "node_rank", f"{numbers}, as {several}", hint)
+    if most == 1:
+        return None
+    if not nodes.host:
+        etcd = nodes.backend == "etcd-v2"
+        which = "the etcd server" if etcd else "node 0, the same on all nodes"
+        settings.findings.add(
+            f"{settings.key_of('rdzv')}.endpoint",
+            None,
+            Unfit(f"{_ENDPOINT}, as {several}", f"give the address of {which}", code="endpoint"),
+        )
+    if nodes.backend == "static":
+        static = "as launch.rdzv.backend is static"
+        if nodes.min_nodes != most:
+            _refuse(settings, "nnodes", f"one number, {static}", "use c10d for a range")
+        if nodes.node_rank is None:
+            numbers = f"a number from 0 to {most - 1}, {static}"
+            _refuse(settings, "node_rank", numbers, "set it on each node")
+    return nodes
+
+
+def _refuse(settings: Settings, name: str, expected: str, hint: str) -> None:
+    settings.findings.add(
+        settings.key_of(name), settings[name], Unfit(expected, hint, code="nodes")
+    )
+
+
+def _read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word == AUTO:
+        return AUTO
+    try:
+        return parse_nnodes(value)
+    except Unfit as unfit:
+        if isinstance(value, str) and word.isalpha():
+            raise Unfit(_COUNT, did_you_mean(word, [AUTO]), code="nodes") from None
+        general = unfit.expected.startswith("a number of nodes (")
+        expected = _COUNT if general else unfit.expected
+        raise Unfit(expected, unfit.hint, unfit.detail, code=unfit.code) from None
+
+
+def _read_rdzv(settings: Settings) -> _Rdzv:
+    tree, key, findings = settings["rdzv"], settings.key_of("rdzv"), settings.findings
+    if tree is not None and not isinstance(tree, dict):
+        findings.attempt(key, tree, _refuse_rdzv)
+        tree = None
+    items = known_items(tree or {}, key, RDZV_KEYS, SYNONYMS, findings, _EXPLAINED)
+    values: dict[str, Any] = {}
+    for name, read in _READERS.items():
+        item = items.get(name)
+        if item is not BROKEN and reveal(item) is not None:
+            values[name] = findings.attempt(f"{key}.{name}", item, read)
+    if values.get("conf") is None:
+        return _Rdzv(**values)
+    conf, times = values["conf"]
+    for name, seconds in times.items():
+        if values.get(name, seconds) != seconds:
+            message = f"says another {name} than {key}.{name}"
+            unfit = Unfit(message=message, hint="leave one of them out", code="nodes")
+            findings.add(f"{key}.conf", items["conf"], unfit)
+    return _Rdzv(**{**times, **values, "conf": conf})
+
+
+def _refuse_rdzv(value: object) -> None:
+    hint = ""
+    if isinstance(value, str):
+        backend = value in RDZV_BACKENDS
+        hint = f"did you mean {{{'backend' if backend else 'endpoint'}: {value}}}?"
+    raise Unfit(f"a mapping of settings ({', '.join(RDZV_KEYS)})", hint, code="type")
+
+
+def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, float]]:
+    """Return torch's settings without those that have a place of their own, and these.
+
+    Raises:
+        Unfit: one of these is no duration, or another one under each of its names.
+    """
+    rest: dict[str, _Value] = {}
+    times: dict[str, float] = {}
+    for name, value in conf.items():
+        if name not in _TIMEOUTS:
+            rest[name] = value
+            continue
+        seconds = _read_time(value)
+        if times.setdefault(_TIMEOUTS[name], seconds) != seconds:
+            raise Unfit(message="says two timeouts", hint="leave one of them out", code="nodes")
+    return rest, times
+
+
+def _read_time(value: object) -> float:
+    return parse_duration(value, zero=False)
+
+
+def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
+    return _split(parse_conf(value))
+
+
+def _read_backend(value: object) -> str:
+    return read_choice(value, RDZV_BACKENDS, _BACKEND_HINTS)
+
+
+def _read_id(value: object) -> str:
+    # jobs have numbers
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return read_line(str(value) if number else value)
+
+
+def _read_interface(value: object) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    if is_ipv6(text) or re.fullmatch(r"\d+(\.\d+){3}", text):
+        hint = "name the interface, not its address"
+        raise Unfit("the name of a network interface (ib0, eth0)", hint, code="nodes")
+    if not _INTERFACE.fullmatch(text) or not text.isprintable():
+        raise Unfit("the name of a network interface (ib0, eth0)", code="nodes")
+    return text
+
+
+_READERS = {
+    "backend": _read_backend,
+    "endpoint": parse_endpoint,
+    "id": _read_id,
+    "conf": _read_conf,
+    "interface": _read_interface,
+    "timeout": _read_time,
+    "join_timeout": _read_time,
+}
+
+
+def written_rdzv(nodes: Nodes) -> dict[str, Any]:
+    """All settings of the rendezvous of some nodes, in their order, as a config would say them."""
+    return {
+        "backend": nodes.backend,
+        "endpoint": format_endpoint(nodes.host, nodes.port) if nodes.host else None,
+        "id": nodes.rdzv_id or None,
+        "conf": dict(nodes.conf),
+        "interface": nodes.interface,
+        "timeout": format_duration(nodes.timeout),
+        "join_timeout": format_duration(nodes.join_timeout),
+    }
+
+
+RDZV_DEFAULTS: Mapping[str, Any] = written_rdzv(_DEFAULTS)
+"""What a plan has where nothing is said."""
+
+
+def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -> dict[Path, Any]:
+    """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
+    written = written_rdzv(rdzv.nodes((1, 2), None))
+    if auto and rdzv.endpoint is not None and rdzv.endpoint[1] is None:
+        # the environment may say which backend, and so which port
+        written["endpoint"] = format_endpoint(*rdzv.endpoint)
+    tree: Tree = settings["rdzv"]
+    written = {name: conceal(value) for name, value in written.items()}
+    if isinstance(tree, dict):
+        written |= {name: conceal(item) for name, item in tree.items() if has_secrets(item)}
+    if auto:
+        return {("nnodes",): AUTO, ("node_rank",): rank, ("rdzv",): written}
+    return {("rdzv",): written} if written != RDZV_DEFAULTS else {}
