@@ -15,13 +15,21 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.types import RunMode
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
 from lllaunch.app.gate import admit, has_rules
 from lllaunch.app.guarded_loader import GUARDED
-from lllaunch.app.naming import is_of_a_moment
-from lllaunch.app.planning import Whereabouts, locating, modules_of, perform, plan_job
+from lllaunch.app.naming import as_file_name, is_of_a_moment
+from lllaunch.app.planning import (
+    Whereabouts,
+    in_node_directory,
+    locating,
+    modules_of,
+    node_directory,
+    perform,
+    plan_job,
+)
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
@@ -31,13 +39,12 @@ from lllaunch.run.lock import PATIENCE
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
-    from omegaconf import DictConfig
 
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.hydra_compat import Callbacks
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import LaunchSpec
+    from lllaunch.spec import LaunchSpec, Nodes
 
 _MARK = "__lllaunch__"
 
@@ -164,10 +171,22 @@ class Jobs:
         fresh = is_of_a_moment(node)
         HydraConfig.instance().set_config(config)
         name = str(node.dir)
-        directory = RunDirectory.claim_new(name) if fresh else _claim(name)
-        claimed.enter_context(directory)
-        self._directory, self._planned = directory, None
         link = os.path.join(_above_moments(node), "latest") if fresh else ""
+        nodes = _nodes_of(config)
+        if nodes is not None and nodes.rdzv_id and fresh:
+            # that all nodes have in common, and no moment
+            name, fresh = os.path.join(_above_moments(node), as_file_name(nodes.rdzv_id)), False
+        path = os.path.abspath(name)
+        if fresh:
+            directory = claimed.enter_context(RunDirectory.claim_new(name))
+            path = directory.path
+        if nodes is not None:
+            # each has its own below the run's, which is nobody's alone
+            directory = _claim(os.path.join(path, node_directory(nodes.node_rank)))
+            claimed.enter_context(directory)
+        elif not fresh:
+            directory = claimed.enter_context(_claim(name))
+        self._directory, self._planned = directory, None
         suffix = directory.path[len(os.path.abspath(name)) :]
         runtime: Any = config.hydra.runtime
         with read_write(config.hydra), open_dict(node), open_dict(runtime):
@@ -175,7 +194,7 @@ class Jobs:
                 node.dir = name.rstrip("/") + suffix
             runtime.output_dir = directory.path
         HydraConfig.instance().set_config(config)
-        return link, directory.path
+        return link, path
 
     def _plan_ahead(self, config: DictConfig, claimed: contextlib.ExitStack) -> None:
         """Decide what the run is, and claim its directory if that is not Hydra's.
@@ -188,8 +207,9 @@ class Jobs:
         try:
             spec = self._decide_ahead(config, output.path)
             self._expect_allowed(spec)
-            if not output.is_at(spec.log_dir):
-                self._directory = claimed.enter_context(_claim(spec.log_dir))
+            log_dir = in_node_directory(spec).log_dir
+            if not output.is_at(log_dir):
+                self._directory = claimed.enter_context(_claim(log_dir))
         except BaseException:
             output.discard()
             raise
@@ -288,9 +308,14 @@ class Jobs:
             spec = self._decide(cfg, os.getcwd())
             self._expect_allowed(spec)
         directory = self._directory
-        if directory is not None and not directory.is_at(spec.log_dir):
+        log_dir = in_node_directory(spec).log_dir
+        if directory is not None and not directory.is_at(log_dir):
             directory = None
-        remember(spec.log_dir, spec.runtime_cwd, os.environ)
+        remember(
+            log_dir if spec.nodes is None else os.path.dirname(log_dir),
+            spec.runtime_cwd,
+            os.environ,
+        )
         query = BuildQuery.start(HydraConfig.get().runtime.cwd)
         single = HydraConfig.get().mode == RunMode.RUN
         try:
@@ -316,6 +341,20 @@ def _claim(path: str) -> RunDirectory:
     return RunDirectory.claim(
         path, PATIENCE, lambda text: print(f"lllaunch: {text}", file=sys.stderr)
     )
+
+
+def _nodes_of(config: DictConfig) -> Nodes | None:
+    """Return what a run's config says of several nodes, None if there is one, or if it is wrong.
+
+    Args:
+        config: whole; what is wrong with it is said when the run is decided.
+    """
+    launch = OmegaConf.select(config, "launch")
+    if not isinstance(launch, DictConfig) or launch.get("nnodes") in (None, 1):
+        return None
+    from lllaunch.config.nodes import nodes_ahead  # noqa: PLC0415 - of several nodes only
+
+    return nodes_ahead(config, os.environ)
 
 
 def _above_moments(run: DictConfig) -> str:

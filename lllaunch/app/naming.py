@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ def is_of_a_moment(node: DictConfig) -> bool:
     """
     raw: Any = OmegaConf.to_container(node, resolve=False)
     return "${now:" in str(raw["dir"])
+
+
+def as_file_name(text: str) -> str:
+    """Return a text as the name of one file or directory."""
+    return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "run"
 
 
 def job_name(overrides: Sequence[str]) -> str:

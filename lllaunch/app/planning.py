@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -228,15 +229,21 @@ def perform(
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
     """
-    from lllaunch.config.plan import plan_config, plan_hash  # noqa: PLC0415 - see `plan_job`
+    from lllaunch.config.plan import (  # noqa: PLC0415 - see `plan_job`
+        group_plan,
+        plan_config,
+        plan_hash,
+        portable_plan,
+    )
     from lllaunch.run.execute import execute  # noqa: PLC0415
 
     targets = None
     if user is not None:
         target = user.target(cfg)
         targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
+    shared_plan = None if spec.nodes is None else group_plan(portable_plan(spec))
     return execute(
-        spec,
+        in_node_directory(spec),
         plan_text=plan_config(spec),
         plan_hash=plan_hash(spec),
         console=console,
@@ -245,7 +252,22 @@ def perform(
         build=build,
         directory=directory,
         ended=ended,
+        shared_plan=shared_plan,
     )
+
+
+def in_node_directory(spec: LaunchSpec) -> LaunchSpec:
+    """Return a spec whose log directory is that of this node, if the run has several."""
+    nodes = spec.nodes
+    if nodes is None or spec.log_dir == spec.output_dir:
+        # Hydra's own is the node's already
+        return spec
+    return replace(spec, log_dir=os.path.join(spec.log_dir, node_directory(nodes.node_rank)))
+
+
+def node_directory(node_rank: int | None) -> str:
+    """Return what the directory of a node is called within the run's."""
+    return f"node_{socket.gethostname() if node_rank is None else node_rank}"
 
 
 def modules_of(spec: LaunchSpec) -> list[str]:

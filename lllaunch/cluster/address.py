@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from lllaunch.clock import boot_id
-from lllaunch.cluster.membership import is_loopback, written_endpoint
+from lllaunch.cluster.membership import is_loopback
+from lllaunch.cluster.values import format_endpoint
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.text import duration
 
@@ -147,13 +148,13 @@ def await_endpoint(
         waited = time.monotonic() - began
         if waited >= seconds:
             raise Unreachable(
-                f"nothing answers at {written_endpoint(host, port)}: {why}; tried for "
+                f"nothing answers at {format_endpoint(host, port)}: {why}; tried for "
                 f"{duration(waited)}"
             )
         if not said and waited > _ATTEMPT_SECONDS:
             said = True
             say(
-                f"waiting for node 0 at {written_endpoint(host, port)}, up to "
+                f"waiting for node 0 at {format_endpoint(host, port)}, up to "
                 f"{duration(seconds)}: {why}"
             )
         time.sleep(min(_PAUSE_SECONDS, max(0.05, seconds - waited)))

@@ -211,11 +211,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def written_endpoint(host: str, port: int) -> str:
-    """Return ``host:port``, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a node stands in an attempt.

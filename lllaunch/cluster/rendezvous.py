@@ -3,7 +3,7 @@
 What nodes tell each other beside torch's own keys stands below ``lllaunch`` in the same store, so
 that launchers of both kinds can meet. docs/design/several-nodes.md has the keys.
 
-Everything here may wait for other machines, so it is used in threads (`lllaunch.cluster.group`).
+Everything here may wait for other machines, so it is used in threads (`lllaunch.supervisor.nodes`).
 A thread that waits for a machine which is cut off waits for as long as an operation may take.
 """
 
@@ -30,8 +30,8 @@ from lllaunch.cluster.membership import (
     is_loopback,
     missing_text,
     shares,
-    written_endpoint,
 )
+from lllaunch.cluster.values import format_endpoint
 from lllaunch.errors import RendezvousFailed
 from lllaunch.text import duration
 
@@ -208,7 +208,7 @@ class Link:
             conf.setdefault("read_timeout", max(1, int(nodes.timeout)))
         parameters = RendezvousParameters(
             backend=nodes.backend,
-            endpoint=written_endpoint(nodes.host, nodes.port),
+            endpoint=format_endpoint(nodes.host, nodes.port),
             run_id=self._run_id,
             min_nodes=nodes.min_nodes,
             max_nodes=nodes.max_nodes,
@@ -227,7 +227,7 @@ class Link:
         self._base = _below(f"lllaunch/{self._run_id}", store)
 
     def _why_not(self, error: Exception) -> tuple[str, str]:
-        at = written_endpoint(self._nodes.host, self._nodes.port)
+        at = format_endpoint(self._nodes.host, self._nodes.port)
         said = _innermost(error)
         if isinstance(error, ImportError):
             return f"{self._nodes.backend} cannot be used: {said}", "install python-etcd"
@@ -342,7 +342,7 @@ class Link:
         return _below(f"lllaunch/{self._rounds}" if static else "lllaunch", store)
 
     def _rendezvous(self) -> Any:
-        nodes, endpoint = self._nodes, written_endpoint(self._nodes.host, self._nodes.port)
+        nodes, endpoint = self._nodes, format_endpoint(self._nodes.host, self._nodes.port)
         if nodes.backend == "static" and self.place is not None and self._lost_for_good():
             text = "a static rendezvous cannot replace a node that is gone"
             raise RendezvousFailed(text, "launch.rdzv.backend=c10d can")

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from omegaconf import DictConfig, OmegaConf
+
 from lllaunch.cluster.placement import Placement
 from lllaunch.cluster.values import (
     format_endpoint,
@@ -20,7 +22,16 @@ from lllaunch.cluster.values import (
     parse_endpoint,
     parse_nnodes,
 )
-from lllaunch.config.fields import did_you_mean, known_items, read_choice, read_count, read_line
+from lllaunch.config.fields import (
+    Findings,
+    did_you_mean,
+    known_items,
+    read_choice,
+    read_count,
+    read_line,
+)
+from lllaunch.config.read import Reader
+from lllaunch.config.schema import KEYS, defaults
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
@@ -149,6 +160,27 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
     if not around.here:
         return left
     return _placed(settings, rdzv, rank, left, around.environ)
+
+
+def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch") -> Nodes | None:
+    """Reads the nodes of a run alone, before it has a directory.
+
+    Args:
+        cfg: the composed config.
+        environ: the launcher's environment.
+        key: name of the launch node.
+
+    Returns:
+        None if it has one, or if something is wrong, which is told when all is read.
+    """
+    findings = Findings()
+    node = OmegaConf.select(cfg, key)
+    items = Reader(findings).read_items(node, key, ("nnodes", "node_rank", "rdzv"))
+    keys = {name: f"{key}.{name}" for name in KEYS}
+    settings = Settings({**defaults(), **items}, keys, findings)
+    around = HostContext("", "", key, {}, environ=environ)
+    found = read_nodes(settings, around).nodes
+    return None if findings.count else found
 
 
 def _placed(

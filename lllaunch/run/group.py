@@ -44,10 +44,10 @@ from lllaunch.workers.log_files import LogsDest, announce, destinations
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lllaunch.cluster.group import NodeGroup
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
     from lllaunch.spec import LaunchSpec
+    from lllaunch.supervisor.nodes import NodeGroup
     from lllaunch.watchdog.findings import Finding
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]

@@ -13,13 +13,12 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.cluster.group import Failure, NodeGroup
 from lllaunch.files import read_bytes
 from lllaunch.run.causes import NodeGone, NodesJoined, OnAnotherNode
 from lllaunch.run.files import write_atomic
 from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
 from lllaunch.run.result import ResultFile, render_result
-from lllaunch.sweep.fingerprint import identity
+from lllaunch.supervisor.nodes import Failure, NodeGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +67,6 @@ class RunNodes:
             run_id=spec.run_id,
             role=spec.role,
             nproc=spec.nproc,
-            plan_hash=identity(plan),
             plan=plan,
             directory=directory.path,
             token=self._token,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -82,8 +83,7 @@ class NodeGroup:
         run_id: what they have in common.
         role: of the workers.
         nproc: how many workers this node has.
-        plan_hash: of what all nodes must have in common.
-        plan: the same, as plain data.
+        plan: what all nodes must have in common, plain data.
         directory: where this node writes, absolute.
         token: names what this node found of the others in the run's directory.
         say: gets lines for people.
@@ -102,7 +102,6 @@ class NodeGroup:
         run_id: str,
         role: str,
         nproc: int,
-        plan_hash: str,
         plan: Mapping[str, Any],
         directory: str,
         token: str = "",
@@ -113,8 +112,7 @@ class NodeGroup:
         self._run_id = run_id
         self._role = role
         self._nproc = nproc
-        self._plan_hash = plan_hash
-        self._plan = plan
+        self._plan = json.dumps(plan, sort_keys=True)
         self._directory = directory
         self._token = token
         self._say = say
@@ -178,7 +176,7 @@ class NodeGroup:
                 network=network_name(),
                 address=self._address,
                 nproc=self._nproc,
-                plan=self._plan_hash,
+                plan=hashlib.sha256(self._plan.encode()).hexdigest(),
                 attempt=attempt,
                 restarts=restarts,
                 directory=self._directory,
@@ -186,7 +184,7 @@ class NodeGroup:
                 clock_offset=link.clock_offset,
             )
 
-        first, text = not self._joined, json.dumps(self._plan, sort_keys=True)
+        first, text = not self._joined, self._plan
 
         def meet() -> tuple[Place, str]:
             if first:
