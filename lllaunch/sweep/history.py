@@ -49,7 +49,8 @@ class JobHistory(NamedTuple):
         retry: that of its last start.
         tries: how often it was started.
         lease: what it held last.
-        started_ns: when it was started last, nanoseconds since the epoch, 0 if never.
+        composed_ns: when it was composed last, nanoseconds since the epoch, 0 if that is not known.
+        started_ns: when it was started last, 0 if never.
         ended_ns: when it ended, 0 if it has not since.
         result: what became of it, None if it has not ended since.
         reason: why it was skipped, or not tried again, or an empty string.
@@ -63,6 +64,7 @@ class JobHistory(NamedTuple):
     retry: int = 0
     tries: int = 0
     lease: Lease = Lease()
+    composed_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
     result: Result | None = None
@@ -125,7 +127,12 @@ def _with(
 ) -> JobHistory:
     if isinstance(record, ComposedRecord):
         return JobHistory(
-            known.job, record.overrides, record.directory, record.fingerprint, tries=known.tries
+            known.job,
+            record.overrides,
+            record.directory,
+            record.fingerprint,
+            tries=known.tries,
+            composed_ns=time_ns,
         )
     if isinstance(record, StartedRecord):
         return known._replace(
@@ -388,9 +395,19 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
 
 
 def _own_result(sweep: str, job: JobHistory) -> Result | None:
-    if not job.started_ns:
+    run = read_result(os.path.join(sweep, job.directory))
+    if run is None or not (job.started_ns or _began_after(run, job.composed_ns)):
         return None  # whatever is there is somebody else's
-    return result_of(read_result(os.path.join(sweep, job.directory)))
+    return result_of(run)
+
+
+def _began_after(run: ResultFile, composed_ns: int) -> bool:
+    """Whether a run is that of a job whose start the journal has lost.
+
+    Only a journal that was damaged, or whose end never came to the disk, has lost it, so this goes
+    by the clock: results of earlier runs are still there until a job starts.
+    """
+    return 0 < composed_ns <= (run.started_ns or 0)
 
 
 def result_of(run: ResultFile | None) -> Result | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.sweep.fingerprint import overrides_key
+from lllaunch.sweep.fingerprint import job_key, overrides_key
 from lllaunch.text import spans
 
 if TYPE_CHECKING:
@@ -234,8 +234,11 @@ def _refuse_changes(
     count = looked_at = 0
     for (_, job), new in zip(finished, composed, strict=True):
         looked_at += 1
-        if _is_changed(job, new):
-            lines = text_lines(_change_of(job, new, config_of), _MOST_LINES, _WIDEST)
+        if not _is_known(job, new):
+            before = config_of(job.number)
+            if before is not None and job_key(before) == new.fingerprint:
+                continue  # damage to the journal's fingerprint; its config tells more
+            lines = text_lines(_change_of(before, new.config), _MOST_LINES, _WIDEST)
             changed.setdefault(tuple(lines), []).append(job)
             count += 1
             if count >= _ENOUGH:
@@ -245,19 +248,18 @@ def _refuse_changes(
 
 
 def _change_of(
-    old: OldJob, new: NewJob, config_of: Callable[[int], Mapping[str, Any] | None]
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> tuple[Change, ...]:
     """Returns in what a job's config differs; nothing if that is not known."""
-    before = config_of(old.number)
-    if before is None or new.config is None:
+    if before is None or after is None:
         return ()
     # the journal does not keep the order of keys
-    return differences(before, new.config, ordered=False)
+    return differences(before, after, ordered=False)
 
 
-def _is_changed(old: OldJob, job: NewJob) -> bool:
-    known = old.history.fingerprint
-    return job.fingerprint is None or known not in {job.fingerprint, job.former}
+def _is_known(old: OldJob, job: NewJob) -> bool:
+    """Whether a job's fingerprint is that of the journal."""
+    return job.fingerprint is not None and old.history.fingerprint in {job.fingerprint, job.former}
 
 
 def _decide(match: Match) -> Skip | RunAgain | RunNew:

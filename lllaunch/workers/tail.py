@@ -359,7 +359,6 @@ class FollowedFile:
         behind: there was more to be shown when it was last looked at.
         due: when, by `time.monotonic`, the line in the making is to be shown; None if it is not.
         blocks: how many blocks have been read and shown.
-        silent: whether no further line is shown.
     """
 
     def __init__(
@@ -377,7 +376,6 @@ class FollowedFile:
         self.behind = False
         self.due: float | None = None
         self.blocks = 0
-        self.silent = False
         self._fd: int | None = None
         self._destination = destination
         self._filter = line_filter
@@ -537,8 +535,6 @@ class FollowedFile:
             self._write([self._splitter.prefix + notice + end])
 
     def _write(self, parts: Iterable[bytes]) -> None:
-        if self.silent:
-            return
         try:
             with guarded(self._lock, self._gate):
                 self._destination.write(parts, self)
@@ -663,7 +659,8 @@ class Follower:
         """Shows everything that was written before this call, then ends; idempotent.
 
         Last lines without a newline get one. Returns earlier only if a destination takes nothing
-        for ten seconds; that is logged, and nothing is lost from the files.
+        for ten seconds; that is logged, and nothing is lost from the files. Then, and when a signal
+        ends the wait, no further line begins.
 
         Args:
             join: whether the thread is waited for. When all is shown it has only an inotify
@@ -676,13 +673,16 @@ class Follower:
         if thread is not None and thread is not threading.current_thread():
             try:
                 self._wait()
-            except BaseException:
-                # a signal: the process may end at any moment, and a line that began would be cut
-                for file in list(self._files):
-                    file.silent = True
-                raise
+            finally:
+                # a signal, or nobody reads: the process may end at any moment, and would cut a line
+                if not self._done.is_set():
+                    self._fall_silent()
             if join and not self._given_up:
                 thread.join()
+
+    def _fall_silent(self) -> None:
+        for _, destination in list(self._destinations.values()):
+            destination.silent = True
 
     def stopped(self) -> bool:
         """Whether it was stopped and nothing more is shown."""

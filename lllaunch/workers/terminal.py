@@ -131,6 +131,7 @@ class Destination:
     Attributes:
         is_terminal: whether there is a live area.
         failed: whether writing has failed, and that was reported.
+        silent: whether no further line is to begin; one that has begun is ended.
         taken: how often something was taken by it.
     """
 
@@ -141,6 +142,7 @@ class Destination:
         self.is_terminal = self._fd is not None and os.isatty(self._fd)
         self._is_pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
         self.failed = False
+        self.silent = False
         self.taken = 0
 
     def write(self, parts: Iterable[bytes], source: object = None) -> None:
@@ -159,14 +161,18 @@ class Destination:
         """
         if self._fd is None:
             with self._screen.turn():
-                self._screen.live.pop(source, None)
-                self._write_text(parts)
+                if not self.silent:
+                    self._screen.live.pop(source, None)
+                    self._write_text(parts)
             return
         with contextlib.ExitStack() as turn:
             inside = False
             for piece in self._pieces(parts):
                 if not inside:
                     turn.enter_context(self._screen.turn())
+                    # not before the turn: others may have said their last words in one meanwhile
+                    if self.silent:
+                        return
                     self._flush()
                     self._put(self._screen.erasure())
                     self._screen.live.pop(source, None)

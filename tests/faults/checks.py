@@ -6,6 +6,8 @@ files as anybody would: none uses a reader of lllaunch's.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import signal
@@ -526,21 +528,29 @@ _OURS = re.compile(
 )
 
 
+_WORKERS_FRAME = re.compile(rb'File "[^"]*/project/worker\.py"')
+
+
 def message(seen: Observed) -> Iterator[str]:
     """No launcher shows a traceback of its own or calls an error internal."""
     for one in seen.launched:
         for data in one.shown.values():
-            own = [
-                line
-                for line in bytes(data).splitlines()
-                if not _TEED.match(line) and not re.match(rb"(\[\d+\] )?\s+(\||[A-Z ]*File )", line)
-            ]
-            quoted = any(b"of its own accord" in line for line in own)
-            quoted = quoted or _started_too_early(bytes(data))
-            for line in own:
-                if _OURS.search(line) and not (quoted and b"Traceback" in line):
+            own = [line for line in bytes(data).splitlines() if not _TEED.match(line)]
+            python = _started_too_early(bytes(data))
+            for number, line in enumerate(own):
+                if re.match(rb"(\[\d+\] )?\s+(\||[A-Z ]*File )", line):
+                    continue
+                allowed = b"Traceback" in line and (python or _is_workers(own[number:]))
+                if _OURS.search(line) and not allowed:
                     yield f"launcher {one.name} shows: {_short(line)}"
                     break
+
+
+def _is_workers(texts: list[bytes]) -> bool:
+    """Whether a traceback, which the texts begin with, is one that a report quotes."""
+    margin = texts[0][: texts[0].index(b"Traceback")] + b" "
+    inner = itertools.takewhile(lambda line: line.startswith(margin), texts[1:])
+    return any(_WORKERS_FRAME.search(line) for line in inner)
 
 
 def debris(seen: Observed) -> Iterator[str]:
@@ -568,8 +578,8 @@ def once(seen: Observed) -> Iterator[str]:
         yield from _pairs(seen)
 
 
-_REDONE = {"cut", "dropped", "emptied", "flipped", "retyped"}
-"""Damages after which a journal says truthfully that a job was never there."""
+_ALTERED = {"flipped", "retyped"}
+"""Damages after which a journal may tell of a job what is not so."""
 
 
 def _resumes(seen: Observed) -> Iterator[str]:
@@ -577,15 +587,26 @@ def _resumes(seen: Observed) -> Iterator[str]:
     for number, resume in enumerate(seen.resumed):
         one = seen.launched[resume.launched]
         later = seen.entries[resume.entries :]
-        again = {int(e["job"]) for e in later if e["what"] == "start"} & set(resume.finished)
-        numbered_by_overrides = not (number == 0 and set(damage) & _REDONE)
-        if again and numbered_by_overrides:
+        finished = set(resume.finished) & _composed(resume.journal)
+        again = {int(e["job"]) for e in later if e["what"] == "start"} & finished
+        if again and not (number == 0 and set(damage) & _ALTERED):
             yield f"jobs {sorted(again)} had finished, and were run again by a resume"
         if one.status == 2 and number == 0 and damage:
             yield from _refused(seen, one, resume, later)
     last = seen.launched[-1]
     if seen.resumed and last.status in {0, 6} and not damage and not has(seen, "remove"):
         yield from _summary(seen, last)
+
+
+def _composed(journal: bytes) -> set[Any]:
+    """Return the jobs that a journal tells of: for it, others were never there."""
+    found = set()
+    for line in journal.splitlines():
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("type") == "composed":
+                found.add(record.get("job"))
+    return found
 
 
 def _refused(seen: Observed, one: Launched, resume: Any, later: list[Any]) -> Iterator[str]:

@@ -200,10 +200,32 @@ def test_every_check_is_shown_to_find_something() -> None:
 
 def test_a_job_that_had_finished_and_runs_again_is_found(made: Made) -> None:
     made.seen.scenario = replace(made.seen.scenario, jobs=(0, 1))
-    made.seen.resumed = [Resumed(launched=0, journal=b"", finished=(1,), entries=2)]
+    journal = b'{"type": "composed", "job": 1}\n{"type": "star\0\0"}\n'
+    made.seen.resumed = [Resumed(launched=0, journal=journal, finished=(1,), entries=2)]
     (made.run / "sweep.json").write_text(json.dumps({"exit_code": 0, "jobs": []}))
     made.seen.entries.append({**made.begin, "job": "1"})
+    made.seen.injected = [Injected(Fault("damage", "start", 0.0, name="cut"), 1_500)]
     assert "once" in made.found()
+    made.seen.resumed = [Resumed(0, b'{"type": "over"}\n', (1,), 2)]
+    assert "once" not in made.found(), "for this journal the job was never there"
+
+
+QUOTED = b"""
+  Root cause: rank 0 (attempt 0) raised BlockingIOError: [Errno 11]
+
+    Traceback (most recent call last):
+      File "/tmp/x/project/worker.py", line 3, in _make_kin
+        pid = os.fork()
+    BlockingIOError: [Errno 11]
+"""
+
+
+def test_a_workers_traceback_in_a_report_is_none_of_the_launchers(made: Made) -> None:
+    made.launcher.shown["out"] += QUOTED
+    assert made.found() == set()
+    made.launcher.shown["out"] += b"Traceback (most recent call last):\n"
+    made.launcher.shown["out"] += b'  File "/x/lib/selectors.py", line 3, in f\nOSError: no\n'
+    assert made.found() == {"message"}
 
 
 def test_only_what_the_docs_do_not_promise_may_live_on(made: Made) -> None:

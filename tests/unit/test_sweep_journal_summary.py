@@ -80,6 +80,7 @@ def test_a_job_goes_from_composed_to_its_end() -> None:
         retry=1,
         tries=2,
         lease=LEASE,
+        composed_ns=T0 + SECOND,
         started_ns=T0 + SECOND,
         ended_ns=T0 + 9 * SECOND,
         result=GOOD,
@@ -281,10 +282,26 @@ def test_results_are_read_where_they_are(tmp_path: Path) -> None:
 
 
 def test_the_result_of_a_job_that_was_never_started_is_somebody_elses(tmp_path: Path) -> None:
-    for name in "01":
-        result_json(tmp_path / name)
-    jobs = [JobHistory(0, directory="0"), JobHistory(1, directory="1", started_ns=T0)]
+    for name in "012":
+        result_json(tmp_path / name, started=isoformat(T0 - SECOND))
+    jobs = [
+        JobHistory(0, directory="0"),
+        JobHistory(1, directory="1", started_ns=T0),
+        JobHistory(2, directory="2", composed_ns=T0),
+    ]
     assert set(read_results(str(tmp_path), jobs)) == {1}
+
+
+def test_a_result_counts_though_the_journal_has_lost_that_the_job_was_started(
+    tmp_path: Path,
+) -> None:
+    result_json(tmp_path / "0", started=isoformat(T0 + SECOND))
+    result_json(tmp_path / "1")  # does not say when the run began
+    known = history(HEADER)
+    for number in (0, 1):
+        known.add(T0, composed(number))
+    found = read_results(str(tmp_path), known.jobs.values())
+    assert {number: result.state for number, result in found.items()} == {0: "succeeded"}
 
 
 def test_a_result_counts_though_the_clock_was_set_back_while_the_job_ran(tmp_path: Path) -> None:

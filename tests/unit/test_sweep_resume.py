@@ -237,6 +237,16 @@ def test_a_change_is_refused_also_where_the_old_config_was_not_kept() -> None:
         planned(before, [NewJob(())])
 
 
+def test_a_fingerprint_that_is_not_that_of_the_kept_config_is_no_change_of_it() -> None:
+    kept = {0: job_config({}, {"a": 1}), 1: job_config({}, {"a": 1})}
+    before = [old(i, f"lr={i}", result=GOOD, config={"a": 1}) for i in kept]
+    before = [job._replace(history=job.history._replace(fingerprint="F" * 64)) for job in before]
+    plan = planned(before[:1], [new("lr=0", config={"a": 1})], config_of=kept.get)
+    assert plan.jobs == (Skip(0, before[0]),)
+    with pytest.raises(ConfigError, match=r"job 1 .* has finished.*\n    a: 1 -> 2"):
+        planned(before[1:], [new("lr=1", config={"a": 2})], config_of=kept.get)
+
+
 def test_a_difference_is_short_and_the_order_of_keys_is_none() -> None:
     first = {"a": "x" * 500 + "old", **{f"k{i:02d}": i for i in range(30)}}
     then = {**{f"k{i:02d}": i + 1 for i in range(30)}, "a": "x" * 500 + "new"}

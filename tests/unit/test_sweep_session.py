@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import resource
+import time
 import tracemalloc
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 import lllaunch.sweep.session as session_module
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.run.events import isoformat
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
 from lllaunch.sweep.journal import (
@@ -92,10 +94,11 @@ def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) 
     return compose
 
 
-def succeed(path: Path, ended: str = NEVER) -> None:
+def succeed(path: Path, began: str | None = None, ended: str = NEVER) -> None:
     """Leaves what a run leaves that has succeeded."""
     path.mkdir(parents=True, exist_ok=True)
-    result = {"state": "succeeded", "exit_code": 0, "ended": ended, "seconds": 1.5}
+    times = {"started": began, "ended": ended, "seconds": 1.5}
+    result = {"state": "succeeded", "exit_code": 0, **times}
     (path / "result.json").write_text(json.dumps(result))
 
 
@@ -259,6 +262,24 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     with contextlib.closing(resume(tmp_path)) as session:
         session.plan(wanted, 0, same_config(wanted))
     assert len(records(tmp_path)) == len(before) + 3
+
+
+def test_a_job_that_finished_does_not_run_again_though_the_journal_has_lost_its_start(
+    tmp_path: Path,
+) -> None:
+    with contextlib.closing(begin(tmp_path)) as session:
+        session.journal.append(composed(0, 0))
+        succeed(tmp_path / "0", began=isoformat(time.time_ns()))
+        session.journal.append(StartedRecord(0))
+        session.journal.append(EndedRecord(0, 0, GOOD))
+    journal = tmp_path / JOURNAL
+    *before, started, ended = journal.read_bytes().splitlines(keepends=True)
+    # one line, which counts as torn
+    journal.write_bytes(b"".join([*before, started[:-20], bytes(40), ended[20:]]))
+    with contextlib.closing(resume(tmp_path)) as session:
+        batch = session.plan(jobs(0), 0, same_config(jobs(0)))
+    assert set(batch.skipped) == {0}
+    assert records(tmp_path)[-1] == EndedRecord(0, 0, Result("succeeded", 0, "", 1.5))
 
 
 def test_the_retry_that_succeeded_is_the_one_that_is_journalled(tmp_path: Path) -> None:

@@ -251,15 +251,39 @@ def test_file_that_cannot_be_read_is_given_up(
     assert sink.getvalue() == ""
 
 
-def test_a_stop_that_a_signal_interrupts_begins_no_further_line(log: Path, append: Append) -> None:
-    line = b"x" * 100_000 + b"\n"
-    append(log, line * 20)
-    read_end, write_end = os.pipe()
-    pipe = open(write_end, "w", encoding="utf-8")  # noqa: SIM115 - closed below
-    follower = Follower()
-    follower.add(str(log), b"", pipe)
-    follower.start()
-    until(lambda: not select.select([], [write_end], [], 0)[1], "the pipe to be full")
+LINE = b"x" * 100_000 + b"\n"
+
+
+class Blocked:
+    """A pipe that has taken the beginning of the first of twenty lines; a block holds several.
+
+    Attributes:
+        follower: who shows them, and waits.
+    """
+
+    def __init__(self, log: Path) -> None:
+        log.write_bytes(LINE * 20)
+        self._read_end, write_end = os.pipe()
+        self._pipe = open(write_end, "w", encoding="utf-8")  # noqa: SIM115 - closed by `read`
+        self.follower = Follower()
+        self.follower.add(str(log), b"", self._pipe)
+        self.follower.start()
+        until(lambda: not select.select([], [write_end], [], 0)[1], "the pipe to be full")
+
+    def read(self) -> bytes:
+        """All that is shown until the follower's thread has ended."""
+        assert self.follower._thread is not None
+        shown = b""
+        while self.follower._thread.is_alive() or select.select([self._read_end], [], [], 0)[0]:
+            if select.select([self._read_end], [], [], 0.01)[0]:
+                shown += os.read(self._read_end, 1 << 20)
+        self._pipe.close()
+        os.close(self._read_end)
+        return shown
+
+
+def test_a_stop_that_a_signal_interrupts_begins_no_further_line(log: Path) -> None:
+    blocked = Blocked(log)
 
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
         raise InterruptedError
@@ -268,17 +292,32 @@ def test_a_stop_that_a_signal_interrupts_begins_no_further_line(log: Path, appen
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(InterruptedError):
-            follower.stop()
+            blocked.follower.stop()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    shown = b""
-    while not follower.stopped() or select.select([read_end], [], [], 0)[0]:
-        if select.select([read_end], [], [], 0.01)[0]:
-            shown += os.read(read_end, 1 << 20)
-    pipe.close()
-    os.close(read_end)
-    # the block of lines that was being written is whole
-    count = shown.count(b"\n")
-    assert 0 < count < 20
-    assert shown == line * count
+    assert blocked.read() == LINE
+
+
+def test_a_stop_that_gives_up_begins_no_further_line(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lllaunch.workers.tail._STOP_PATIENCE_S", 0.05)
+    blocked = Blocked(log)
+    blocked.follower.stop()
+    assert blocked.read() == LINE
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_who_waits_while_the_last_words_are_said_begins_no_line_after_them(
+    tmp_path: Path, sink: Any, plain: bool
+) -> None:
+    with open(tmp_path / "shown", "w", encoding="utf-8") as file:
+        destination = Destination(file if plain else sink)
+        thread = threading.Thread(target=destination.write, args=([b"late\n"],))
+        with destination._screen.turn():
+            thread.start()
+            until(destination._screen._turnstile.locked, "the other writer")
+            destination.silent = True
+        thread.join()
+    assert ((tmp_path / "shown").read_text(), sink.getvalue()) == ("", "")
