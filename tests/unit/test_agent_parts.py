@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.agent import WorkerSpec
-from lllaunch.agent.api import Share, Worker, WorkerGroup, agree, barrier, shares, workers_of
+from lllaunch.agent.api import Worker, WorkerGroup, workers_of
 from lllaunch.clock import Deadlines
+from lllaunch.cluster.membership import Share, shares
+from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.supervisor.environ import (
     CONTRACT_NAMES,
@@ -146,30 +148,30 @@ class Store:
 
 
 def test_agents_agree_through_the_store_with_torchs_keys() -> None:
-    store, spec = Store(), WorkerSpec("r", 2, entrypoint="x")
+    store = Store()
     store.set(
         "torchelastic/role_info/1",
         json.dumps({"role": "r", "rank": 1, "local_world_size": 3}).encode(),
     )
-    assert agree(store, 0, 2, spec) == Share(0, 5, 0, 5)
-    assert agree(store, 1, 2, WorkerSpec("r", 3, entrypoint="x")) == Share(2, 5, 2, 5)
+    laid_out: list[object] = []
+    assert agree(store, 0, 2, "r", 2, laid_out.append) == Share(0, 5, 0, 5)
+    assert laid_out == [[("r", 2), ("r", 3)]]
+    assert agree(store, 1, 2, "r", 3) == Share(2, 5, 2, 5)
 
 
 def test_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
-    assert agree(None, 2, 3, WorkerSpec("r", 4, entrypoint="x")) == Share(8, 12, 8, 12)
+    assert agree(None, 2, 3, "r", 4) == Share(8, 12, 8, 12)
 
 
 def test_the_last_at_the_barrier_lets_all_pass() -> None:
-    store = Store()
-    barrier(store, 2, "b", 1.0)
-    assert "b/last_member" not in store.data
-    barrier(store, 2, "b", 1.0)
-    assert store.data["b/last_member"]
-    assert store.waited == ["b/last_member"] * 2
-    alone = Store()
-    barrier(alone, 1, "b", 1.0)
-    assert alone.data == {}
+    store, last = Store(), "torchelastic/agent/terminal_state/last_member"
+    assert not arrive(store, 2)
+    assert last not in store.data
+    assert arrive(store, 2)
+    assert store.data[last]
+    await_barrier(store, 1.0)
+    assert store.waited == [last]
 
 
 @given(st.integers(1, 65_535), st.integers(1, 65_535), st.randoms())
@@ -240,8 +242,8 @@ def test_a_spec_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="entrypoint"):
         WorkerSpec("r", 1)
     with pytest.warns(DeprecationWarning, match=r"WorkerSpec\.fn"):
-        spec = WorkerSpec("r", 1, fn=barrier)
-    assert spec.get_entrypoint_name() == "barrier"
+        spec = WorkerSpec("r", 1, fn=shares)
+    assert spec.get_entrypoint_name() == "shares"
     assert WorkerSpec("r", 1, entrypoint="/a/b").get_entrypoint_name() == "b"
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lllaunch.events import (
     Exited,
+    GroupEnd,
     OrphansGone,
     PreloadBroken,
     SpawnerGone,
@@ -29,7 +30,14 @@ from lllaunch.supervisor.machine import (
     Machine,
     WorkerState,
 )
-from lllaunch.watchdog.findings import Asked, Finding, Stalled, TimedOut, TimerExpired
+from lllaunch.watchdog.findings import (
+    Asked,
+    Finding,
+    FoundElsewhere,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+)
 from lllaunch.watchdog.stacks.frames import Blame
 
 EVENTS: list[type] = list(v.Event.__args__)  # type: ignore[attr-defined]
@@ -43,6 +51,11 @@ REPORTED = v.WatchdogFired(Stalled((0, 1), 60.0), "hang", ends=False)
 RUN_OVER = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
 STACKS = v.StacksTaken((), Blame(), TIMER)
 TERMINATE = (v.SignalWorkers(SIGTERM, "hang"), v.StartGrace())
+
+
+FAILED_ELSEWHERE = GroupEnd("failed", "node 1 (b)", 1, "raised ValueError: x", rank=2)
+LOST = GroupEnd("lost", "node 1 (b)", 1, "gave no sign of life for 15 s")
+HANGS_ELSEWHERE = GroupEnd("failed", "node 1 (b)", 1, finding=FoundElsewhere("node 1 (b)", "hung"))
 
 
 def end_of(rank: int, *, ok: bool, fault: v.Fault = "failure") -> Exited:
@@ -62,6 +75,12 @@ VARIANTS: dict[type, list[v.Event]] = {
     v.StacksAsked: [v.StacksAsked(Asked(3))],
     v.WatchdogFired: [HANG, REPORTED, RUN_OVER],
     v.StacksTaken: [STACKS, v.StacksTaken((), Blame(), REPORTED.finding)],
+    v.NodesAgreed: [
+        v.NodesAgreed("failure", FAILED_ELSEWHERE),
+        v.NodesAgreed("node", LOST),
+        v.NodesAgreed("node", LOST, again=False),
+        v.NodesAgreed("hang", HANGS_ELSEWHERE),
+    ],
 }
 
 
@@ -77,6 +96,7 @@ def machines(state: GroupState) -> list[Machine]:
         GroupState.KILLING: [
             [v.SignalReceived(2), v.SignalReceived(2)],
             [HANG, STACKS, v.GraceExpired()],
+            [v.WorkersStuck(), v.GraceExpired()],
         ],
         GroupState.CLEANING_UP: [
             [end_of(0, ok=True), end_of(1, ok=True)],
@@ -84,12 +104,13 @@ def machines(state: GroupState) -> list[Machine]:
             [end_of(0, ok=False), end_of(1, ok=False), v.SignalReceived(2)],
         ],
         GroupState.PAUSED: [[end_of(0, ok=False), end_of(1, ok=False), OrphansGone()]],
+        GroupState.AGREEING: [[end_of(0, ok=False), end_of(1, ok=False), OrphansGone()]],
         GroupState.BARRIER: [[end_of(0, ok=True), end_of(1, ok=True), OrphansGone()]],
     }
     found = []
-    for restarts, delay in itertools.product((0, 1), (0.0, 1.0)):
+    for restarts, delay, alone in itertools.product((0, 1), (0.0, 1.0), (True, False)):
         for events in ways[state]:
-            machine = Machine(restarts, 0, RestartPolicy(delay=delay))
+            machine = Machine(restarts, 0, RestartPolicy(delay=delay), alone=alone)
             machine.handle(v.Begin())
             if state is not GroupState.INIT:
                 machine.handle(v.GroupStarted(frozenset({0, 1})))
@@ -126,7 +147,7 @@ IMPOSSIBLE: dict[GroupState, set[type]] = {
     GroupState.INIT: OF_WORKERS
     | OF_CLEANUPS
     | {SpawnerGone, v.MembershipChanged, v.BarrierPassed, v.WorkersStuck}
-    | {v.WatchdogFired, v.StacksTaken, v.PauseOver},
+    | {v.WatchdogFired, v.StacksTaken, v.PauseOver, v.NodesAgreed},
     # Workers live: neither a start, nor a cleanup, nor a barrier, nor a wait is under way.
     **dict.fromkeys(
         (GroupState.RUNNING, GroupState.TAKING_STACKS, GroupState.LOOKING, GroupState.TERMINATING),
@@ -138,6 +159,7 @@ IMPOSSIBLE: dict[GroupState, set[type]] = {
     ),
     # All workers have ended.
     GroupState.CLEANING_UP: OF_STARTS | OF_WORKERS | {v.BarrierPassed, v.PauseOver},
+    GroupState.AGREEING: OF_STARTS | OF_WORKERS | {v.BarrierPassed, v.PauseOver},
     GroupState.PAUSED: OF_STARTS | OF_WORKERS | {v.BarrierPassed},
     # Nothing is started after a success.
     GroupState.BARRIER: OF_STARTS | OF_WORKERS | {v.PauseOver},
@@ -168,7 +190,7 @@ def test_no_step_leads_back_from_the_kill_and_only_time_abandons() -> None:
         if state is GroupState.KILLING:
             assert after in {
                 *(GroupState.KILLING, GroupState.CLEANING_UP, GroupState.DONE),
-                *(GroupState.INIT, GroupState.PAUSED),  # the spawner died
+                *(GroupState.INIT, GroupState.PAUSED, GroupState.AGREEING),  # the spawner died
             }
         if v.Step.ABANDON in steps:
             assert (state, event) == (GroupState.KILLING, v.GraceExpired)
