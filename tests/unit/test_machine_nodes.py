@@ -237,8 +237,9 @@ class Group:
         if self.word is None:
             self.word = reason
             for events in self.pending:
-                place = self.random.randint(0, len(events))
-                events.insert(place, agreed(reason))
+                # nothing is heard before the attempt has begun
+                first = bool(events) and isinstance(events[0], v.GroupStarted)
+                events.insert(self.random.randint(int(first), len(events)), agreed(reason))
 
 
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 3))
