@@ -61,6 +61,7 @@ Code = Literal[
     "sweeper",
     "text",
     "too-large",
+    "trainjob",
     "type",
     "unknown-key",
     "unlocked-variable",
