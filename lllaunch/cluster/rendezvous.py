@@ -131,7 +131,7 @@ def await_barrier(store: Any, seconds: float) -> None:
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=seconds))
 
 
-class Link:
+class Rendezvous:
     """This node's connection to the rendezvous of a run.
 
     Args:

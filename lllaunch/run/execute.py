@@ -160,6 +160,11 @@ class _Run:
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
             self._console.warning(text)
+        if self._spec.detected:
+            taken = (
+                f"{each.setting}={each.value} ({each.variable})" for each in self._spec.detected
+            )
+            self._console.note(f"from the environment: {', '.join(taken)}")
         source = SignalSource(self._spec.signals, quiet=STACKS_ON, stops=True)
         nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:

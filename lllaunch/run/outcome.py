@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lllaunch.run.causes import Cause
     from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
+    from lllaunch.spec import Detected
     from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Frame
@@ -225,6 +226,7 @@ class RunOutcome:
             before any of them had started.
         look: where the workers stood when a signal came to a run that showed no sign of life.
         nodes: of several, what became of each; none if there was one.
+        detected: what ``nnodes: auto`` took from the environment.
     """
 
     state: RunState
@@ -244,6 +246,7 @@ class RunOutcome:
     importing: tuple[str, ...] = ()
     look: Hang | None = None
     nodes: tuple[NodeOutcome, ...] = ()
+    detected: tuple[Detected, ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -97,11 +97,11 @@ def render_result(
         "return_values": {
             str(rank): _value(value, root) for rank, value in outcome.return_values.items()
         },
+        "nodes": [dataclasses.asdict(node) for node in outcome.nodes],
+        "detected": [each._asdict() for each in outcome.detected],
         "host": dict(host),
         "build": None if build is None else dict(build),
     }
-    if outcome.nodes:
-        document["nodes"] = [dataclasses.asdict(node) for node in outcome.nodes]
     text = json.dumps(_redacted(document, redact), indent=2, ensure_ascii=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
