@@ -14,7 +14,7 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import read_memory, shortage
-from lllaunch.run.directory import RunDirectory
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, RunDirectory
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import run_group
@@ -59,10 +59,6 @@ def host_facts(memory: Memory) -> dict[str, Any]:
         "python": sys.version.split()[0],
     }
 
-
-PLAN = "plan.yaml"
-EVENTS = "events.jsonl"
-RESULT = "result.json"
 
 # Descriptors that the end of a run needs at a time, for imports and for its files.
 _RESERVED = 8

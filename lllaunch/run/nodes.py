@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.files import read_bytes
 from lllaunch.run.causes import NodeGone, NodesJoined, OnAnotherNode
-from lllaunch.run.files import write_atomic
+from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
+from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
 from lllaunch.run.result import ResultFile, render_result
 from lllaunch.supervisor.nodes import Failure, NodeGroup
@@ -61,7 +62,9 @@ class RunNodes:
         self._grace_period = spec.grace_period
         self._root = os.path.dirname(directory.path)
         self._observer = observer
-        self._token = self._leave_token()
+        self._own_token = secrets.token_hex(8)
+        if spec.nodes.node_rank == 0:
+            self._make_root(directory)
         self.group = NodeGroup(
             spec.nodes,
             run_id=spec.run_id,
@@ -78,15 +81,21 @@ class RunNodes:
         """Return the path of a file of the run as a whole."""
         return os.path.join(self._root, name)
 
-    def _leave_token(self) -> str:
-        """Return what node 0 has left in the run's directory; node 0 leaves it."""
-        path = self.file(NODES_FILE)
+    def _make_root(self, directory: RunDirectory) -> None:
+        """Let the run's directory look like that of any run: it leads to what node 0 writes."""
+        write_atomic(self.file(NODES_FILE), self._own_token.encode())
+        own = os.path.basename(directory.path)
+        for name in (LOCK_NAME, EVENTS, PLAN, "latest", ".hydra"):
+            # what Hydra writes is elsewhere if launch.log_dir is set
+            if name != ".hydra" or os.path.isdir(directory.file(name)):
+                link_atomic(self.file(name), os.path.join(own, name))
+
+    def _token(self) -> str:
+        """Return what node 0 has left in the run's directory, if this node sees it."""
         if self._nodes.node_rank == 0:
-            token = secrets.token_hex(8)
-            write_atomic(path, token.encode())
-            return token
+            return self._own_token
         try:
-            return read_bytes(path).decode("ascii", "replace")
+            return read_bytes(self.file(NODES_FILE)).decode("ascii", "replace")
         except OSError:
             return ""
 

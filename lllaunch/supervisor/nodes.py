@@ -85,7 +85,7 @@ class NodeGroup:
         nproc: how many workers this node has.
         plan: what all nodes must have in common, plain data.
         directory: where this node writes, absolute.
-        token: names what this node found of the others in the run's directory.
+        token: tells what names the run's directory as this node sees it.
         say: gets lines for people.
         failure: tells the first failure of the present attempt, None if there is none.
 
@@ -104,7 +104,7 @@ class NodeGroup:
         nproc: int,
         plan: Mapping[str, Any],
         directory: str,
-        token: str = "",
+        token: Callable[[], str] = str,
         say: Callable[[str], object] = print,
         failure: Callable[[], Failure | None] = lambda: None,
     ) -> None:
@@ -182,7 +182,7 @@ class NodeGroup:
                 attempt=attempt,
                 restarts=restarts,
                 directory=self._directory,
-                token=self._token,
+                token=self._token(),
                 clock_offset=rendezvous.clock_offset,
             )
 
@@ -207,6 +207,8 @@ class NodeGroup:
         for rank in range(place.size):
             self.lost.pop(place.roster.name(rank), None)
         self._tell_offset(rendezvous)
+        if first:
+            self._tell_unshared(place)
         self._watch = _Watch(
             rendezvous,
             place,
@@ -264,6 +266,17 @@ class NodeGroup:
             for change in changes
             for text in (change.text().partition(": ")[2],)
         ]
+
+    def _tell_unshared(self, place: Place) -> None:
+        roster = place.roster
+        first = next((each for each in roster.members if each and each.node_rank == 0), None)
+        mine = roster.members[place.group_rank]
+        if first is None or mine is None or mine.token == first.token:
+            return
+        self._say(
+            f"the files of this node are in {mine.hostname}:{mine.directory}: node 0 "
+            f"({first.hostname}) does not see them"
+        )
 
     def _tell_offset(self, rendezvous: Rendezvous) -> None:
         offset = rendezvous.clock_offset
@@ -852,8 +865,7 @@ class _Watch:
                     "group_rank": first,
                     "gone": sorted(lost),
                     "text": f"gave no sign of life for {duration(seconds)}",
-                    "time_ns": now_ns()
-                    - int((seconds + (self._rendezvous.clock_offset or 0.0)) * 1e9),
+                    "time_ns": now_ns() - int((seconds + offset) * 1e9),
                 }
             )
 
