@@ -435,9 +435,13 @@ class NodeGroup:
         return MembershipChanged()
 
     def _broken(self, _: _Broken) -> Event | None:
-        if self._watch is None:
+        watch, place = self._watch, self.place
+        if watch is None or place is None:
             return None
         self._stop_listening()
+        if watch.at_barrier and place.roster.mixed:
+            # torchrun's agent leaves when all are done, and takes the store along
+            return BarrierPassed()
         return self._out_of_contact("closed the connection: its launcher is gone")
 
     def _stacks(self, news: _Stacks) -> Event:
