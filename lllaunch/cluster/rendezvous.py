@@ -279,12 +279,17 @@ class Rendezvous:
         store = _another(self._base)
         number = 1
         while not stopped():
-            try:
-                store.wait([f"hello/{number}"], timedelta(seconds=1))
-            except RuntimeError:
-                continue
-            store.set(f"clock/{number}", str(now_ns()))
-            number += 1
+            number += self.answer_greeting(store, number)
+
+    @staticmethod
+    def answer_greeting(store: Any, number: int) -> bool:
+        """Tell one that comes what time it is here; return False if none has come for a while."""
+        try:
+            store.wait([f"hello/{number}"], timedelta(seconds=1))
+        except RuntimeError:
+            return False
+        store.set(f"clock/{number}", str(now_ns()))
+        return True
 
     def join(self, member: Callable[[int], Member], plan: str) -> Place:
         """Meet the other nodes, and agree on ranks.

@@ -755,12 +755,16 @@ class _Commands:
                 return
             work, done = item
             try:
-                done.set(work())
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                done.set(error=error)
-                if isinstance(error, RuntimeError) and not self._stop.is_set():
-                    self._wake(_Broken(_first_line(error)))
-            self._wake(None)
+                result, error = work(), None
+            except BaseException as raised:  # noqa: BLE001 - it is raised where it is waited for
+                result, error = None, raised
+            self._settle(done, result, error)
+
+    def _settle(self, done: _Done, result: Any, error: BaseException | None) -> None:
+        done.set(result, error)
+        if isinstance(error, RuntimeError) and not self._stop.is_set():
+            self._wake(_Broken(_first_line(error)))
+        self._wake(None)
 
 
 class _Watch:
@@ -792,6 +796,7 @@ class _Watch:
         self._dynamic = nodes.backend != "static"
         self._pulse = Pulse(patience)
         self._beats = 0
+        self._next_beat = 0.0
         self._stop = threading.Event()
         self._told_joiners = False
         self.contact = time.monotonic()
@@ -823,33 +828,44 @@ class _Watch:
         return self._stop.is_set() or self._abandoned()
 
     def _follow(self, store: Any) -> None:
+        while not self._is_over():
+            if self.turn(store):
+                return
+
+    def turn(self, store: Any) -> bool:
+        """Give and look for signs of life if it is time to, and hear for a moment.
+
+        Args:
+            store: the round's own, over a connection of its own.
+
+        Returns:
+            Whether the attempt has ended.
+        """
         # Joiners are looked for by one node, as often as torch's agents do; the others only wait.
         pause = min(1.0, self._interval / 2)
-        next_beat = 0.0
-        while not self._is_over():
-            now = time.monotonic()
-            if now >= next_beat:
-                if next_beat and now - next_beat > self._interval:
-                    self._pulse.forgive(now)
-                next_beat = now + self._interval / 2
-                self._beat(store)
-                self.contact = time.monotonic()
-            if self._leads:
-                self._look_for_joiners()
-            elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
-                self._wake({"how": "succeeded"})
-                return
-            try:
-                store.wait(["ended"], timedelta(seconds=pause))
-            except RuntimeError as error:
-                if "timeout" not in str(error).lower():
-                    raise
-                # an answer as well, unless the other end is cut off
-                store.check(["ended"])
-                self.contact = time.monotonic()
-                continue
-            self._wake(json.loads(store.get("ended")))
-            return
+        now = time.monotonic()
+        if now >= self._next_beat:
+            if self._next_beat and now - self._next_beat > self._interval:
+                self._pulse.forgive(now)
+            self._next_beat = now + self._interval / 2
+            self._beat(store)
+            self.contact = time.monotonic()
+        if self._leads:
+            self._look_for_joiners()
+        elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
+            self._wake({"how": "succeeded"})
+            return True
+        try:
+            store.wait(["ended"], timedelta(seconds=pause))
+        except RuntimeError as error:
+            if "timeout" not in str(error).lower():
+                raise
+            # an answer as well, unless the other end is cut off
+            store.check(["ended"])
+            self.contact = time.monotonic()
+            return False
+        self._wake(json.loads(store.get("ended")))
+        return True
 
     def _beat(self, store: Any) -> None:
         self._beats += 1
