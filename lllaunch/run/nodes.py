@@ -121,7 +121,8 @@ class RunNodes:
         over = outcome.signum is None
         try:
             if self._nodes.node_rank != 0:
-                document = json.loads(render_result(outcome, {}))
+                hide = self._observer.recorder.hide
+                document = json.loads(render_result(outcome, {}, hide))
                 self.group.give_result(document)
                 return None
             seconds = self._grace_period + _LAST_WORDS if over else 1.0

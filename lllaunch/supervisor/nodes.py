@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL, Rendezvous
+from lllaunch.cluster.rendezvous import (
+    KEEP_ALIVE_ATTEMPTS,
+    KEEP_ALIVE_INTERVAL,
+    Rendezvous,
+    load_torch,
+)
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -55,6 +60,11 @@ _FAREWELL_SECONDS = 5.0
 # Stacks of all nodes are waited for, seconds; taking them may take eight.
 _STACKS_SECONDS = 10.0
 _PATIENCE_FOR_BLAME = 2.0
+# What takes longer is worth a line, seconds.
+_MOMENT_SECONDS = 3.0
+_MOST_NAMES = 8
+# After this process did not run for a while, its thread gets so long for a word, seconds.
+_BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
 _MOST_STACKS = 32
 
@@ -147,6 +157,7 @@ class NodeGroup:
                 self._nodes, self._address, self._run_id, self._role, self._nproc
             )
             self._commands = _Commands(self._wake)
+            self._commands.do(load_torch)
             self._joined = False
 
     def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
@@ -171,7 +182,7 @@ class NodeGroup:
         assert rendezvous is not None
         assert commands is not None
 
-        def member(_: int) -> Member:
+        def member() -> Member:
             return Member(
                 node_rank=self._nodes.node_rank,
                 hostname=socket.gethostname(),
@@ -219,7 +230,7 @@ class NodeGroup:
             commands.stopped,
         )
         self._watch.start()
-        self._suspected = self._stacks_until = None
+        self._stacks_until = None
         self._idle.clear()
         return place
 
@@ -305,15 +316,14 @@ class NodeGroup:
 
     def next_in(self) -> float | None:
         """Return the seconds until `events` has something to tell though nothing is readable."""
-        if self._watch is None:
-            return None
-        now = time.monotonic()
-        moments = [self._watch.contact + self._patience]
+        moments = []
         if self._suspected is not None:
-            moments = [self._suspected + 2.0]
+            moments.append(self._suspected + _BENEFIT_SECONDS)
+        elif self._watch is not None:
+            moments.append(self._watch.contact + self._patience)
         if self._stacks_until is not None:
             moments.append(self._stacks_until)
-        return max(0.0, min(moments) - now)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def events(self) -> list[Event]:
         """Return what happened since the last call, without waiting."""
@@ -493,7 +503,7 @@ class NodeGroup:
         if self._suspected is None:
             # This process itself may have been stopped: the thread gets its turn first.
             self._suspected = now
-        return now - self._suspected >= 2.0
+        return now - self._suspected >= _BENEFIT_SECONDS
 
     def _out_of_contact(self, text: str) -> NodesAgreed:
         """The store is gone, and with it the node that holds it."""
@@ -551,7 +561,7 @@ class NodeGroup:
             for rank, member in enumerate(roster.members)
             if member is not None and rank != self.place.group_rank
         } - set(self.lost)
-        until = time.monotonic() + seconds
+        until, said = time.monotonic() + seconds, time.monotonic() + _MOMENT_SECONDS
         found: dict[str, dict[str, Any]] = {}
         while True:
             done = commands.do(rendezvous.results)
@@ -559,8 +569,15 @@ class NodeGroup:
                 return found
             documents = [json.loads(text) for text in done.result()]
             found = {each["name"]: each["result"] for each in documents}
-            if not expected - set(found) or time.monotonic() >= until or given_up():
+            missing, now = sorted(expected - set(found)), time.monotonic()
+            if not missing or now >= until or given_up():
                 return found
+            if now >= said:
+                names = ", ".join(missing[:_MOST_NAMES]) + (
+                    ", ..." if missing[_MOST_NAMES:] else ""
+                )
+                self._say(f"waiting for the results of {names}, up to {duration(until - now)}")
+                said = until
             time.sleep(0.1)
 
     def close(self, *, over: bool) -> None:
@@ -587,6 +604,7 @@ class NodeGroup:
         self._rendezvous = self._commands = None
 
     def _stop_listening(self) -> None:
+        self._suspected = None
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -870,10 +888,11 @@ class _Watch:
     def _beat(self, store: Any) -> None:
         self._beats += 1
         store.set(f"alive/{self._place.group_rank}", str(self._beats))
-        keys = {rank: f"alive/{rank}" for rank in self._watched}
-        here = {rank: key for rank, key in keys.items() if store.check([key])}
-        found = store.multi_get(list(here.values())) if here else []
-        counters = dict.fromkeys(self._watched, b"") | dict(zip(here, found, strict=True))
+        # all have begun to count when they joined, so this waits for nobody
+        found = (
+            store.multi_get([f"alive/{rank}" for rank in self._watched]) if self._watched else []
+        )
+        counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
         if lost and not self._is_over():
             seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0
