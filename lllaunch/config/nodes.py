@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.cluster.placement import Placement
 from lllaunch.cluster.values import (
     format_endpoint,
     format_nnodes,
@@ -37,6 +36,9 @@ from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
+
+if TYPE_CHECKING:
+    from lllaunch.cluster.placement import Placement
 
 AUTO: Final = "auto"
 RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
