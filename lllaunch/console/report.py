@@ -197,6 +197,8 @@ def _who(root: RootCause) -> str:
         from lllaunch.console.hang import whose  # noqa: PLC0415 - only where there is one
 
         return whose(root.ranks, root.hang.nodes)
+    if root.node and root.ranks:
+        return f"{ranks(root.ranks)} on {root.node}"
     return ranks(root.ranks) if root.ranks else "all workers"
 
 

@@ -121,7 +121,8 @@ class RunNodes:
         over = outcome.signum is None
         try:
             if self._nodes.node_rank != 0:
-                document = json.loads(render_result(outcome, {}))
+                hide = self._observer.recorder.hide
+                document = json.loads(render_result(outcome, {}, hide))
                 self.group.give_result(document)
                 return None
             seconds = self._grace_period + _LAST_WORDS if over else 1.0
@@ -172,11 +173,7 @@ def merged(
             node = replace(node, state=outcome.state, exit_code=outcome.exit_code)
         parts.append((node, outcome))
     nodes = tuple(node for node, _ in parts)
-    outcomes = [
-        _in_time_of_first(outcome, node.clock_offset)
-        for node, outcome in parts
-        if outcome is not None
-    ]
+    outcomes = [_seen_from_first(outcome, node) for node, outcome in parts if outcome is not None]
     attempts = _merged_attempts(outcomes) or own.attempts
     last = attempts[-1] if attempts else None
     cause = _first_cause(outcomes, last)
@@ -220,13 +217,20 @@ def _state(own: RunOutcome, outcomes: Iterable[RunOutcome]) -> Any:
     return next((each.state for each in outcomes if each.state != "succeeded"), "succeeded")
 
 
-def _in_time_of_first(outcome: RunOutcome, offset: float | None) -> RunOutcome:
-    """Return an outcome with the times of its root cause by node 0's clock."""
-    ahead = round((offset or 0.0) * 1e9)
-    if not ahead or outcome.root_cause is None:
+def _seen_from_first(outcome: RunOutcome, node: NodeOutcome) -> RunOutcome:
+    """Return an outcome with the time of its root cause by node 0's clock, and where that was."""
+    cause = outcome.root_cause
+    if cause is None or node.node_rank == 0 or isinstance(cause.cause, _SECOND_HAND):
         return outcome
-    cause = replace(outcome.root_cause, time_ns=outcome.root_cause.time_ns - ahead)
-    return replace(outcome, root_cause=cause)
+    ahead = round((node.clock_offset or 0.0) * 1e9)
+    attempts = tuple(
+        replace(each, root_cause=replace(each.root_cause, node=node.name))
+        if each.root_cause is not None and not isinstance(each.root_cause.cause, _SECOND_HAND)
+        else each
+        for each in outcome.attempts
+    )
+    cause = replace(cause, time_ns=cause.time_ns - ahead, node=node.name)
+    return replace(outcome, root_cause=cause, attempts=attempts)
 
 
 _SECOND_HAND = (OnAnotherNode, NodeGone, NodesJoined)

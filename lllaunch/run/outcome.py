@@ -79,6 +79,7 @@ class RootCause:
             worker had failed before.
         frames: where it stood when a fatal signal ended it, innermost first; none if nobody knows.
         shown: whether its standard error is on the console already.
+        node: of several, the one that the worker was on, where that is not this one; else empty.
     """
 
     attempt: int
@@ -92,6 +93,7 @@ class RootCause:
     hang: Hang | None = None
     frames: tuple[Frame, ...] = ()
     shown: bool = False
+    node: str = ""
 
     @property
     def of_watchdog(self) -> bool:

@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL, Rendezvous
+from lllaunch.cluster.rendezvous import (
+    KEEP_ALIVE_ATTEMPTS,
+    KEEP_ALIVE_INTERVAL,
+    Rendezvous,
+    load_torch,
+)
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -55,6 +60,11 @@ _FAREWELL_SECONDS = 5.0
 # Stacks of all nodes are waited for, seconds; taking them may take eight.
 _STACKS_SECONDS = 10.0
 _PATIENCE_FOR_BLAME = 2.0
+# What takes longer is worth a line, seconds.
+_MOMENT_SECONDS = 3.0
+_MOST_NAMES = 8
+# After this process did not run for a while, its thread gets so long for a word, seconds.
+_BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
 _MOST_STACKS = 32
 
@@ -147,6 +157,7 @@ class NodeGroup:
                 self._nodes, self._address, self._run_id, self._role, self._nproc
             )
             self._commands = _Commands(self._wake)
+            self._commands.do(load_torch)
             self._joined = False
 
     def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
@@ -171,7 +182,7 @@ class NodeGroup:
         assert rendezvous is not None
         assert commands is not None
 
-        def member(_: int) -> Member:
+        def member() -> Member:
             return Member(
                 node_rank=self._nodes.node_rank,
                 hostname=socket.gethostname(),
@@ -219,7 +230,7 @@ class NodeGroup:
             commands.stopped,
         )
         self._watch.start()
-        self._suspected = self._stacks_until = None
+        self._stacks_until = None
         self._idle.clear()
         return place
 
@@ -305,15 +316,14 @@ class NodeGroup:
 
     def next_in(self) -> float | None:
         """Return the seconds until `events` has something to tell though nothing is readable."""
-        if self._watch is None:
-            return None
-        now = time.monotonic()
-        moments = [self._watch.contact + self._patience]
+        moments = []
         if self._suspected is not None:
-            moments = [self._suspected + 2.0]
+            moments.append(self._suspected + _BENEFIT_SECONDS)
+        elif self._watch is not None:
+            moments.append(self._watch.contact + self._patience)
         if self._stacks_until is not None:
             moments.append(self._stacks_until)
-        return max(0.0, min(moments) - now)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def events(self) -> list[Event]:
         """Return what happened since the last call, without waiting."""
@@ -435,9 +445,13 @@ class NodeGroup:
         return MembershipChanged()
 
     def _broken(self, _: _Broken) -> Event | None:
-        if self._watch is None:
+        watch, place = self._watch, self.place
+        if watch is None or place is None:
             return None
         self._stop_listening()
+        if watch.at_barrier and place.roster.mixed:
+            # torchrun's agent leaves when all are done, and takes the store along
+            return BarrierPassed()
         return self._out_of_contact("closed the connection: its launcher is gone")
 
     def _stacks(self, news: _Stacks) -> Event:
@@ -489,7 +503,7 @@ class NodeGroup:
         if self._suspected is None:
             # This process itself may have been stopped: the thread gets its turn first.
             self._suspected = now
-        return now - self._suspected >= 2.0
+        return now - self._suspected >= _BENEFIT_SECONDS
 
     def _out_of_contact(self, text: str) -> NodesAgreed:
         """The store is gone, and with it the node that holds it."""
@@ -547,7 +561,7 @@ class NodeGroup:
             for rank, member in enumerate(roster.members)
             if member is not None and rank != self.place.group_rank
         } - set(self.lost)
-        until = time.monotonic() + seconds
+        until, said = time.monotonic() + seconds, time.monotonic() + _MOMENT_SECONDS
         found: dict[str, dict[str, Any]] = {}
         while True:
             done = commands.do(rendezvous.results)
@@ -555,8 +569,15 @@ class NodeGroup:
                 return found
             documents = [json.loads(text) for text in done.result()]
             found = {each["name"]: each["result"] for each in documents}
-            if not expected - set(found) or time.monotonic() >= until or given_up():
+            missing, now = sorted(expected - set(found)), time.monotonic()
+            if not missing or now >= until or given_up():
                 return found
+            if now >= said:
+                names = ", ".join(missing[:_MOST_NAMES]) + (
+                    ", ..." if missing[_MOST_NAMES:] else ""
+                )
+                self._say(f"waiting for the results of {names}, up to {duration(until - now)}")
+                said = until
             time.sleep(0.1)
 
     def close(self, *, over: bool) -> None:
@@ -583,6 +604,7 @@ class NodeGroup:
         self._rendezvous = self._commands = None
 
     def _stop_listening(self) -> None:
+        self._suspected = None
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -751,12 +773,16 @@ class _Commands:
                 return
             work, done = item
             try:
-                done.set(work())
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                done.set(error=error)
-                if isinstance(error, RuntimeError) and not self._stop.is_set():
-                    self._wake(_Broken(_first_line(error)))
-            self._wake(None)
+                result, error = work(), None
+            except BaseException as raised:  # noqa: BLE001 - it is raised where it is waited for
+                result, error = None, raised
+            self._settle(done, result, error)
+
+    def _settle(self, done: _Done, result: Any, error: BaseException | None) -> None:
+        done.set(result, error)
+        if isinstance(error, RuntimeError) and not self._stop.is_set():
+            self._wake(_Broken(_first_line(error)))
+        self._wake(None)
 
 
 class _Watch:
@@ -788,6 +814,7 @@ class _Watch:
         self._dynamic = nodes.backend != "static"
         self._pulse = Pulse(patience)
         self._beats = 0
+        self._next_beat = 0.0
         self._stop = threading.Event()
         self._told_joiners = False
         self.contact = time.monotonic()
@@ -819,41 +846,53 @@ class _Watch:
         return self._stop.is_set() or self._abandoned()
 
     def _follow(self, store: Any) -> None:
+        while not self._is_over():
+            if self.turn(store):
+                return
+
+    def turn(self, store: Any) -> bool:
+        """Give and look for signs of life if it is time to, and hear for a moment.
+
+        Args:
+            store: the round's own, over a connection of its own.
+
+        Returns:
+            Whether the attempt has ended.
+        """
         # Joiners are looked for by one node, as often as torch's agents do; the others only wait.
         pause = min(1.0, self._interval / 2)
-        next_beat = 0.0
-        while not self._is_over():
-            now = time.monotonic()
-            if now >= next_beat:
-                if next_beat and now - next_beat > self._interval:
-                    self._pulse.forgive(now)
-                next_beat = now + self._interval / 2
-                self._beat(store)
-                self.contact = time.monotonic()
-            if self._leads:
-                self._look_for_joiners()
-            elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
-                self._wake({"how": "succeeded"})
-                return
-            try:
-                store.wait(["ended"], timedelta(seconds=pause))
-            except RuntimeError as error:
-                if "timeout" not in str(error).lower():
-                    raise
-                # an answer as well, unless the other end is cut off
-                store.check(["ended"])
-                self.contact = time.monotonic()
-                continue
-            self._wake(json.loads(store.get("ended")))
-            return
+        now = time.monotonic()
+        if now >= self._next_beat:
+            if self._next_beat and now - self._next_beat > self._interval:
+                self._pulse.forgive(now)
+            self._next_beat = now + self._interval / 2
+            self._beat(store)
+            self.contact = time.monotonic()
+        if self._leads:
+            self._look_for_joiners()
+        elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
+            self._wake({"how": "succeeded"})
+            return True
+        try:
+            store.wait(["ended"], timedelta(seconds=pause))
+        except RuntimeError as error:
+            if "timeout" not in str(error).lower():
+                raise
+            # an answer as well, unless the other end is cut off
+            store.check(["ended"])
+            self.contact = time.monotonic()
+            return False
+        self._wake(json.loads(store.get("ended")))
+        return True
 
     def _beat(self, store: Any) -> None:
         self._beats += 1
         store.set(f"alive/{self._place.group_rank}", str(self._beats))
-        keys = {rank: f"alive/{rank}" for rank in self._watched}
-        here = {rank: key for rank, key in keys.items() if store.check([key])}
-        found = store.multi_get(list(here.values())) if here else []
-        counters = dict.fromkeys(self._watched, b"") | dict(zip(here, found, strict=True))
+        # all have begun to count when they joined, so this waits for nobody
+        found = (
+            store.multi_get([f"alive/{rank}" for rank in self._watched]) if self._watched else []
+        )
+        counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
         if lost and not self._is_over():
             seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0

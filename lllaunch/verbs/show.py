@@ -19,7 +19,6 @@ from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
 from lllaunch.results.store import (
     LATEST,
-    PLAN,
     ListEntry,
     holder,
     last_event,
@@ -29,6 +28,7 @@ from lllaunch.results.store import (
     read_run,
     read_sweep,
 )
+from lllaunch.run.directory import PLAN
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (

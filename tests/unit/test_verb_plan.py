@@ -399,7 +399,7 @@ def test_a_plan_can_be_shown_without_defaults(project: Project, plan: Plan) -> N
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("nnodes", "for several use lllaunch.agent"), ("master_port", "chooses a free port")],
+    [("standalone", "leave it out"), ("master_port", "chooses a free port")],
 )
 def test_what_torchrun_has_and_a_run_has_not_is_explained(
     project: Project, plan: Plan, key: str, hint: str
