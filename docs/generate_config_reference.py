@@ -82,6 +82,33 @@ A number of bytes, or a number with a unit: `kB`, `MB`, `GB`, `TB` and `PB` are 
 `KiB`, `MiB`, `GiB`, `TiB` and `PiB` powers of 1024. `8GiB`, `1.5GB`, `512MiB`.
 """
 
+NODES = """\
+## Nodes from the environment
+
+What [`nnodes: auto`](#nnodes) reads, where the config does not say it:
+
+| | Slurm, with `srun` | torchrun's environment, as a TrainJob has it | SkyPilot | dstack |
+|---|---|---|---|---|
+| `nnodes` | `SLURM_STEP_NUM_NODES` | `PET_NNODES` | `SKYPILOT_NUM_NODES` | `DSTACK_NODES_NUM` |
+| `node_rank` | `SLURM_NODEID` | `PET_NODE_RANK` | `SKYPILOT_NODE_RANK` | `DSTACK_NODE_RANK` |
+| `rdzv.endpoint` | the first of `SLURM_STEP_NODELIST`, \
+with a port made from the numbers of job and step | \
+`PET_MASTER_ADDR` and `PET_MASTER_PORT`, or `PET_RDZV_ENDPOINT` | \
+the first of `SKYPILOT_NODE_IPS` | `DSTACK_MASTER_NODE_IP` |
+| `rdzv.id` | `SLURM_JOB_ID` and `SLURM_STEP_ID` | `PET_RDZV_ID` | `SKYPILOT_TASK_ID` | \
+`DSTACK_RUN_ID` |
+| `nproc` | `SLURM_GPUS_ON_NODE` | `PET_NPROC_PER_NODE` | `SKYPILOT_NUM_GPUS_PER_NODE` | \
+`DSTACK_GPUS_PER_NODE` |
+
+Of torchrun's environment `PET_RDZV_BACKEND` and `PET_RDZV_CONF` are read, too. Without the former
+the backend is `c10d`, as everywhere here, and not torchrun's `static`: say `rdzv.backend: static`
+where some of the nodes run torchrun.
+
+Each node has one launcher: on Slurm that is `srun --ntasks-per-node=1`. Without `srun`, in a batch
+script or the shell of `salloc`, a job on several nodes is an error; so are variables that are
+missing or contradict each other. Where none of them is set there is one node.
+"""
+
 PRESETS_HEAD = """\
 ## Watchdog presets
 
@@ -193,7 +220,7 @@ def page() -> str:
     docs = _field_docs()
     sections = [f"## {key}\n\nDefault: `{_yaml(defaults[key])}`.\n\n{docs[key]}\n" for key in docs]
     facts = "".join(f"| `{name}` | {FACTS[name]} |\n" for name in WORKER_NAMES)
-    values = [MASKS, DURATIONS, SIZES, _presets(), _causes(), WORKER_HEAD + facts]
+    values = [MASKS, DURATIONS, SIZES, NODES, _presets(), _causes(), WORKER_HEAD + facts]
     return "\n".join([HEAD + rows, *sections, *values, SECRETS])
 
 

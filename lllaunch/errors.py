@@ -49,7 +49,6 @@ Code = Literal[
     "preload",
     "preset",
     "ranks",
-    "rdzv",
     "rerun",
     "reserved-variable",
     "resume",

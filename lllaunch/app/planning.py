@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -154,6 +155,9 @@ def expect_quoted(cfg: DictConfig) -> None:
     """
     count = OmegaConf.select(cfg, "launch.nnodes", throw_on_resolution_failure=False)
     if not isinstance(count, int) or count < _SEXAGESIMAL:
+        return
+    # Hydra's grammar knows no base 60
+    if any(re.match(r"\+*launch\.nnodes=", text) for text in HydraConfig.get().overrides.task):
         return
     for path, each in _sexagesimals():
         if each.path[-1:] == ("nnodes",) and each.number == count:

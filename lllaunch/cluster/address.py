@@ -54,7 +54,7 @@ def interface_addresses(name: str) -> list[str]:
     if not known.get(name):
         usable = ", ".join(sorted(each for each, addresses in known.items() if addresses))
         problem = Diagnostic(
-            "rdzv",
+            "nodes",
             "launch.rdzv.interface",
             repr(name),
             hint=f"there are {usable}",

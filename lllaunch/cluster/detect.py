@@ -72,7 +72,7 @@ def detect(environ: Mapping[str, str]) -> Placement:
     (first, placement), *others = found
     for other, its in others:
         if _place(its) != _place(placement):
-            message = f"{first} says {_told(placement)}, and {other} {_told(its)}"
+            message = f"{first} says {_as_said(placement)}, and {other} {_as_said(its)}"
             raise _unfit(message, f"unset what does not hold, or {_BY_HAND}")
     return placement
 
@@ -82,7 +82,7 @@ def _place(placement: Placement) -> tuple[int, int, int | None]:
     return placement.min_nodes, placement.max_nodes, placement.node_rank if several else None
 
 
-def _told(placement: Placement) -> str:
+def _as_said(placement: Placement) -> str:
     number = format_nnodes(placement.min_nodes, placement.max_nodes)
     if placement.max_nodes == 1:
         return "one node"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import socket
 import time
@@ -68,6 +69,8 @@ def _quiet_torch() -> Iterator[None]:
 
 def load_torch() -> None:
     """Import what is needed of torch, which takes seconds."""
+    # What a rendezvous warns of is said in our words, or is no news: that one is closed already.
+    logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
     with _quiet_torch():
         import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
         import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
@@ -131,7 +134,7 @@ def await_barrier(store: Any, seconds: float) -> None:
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=seconds))
 
 
-class Link:
+class Rendezvous:
     """This node's connection to the rendezvous of a run.
 
     Args:
@@ -279,18 +282,23 @@ class Link:
         store = _another(self._base)
         number = 1
         while not stopped():
-            try:
-                store.wait([f"hello/{number}"], timedelta(seconds=1))
-            except RuntimeError:
-                continue
-            store.set(f"clock/{number}", str(now_ns()))
-            number += 1
+            number += self.answer_greeting(store, number)
 
-    def join(self, member: Callable[[int], Member], plan: str) -> Place:
+    @staticmethod
+    def answer_greeting(store: Any, number: int) -> bool:
+        """Tell one that comes what time it is here; return False if none has come for a while."""
+        try:
+            store.wait([f"hello/{number}"], timedelta(seconds=1))
+        except RuntimeError:
+            return False
+        store.set(f"clock/{number}", str(now_ns()))
+        return True
+
+    def join(self, member: Callable[[], Member], plan: str) -> Place:
         """Meet the other nodes, and agree on ranks.
 
         Args:
-            member: what this node says of itself, from its rounds so far.
+            member: tells what this node says of itself.
             plan: what all nodes must have in common, as text.
 
         Returns:
@@ -306,7 +314,8 @@ class Link:
             self._base = _below("lllaunch/run", info.store)
         self._round = self._own(info.store)
         rank, size = info.rank, info.world_size
-        self._round.set(f"member/{rank}", member(self._rounds).to_json())
+        self._round.set(f"alive/{rank}", "0")
+        self._round.set(f"member/{rank}", member().to_json())
         before = self.place.roster.members if self.place is not None else ()
 
         def lay_out(nodes: Sequence[tuple[str, int]]) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.cluster.placement import Placement
 from lllaunch.cluster.values import (
     format_endpoint,
     format_nnodes,
@@ -37,6 +36,9 @@ from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
+
+if TYPE_CHECKING:
+    from lllaunch.cluster.placement import Placement
 
 AUTO: Final = "auto"
 RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
@@ -68,6 +70,8 @@ _ENDPOINT = "an endpoint (host:port)"
 # Of torch's settings those that have a place of their own, and may stand there all the same: they
 # are in the --rdzv-conf of everybody's torchrun.
 _TIMEOUTS = {"timeout": "timeout", "read_timeout": "timeout", "join_timeout": "join_timeout"}
+
+_TIMES = ("timeout", "join_timeout")
 
 _Value = str | int | float | bool
 
@@ -217,8 +221,13 @@ def _placed(
     placement = settings.findings.attempt(key, word, lambda _: detect(environ))
     if placement is None:
         return left
-    merged = settings.findings.attempt(key, word, lambda _: rdzv.beside(placement))
-    if merged is None:
+    try:
+        merged = rdzv.beside(placement)
+    except Unfit as unfit:
+        wrong = unfit.expected and f"expected {unfit.expected}"
+        detail = f"PET_RDZV_CONF: {wrong or unfit.message}"
+        message = "cannot be told from the environment"
+        settings.findings.add(key, word, Unfit(message=message, detail=detail, code="nodes"))
         return left
     counts = placement.min_nodes, placement.max_nodes
     nodes = _checked(settings, merged.nodes(counts, placement.node_rank if rank is None else rank))
@@ -285,7 +294,7 @@ def _read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
 
 
 def _read_rdzv(settings: Settings) -> _Rdzv:
-    tree, key, findings = settings["rdzv"], settings.key_of("rdzv"), settings.findings
+    tree, key, findings = _tree(settings), settings.key_of("rdzv"), settings.findings
     if tree is not None and not isinstance(tree, dict):
         findings.attempt(key, tree, _refuse_rdzv)
         tree = None
@@ -304,6 +313,11 @@ def _read_rdzv(settings: Settings) -> _Rdzv:
             unfit = Unfit(message=message, hint="leave one of them out", code="nodes")
             findings.add(f"{key}.conf", items["conf"], unfit)
     return _Rdzv(**{**times, **values, "conf": conf})
+
+
+def _tree(settings: Settings) -> Tree:
+    """Return what somebody has set: what a default says the environment may say as well."""
+    return settings["rdzv"] if settings.is_given("rdzv") else None
 
 
 def _refuse_rdzv(value: object) -> None:
@@ -391,13 +405,18 @@ RDZV_DEFAULTS: Mapping[str, Any] = written_rdzv(_DEFAULTS)
 def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -> dict[Path, Any]:
     """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
     written = written_rdzv(rdzv.nodes((1, 2), None))
-    if auto and rdzv.endpoint is not None and rdzv.endpoint[1] is None:
-        # the environment may say which backend, and so which port
-        written["endpoint"] = format_endpoint(*rdzv.endpoint)
-    tree: Tree = settings["rdzv"]
+    tree = _tree(settings) or {}
+    if auto:
+        # null is what the environment may say: no default, which is what the config says
+        written |= dict.fromkeys(name for name in RDZV_KEYS if getattr(rdzv, name) is None)
+        if rdzv.endpoint is not None:
+            # its port may depend on the backend
+            written["endpoint"] = format_endpoint(*rdzv.endpoint)
+    if has_secrets(tree.get("conf")):
+        # where these may stand as well
+        written |= dict.fromkeys(name for name in _TIMES if reveal(tree.get(name)) is None)
     written = {name: conceal(value) for name, value in written.items()}
-    if isinstance(tree, dict):
-        written |= {name: conceal(item) for name, item in tree.items() if has_secrets(item)}
+    written |= {name: conceal(item) for name, item in tree.items() if has_secrets(item)}
     if auto:
         return {("nnodes",): AUTO, ("node_rank",): rank, ("rdzv",): written}
     return {("rdzv",): written} if written != RDZV_DEFAULTS else {}

@@ -355,7 +355,9 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         **_read_ending(settings),
     }
     group = nodes.nodes
-    if group is not None and not group.rdzv_id and settings.is_given("run_id"):
+    named = more["run_id"] != default_run_id(around.output_dir)
+    if group is not None and not group.rdzv_id and named:
+        # a name that was made from the directory is another one on each node
         group = replace(group, rdzv_id=more["run_id"])
     return LaunchSpec(
         entrypoint=call.entrypoint,

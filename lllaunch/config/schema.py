@@ -144,16 +144,17 @@ class Launch:
     nproc: int | str = 1
     """Number of workers. `cpu` is one for each CPU that the launcher may use, `gpu` one for
     each GPU that the workers may see (`CUDA_VISIBLE_DEVICES` is obeyed, from `env` or from the
-    shell), and `auto` is `gpu` where there is a GPU, else `cpu`."""
+    shell), and `auto` is `gpu` where there is a GPU, else `cpu`. Of several nodes each has so many;
+    with `nnodes: auto` and no number here, as many as the environment says."""
 
     nnodes: int | str = 1
-    """Number of nodes: a number; `"MIN:MAX"`, in quotes, for a run that goes on with fewer and
-    takes in more; or `auto`. Each node runs the same command, and has `nproc` workers.
+    """Number of nodes: a number; `"MIN:MAX"`, for a run that goes on with fewer and takes in more,
+    in quotes, since YAML reads an unquoted `1:4` as the number 64; or `auto`. On each node the same
+    command is given. The jobs of a sweep have one node.
 
-    - By hand the first node's address is given: `rdzv.endpoint`.
-    - `auto` takes number, rank, endpoint and workers of the nodes from the environment, where
-      something has started one process on each: `srun` (Slurm), a TrainJob (Kubeflow's `PET_*`),
-      SkyPilot, dstack. What the config says is stronger. Where none of them has, it is 1.
+    By hand, [`rdzv.endpoint`](#rdzv) says where the nodes meet. With `auto`, what is not said here
+    comes [from the environment](#nodes-from-the-environment), setting by setting, where something
+    has started a process on each node. A plan says `auto`, and nothing of what was found.
 
     ```yaml
     launch:
@@ -164,9 +165,9 @@ class Launch:
     """
 
     node_rank: int | None = None
-    """This node's number among the nodes, from 0, the same for none of them. Node 0 is the host of
-    the rendezvous. Null is for nodes that get their numbers when they join, which `rdzv.backend:
-    static` does not have."""
+    """This node's number, from 0; each node has another one. Node 0 is the host of the rendezvous.
+    Null is for nodes that get their numbers when they join, which `rdzv.backend: static` does not
+    have. It is in no plan."""
 
     rdzv: Mapping[str, Any] | None = field(
         default_factory=lambda: {
@@ -187,10 +188,12 @@ class Launch:
       for `etcd-v2`
     - `id`: what the nodes of one run have in common, and no other run at that endpoint; it is the
       value of `TORCHELASTIC_RUN_ID` unless `run_id` is given
-    - `conf`: further settings of torch's, a mapping or text such as `"read_timeout=30,k=v"`
-    - `interface`: the network interface that this node's address is of, such as `ib0`
+    - `conf`: further settings of torch's rendezvous, a mapping or text as torchrun has it
+      (`"last_call_timeout=5,k=v"`); `timeout`, `read_timeout` and `join_timeout` among them are
+      the two below
+    - `interface`: the network interface whose address this node has, such as `ib0`; in no plan
     - `timeout`: how long an operation of the store may take
-    - `join_timeout`: how long to wait for enough nodes
+    - `join_timeout`: how long to wait until enough nodes have joined
 
     Times are [durations](#durations). Null is the default.
 

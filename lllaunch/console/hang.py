@@ -89,7 +89,7 @@ def _predicate(hang: Hang, cwd: str) -> str:
     if not hang.blamed or set(hang.blamed) <= set(hang.named):
         return _finding_text(finding, cwd)
     # Who hangs is not who was noticed: that one only waited.
-    noticed = ranks(hang.named)
+    noticed = whose(() if hang.nodes else hang.named)
     if isinstance(finding, TimerExpired):
         scope = _scope(finding, cwd)
         return f"hung: the timer {scope!r} of {noticed} ran out after {duration(finding.after)}"

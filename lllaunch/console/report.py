@@ -120,7 +120,26 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
             yield StyledText(f"  {_limit(outcome.limit)}")
         yield from _history(outcome.attempts[:-1], cwd)
         yield from _leftovers(outcome)
-        yield StyledText(f"  Logs: {shown_path(last.path, cwd)}")
+        yield from _lost_nodes(outcome)
+        yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
+
+
+def _lost_nodes(outcome: RunOutcome) -> Iterator[StyledText]:
+    """Tells of nodes that have left no word of their end."""
+    for node in outcome.nodes:
+        if node.state == "lost":
+            said = f": it {node.said}" if node.said else ""
+            yield StyledText(f"  {capitalised(node.name)} left no result{said}")
+
+
+def _logs(outcome: RunOutcome, last: AttemptOutcome, cwd: str) -> str:
+    """Returns where the logs of an attempt are: of several nodes, in the directory of each."""
+    if not outcome.nodes:
+        return shown_path(last.path, cwd)
+    here = shown_path(outcome.directory, cwd)
+    elsewhere = [f"{n.hostname}:{n.directory}" for n in outcome.nodes if not n.shared]
+    shared = f"{here}/node_*/attempt_{last.number}"
+    return ", ".join([shared, *filter(None, elsewhere[:_GROUPS])])
 
 
 def _limit(limit: Finding) -> str:
@@ -178,6 +197,8 @@ def _who(root: RootCause) -> str:
         from lllaunch.console.hang import whose  # noqa: PLC0415 - only where there is one
 
         return whose(root.ranks, root.hang.nodes)
+    if root.node and root.ranks:
+        return f"{ranks(root.ranks)} on {root.node}"
     return ranks(root.ranks) if root.ranks else "all workers"
 
 

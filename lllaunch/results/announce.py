@@ -13,7 +13,7 @@ from lllaunch.files import read_text, write_all
 from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import load
 from lllaunch.results.store import locate
-from lllaunch.run.execute import PLAN
+from lllaunch.run.directory import PLAN
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.redact import Redactor
 from lllaunch.text import tidy

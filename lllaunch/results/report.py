@@ -18,9 +18,9 @@ from lllaunch.documents import Fields, last_record, load_json, nanoseconds
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
-from lllaunch.results.store import EVENTS, FoundDirectory, lock_of, read_overrides, state_of
+from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, state_of
 from lllaunch.run.causes import signal_name
-from lllaunch.run.directory import RESULT
+from lllaunch.run.directory import EVENTS, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
 from lllaunch.run.result import ResultFile

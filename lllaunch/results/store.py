@@ -23,7 +23,7 @@ from lllaunch.documents import last_record, read_json
 from lllaunch.errors import LaunchError
 from lllaunch.files import read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
-from lllaunch.run.directory import LOCK_NAME, RESULT
+from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import SIGNED, launcher_is_dead
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lllaunch.sweep.history import JobHistory, SweepResult
-
-PLAN = "plan.yaml"
-EVENTS = "events.jsonl"
 
 _TAIL = 16 * 1024  # bytes
 # What Hydra writes, where YAML cannot mean anything but the text itself.
@@ -77,7 +74,7 @@ def last_event(directory: str) -> dict[str, Any] | None:
     Args:
         directory: of the run.
     """
-    return last_record(os.path.join(directory, "events.jsonl"), _TAIL)
+    return last_record(os.path.join(directory, EVENTS), _TAIL)
 
 
 _OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})

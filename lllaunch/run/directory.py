@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOCK_NAME = ".lllaunch.lock"
+PLAN = "plan.yaml"
+EVENTS = "events.jsonl"
 RESULT = "result.json"
 _TRIES = 10
 _ATTEMPT = re.compile(r"attempt_(\d+)")

@@ -129,6 +129,8 @@ def outcome_of(
         limit=recorder.limit if recorder else None,
         importing=spec.imports if recorder and recorder.importing else (),
     )
+    if spec.detected:
+        outcome = replace(outcome, detected=spec.detected)
     return replace(outcome, look=recorder.look) if recorder and recorder.look else outcome
 
 

@@ -14,7 +14,7 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import read_memory, shortage
-from lllaunch.run.directory import RunDirectory
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, RunDirectory
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import run_group
@@ -59,10 +59,6 @@ def host_facts(memory: Memory) -> dict[str, Any]:
         "python": sys.version.split()[0],
     }
 
-
-PLAN = "plan.yaml"
-EVENTS = "events.jsonl"
-RESULT = "result.json"
 
 # Descriptors that the end of a run needs at a time, for imports and for its files.
 _RESERVED = 8
@@ -160,6 +156,11 @@ class _Run:
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
             self._console.warning(text)
+        if self._spec.detected:
+            taken = (
+                f"{each.setting}={each.value} ({each.variable})" for each in self._spec.detected
+            )
+            self._console.note(f"from the environment: {', '.join(taken)}")
         source = SignalSource(self._spec.signals, quiet=STACKS_ON, stops=True)
         nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:

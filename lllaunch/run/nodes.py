@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.files import read_bytes
 from lllaunch.run.causes import NodeGone, NodesJoined, OnAnotherNode
-from lllaunch.run.files import write_atomic
+from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
+from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
 from lllaunch.run.result import ResultFile, render_result
 from lllaunch.supervisor.nodes import Failure, NodeGroup
@@ -61,7 +62,9 @@ class RunNodes:
         self._grace_period = spec.grace_period
         self._root = os.path.dirname(directory.path)
         self._observer = observer
-        self._token = self._leave_token()
+        self._own_token = secrets.token_hex(8)
+        if spec.nodes.node_rank == 0:
+            self._make_root(directory)
         self.group = NodeGroup(
             spec.nodes,
             run_id=spec.run_id,
@@ -78,15 +81,21 @@ class RunNodes:
         """Return the path of a file of the run as a whole."""
         return os.path.join(self._root, name)
 
-    def _leave_token(self) -> str:
-        """Return what node 0 has left in the run's directory; node 0 leaves it."""
-        path = self.file(NODES_FILE)
+    def _make_root(self, directory: RunDirectory) -> None:
+        """Let the run's directory look like that of any run: it leads to what node 0 writes."""
+        write_atomic(self.file(NODES_FILE), self._own_token.encode())
+        own = os.path.basename(directory.path)
+        for name in (LOCK_NAME, EVENTS, PLAN, "latest", ".hydra"):
+            # what Hydra writes is elsewhere if launch.log_dir is set
+            if name != ".hydra" or os.path.isdir(directory.file(name)):
+                link_atomic(self.file(name), os.path.join(own, name))
+
+    def _token(self) -> str:
+        """Return what node 0 has left in the run's directory, if this node sees it."""
         if self._nodes.node_rank == 0:
-            token = secrets.token_hex(8)
-            write_atomic(path, token.encode())
-            return token
+            return self._own_token
         try:
-            return read_bytes(path).decode("ascii", "replace")
+            return read_bytes(self.file(NODES_FILE)).decode("ascii", "replace")
         except OSError:
             return ""
 
@@ -112,7 +121,8 @@ class RunNodes:
         over = outcome.signum is None
         try:
             if self._nodes.node_rank != 0:
-                document = json.loads(render_result(outcome, {}))
+                hide = self._observer.recorder.hide
+                document = json.loads(render_result(outcome, {}, hide))
                 self.group.give_result(document)
                 return None
             seconds = self._grace_period + _LAST_WORDS if over else 1.0
@@ -163,11 +173,7 @@ def merged(
             node = replace(node, state=outcome.state, exit_code=outcome.exit_code)
         parts.append((node, outcome))
     nodes = tuple(node for node, _ in parts)
-    outcomes = [
-        _in_time_of_first(outcome, node.clock_offset)
-        for node, outcome in parts
-        if outcome is not None
-    ]
+    outcomes = [_seen_from_first(outcome, node) for node, outcome in parts if outcome is not None]
     attempts = _merged_attempts(outcomes) or own.attempts
     last = attempts[-1] if attempts else None
     cause = _first_cause(outcomes, last)
@@ -211,13 +217,20 @@ def _state(own: RunOutcome, outcomes: Iterable[RunOutcome]) -> Any:
     return next((each.state for each in outcomes if each.state != "succeeded"), "succeeded")
 
 
-def _in_time_of_first(outcome: RunOutcome, offset: float | None) -> RunOutcome:
-    """Return an outcome with the times of its root cause by node 0's clock."""
-    ahead = round((offset or 0.0) * 1e9)
-    if not ahead or outcome.root_cause is None:
+def _seen_from_first(outcome: RunOutcome, node: NodeOutcome) -> RunOutcome:
+    """Return an outcome with the time of its root cause by node 0's clock, and where that was."""
+    cause = outcome.root_cause
+    if cause is None or node.node_rank == 0 or isinstance(cause.cause, _SECOND_HAND):
         return outcome
-    cause = replace(outcome.root_cause, time_ns=outcome.root_cause.time_ns - ahead)
-    return replace(outcome, root_cause=cause)
+    ahead = round((node.clock_offset or 0.0) * 1e9)
+    attempts = tuple(
+        replace(each, root_cause=replace(each.root_cause, node=node.name))
+        if each.root_cause is not None and not isinstance(each.root_cause.cause, _SECOND_HAND)
+        else each
+        for each in outcome.attempts
+    )
+    cause = replace(cause, time_ns=cause.time_ns - ahead, node=node.name)
+    return replace(outcome, root_cause=cause, attempts=attempts)
 
 
 _SECOND_HAND = (OnAnotherNode, NodeGone, NodesJoined)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lllaunch.run.causes import Cause
     from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
+    from lllaunch.spec import Detected
     from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Frame
@@ -78,6 +79,7 @@ class RootCause:
             worker had failed before.
         frames: where it stood when a fatal signal ended it, innermost first; none if nobody knows.
         shown: whether its standard error is on the console already.
+        node: of several, the one that the worker was on, where that is not this one; else empty.
     """
 
     attempt: int
@@ -91,6 +93,7 @@ class RootCause:
     hang: Hang | None = None
     frames: tuple[Frame, ...] = ()
     shown: bool = False
+    node: str = ""
 
     @property
     def of_watchdog(self) -> bool:
@@ -225,6 +228,7 @@ class RunOutcome:
             before any of them had started.
         look: where the workers stood when a signal came to a run that showed no sign of life.
         nodes: of several, what became of each; none if there was one.
+        detected: what ``nnodes: auto`` took from the environment.
     """
 
     state: RunState
@@ -244,6 +248,7 @@ class RunOutcome:
     importing: tuple[str, ...] = ()
     look: Hang | None = None
     nodes: tuple[NodeOutcome, ...] = ()
+    detected: tuple[Detected, ...] = ()
 
     @property
     def seconds(self) -> float:

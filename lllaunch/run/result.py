@@ -97,11 +97,11 @@ def render_result(
         "return_values": {
             str(rank): _value(value, root) for rank, value in outcome.return_values.items()
         },
+        "nodes": [dataclasses.asdict(node) for node in outcome.nodes],
+        "detected": [each._asdict() for each in outcome.detected],
         "host": dict(host),
         "build": None if build is None else dict(build),
     }
-    if outcome.nodes:
-        document["nodes"] = [dataclasses.asdict(node) for node in outcome.nodes]
     text = json.dumps(_redacted(document, redact), indent=2, ensure_ascii=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
@@ -146,6 +146,7 @@ def _root(root: RootCause | None, directory: str) -> dict[str, Any] | None:
         "attempt": root.attempt,
         "rank": root.rank,
         "local_rank": root.local_rank,
+        "node": root.node or None,
         "time": _time(root.time_ns),
         "time_ns": root.time_ns,
         "cause": _cause(root.cause),
@@ -334,7 +335,11 @@ class ResultFile:
         root = self.fields.inner("root_cause")
         if "cause" in root:
             rank, text = root.integer("rank"), root.inner("cause").text("text")
-            return text if rank is None else f"rank {rank}: {text}"
+            who = root.inner("cause").text("subject")
+            if rank is None:
+                return f"{who} {text}" if who else text
+            node = root.text("node")
+            return f"rank {rank} on {node}: {text}" if node else f"rank {rank}: {text}"
         limit = self.fields.inner("limit").text("text")
         return limit or self.fields.text("error") or self.fields.text("signal")
 
@@ -571,6 +576,7 @@ def _read_root(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
         files=WorkerFiles(stderr=_read_path(fields, "stderr", directory)),
         hang=_read_hang(fields.inner("hang"), workers, directory),
         frames=_read_frames(fields),
+        node=fields.text("node"),
     )
 
 

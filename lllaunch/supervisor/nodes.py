@@ -1,6 +1,6 @@
 """The other nodes of a run, as the supervisor sees them: events in, actions out.
 
-What waits for other machines runs in two threads: one does what it is told, one hears from the
+What waits for other machines runs in two threads: one does what it is told, one follows the
 others. Neither touches anything else of the launcher; the main thread waits for their news as for
 any descriptor, and for nothing longer than it must.
 """
@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL, Link
+from lllaunch.cluster.rendezvous import (
+    KEEP_ALIVE_ATTEMPTS,
+    KEEP_ALIVE_INTERVAL,
+    Rendezvous,
+    load_torch,
+)
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -55,6 +60,11 @@ _FAREWELL_SECONDS = 5.0
 # Stacks of all nodes are waited for, seconds; taking them may take eight.
 _STACKS_SECONDS = 10.0
 _PATIENCE_FOR_BLAME = 2.0
+# What takes longer is worth a line, seconds.
+_MOMENT_SECONDS = 3.0
+_MOST_NAMES = 8
+# After this process did not run for a while, its thread gets so long for a word, seconds.
+_BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
 _MOST_STACKS = 32
 
@@ -85,7 +95,7 @@ class NodeGroup:
         nproc: how many workers this node has.
         plan: what all nodes must have in common, plain data.
         directory: where this node writes, absolute.
-        token: names what this node found of the others in the run's directory.
+        token: tells what names the run's directory as this node sees it.
         say: gets lines for people.
         failure: tells the first failure of the present attempt, None if there is none.
 
@@ -104,7 +114,7 @@ class NodeGroup:
         nproc: int,
         plan: Mapping[str, Any],
         directory: str,
-        token: str = "",
+        token: Callable[[], str] = str,
         say: Callable[[str], object] = print,
         failure: Callable[[], Failure | None] = lambda: None,
     ) -> None:
@@ -126,9 +136,9 @@ class NodeGroup:
         # While it is held the descriptor above is not closed.
         self._open = threading.Lock()
         self._news: deque[object] = deque()
-        self._link: Link | None = None
-        self._hands: _Hands | None = None
-        self._ears: _Ears | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._commands: _Commands | None = None
+        self._watch: _Watch | None = None
         self._joined = False
         self._suspected: float | None = None
         self._stacks_until: float | None = None
@@ -142,9 +152,12 @@ class NodeGroup:
 
     def prepare(self) -> None:
         """Begin to connect; `join` waits for it."""
-        if self._hands is None:
-            self._link = Link(self._nodes, self._address, self._run_id, self._role, self._nproc)
-            self._hands = _Hands(self._wake)
+        if self._commands is None:
+            self._rendezvous = Rendezvous(
+                self._nodes, self._address, self._run_id, self._role, self._nproc
+            )
+            self._commands = _Commands(self._wake)
+            self._commands.do(load_torch)
             self._joined = False
 
     def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
@@ -165,11 +178,11 @@ class NodeGroup:
         self._stop_listening()
         self._news.clear()
         self.prepare()
-        link, hands = self._link, self._hands
-        assert link is not None
-        assert hands is not None
+        rendezvous, commands = self._rendezvous, self._commands
+        assert rendezvous is not None
+        assert commands is not None
 
-        def member(_: int) -> Member:
+        def member() -> Member:
             return Member(
                 node_rank=self._nodes.node_rank,
                 hostname=socket.gethostname(),
@@ -180,42 +193,50 @@ class NodeGroup:
                 attempt=attempt,
                 restarts=restarts,
                 directory=self._directory,
-                token=self._token,
-                clock_offset=link.clock_offset,
+                token=self._token(),
+                clock_offset=rendezvous.clock_offset,
             )
 
         first, text = not self._joined, self._plan
 
         def meet() -> tuple[Place, str]:
             if first:
-                link.connect(self._wake, hands.stopped)
-                self._greet(link, hands)
-            place = link.join(member, text)
+                rendezvous.connect(self._wake, commands.stopped)
+                self._greet(rendezvous, commands)
+            place = rendezvous.join(member, text)
             if first:
-                self._greet(link, hands)
-            return place, link.other_plan(text) if place.roster.differing else ""
+                self._greet(rendezvous, commands)
+            return place, rendezvous.other_plan(text) if place.roster.differing else ""
 
         with signals.raising():
             place: Place
-            place, other = self._await(hands, meet)
+            place, other = self._await(commands, meet)
         self._joined = True
         self._check(place, other)
         self.place = place
         self.places.append(place)
         for rank in range(place.size):
             self.lost.pop(place.roster.name(rank), None)
-        self._tell_offset(link)
-        self._ears = _Ears(
-            link, place, self._nodes, self._interval, self._patience, self._wake, hands.stopped
+        self._tell_offset(rendezvous)
+        if first:
+            self._tell_unshared(place)
+        self._watch = _Watch(
+            rendezvous,
+            place,
+            self._nodes,
+            self._interval,
+            self._patience,
+            self._wake,
+            commands.stopped,
         )
-        self._ears.start()
-        self._suspected = self._stacks_until = None
+        self._watch.start()
+        self._stacks_until = None
         self._idle.clear()
         return place
 
-    def _await(self, hands: _Hands, work: Callable[[], Any]) -> Any:
+    def _await(self, commands: _Commands, work: Callable[[], Any]) -> Any:
         """Wait until the thread has done something, showing what it has to say meanwhile."""
-        done = hands.do(work)
+        done = commands.do(work)
         while not done.is_set():
             wait_readable(self._wakeup, 5.0)
             self._clear()
@@ -225,9 +246,9 @@ class NodeGroup:
                     self._say(each)
         return done.result()
 
-    def _greet(self, link: Link, hands: _Hands) -> None:
-        if link.greet() and self._nodes.node_rank == 0:
-            _Thread("lllaunch-clock", lambda: link.answer_greetings(hands.stopped)).start()
+    def _greet(self, rendezvous: Rendezvous, commands: _Commands) -> None:
+        if rendezvous.greet() and self._nodes.node_rank == 0:
+            _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(commands.stopped)).start()
 
     def _check(self, place: Place, other: str) -> None:
         roster = place.roster
@@ -236,7 +257,7 @@ class NodeGroup:
         unreachable = roster.unreachable(place.master_addr)
         if unreachable is not None:
             problem = Diagnostic(
-                "rdzv",
+                "endpoint",
                 "launch.rdzv.endpoint",
                 repr(self._nodes.host),
                 f"leads to {place.master_addr} on {roster.name(0)}, which "
@@ -257,8 +278,19 @@ class NodeGroup:
             for text in (change.text().partition(": ")[2],)
         ]
 
-    def _tell_offset(self, link: Link) -> None:
-        offset = link.clock_offset
+    def _tell_unshared(self, place: Place) -> None:
+        roster = place.roster
+        first = next((each for each in roster.members if each and each.node_rank == 0), None)
+        mine = roster.members[place.group_rank]
+        if first is None or mine is None or mine.token == first.token:
+            return
+        self._say(
+            f"the files of this node are in {mine.hostname}:{mine.directory}: node 0 "
+            f"({first.hostname}) does not see them"
+        )
+
+    def _tell_offset(self, rendezvous: Rendezvous) -> None:
+        offset = rendezvous.clock_offset
         if offset is None or abs(offset) < CLOCK_TOLERANCE or self._told_offset:
             return
         self._told_offset = True
@@ -284,15 +316,14 @@ class NodeGroup:
 
     def next_in(self) -> float | None:
         """Return the seconds until `events` has something to tell though nothing is readable."""
-        if self._ears is None:
-            return None
-        now = time.monotonic()
-        moments = [self._ears.contact + self._patience]
+        moments = []
         if self._suspected is not None:
-            moments = [self._suspected + 2.0]
+            moments.append(self._suspected + _BENEFIT_SECONDS)
+        elif self._watch is not None:
+            moments.append(self._watch.contact + self._patience)
         if self._stacks_until is not None:
             moments.append(self._stacks_until)
-        return max(0.0, min(moments) - now)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def events(self) -> list[Event]:
         """Return what happened since the last call, without waiting."""
@@ -306,27 +337,27 @@ class NodeGroup:
         if self._stacks_until is not None and now >= self._stacks_until:
             self._stacks_until = None
             found.append(GroupStacks())
-        if self._ears is not None and self._is_out_of_contact(self._ears, now):
-            seconds = now - self._ears.contact
+        if self._watch is not None and self._is_out_of_contact(self._watch, now):
+            seconds = now - self._watch.contact
             self._stop_listening()
             found.append(self._out_of_contact(f"gave no sign of life for {duration(seconds)}"))
         return found
 
     def perform(self, action: Action) -> list[Event]:
         """Carry out an action that is for the other nodes; waits for nothing."""
-        hands, link = self._hands, self._link
-        if hands is None or link is None:
+        commands, rendezvous = self._commands, self._rendezvous
+        if commands is None or rendezvous is None:
             return []
         if isinstance(action, TellNodes):
             document = self._document(action)
-            hands.do(lambda: link.end(document))
+            commands.do(lambda: rendezvous.end(document))
         elif isinstance(action, TellStacks):
             self._stacks_until = time.monotonic() + _STACKS_SECONDS + _PATIENCE_FOR_BLAME
-            self._tell_stacks(hands, link, action)
+            self._tell_stacks(commands, rendezvous, action)
         elif isinstance(action, WaitForOthers):
-            if self._ears is not None:
-                self._ears.at_barrier = True
-            hands.do(link.finish)
+            if self._watch is not None:
+                self._watch.at_barrier = True
+            commands.do(rendezvous.finish)
         return []
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
@@ -338,15 +369,15 @@ class NodeGroup:
             kind: the limit that it is about: ``stall`` or ``silence``.
             valid: for how long what a node says holds, seconds.
         """
-        hands, link = self._hands, self._link
-        if hands is None or link is None or self._ears is None:
+        commands, rendezvous = self._commands, self._rendezvous
+        if commands is None or rendezvous is None or self._watch is None:
             return False
 
         def ask() -> None:
-            if link.are_all_idle(kind, self._shared_time(now_ns()), valid):
+            if rendezvous.are_all_idle(kind, self._shared_time(now_ns()), valid):
                 self._idle[kind] = time.monotonic()
 
-        hands.do(ask)
+        commands.do(ask)
         return time.monotonic() - self._idle.get(kind, -math.inf) <= valid
 
     # What is told
@@ -375,7 +406,7 @@ class NodeGroup:
                 document |= {"text": str(action.finding), "finding": True}
         return document
 
-    def _tell_stacks(self, hands: _Hands, link: Link, action: TellStacks) -> None:
+    def _tell_stacks(self, commands: _Commands, rendezvous: Rendezvous, action: TellStacks) -> None:
         place = self.place
         assert place is not None
         mine = [
@@ -386,35 +417,41 @@ class NodeGroup:
 
         def share() -> None:
             until = time.monotonic() + _STACKS_SECONDS
-            document = link.share_stacks(text, until, lambda texts: _judged(place, texts, finding))
+            document = rendezvous.share_stacks(
+                text, until, lambda texts: _judged(place, texts, finding)
+            )
             self._wake(_Stacks(document))
 
-        hands.do(share)
+        commands.do(share)
 
     def _shared_time(self, time_ns: int) -> int:
         """Return a time of this node's clock by node 0's."""
-        offset = self._link.clock_offset if self._link is not None else None
+        offset = self._rendezvous.clock_offset if self._rendezvous is not None else None
         return time_ns - int((offset or 0.0) * 1e9)
 
     def _own_time(self, time_ns: int) -> int:
-        offset = self._link.clock_offset if self._link is not None else None
+        offset = self._rendezvous.clock_offset if self._rendezvous is not None else None
         return time_ns + int((offset or 0.0) * 1e9)
 
     # What is heard
 
     def _event(self, news: object) -> Event | None:
-        return _HEARD[type(news)](self, news)
+        return _NEWS[type(news)](self, news)
 
-    def _told(self, text: str) -> None:
+    def _say_it(self, text: str) -> None:
         self._say(text)
 
     def _joiners(self, _: _Joiners) -> Event:
         return MembershipChanged()
 
     def _broken(self, _: _Broken) -> Event | None:
-        if self._ears is None:
+        watch, place = self._watch, self.place
+        if watch is None or place is None:
             return None
         self._stop_listening()
+        if watch.at_barrier and place.roster.mixed:
+            # torchrun's agent leaves when all are done, and takes the store along
+            return BarrierPassed()
         return self._out_of_contact("closed the connection: its launcher is gone")
 
     def _stacks(self, news: _Stacks) -> Event:
@@ -459,14 +496,14 @@ class NodeGroup:
         holds_store = self._nodes.backend != "etcd-v2"
         return not (holds_store and any(each.node_rank == 0 for each in hosts if each))
 
-    def _is_out_of_contact(self, ears: _Ears, now: float) -> bool:
-        if now - ears.contact < self._patience:
+    def _is_out_of_contact(self, watch: _Watch, now: float) -> bool:
+        if now - watch.contact < self._patience:
             self._suspected = None
             return False
         if self._suspected is None:
             # This process itself may have been stopped: the thread gets its turn first.
             self._suspected = now
-        return now - self._suspected >= 2.0
+        return now - self._suspected >= _BENEFIT_SECONDS
 
     def _out_of_contact(self, text: str) -> NodesAgreed:
         """The store is gone, and with it the node that holds it."""
@@ -501,10 +538,10 @@ class NodeGroup:
 
     def give_result(self, document: Mapping[str, Any]) -> None:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
-        link = self._link
-        if self._hands is not None and link is not None and self.place is not None:
+        rendezvous = self._rendezvous
+        if self._commands is not None and rendezvous is not None and self.place is not None:
             text = json.dumps({"name": self.name, "result": document})
-            self._hands.do(lambda: link.give_result(text)).wait(_FAREWELL_SECONDS)
+            self._commands.do(lambda: rendezvous.give_result(text)).wait(_FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
@@ -515,8 +552,8 @@ class NodeGroup:
             seconds: how long to wait for those of the last attempt that are not known to be gone.
             given_up: asked meanwhile; whether nobody waits any more.
         """
-        link, hands = self._link, self._hands
-        if link is None or hands is None or self.place is None:
+        rendezvous, commands = self._rendezvous, self._commands
+        if rendezvous is None or commands is None or self.place is None:
             return {}
         roster = self.place.roster
         expected = {
@@ -524,16 +561,23 @@ class NodeGroup:
             for rank, member in enumerate(roster.members)
             if member is not None and rank != self.place.group_rank
         } - set(self.lost)
-        until = time.monotonic() + seconds
+        until, said = time.monotonic() + seconds, time.monotonic() + _MOMENT_SECONDS
         found: dict[str, dict[str, Any]] = {}
         while True:
-            done = hands.do(link.results)
+            done = commands.do(rendezvous.results)
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
             documents = [json.loads(text) for text in done.result()]
             found = {each["name"]: each["result"] for each in documents}
-            if not expected - set(found) or time.monotonic() >= until or given_up():
+            missing, now = sorted(expected - set(found)), time.monotonic()
+            if not missing or now >= until or given_up():
                 return found
+            if now >= said:
+                names = ", ".join(missing[:_MOST_NAMES]) + (
+                    ", ..." if missing[_MOST_NAMES:] else ""
+                )
+                self._say(f"waiting for the results of {names}, up to {duration(until - now)}")
+                said = until
             time.sleep(0.1)
 
     def close(self, *, over: bool) -> None:
@@ -543,26 +587,27 @@ class NodeGroup:
             over: whether the run is over; else the others may go on without this node.
         """
         self._stop_listening()
-        link, hands = self._link, self._hands
-        self._link = self._hands = None
-        if hands is not None and link is not None:
+        rendezvous, commands = self._rendezvous, self._commands
+        self._rendezvous = self._commands = None
+        if commands is not None and rendezvous is not None:
             if self._joined:
-                hands.do(lambda: link.leave(over=over)).wait(_FAREWELL_SECONDS)
-            hands.stop()
+                commands.do(lambda: rendezvous.leave(over=over)).wait(_FAREWELL_SECONDS)
+            commands.stop()
         with self._open:
             if self._wakeup >= 0:
                 os.close(self._wakeup)
                 self._wakeup = -1
 
     def _abandon(self) -> None:
-        if self._hands is not None:
-            self._hands.stop()
-        self._link = self._hands = None
+        if self._commands is not None:
+            self._commands.stop()
+        self._rendezvous = self._commands = None
 
     def _stop_listening(self) -> None:
-        if self._ears is not None:
-            self._ears.stop()
-            self._ears = None
+        self._suspected = None
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     # From the threads
 
@@ -646,8 +691,8 @@ def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
     )
 
 
-_HEARD: dict[type, Callable[[NodeGroup, Any], Event | None]] = {
-    str: NodeGroup._told,
+_NEWS: dict[type, Callable[[NodeGroup, Any], Event | None]] = {
+    str: NodeGroup._say_it,
     dict: NodeGroup._agreed,
     _Joiners: NodeGroup._joiners,
     _Broken: NodeGroup._broken,
@@ -696,7 +741,7 @@ class _Done:
         return self._result
 
 
-class _Hands:
+class _Commands:
     """A thread that does one thing after the other."""
 
     def __init__(self, wake: Callable[[object], None]) -> None:
@@ -728,16 +773,20 @@ class _Hands:
                 return
             work, done = item
             try:
-                done.set(work())
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                done.set(error=error)
-                if isinstance(error, RuntimeError) and not self._stop.is_set():
-                    self._wake(_Broken(_first_line(error)))
-            self._wake(None)
+                result, error = work(), None
+            except BaseException as raised:  # noqa: BLE001 - it is raised where it is waited for
+                result, error = None, raised
+            self._settle(done, result, error)
+
+    def _settle(self, done: _Done, result: Any, error: BaseException | None) -> None:
+        done.set(result, error)
+        if isinstance(error, RuntimeError) and not self._stop.is_set():
+            self._wake(_Broken(_first_line(error)))
+        self._wake(None)
 
 
-class _Ears:
-    """A thread that hears why the attempt ends, and gives and looks for signs of life.
+class _Watch:
+    """A thread that learns why the attempt ends, and gives and looks for signs of life.
 
     The first node that can looks after all others, and they after it: so each round of looks costs
     the store a constant number of operations per node.
@@ -749,7 +798,7 @@ class _Ears:
 
     def __init__(
         self,
-        link: Link,
+        rendezvous: Rendezvous,
         place: Place,
         nodes: Nodes,
         interval: float,
@@ -757,7 +806,7 @@ class _Ears:
         wake: Callable[[object], None],
         abandoned: Callable[[], bool],
     ) -> None:
-        self._link = link
+        self._rendezvous = rendezvous
         self._place = place
         self._wake = wake
         self._abandoned = abandoned
@@ -765,6 +814,7 @@ class _Ears:
         self._dynamic = nodes.backend != "static"
         self._pulse = Pulse(patience)
         self._beats = 0
+        self._next_beat = 0.0
         self._stop = threading.Event()
         self._told_joiners = False
         self.contact = time.monotonic()
@@ -776,7 +826,7 @@ class _Ears:
             if self._leads
             else [place.roster.leader]
         )
-        self._thread = _Thread("lllaunch-hears", self._run)
+        self._thread = _Thread("lllaunch-watch", self._run)
 
     def start(self) -> None:
         self._thread.start()
@@ -787,7 +837,7 @@ class _Ears:
 
     def _run(self) -> None:
         try:
-            self._hear(self._link.round_store())
+            self._follow(self._rendezvous.round_store())
         except Exception as error:  # noqa: BLE001 - torch raises several types
             if not self._is_over():
                 self._wake(_Broken(_first_line(error)))
@@ -795,62 +845,74 @@ class _Ears:
     def _is_over(self) -> bool:
         return self._stop.is_set() or self._abandoned()
 
-    def _hear(self, store: Any) -> None:
+    def _follow(self, store: Any) -> None:
+        while not self._is_over():
+            if self.turn(store):
+                return
+
+    def turn(self, store: Any) -> bool:
+        """Give and look for signs of life if it is time to, and hear for a moment.
+
+        Args:
+            store: the round's own, over a connection of its own.
+
+        Returns:
+            Whether the attempt has ended.
+        """
         # Joiners are looked for by one node, as often as torch's agents do; the others only wait.
         pause = min(1.0, self._interval / 2)
-        next_beat = 0.0
-        while not self._is_over():
-            now = time.monotonic()
-            if now >= next_beat:
-                if next_beat and now - next_beat > self._interval:
-                    self._pulse.forgive(now)
-                next_beat = now + self._interval / 2
-                self._beat(store)
-                self.contact = time.monotonic()
-            if self._leads:
-                self._look_for_joiners()
-            elif self._place.roster.mixed and self.at_barrier and self._link.has_finished():
-                self._wake({"how": "succeeded"})
-                return
-            try:
-                store.wait(["ended"], timedelta(seconds=pause))
-            except RuntimeError as error:
-                if "timeout" not in str(error).lower():
-                    raise
-                # an answer as well, unless the other end is cut off
-                store.check(["ended"])
-                self.contact = time.monotonic()
-                continue
-            self._wake(json.loads(store.get("ended")))
-            return
+        now = time.monotonic()
+        if now >= self._next_beat:
+            if self._next_beat and now - self._next_beat > self._interval:
+                self._pulse.forgive(now)
+            self._next_beat = now + self._interval / 2
+            self._beat(store)
+            self.contact = time.monotonic()
+        if self._leads:
+            self._look_for_joiners()
+        elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
+            self._wake({"how": "succeeded"})
+            return True
+        try:
+            store.wait(["ended"], timedelta(seconds=pause))
+        except RuntimeError as error:
+            if "timeout" not in str(error).lower():
+                raise
+            # an answer as well, unless the other end is cut off
+            store.check(["ended"])
+            self.contact = time.monotonic()
+            return False
+        self._wake(json.loads(store.get("ended")))
+        return True
 
     def _beat(self, store: Any) -> None:
         self._beats += 1
         store.set(f"alive/{self._place.group_rank}", str(self._beats))
-        keys = {rank: f"alive/{rank}" for rank in self._watched}
-        here = {rank: key for rank, key in keys.items() if store.check([key])}
-        found = store.multi_get(list(here.values())) if here else []
-        counters = dict.fromkeys(self._watched, b"") | dict(zip(here, found, strict=True))
+        # all have begun to count when they joined, so this waits for nobody
+        found = (
+            store.multi_get([f"alive/{rank}" for rank in self._watched]) if self._watched else []
+        )
+        counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
         if lost and not self._is_over():
-            seconds = max(lost.values())
+            seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0
             first = min(lost)
-            self._link.end(
+            self._rendezvous.end(
                 {
                     "how": "lost",
                     "reason": "node",
                     "group_rank": first,
                     "gone": sorted(lost),
                     "text": f"gave no sign of life for {duration(seconds)}",
-                    "time_ns": now_ns() - int((seconds + (self._link.clock_offset or 0.0)) * 1e9),
+                    "time_ns": now_ns() - int((seconds + offset) * 1e9),
                 }
             )
 
     def _look_for_joiners(self) -> None:
         mixed = self._place.roster.mixed
-        if mixed and self.at_barrier and self._link.has_finished():
-            self._link.end({"how": "succeeded"})
-        if self._dynamic and not self._told_joiners and self._link.are_waiting():
+        if mixed and self.at_barrier and self._rendezvous.has_finished():
+            self._rendezvous.end({"how": "succeeded"})
+        if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
             self._wake(_Joiners())
 

@@ -15,8 +15,10 @@ from lllaunch.app.gate import policy_of, variables_of_hydra
 from lllaunch.app.naming import unlocked
 from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, located, review_run, review_sweep
+from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
 from lllaunch.config.launcher_schema import TARGET
+from lllaunch.config.nodes import AUTO
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
@@ -24,7 +26,7 @@ from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse
 from lllaunch.console.wording import StyledText
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
@@ -307,8 +309,23 @@ def _of_this_machine(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[
     word = run.plan["launch"]["nproc"]
     if word in WORDS:
         yield "nproc", f"{word} is {_count(run, word)}"
+    if run.plan["launch"]["nnodes"] == AUTO:
+        yield "nnodes", _auto_text()
     yield "commit", commit_text(build)
     yield "versions", versions_text(build)
+
+
+def _auto_text() -> str:
+    """Return what ``nnodes: auto`` is here."""
+    from lllaunch.cluster.detect import detect  # noqa: PLC0415 - of such runs only
+
+    try:
+        found = detect(os.environ)
+    except Unfit as unfit:
+        return f"{AUTO} {unfit.message}: {unfit.detail}"
+    taken = [f"{each.setting} {each.value} from {each.variable}" for each in found.detected]
+    several = f": {', '.join(taken)}" if taken else ""
+    return f"{AUTO} is {format_nnodes(found.min_nodes, found.max_nodes)}{several}"
 
 
 class _Variable(NamedTuple):

@@ -19,7 +19,6 @@ from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
 from lllaunch.results.store import (
     LATEST,
-    PLAN,
     ListEntry,
     holder,
     last_event,
@@ -29,6 +28,7 @@ from lllaunch.results.store import (
     read_run,
     read_sweep,
 )
+from lllaunch.run.directory import PLAN
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
@@ -150,6 +150,7 @@ def run_rows(
         rows += [(StyledText(f"  {line}".rstrip()),) for line in text.splitlines()]
         rows.append(())
     if outcome is not None:
+        rows += _nodes(outcome, cwd)
         for attempt in outcome.attempts:
             rows += [*_attempt(attempt, cwd), ()]
         rows += _values(outcome, cwd)
@@ -204,6 +205,22 @@ def _origin(run: ResultFile) -> Iterator[tuple[str, str]]:
         size(memory) if memory is not None else "",
     ]
     yield "host", ", ".join(filter(None, parts))
+
+
+def _nodes(outcome: RunOutcome, cwd: str) -> list[Row]:
+    """Returns what became of the nodes of a run that has several."""
+    table = [
+        (
+            node.name,
+            node.state,
+            counted(node.nproc, "worker"),
+            node.said,
+            shown_path(node.directory, cwd) if node.shared else f"{node.hostname}:{node.directory}",
+        )
+        for node in outcome.nodes
+    ]
+    rows: list[Row] = [(StyledText(line),) for line in aligned(table)]
+    return [*rows, ()] if rows else []
 
 
 def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:

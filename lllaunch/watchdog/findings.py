@@ -149,16 +149,16 @@ class FoundElsewhere:
 
     Attributes:
         node: what the node is called.
-        text: what it found, as its finding reads.
+        found: what it found, as its finding reads.
         kind: what that is to the restart policy.
     """
 
     node: str
-    text: str
+    found: str
     kind: Kind = "hang"
 
     def __str__(self) -> str:
-        return f"{self.text}, on {self.node}"
+        return f"{self.found}, on {self.node}"
 
 
 Finding: TypeAlias = (

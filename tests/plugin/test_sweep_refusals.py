@@ -67,6 +67,8 @@ def test_a_sweep_that_is_refused_leaves_nothing(project: SweepProject) -> None:
         ("params.lr=interval(0,1)",),
         ("params.lr=glob(nothing*)",),
         ("hydra.launcher.nporc=2",),
+        ("hydra.launcher.nnodes=2",),
+        ("launch.nnodes=1,2", "+launch.rdzv.endpoint=h"),
         ("hydra.sweeper.max_batch_size=3",),
     ):
         ended = project.run("+exp=x", *args, env=quiet_environment())

@@ -95,6 +95,35 @@ def test_flags_come_first_with_their_values(line: str, expected: str) -> None:
             "--nproc-per-node 2 -m pkg.train --lr 1",
             "lllaunch 'launch.entrypoint=\"-m pkg.train\"' launch.nproc=2 'launch.args=[--lr,1]'",
         ),
+        (
+            (
+                "--nnodes 1:4 --node-rank=0 --rdzv-backend c10d --rdzv-endpoint h:29400 "
+                "--rdzv-id 7 --rdzv-conf=a=1,b=2 train.py"
+            ),
+            (
+                "lllaunch launch.entrypoint=train.py 'launch.nnodes=\"1:4\"' launch.node_rank=0 "
+                "launch.rdzv.backend=c10d launch.rdzv.endpoint=h:29400 launch.rdzv.id=7 "
+                "'launch.rdzv.conf=\"a=1,b=2\"'"
+            ),
+        ),
+        (
+            "--nnodes=2 --node_rank 1 --master-addr fe80::1 --master_port=7 +exp=toy",
+            (
+                "lllaunch launch.nnodes=2 launch.node_rank=1 "
+                "'launch.rdzv.endpoint=\"[fe80::1]:7\"' +exp=toy"
+            ),
+        ),
+        (
+            "--nnodes=2 --node_rank 1 --master-addr h train.py",
+            (
+                "lllaunch launch.entrypoint=train.py launch.nnodes=2 launch.node_rank=1 "
+                "launch.rdzv.endpoint=h:29500"
+            ),
+        ),
+        (
+            "--nnodes=1:1 --node_rank=0 --master-addr=h --master-port=1 --rdzv-conf=a=1 train.py",
+            "lllaunch launch.entrypoint=train.py",
+        ),
         ("--nproc-per-node 2 +exp=toy", "lllaunch launch.nproc=2 +exp=toy"),
         (
             "torchrun --nproc-per-node 2 train.py",
@@ -143,13 +172,6 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
         ("+exp=toy lr", "'lr': expected an override (KEY=VALUE), got no '='"),
         ("+exp=toy --multirn", "unknown option '--multirn'; did you mean '--multirun'?"),
         ("+exp=toy --zzzzzzz", "unknown option '--zzzzzzz'; see lllaunch --hydra-help"),
-        (
-            "--nnodes 2 train.py",
-            (
-                "--nnodes is an option of torchrun; this command line is for one machine, "
-                "lllaunch.agent for several"
-            ),
-        ),
     ],
 )
 def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:

@@ -154,6 +154,7 @@ def test_unquoted_colons() -> None:
   watchdog: {{stall: 1:30}}
   grace_period: 0:30
   env: {{A: 10:30}}
+  nnodes: 1:4
 params: {{at: 1:2:3, b: "1:3"}}
 """
     assert told("exp/a", text) == [
@@ -161,7 +162,8 @@ params: {{at: 1:2:3, b: "1:3"}}
         "conf/exp/a.yaml:4 error launch.redirects.0: YAML reads 2:1 as 121: quote it [base-60]",
         "conf/exp/a.yaml:5 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it [base-60]",
         "conf/exp/a.yaml:7 warning launch.env.A: YAML reads 10:30 as 630: quote it [base-60]",
-        "conf/exp/a.yaml:8 warning params.at: YAML reads 1:2:3 as 3723: quote it [base-60]",
+        "conf/exp/a.yaml:8 error launch.nnodes: YAML reads 1:4 as 64: quote it [base-60]",
+        "conf/exp/a.yaml:9 warning params.at: YAML reads 1:2:3 as 3723: quote it [base-60]",
     ]
     assert told("quiet/x", "# @package launch.watchdog\nstall: 1:30\n") == [
         "conf/quiet/x.yaml:2 error launch.watchdog.stall: YAML reads 1:30 as 90: quote it [base-60]"

@@ -8,9 +8,17 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lllaunch.config.plan import plan_hash, plan_text
+from lllaunch.config import plan
+from lllaunch.config.plan import (
+    complete,
+    essential,
+    hash_of,
+    plan_hash,
+    plan_text,
+    portable_plan,
+)
 from lllaunch.config.resolve import resolve
-from lllaunch.config.restart import RESTART_KEYS, SYNONYMS
+from lllaunch.config.restart import FIRST_CAUSES, RESTART_KEYS, SYNONYMS
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy
@@ -77,12 +85,53 @@ def test_delays() -> None:
 
 
 def test_a_plan_says_all_of_it() -> None:
-    plan = yaml.safe_load(plan_text(spec_of({"on": "oom,hang", "delay": 90})))["launch"]["restart"]
-    assert list(plan) == list(RESTART_KEYS)
-    assert plan == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m"}
+    said = yaml.safe_load(plan_text(spec_of({"on": "oom,hang", "delay": 90})))["launch"]["restart"]
+    assert list(said) == list(RESTART_KEYS)
+    assert said == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m"}
     hashes = {plan_hash(spec_of({"on": on})) for on in ("oom,hang", "hang,oom", ["hang", "oom"])}
     assert len(hashes) == 1
     assert plan_hash(spec_of(None)) not in hashes
+
+
+FIRST = list(plan._DEFAULTS["restart"]["on"])
+
+
+def test_a_lock_from_before_nodes_could_be_lost_still_fits() -> None:
+    assert [*FIRST_CAUSES] == FIRST
+    every = spec_of(None)
+    assert every.restart.on == {*RESTART_CAUSES} == {*FIRST, "node"}
+    # as plans had it: a list of all causes that there were, or nothing
+    without = essential(portable_plan(every))
+    former = {"launch": {**without["launch"], "restart": {"on": FIRST}}}
+    assert "restart" not in without["launch"]
+    assert hash_of(former) == hash_of(without) == plan_hash(every)
+    # an experiment that has always named them all has a lock without a word of it
+    named = spec_of({"on": FIRST})
+    assert named.restart.on == {*FIRST}
+    assert plan_hash(named) == plan_hash(every)
+    assert complete(former)["launch"]["restart"]["on"] == "all"
+    for spec in (every, named):
+        assert portable_plan(spec)["launch"]["restart"]["on"] == "all"
+        assert plan_hash(spec_of(complete(portable_plan(spec))["launch"]["restart"])) == plan_hash(
+            every
+        )
+
+
+def test_with_several_nodes_it_makes_a_difference_whether_a_lost_one_counts() -> None:
+    several = {"nnodes": 2, "rdzv": {"endpoint": "host0"}}
+    every, first = spec_of(None, **several), spec_of({"on": FIRST}, **several)
+    assert plan_hash(every) != plan_hash(first)
+    for spec in (every, first):
+        launch = yaml.safe_load(plan_text(spec))["launch"]
+        assert spec_of(launch["restart"], **several).restart == spec.restart
+        portable = portable_plan(spec)
+        assert spec_of(complete(essential(portable))["launch"]["restart"]).restart == spec.restart
+    assert portable_plan(every)["launch"]["restart"]["on"] == "all"
+    assert portable_plan(first)["launch"]["restart"]["on"] == "failure,signal,oom,hang,timeout"
+    left = [spec_of(restart, nnodes="auto") for restart in (None, {"on": FIRST})]
+    assert plan_hash(left[0]) != plan_hash(left[1])
+    only = spec_of({"on": "node"}, **several)
+    assert portable_plan(only)["launch"]["restart"]["on"] == ["node"]
 
 
 def test_what_came_from_the_environment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +162,8 @@ def test_a_policy_without_restarts_is_no_mistake() -> None:
     assert spec_of({"delay": "1s"}, max_restarts=0).restart.delay == 1
 
 
-_NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout)"
-_NO_CAUSE = "expected failure, signal, oom, hang, timeout, all or none"
+_NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout, node)"
+_NO_CAUSE = "expected failure, signal, oom, hang, timeout, node, all or none"
 _NO_MAPPING = "expected a mapping of settings (on, delay, max_delay)"
 MISTAKES = [
     ("all", f": {_NO_MAPPING}, got 'all'; causes go under 'on': {{on: [hang, oom]}} [type]"),

@@ -25,6 +25,7 @@ from lllaunch.run.outcome import (
     Failed,
     Fate,
     Lost,
+    NodeOutcome,
     NotStarted,
     ReturnValue,
     RootCause,
@@ -37,6 +38,7 @@ from lllaunch.run.outcome import (
 from lllaunch.run.postmortem import Explanation, Sure, Suspect
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
+from lllaunch.spec import Detected
 from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -74,6 +76,9 @@ CAUSES = {
     causes.PreloadFailure("m", "no"),
     causes.NotPicklableReturn("no"),
     causes.HungInKernel(),
+    causes.OnAnotherNode("node 1 (b)", "raised ValueError: no"),
+    causes.NodeGone("node 1 (b)", "was ended by SIGTERM"),
+    causes.NodesJoined(),
 }
 FINDINGS = {
     findings.TimerExpired(0, 7, "x", 10.0, 9),
@@ -85,6 +90,7 @@ FINDINGS = {
     findings.OverMemory(0, 6, 4),
     findings.Asked(2, 3.5),
     findings.Asked(3),
+    findings.FoundElsewhere("node 1 (b)", "stalled"),
 }
 FATES: tuple[Fate, ...] = (
     Succeeded(),
@@ -152,6 +158,12 @@ def documents() -> Iterator[Any]:
         11: ReturnValue("/run/attempt_0/1/return.pkl", 4, "torch.Tensor"),
     }
     yield told(run("succeeded", 0, return_values=values))
+    nodes = (
+        NodeOutcome("node 0 (a)", "a", 0, 0, 2, "/run/node_0", True, "succeeded", 0, "", 0.0),
+        NodeOutcome("node 1 (b)", "b", None, 1, 2, said="was ended by SIGTERM"),
+    )
+    detected = (Detected("nnodes", "2", "SLURM_JOB_NUM_NODES"),)
+    yield told(run("succeeded", 0, nodes=nodes, detected=detected))
     # nothing is known but that it was refused
     yield told(RunOutcome("error", 2, "", error="launch.nproc: no"))
 

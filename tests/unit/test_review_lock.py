@@ -159,7 +159,7 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
 
 
 def test_what_nobody_has_set_is_in_no_plan() -> None:
-    assert plan._DEFAULTS.keys() == {*KEYS} - UNPLANNED - {"entrypoint", "run_id"}
+    assert plan._DEFAULTS.keys() == {*KEYS} - UNPLANNED - {"entrypoint", "run_id", "node_rank"}
     assert written_policy(PRESETS[DEFAULT]) == plan._WATCHDOG
     for nproc in (1, 2):
         found = essential(portable_plan(spec_of({"entrypoint": "env", "nproc": nproc})))

@@ -16,10 +16,10 @@ from lllaunch.run.events import EventLog
 from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.group import Attempt, _Group
 from lllaunch.run.observer import RunObserver
+from lllaunch.signal_source import SignalSource
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
 from lllaunch.supervisor.machine import StartWorkers
-from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeSpawner
 
 HOSTILE = ["plain", "with space", "ünï→cødé", "per%cent", "new\nline", "-rf", "quo'te\"d"]
@@ -179,7 +179,8 @@ def test_an_attempt_is_laid_out_and_told_of(tmp_path):
     observer = Begun(spec, log, Console(io.StringIO(), cwd="/"))
     spawner = FakeSpawner()
     with RunDirectory.claim(str(tmp_path)) as directory:
-        group = _Group(spec, directory, observer, spawner, None, WatchdogDriver())
+        signals = SignalSource([])
+        group = _Group(spec, directory, observer, signals, spawner, None, None, 0.0)
         workers = group.start(StartWorkers(0, 0))
         group.let_port_go()
     workers.release()

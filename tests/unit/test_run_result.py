@@ -85,6 +85,7 @@ def test_failed_run():
         "attempt": 0,
         "rank": 1,
         "local_rank": 1,
+        "node": None,
         "time": "2023-11-14T22:13:20.000000Z",
         "time_ns": T0,
         "cause": {

@@ -23,7 +23,7 @@ from lllaunch.sweep.fingerprint import (
 
 # of the keys that there are: those whose change makes another job
 IN = {
-    *("entrypoint", "args", "nproc", "role", "start_method", "preload", "cwd"),
+    *("entrypoint", "args", "nproc", "nnodes", "role", "start_method", "preload", "cwd"),
     *("env", "env_per_rank", "virtual_local_rank"),
 }
 

@@ -341,6 +341,65 @@ def test_help_is_printed(plan: Plan) -> None:
         assert "exit codes" in ended.out
 
 
+def test_a_range_of_nodes_without_quotes_is_told_from_a_number(
+    project: Project, plan: Plan
+) -> None:
+    project.experiment("wide", "\n  entrypoint: env\n  nnodes: 1:4\n  rdzv: {endpoint: h}")
+    project.experiment("many", "{entrypoint: env, nnodes: 64, rdzv: {endpoint: h}}")
+    project.experiment("quoted", "{entrypoint: env, nnodes: '1:4', rdzv: {endpoint: h}}")
+
+    ended = plan("--json", "+exp=wide")
+    assert ended.code == 2
+    assert ended.err == (
+        "lllaunch: conf/exp/wide.yaml:4: launch.nnodes: 64 is 1:4 as YAML reads it without quotes; "
+        "quote it [base-60]\n"
+    )
+    found = {
+        words: json.loads(plan("--json", *words).out)["launch"]["nnodes"]
+        for words in [
+            ("+exp=many",),
+            ("+exp=quoted",),
+            ("+exp=many", "launch.nnodes=1:4"),
+            ("+exp=many", 'launch.nnodes="1:4"'),
+            ("+exp=wide", "launch.nnodes=64"),
+        ]
+    }
+    assert list(found.values()) == [64, "1:4", "1:4", "1:4", 64]
+
+
+def test_what_is_left_to_the_environment_is_told_beside_the_plan(
+    project: Project, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.experiment("left", "{entrypoint: env, nnodes: auto}")
+    alone = json.loads(plan("--json", "+exp=left").out)
+    assert alone["here"]["nnodes"] == "auto is 1"
+    for name, value in {"NODES_NUM": "2", "NODE_RANK": "1", "MASTER_NODE_IP": "10.0.0.4"}.items():
+        monkeypatch.setenv(f"DSTACK_{name}", value)
+    there = json.loads(plan("--json", "+exp=left").out)
+    assert there["here"]["nnodes"] == (
+        "auto is 2: nnodes 2 from DSTACK_NODES_NUM, node_rank 1 from DSTACK_NODE_RANK, "
+        "rdzv.endpoint 10.0.0.4 from DSTACK_MASTER_NODE_IP"
+    )
+    assert there["launch"] == alone["launch"]
+    assert there["fingerprint"]["plan_hash"] == alone["fingerprint"]["plan_hash"]
+    monkeypatch.setenv("DSTACK_NODE_RANK", "2")
+    wrong = json.loads(plan("--json", "+exp=left").out)["here"]["nnodes"]
+    assert wrong.startswith("auto cannot be told from the environment: DSTACK_NODE_RANK: expected")
+
+
+def test_a_job_of_a_sweep_with_several_nodes_is_refused(project: Project, plan: Plan) -> None:
+    project.experiment("several", "{entrypoint: env, rdzv: {endpoint: h}}")
+    ended = plan("--json", "-m", "+exp=several", "launch.nnodes=1,'1:2'")
+    assert ended.code == 2
+    assert "launch.nnodes: '1:2' asks for several machines, and the jobs of a sweep run on " in (
+        ended.err
+    )
+    assert "launch.nnodes=1:" not in ended.err.replace("launch.nnodes='1:2'", "")
+    # of another launcher this one knows nothing
+    other = ("--json", "-m", "+exp=several", "launch.nnodes=1,2", "hydra/launcher=basic")
+    assert plan(*other).code == 0
+
+
 def test_what_is_not_allowed_is_shown_and_refused(plan: Plan, project: Project) -> None:
     project.write("conf/lllaunch.yaml", "allow: {entrypoints: [pkg.*], preload: [pkg.heavy]}\n")
     assert plan("--portable", "+exp=function").code == 0
@@ -399,7 +458,7 @@ def test_a_plan_can_be_shown_without_defaults(project: Project, plan: Plan) -> N
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("nnodes", "for several use lllaunch.agent"), ("master_port", "chooses a free port")],
+    [("standalone", "leave it out"), ("master_port", "chooses a free port")],
 )
 def test_what_torchrun_has_and_a_run_has_not_is_explained(
     project: Project, plan: Plan, key: str, hint: str

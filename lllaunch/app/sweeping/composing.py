@@ -141,14 +141,13 @@ class Composer:
 
 def _expect_one_node(spec: LaunchSpec) -> None:
     """Raise if a run needs more than the one machine that a sweep has."""
-    if spec.nodes is None:
+    nodes = spec.nodes
+    if nodes is None:
         return
-    shown = repr(
-        spec.sources.get(("nnodes",), format_nnodes(spec.nodes.min_nodes, spec.nodes.max_nodes))
-    )
+    written = spec.sources.get(("nnodes",), format_nnodes(nodes.min_nodes, nodes.max_nodes))
     message = "asks for several machines, and the jobs of a sweep run on this one"
     hint = "start it by itself, without -m"
-    raise ConfigError((Diagnostic("nodes", "launch.nnodes", shown, message, hint),))
+    raise ConfigError((Diagnostic("nodes", "launch.nnodes", repr(written), message, hint),))
 
 
 def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobConfig:

@@ -1,0 +1,1 @@
+"""Runs of several nodes, which are network namespaces of this machine."""

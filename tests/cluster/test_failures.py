@@ -1,0 +1,89 @@
+"""What fails on one node ends all, and every node says where it began."""
+
+from __future__ import annotations
+
+import re
+
+from cluster.clusters import PRELOAD, Clusters
+
+HANGS = """
+import os, torch.distributed as dist
+
+dist.init_process_group("gloo")
+import torch
+
+if dist.get_rank() == 2:
+    open("reached", "w").close()
+    import threading
+    threading.Event().wait()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_failure_on_one_node_is_restarted_and_told_on_all(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    nodes = cluster.start_all("launch.max_restarts=1", args=["hold"])
+    before = cluster.wait_for(4, 2)
+    cluster.write("fail.2")
+    after = cluster.wait_for(4, 2, before)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in after} == {"1"}
+    cluster.write("fail.3")
+    assert cluster.ended() == [3, 3]
+    result = cluster.result()
+    for attempt, rank in zip(result["attempts"], (2, 3), strict=True):
+        root = attempt["root_cause"]
+        assert (root["rank"], root["cause"]["type"]) == (rank, "Raised")
+        fates = {each["rank"]: each["fate"] for each in attempt["workers"]}
+        assert fates.pop(rank) == "failed"
+        assert set(fates.values()) == {"ended"}
+    assert result["root_cause"]["cause"]["message"] == "ValueError: rank 3 has had enough"
+    for number, node in enumerate(nodes):
+        assert "raised ValueError: rank 3 has had enough" in node.console
+        assert re.search(r"Root cause: rank 3.* on node 1 \(host1\)", node.console)
+        own = cluster.result(name=f"run/node_{number}")
+        assert [each["restart_count"] for each in own["attempts"]] == [0, 1]
+    report = cluster.verb("report", "run")
+    assert "rank 3" in report
+
+
+FAILS = """
+import os, torch.distributed as dist
+
+dist.init_process_group("gloo")
+import torch
+
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    raise ValueError("rank 1 is out of data")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_what_fails_on_other_nodes_because_of_a_failure_is_its_victim(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    cluster.write("fails.py", FAILS)
+    nodes = cluster.start_all(PRELOAD, script="fails.py", nproc=1)
+    assert cluster.ended() == [3, 3]
+    for node in nodes:
+        assert re.search(r"Root cause: rank 1.* on node 1 \(host1\)", node.console)
+        assert "ValueError: rank 1 is out of data" in node.console
+    result = cluster.result()
+    assert (result["root_cause"]["rank"], result["exit_code"]) == (1, 3)
+    fates = [each["fate"] for each in result["attempts"][0]["workers"]]
+    assert fates[0] in ("victim", "ended")
+    assert fates[1] == "failed"
+
+
+def test_a_hang_is_named_on_all_nodes_with_the_stacks_of_all(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    cluster.write("hangs.py", HANGS)
+    nodes = cluster.start_all("launch.watchdog={stall: 2s, warmup: 0s}", PRELOAD, script="hangs.py")
+    assert cluster.ended() == [4, 4]
+    assert (cluster.root / "reached").exists()
+    for node in nodes:
+        assert "rank 2" in node.console
+        assert "hangs.py:10" in node.console
+    result = cluster.result()
+    assert (result["state"], result["exit_code"]) == ("failed", 4)
+    stacks = sorted(path.name for path in cluster.root.glob("run/*/attempt_0/*/stacks*"))
+    assert len(stacks) == 4, stacks

@@ -1,0 +1,160 @@
+"""Nodes meet: who they are, how they find each other, and what keeps them from it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cluster.clusters import PORT, Clusters
+from cluster.networks import INTERFACE, Network
+
+
+def test_two_nodes_run_one_group_and_node_0_writes_what_became_of_it(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    first, second = cluster.start_all()
+    assert cluster.ended() == [0, 0]
+    workers = cluster.wait_for(4, 2)
+    assert [each.host for each in workers] == ["host0", "host0", "host1", "host1"]
+    assert {each.env["MASTER_ADDR"] for each in workers} == {"10.77.0.1"}
+    assert {each.env["TORCHELASTIC_RUN_ID"] for each in workers} == {"run"}
+    result = cluster.result()
+    assert (result["state"], result["exit_code"]) == ("succeeded", 0)
+    (attempt,) = result["attempts"]
+    assert [(each["rank"], each["pid"]) for each in attempt["workers"]] == [
+        (each.rank, each.pid) for each in workers
+    ]
+    nodes = [(each["node_rank"], each["hostname"], each["shared"]) for each in result["nodes"]]
+    assert nodes == [(0, "host0", True), (1, "host1", True)]
+    shown = cluster.verb("show", "run")
+    assert "rank 3  succeeded" in shown
+    assert "run/node_1/attempt_0/1" in shown
+    assert "logs in run/node_0/attempt_0" in first.console
+    assert "logs in run/node_1/attempt_0" in second.console
+
+
+def test_nodes_with_file_systems_of_their_own_and_numbers_of_workers_of_their_own(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(2, shared=False)
+    cluster.start(0, nproc=1)
+    second = cluster.start(1, nproc=3)
+    assert cluster.ended() == [0, 0]
+    workers = cluster.wait_for(4, 2)
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+    assert [[each.env[name] for name in names] for each in workers] == [
+        ["0", "0", "1", "0", "0"],
+        ["1", "0", "3", "1", "1"],
+        ["2", "1", "3", "1", "2"],
+        ["3", "2", "3", "1", "3"],
+    ]
+    assert {each.env["GROUP_WORLD_SIZE"] for each in workers} == {"2"}
+    result = cluster.result()
+    assert [each["nproc"] for each in result["nodes"]] == [1, 3]
+    assert [each["shared"] for each in result["nodes"]] == [True, False]
+    assert result["nodes"][1]["directory"] == str(cluster.directory(1) / "run" / "node_1")
+    assert [each["rank"] for each in result["attempts"][0]["workers"]] == [0, 1, 2, 3]
+    cluster.verb("show", "run")
+    # the other node has its own part only
+    assert not (cluster.directory(1) / "run" / "result.json").exists()
+    assert cluster.result(1, "run/node_1")["state"] == "succeeded"
+    assert "results in run/node_1" in second.console
+
+
+@pytest.mark.skipif(not Network.has_ipv6(), reason="the kernel of this machine has no IPv6")
+def test_nodes_meet_over_ipv6_and_over_the_interface_that_is_named(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    # torch numbers nodes by their addresses: the first of the group is not node 0
+    endpoint = f"[{cluster.network.address(1, 6)}]:{PORT}"
+    for number, node_rank in ((0, 1), (1, 0)):
+        override = f"launch.rdzv.interface={INTERFACE}"
+        cluster.start(number, override, endpoint=endpoint, node_rank=node_rank)
+    assert cluster.ended() == [0, 0]
+    workers = cluster.wait_for(4, 2)
+    assert [each.host for each in workers] == ["host0", "host0", "host1", "host1"]
+    assert {each.env["MASTER_ADDR"] for each in workers} == {cluster.network.address(0, 6)}
+    result = cluster.result()
+    assert result["state"] == "succeeded"
+    named = [(each["name"], each["group_rank"]) for each in result["nodes"]]
+    assert named == [("node 0 (host1)", 1), ("node 1 (host0)", 0)]
+    assert [each["rank"] for each in result["attempts"][0]["workers"]] == [0, 1, 2, 3]
+
+
+def test_an_interface_that_the_others_cannot_reach_is_told_on_every_node(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(2)
+    nodes = cluster.start_all("launch.rdzv.interface=lo")
+    assert cluster.ended() == [2, 2]
+    for node in nodes:
+        assert "leads to 127.0.0.1 on node 0 (host0)" in node.console
+        assert "node 1 (host1) cannot reach" in node.console
+        assert "launch.rdzv.interface" in node.console
+    assert not cluster.seen()
+
+
+def test_a_static_rendezvous_starts_its_group_again(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    nodes = cluster.start_all("launch.max_restarts=1", backend="static", args=["hold"])
+    before = cluster.wait_for(4, 2)
+    cluster.write("fail.3")
+    after = cluster.wait_for(4, 2, before)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in after} == {"1"}
+    cluster.go()
+    assert cluster.ended() == [0, 0]
+    assert [each["state"] for each in cluster.result()["attempts"]] == ["failed", "succeeded"]
+    for node in nodes:
+        assert "ValueError: rank 3 has had enough" in node.console
+
+
+NOWHERE = {
+    "nobody-listens": ("10.77.0.1:29400", r"10\.77\.0\.1:29400: Connection refused"),
+    "no-such-machine": ("10.77.0.99:29400", r"10\.77\.0\.99:29400: (No route to host|no answer)"),
+    "no-such-name": ("nowhere.invalid:29400", r"the name 'nowhere\.invalid' does not resolve"),
+    "loopback": ("127.0.0.1:29400", r"127\.0\.0\.1:29400: Connection refused"),
+}
+
+
+@pytest.mark.parametrize("case", NOWHERE)
+def test_a_node_that_reaches_nobody_says_where_it_looked_and_for_how_long(
+    clusters: Clusters, case: str
+) -> None:
+    endpoint, expected = NOWHERE[case]
+    cluster = clusters(2)
+    node = cluster.start(1, "launch.rdzv.join_timeout=2s", endpoint=endpoint)
+    assert node.ended() == 1
+    assert re.search(expected, node.console)
+    assert re.search(r"tried for [2-9]", node.console)
+    if case == "loopback":
+        assert "127.0.0.1 is this machine itself" in node.console
+        assert "set launch.rdzv.endpoint to an address of node 0" in node.console
+    else:
+        assert "is it started, and the port open?" in node.console
+    assert cluster.result(1, "run/node_1")["exit_code"] == 1
+
+
+def test_node_0_says_who_has_come_when_too_few_have(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    node = cluster.start(0, "launch.rdzv.join_timeout=2s", nnodes=3)
+    cluster.start(1, "launch.rdzv.join_timeout=2s", nnodes=3)
+    assert cluster.ended() == [1, 1]
+    assert re.search(r"of 3 nodes have come: host0 \(node_rank 0\)", node.console)
+    assert "launch.rdzv.join_timeout" in node.console
+    assert cluster.result()["state"] == "error"
+
+
+def test_plans_that_differ_are_an_error_on_every_node_and_start_nothing(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(2)
+    first = cluster.start(0, "launch.env.COLOUR=green", args=["hold"])
+    second = cluster.start(1, "launch.env.COLOUR=blue", args=["hold"])
+    assert cluster.ended() == [2, 2]
+    for node in (first, second):
+        assert "launch.env.COLOUR" in node.console
+        assert "node 0 (host0) -> node 1 (host1)" in node.console
+        assert "green" in node.console
+        assert "blue" in node.console
+    assert not cluster.seen()
+    assert not list(cluster.root.glob("run/*/attempt_*"))
+    assert cluster.result()["exit_code"] == 2

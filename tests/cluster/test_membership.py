@@ -1,0 +1,227 @@
+"""Nodes come, leave, are lost, cut off and stopped; the others notice, and go on or say why not."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+
+from cluster.clusters import PATIENCE, PORT, Cluster, Clusters, Node
+
+ELASTIC = "1:2"
+
+
+def blames(node: Node, name: str, what: str) -> bool:
+    """Return whether a launcher says that all ended for what happened to a node."""
+    found = re.search(r"Root cause: (.*) \(attempt \d+\) (.*)", node.console)
+    assert found, f"{node.name} names no root cause"
+    return found[1] == name and found[2].startswith(what)
+
+
+def nodes_of(cluster: Cluster) -> dict[int, str]:
+    """Return what result.json says of nodes, by their numbers."""
+    return {each["node_rank"]: each["said"] for each in cluster.result()["nodes"]}
+
+
+def test_an_elastic_run_takes_nodes_in_and_goes_on_without_those_that_leave(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(4)
+
+    def start(number: int) -> Node:
+        return cluster.start(number, nnodes="1:4", nproc=1, args=["hold"])
+
+    nodes = {0: start(0)}
+    alone = cluster.wait_for(1, 1)
+    nodes |= {number: start(number) for number in (1, 2)}
+    three = cluster.wait_for(3, 3, alone)
+    nodes[3] = start(3)
+    four = cluster.wait_for(4, 4, alone + three)
+    nodes[2].signal(signal.SIGTERM)
+    assert nodes[2].ended() == 128 + signal.SIGTERM
+    fewer = cluster.wait_for(3, 3, alone + three + four)
+    assert {each.host for each in fewer} == {"host0", "host1", "host3"}
+    nodes[2] = start(2)
+    again = cluster.wait_for(4, 4, alone + three + four + fewer)
+    cluster.go()
+    assert cluster.ended(*nodes.values()) == [0, 0, 0, 0]
+    # none of this was a restart that counts
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in again} == {"0"}
+    result = cluster.result()
+    assert result["state"] == "succeeded"
+    assert [each["node_rank"] for each in result["nodes"]] == [0, 1, 2, 3]
+    last = result["attempts"][-1]
+    assert last["state"] == "succeeded"
+    assert sorted(each["pid"] for each in last["workers"]) == sorted(each.pid for each in again)
+    assert len({each["attempt"] for each in result["attempts"]}) == len(result["attempts"])
+
+
+def test_a_node_that_leaves_ends_a_run_that_needs_it(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    first, second = cluster.start_all(args=["hold"])
+    cluster.wait_for(4, 2)
+    second.signal(signal.SIGTERM)
+    assert second.ended() == 128 + signal.SIGTERM
+    assert first.ended() == 3
+    assert blames(first, "node 1 (host1)", "was ended by SIGTERM")
+    result = cluster.result()
+    assert result["state"] == "failed"
+    assert result["root_cause"]["cause"]["type"] == "NodeGone"
+    assert nodes_of(cluster)[1] == "was ended by SIGTERM"
+
+
+def test_when_node_0_leaves_the_others_end_and_say_so(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    first, second = cluster.start_all(nnodes=ELASTIC, args=["hold"])
+    cluster.wait_for(4, 2)
+    first.signal(signal.SIGTERM)
+    assert first.ended() == 128 + signal.SIGTERM
+    assert second.ended() == 3
+    assert blames(second, "node 0 (host0)", "was ended by SIGTERM")
+    assert cluster.result()["state"] == "signalled"
+
+
+def test_a_link_that_is_cut_is_noticed_on_both_sides_and_the_node_can_come_again(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(2)
+    first, second = cluster.start_all(nnodes=ELASTIC, args=["hold"])
+    both = cluster.wait_for(4, 2)
+    cluster.network.cut(1)
+    fewer = cluster.wait_for(2, 1, both)
+    assert {each.host for each in fewer} == {"host0"}
+    assert second.ended() == 3
+    assert blames(second, "node 0 (host0)", "gave no sign of life")
+    cluster.network.mend(1)
+    again = cluster.start(1, nnodes=ELASTIC, args=["hold"])
+    whole = cluster.wait_for(4, 2, both + fewer)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in whole} == {"0"}
+    cluster.go()
+    assert cluster.ended(first, again) == [0, 0]
+    assert "node 1 (host1) gave no sign of life" in first.console
+    result = cluster.result()
+    assert [each["state"] for each in result["attempts"]][-1] == "succeeded"
+    assert nodes_of(cluster) == {0: "", 1: ""}
+
+
+def test_a_link_that_is_cut_for_a_moment_is_no_loss(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    cluster.start_all(args=["hold"])
+    cluster.wait_for(4, 2)
+    events = cluster.root / "run" / "node_1" / "events.jsonl"
+    cluster.network.cut(1)
+    cluster.pause(PATIENCE / 3)
+    cluster.network.mend(1)
+    cluster.pause(PATIENCE / 2)
+    cluster.go()
+    assert cluster.ended() == [0, 0]
+    assert "NodesAgreed" not in {json.loads(line)["type"] for line in events.open()}
+    assert len(cluster.seen()) == 4
+
+
+def test_the_loss_of_a_node_ends_a_run_that_needs_it(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    first, _ = cluster.start_all(args=["hold"])
+    cluster.wait_for(4, 2)
+    cluster.network.kill(1)
+    assert first.ended() == 3
+    assert blames(first, "node 1 (host1)", "gave no sign of life")
+    result = cluster.result()
+    assert result["state"] == "failed"
+    assert result["root_cause"]["cause"]["type"] == "NodeGone"
+    assert nodes_of(cluster)[1].startswith("gave no sign of life")
+    shown = cluster.verb("show", "run")
+    assert "node 1 (host1)" in shown
+
+
+def test_a_node_that_was_lost_can_come_again_for_a_restart(clusters: Clusters) -> None:
+    cluster = clusters(2)
+    first, _ = cluster.start_all("launch.max_restarts=1", args=["hold"])
+    before = cluster.wait_for(4, 2)
+    # no goodbye of the kernel's either
+    cluster.network.cut(1)
+    cluster.network.kill(1)
+    first.says("node 1 (host1) gave no sign of life")
+    cluster.network.mend(1)
+    second = cluster.start(1, "launch.max_restarts=1", args=["hold"])
+    after = cluster.wait_for(4, 2, before)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in after} == {"1"}
+    cluster.go()
+    assert cluster.ended(first, second) == [0, 0]
+    assert [each["state"] for each in cluster.result()["attempts"]] == ["failed", "succeeded"]
+
+
+@pytest.mark.parametrize("goodbye", [True, False], ids=["killed", "without-power"])
+def test_the_loss_of_node_0_ends_the_others(clusters: Clusters, goodbye: bool) -> None:
+    cluster = clusters(2)
+    # the first of the group is not node 0: torch numbers nodes by their addresses
+    endpoint = f"{cluster.network.address(1)}:{PORT}"
+    cluster.start(1, nnodes=ELASTIC, args=["hold"], endpoint=endpoint, node_rank=0)
+    other = cluster.start(0, nnodes=ELASTIC, args=["hold"], endpoint=endpoint, node_rank=1)
+    cluster.wait_for(4, 2)
+    if not goodbye:
+        cluster.network.cut(1)
+    cluster.network.kill(1)
+    assert other.ended() == 3
+    said = "closed the connection: its launcher is gone" if goodbye else "gave no sign of life"
+    assert blames(other, "node 0 (host1)", said)
+    own = cluster.result(name="run/node_1")
+    assert own["root_cause"]["cause"]["type"] == "NodeGone"
+    assert own["state"] == "failed"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_supervisor_that_is_stopped_for_a_moment_is_not_lost(
+    clusters: Clusters, number: int
+) -> None:
+    cluster = clusters(2)
+    nodes = cluster.start_all(args=["hold"])
+    cluster.wait_for(4, 2)
+    events = [cluster.root / "run" / f"node_{rank}" / "events.jsonl" for rank in (0, 1)]
+    nodes[number].signal(signal.SIGSTOP)
+    cluster.pause(PATIENCE / 2)
+    nodes[number].signal(signal.SIGCONT)
+    cluster.pause(PATIENCE / 2)
+    cluster.go()
+    assert cluster.ended() == [0, 0]
+    for path in events:
+        assert "NodesAgreed" not in {json.loads(line)["type"] for line in path.open()}
+    assert len(cluster.seen()) == 4
+
+
+def test_a_supervisor_that_is_stopped_for_long_comes_again_when_it_goes_on(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(2)
+    first, second = cluster.start_all(nnodes=ELASTIC, args=["hold"])
+    both = cluster.wait_for(4, 2)
+    second.signal(signal.SIGSTOP)
+    fewer = cluster.wait_for(2, 1, both)
+    assert {each.host for each in fewer} == {"host0"}
+    second.signal(signal.SIGCONT)
+    whole = cluster.wait_for(4, 2, both + fewer)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in whole} == {"0"}
+    cluster.go()
+    assert cluster.ended() == [0, 0]
+    for node in (first, second):
+        assert "node 1 (host1) gave no sign of life" in node.console
+
+
+def test_when_the_supervisor_of_node_0_is_stopped_for_long_the_others_end(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters(2)
+    first, second = cluster.start_all(nnodes=ELASTIC, args=["hold"])
+    both = cluster.wait_for(4, 2)
+    first.signal(signal.SIGSTOP)
+    assert second.ended() == 3
+    assert blames(second, "node 0 (host0)", "gave no sign of life")
+    first.signal(signal.SIGCONT)
+    alone = cluster.wait_for(2, 1, both)
+    assert {each.host for each in alone} == {"host0"}
+    cluster.go()
+    assert first.ended() == 0
+    assert cluster.result()["state"] == "succeeded"
+    assert "gave no sign of life" in nodes_of(cluster)[1]

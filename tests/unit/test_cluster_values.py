@@ -1,0 +1,310 @@
+"""What is written of nodes: numbers, endpoints, settings of a rendezvous, lists of hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lllaunch.cluster.hosts import expand_hosts
+from lllaunch.cluster.values import (
+    MOST_NODES,
+    format_endpoint,
+    format_nnodes,
+    is_ipv6,
+    parse_conf,
+    parse_endpoint,
+    parse_host,
+    parse_nnodes,
+    parse_port,
+)
+from lllaunch.errors import Unfit
+
+
+@pytest.mark.parametrize(
+    ("written", "counts"),
+    [
+        (1, (1, 1)),
+        (64, (64, 64)),
+        ("2", (2, 2)),
+        (" 2 ", (2, 2)),
+        ("1:1", (1, 1)),
+        ("1:4", (1, 4)),
+        ("08:16", (8, 16)),
+        (MOST_NODES, (MOST_NODES, MOST_NODES)),
+    ],
+)
+def test_numbers_of_nodes(written: Any, counts: tuple[int, int]) -> None:
+    assert parse_nnodes(written) == counts
+    assert parse_nnodes(format_nnodes(*counts)) == counts
+
+
+@pytest.mark.parametrize(
+    "written",
+    [0, -1, 1.0, True, None, [1], "", ":", "1:", ":4", "1:2:3", "-1", "1_0", "٣", "1 : 4", "x"],
+)
+def test_what_is_no_number_of_nodes(written: Any) -> None:
+    with pytest.raises(Unfit, match="a number of nodes"):
+        parse_nnodes(written)
+
+
+def test_a_range_of_nodes_goes_up() -> None:
+    with pytest.raises(Unfit) as unfit:
+        parse_nnodes("4:1")
+    assert unfit.value.hint == "did you mean '1:4'?"
+    with pytest.raises(Unfit, match="at most"):
+        parse_nnodes(MOST_NODES + 1)
+    with pytest.raises(Unfit, match="1 or more"):
+        parse_nnodes("0:4")
+
+
+@pytest.mark.parametrize(
+    ("written", "endpoint"),
+    [
+        ("host0:29500", ("host0", 29500)),
+        ("host0", ("host0", None)),
+        (" host0.a-b.example_c:1 ", ("host0.a-b.example_c", 1)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[fe80::1]:29500", ("fe80::1", 29500)),
+        ("[::1]", ("::1", None)),
+        ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+    ],
+)
+def test_endpoints(written: str, endpoint: tuple[str, int | None]) -> None:
+    assert parse_endpoint(written) == endpoint
+    assert parse_endpoint(format_endpoint(*endpoint)) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("", ""),
+        (":29500", ""),
+        ("host0:", ""),
+        ("host0:0", ""),
+        ("host0:65536", ""),
+        ("host0:http", ""),
+        ("host0:29500/x", ""),
+        ("host 0:29500", ""),
+        ("a,b:1", ""),
+        ("user@host:1", ""),
+        ("[host0]:1", ""),
+        ("[::1", ""),
+        ("[::1]1", ""),
+        ("[::1%]:1", ""),
+        ("host0\n:1", ""),
+        ("x" * 400, ""),
+        (29500, "name the host, and quote it"),
+        (True, ""),
+        (None, ""),
+        ("fe80::1", "write [fe80::1] or [fe80::1]:PORT"),
+        ("a:b:1", ""),
+        ("tcp://host0:29500", "leave out tcp://"),
+    ],
+)
+def test_what_is_no_endpoint(written: Any, hint: str) -> None:
+    with pytest.raises(Unfit) as unfit:
+        parse_endpoint(written)
+    assert unfit.value.hint == hint
+    assert unfit.value.code == "endpoint"
+
+
+@given(st.ip_addresses(v=6), st.integers(1, 65535) | st.none())
+def test_any_ipv6_address_comes_back(address: ipaddress.IPv6Address, port: int | None) -> None:
+    assert is_ipv6(str(address))
+    assert parse_endpoint(format_endpoint(str(address), port)) == (str(address), port)
+    assert parse_host(f"[{address}]") == parse_host(str(address)) == str(address)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_endpoint_or_none(text: str) -> None:
+    try:
+        host, port = parse_endpoint(text)
+    except Unfit:
+        return
+    assert parse_endpoint(format_endpoint(host, port)) == (host, port)
+    assert host
+    assert not any(character.isspace() for character in host)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "", "x", "-1", "1.0"])
+def test_what_is_no_port(port: str) -> None:
+    with pytest.raises(Unfit, match="from 1 to 65535"):
+        parse_port(port)
+    assert parse_port(" 80 ") == parse_port(80) == 80
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a/b", "[a]", None, 3, "a:1"])
+def test_what_is_no_host(host: Any) -> None:
+    with pytest.raises(Unfit, match="of a host"):
+        parse_host(host)
+
+
+@pytest.mark.parametrize(
+    ("written", "conf"),
+    [
+        (None, {}),
+        ("", {}),
+        (" ", {}),
+        ("a=1,b=x y", {"a": "1", "b": "x y"}),
+        (" last_call_timeout = 5 , url=a=b", {"last_call_timeout": "5", "url": "a=b"}),
+        ({"a": 1, "b": 1.5, "c": True, "d": "x"}, {"a": 1, "b": 1.5, "c": True, "d": "x"}),
+    ],
+)
+def test_settings_of_a_rendezvous(written: Any, conf: dict[str, Any]) -> None:
+    assert parse_conf(written) == conf
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("a", "'a' is no k=v"),
+        ("a=", "'a=' is no k=v"),
+        ("=1", "'=1' is no k=v"),
+        ("a=1,,b=2", "'' is no k=v"),
+        ({"a": None}, "a is neither text nor a number"),
+        ({"a": [1]}, "a is neither text nor a number"),
+        ({"a": ""}, "a is neither text nor a number"),
+        ({3: 1}, "3 is no name"),
+        ({"a b": 1}, "'a b' is no name"),
+        ({"last_call_timeout": "30s"}, "last_call_timeout is a whole number, of seconds or tries"),
+        ("keep_alive_interval=0.5", "keep_alive_interval is a whole number, of seconds or tries"),
+    ],
+)
+def test_what_is_no_setting_of_a_rendezvous(written: Any, said: str) -> None:
+    with pytest.raises(Unfit) as unfit:
+        parse_conf(written)
+    assert unfit.value.detail == said
+    assert "'k=v,k=v'" in unfit.value.expected
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("rank", "launch.node_rank"),
+        ("is_host", "launch.node_rank 0"),
+        ("endpoint", "launch.rdzv.endpoint"),
+        ("local_addr", "launch.rdzv.interface"),
+        ("min_nodes", "launch.nnodes"),
+        ("store_type", "launch.rdzv.endpoint"),
+    ],
+)
+def test_settings_with_a_place_of_their_own(name: str, instead: str) -> None:
+    for written in ({name: 1}, f"{name}=1"):
+        with pytest.raises(Unfit) as unfit:
+            parse_conf(written)
+        assert unfit.value.hint.startswith(f"leave {name} out: ")
+        assert instead in unfit.value.hint
+
+
+def test_settings_of_a_rendezvous_are_no_list() -> None:
+    with pytest.raises(Unfit) as unfit:
+        parse_conf(["a=1"])
+    assert unfit.value.code == "type"
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ("host", ["host"]),
+        ("a,b,c", ["a", "b", "c"]),
+        ("a[1-3]", ["a1", "a2", "a3"]),
+        ("a[01-02,7]b[1-2],c", ["a01b1", "a01b2", "a02b1", "a02b2", "a7b1", "a7b2", "c"]),
+        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
+        ("gpu[8-11]", ["gpu8", "gpu9", "gpu10", "gpu11"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("gnode[10,20,25,37]", ["gnode10", "gnode20", "gnode25", "gnode37"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("n[1-2].example.com,login-1", ["n1.example.com", "n2.example.com", "login-1"]),
+        ("n[2,1]", ["n2", "n1"]),
+        ("[1-2]", ["1", "2"]),
+        (" a[1] ", ["a1"]),
+    ],
+)
+def test_lists_of_hosts(written: str, names: list[str]) -> None:
+    assert expand_hosts(written) == names
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("", ",", "a,", "a,,b", "a[", "a]", "a[1", "a[[1]]", "a[1]]", "a[]", "a[1,]", "a[x]"),
+        *("a[1-]", "a[-1]", "a[2-1]", "a[1-2-3]", "a b", "a[1 2]", "a[1:4]", "a[+1]", "a[٣]"),
+    ],
+)
+def test_what_is_no_list_of_hosts(written: str) -> None:
+    with pytest.raises(Unfit, match="a list of hosts"):
+        expand_hosts(written)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"a[1-{MOST_NODES + 1}]",
+        f"a[1-{10**17}]",
+        "a[1-1000]b[1-1000]",
+        ",".join(["a[1-60000]", "b[1-60000]"]),
+        f"a[{','.join(['1-90000'] * 9)}]",
+    ],
+)
+def test_a_list_of_hosts_has_an_end(written: str) -> None:
+    with pytest.raises(Unfit) as unfit:
+        expand_hosts(written)
+    assert unfit.value.detail == f"it has more than {MOST_NODES} names"
+
+
+letters = st.text("abz.-", min_size=1, max_size=4)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A range as it is written, and its numbers."""
+    first = draw(st.integers(0, 1200))
+    last = draw(st.none() | st.integers(first, first + 5))
+    width = max(draw(st.integers(1, 4)), len(str(first)))
+    text = f"{first:0{width}d}"
+    if last is None:
+        return text, [text]
+    return f"{text}-{last}", [str(n).zfill(width) for n in range(first, last + 1)]
+
+
+@st.composite
+def names(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A name with brackets as it is written, and all that it stands for."""
+    written, parts = "", []
+    for kind in draw(st.lists(st.booleans(), min_size=1, max_size=4)):
+        if kind:
+            inner = draw(st.lists(ranges(), min_size=1, max_size=3))
+            written += f"[{','.join(text for text, _ in inner)}]"
+            parts.append([number for _, numbers in inner for number in numbers])
+        else:
+            text = draw(letters)
+            written += text
+            parts.append([text])
+    assume(len(list(itertools.product(*parts))) < 1000)
+    return written, ["".join(chosen) for chosen in itertools.product(*parts)]
+
+
+@given(st.lists(names(), min_size=1, max_size=4))
+def test_any_list_of_hosts_comes_to_its_names(lists: list[tuple[str, list[str]]]) -> None:
+    written = ",".join(text for text, _ in lists)
+    assert expand_hosts(written) == [name for _, those in lists for name in those]
+
+
+@given(st.lists(st.text("ab0189", min_size=1, max_size=5), min_size=1, max_size=5))
+def test_plain_names_stay_as_they_are(plain: list[str]) -> None:
+    assert expand_hosts(",".join(plain)) == plain
+
+
+@given(st.text("ab01-,[]٣ ", max_size=25))
+def test_any_text_is_a_list_of_hosts_or_none(text: str) -> None:
+    try:
+        found = expand_hosts(text)
+    except Unfit:
+        return
+    assert found
+    assert all(name and not {*name} & {*"[], "} for name in found)

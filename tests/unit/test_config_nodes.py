@@ -1,0 +1,652 @@
+"""``nnodes``, ``node_rank`` and ``rdzv``: what a config says of nodes, and what is left to them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lllaunch.config import plan
+from lllaunch.config.nodes import PORTS, RDZV_DEFAULTS, RDZV_KEYS, SYNONYMS
+from lllaunch.config.plan import (
+    SOURCES,
+    complete,
+    essential,
+    group_plan,
+    hash_of,
+    plan_hash,
+    plan_text,
+    portable_plan,
+)
+from lllaunch.config.resolve import resolve
+from lllaunch.config.schema import KEYS, defaults, schema_node
+from lllaunch.errors import ConfigError
+from lllaunch.spec import LaunchSpec, Nodes
+from lllaunch.std import Std
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "gpu[09-10]",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+TRAINJOB = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "cpu",
+    "PET_NODE_RANK": "0",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+}
+ELASTIC = {
+    "PET_NNODES": "1:4",
+    "PET_RDZV_BACKEND": "etcd-v2",
+    "PET_RDZV_ENDPOINT": "etcd",
+    "PET_RDZV_ID": "run-7",
+    "PET_RDZV_CONF": "protocol=https,timeout=30,join_timeout=120",
+}
+
+
+def spec_of(
+    launch: Any = None,
+    environ: dict[str, str] | None = None,
+    *,
+    cwd: str = "/",
+    out: str = "/out/day/time",
+    here: bool = True,
+    **more: Any,
+) -> LaunchSpec:
+    cfg = OmegaConf.create({"launch": {"entrypoint": "env", **(launch or {}), **more}})
+    return resolve(cfg, runtime_cwd=cwd, output_dir=out, environ=environ or {}, here=here)
+
+
+def nodes_of(launch: Any = None, environ: dict[str, str] | None = None, **more: Any) -> Nodes:
+    nodes = spec_of(launch, environ, **more).nodes
+    assert nodes is not None
+    return nodes
+
+
+def read_back(text: str, environ: dict[str, str] | None = None) -> LaunchSpec:
+    cfg = OmegaConf.create(text)
+    return resolve(cfg, runtime_cwd="/", output_dir="/out/day/time", environ=environ or {})
+
+
+def complaints(*args: Any, **more: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        spec_of(*args, **more)
+    return str(caught.value).splitlines()
+
+
+# By hand
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        {},
+        {"nnodes": 1},
+        {"nnodes": "1"},
+        {"nnodes": "1:1"},
+        {"nnodes": None, "rdzv": None, "node_rank": None},
+        {"nnodes": 1, "node_rank": 0},
+        {"nnodes": 1, "rdzv": {"backend": "static"}},
+        {"rdzv": {}},
+    ],
+)
+def test_one_node_is_none(launch: Any) -> None:
+    spec = spec_of(launch)
+    assert (spec.nodes, spec.detected, spec.run_id) == (None, (), "day-time")
+
+
+def test_by_hand() -> None:
+    launch = {"nnodes": 2, "node_rank": 0, "rdzv": {"endpoint": "host0:29500"}}
+    assert spec_of(launch).nodes == Nodes(2, 2, 0, "c10d", "host0", 29500, "", {}, None, 60, 600)
+    composed = {**schema_node(), "entrypoint": "env", **launch}
+    assert spec_of(composed).nodes == spec_of(launch).nodes
+
+
+def test_all_of_it() -> None:
+    rdzv = {
+        "backend": "etcd-v2",
+        "endpoint": "[fe80::1]",
+        "id": 4711,
+        "conf": {"protocol": "https", "last_call_timeout": 5},
+        "interface": "ib0",
+        "timeout": "30s",
+        "join_timeout": "1h",
+    }
+    conf = {"protocol": "https", "last_call_timeout": 5}
+    assert list(rdzv) == list(RDZV_KEYS)
+    spec = spec_of(nnodes="1:4", rdzv=rdzv)
+    assert spec.nodes == Nodes(
+        1, 4, None, "etcd-v2", "fe80::1", 2379, "4711", conf, "ib0", 30.0, 3600.0
+    )
+    assert spec.run_id == "4711"
+
+
+@pytest.mark.parametrize("backend", PORTS)
+def test_an_endpoint_without_a_port_has_the_backends(backend: str) -> None:
+    rdzv = {"backend": backend, "endpoint": "host0"}
+    assert nodes_of(nnodes=2, node_rank=1, rdzv=rdzv).port == PORTS[backend]  # type: ignore[index]
+    rdzv["endpoint"] = "host0:1234"
+    assert nodes_of(nnodes=2, node_rank=1, rdzv=rdzv).port == 1234
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        "last_call_timeout=5,join_timeout=300,read_timeout=30",
+        {"last_call_timeout": "5", "join_timeout": 300, "read_timeout": "30s"},
+        {"last_call_timeout": "5", "join_timeout": "5m", "timeout": 30, "read_timeout": 30},
+    ],
+)
+def test_torchs_timeouts_may_stand_among_its_settings(conf: Any) -> None:
+    nodes = nodes_of(nnodes=2, rdzv={"endpoint": "h", "conf": conf})
+    assert (nodes.conf, nodes.timeout, nodes.join_timeout) == ({"last_call_timeout": "5"}, 30, 300)
+    same = {"endpoint": "h", "conf": conf, "join_timeout": "5m", "timeout": 30}
+    assert nodes_of(nnodes=2, rdzv=same) == nodes
+
+
+@pytest.mark.parametrize(
+    ("launch", "run_id", "rdzv_id"),
+    [
+        ({}, "day-time", ""),
+        ({"rdzv": {"id": "a"}}, "a", "a"),
+        ({"run_id": "b"}, "b", "b"),
+        ({"run_id": "b", "rdzv": {"id": "a"}}, "b", "a"),
+    ],
+)
+def test_a_group_and_its_run_are_called_the_same_unless_it_is_said(
+    launch: Any, run_id: str, rdzv_id: str
+) -> None:
+    rdzv = {"endpoint": "h", **launch.get("rdzv", {})}
+    spec = spec_of(launch, nnodes=2, rdzv=rdzv)
+    assert spec.nodes is not None
+    assert (spec.run_id, spec.nodes.rdzv_id) == (run_id, rdzv_id)
+    # torchrun's --rdzv-id means something on one node, too
+    assert spec_of(launch).run_id == run_id
+
+
+# A config as YAML, and below it what is told.
+MISTAKES = """
+{nnodes: 2}
+    rdzv.endpoint: expected an endpoint (host:port), as launch.nnodes is 2, got null; give the
+    address of node 0, the same on all nodes [endpoint]
+{nnodes: '1:2', rdzv: {backend: etcd-v2}}
+    rdzv.endpoint: expected an endpoint (host:port), as launch.nnodes is 1:2, got null; give
+    the address of the etcd server [endpoint]
+{nnodes: 2, node_rank: 2, rdzv: {endpoint: h}}
+    node_rank: expected a number from 0 to 1, as launch.nnodes is 2, got 2; the first node is 0
+    [nodes]
+{node_rank: 1}
+    node_rank: expected 0, as launch.nnodes is 1, got 1; set nnodes [nodes]
+{nnodes: 2, rdzv: {backend: static, endpoint: h}}
+    node_rank: expected a number from 0 to 1, as launch.rdzv.backend is static, got null; set
+    it on each node [nodes]
+{nnodes: '1:2', node_rank: 0, rdzv: {backend: static, endpoint: h}}
+    nnodes: expected one number, as launch.rdzv.backend is static, got '1:2'; use c10d for a
+    range [nodes]
+{nnodes: atuo}
+    nnodes: expected a number of nodes (1, 2, ... or auto, or '1:4' for 1 to 4 of them), got
+    'atuo'; did you mean 'auto'? [nodes]
+{nnodes: '4:1'}
+    nnodes: expected MIN:MAX with a MAX that is not less than MIN, got '4:1'; did you mean
+    '1:4'? [nodes]
+{nnodes: 0}
+    nnodes: expected a number of nodes, 1 or more, got 0 [nodes]
+{rdzv: {backend: etcd}}
+    rdzv.backend: expected static, c10d or etcd-v2, got 'etcd'; did you mean 'etcd-v2'?
+    [choice]
+{rdzv: {endpoint: 'tcp://h:1'}}
+    rdzv.endpoint: expected an endpoint (host:port, [IPv6 address]:port), got 'tcp://h:1';
+    leave out tcp:// [endpoint]
+{rdzv: {endpoint: 'h:x'}}
+    rdzv.endpoint: expected a port from 1 to 65535, got 'h:x' [endpoint]
+{rdzv: 'host0:29500'}
+    rdzv: expected a mapping of settings (backend, endpoint, id, conf, interface, timeout,
+    join_timeout), got 'host0:29500'; did you mean {endpoint: host0:29500}? [type]
+{rdzv: c10d}
+    rdzv: expected a mapping of settings (backend, endpoint, id, conf, interface, timeout,
+    join_timeout), got 'c10d'; did you mean {backend: c10d}? [type]
+{rdzv: {conf: {is_host: true}}}
+    rdzv.conf: expected settings that have no place of their own, got {is_host: true}; leave
+    is_host out: the node with launch.node_rank 0 is the host [nodes]
+{rdzv: {conf: rank=0}}
+    rdzv.conf: expected settings that have no place of their own, got 'rank=0'; leave rank out:
+    launch.node_rank says it [nodes]
+{rdzv: {conf: {join_timeout: 300}, join_timeout: 10m}}
+    rdzv.conf: {join_timeout: 300} says another join_timeout than launch.rdzv.join_timeout;
+    leave one of them out [nodes]
+{rdzv: {conf: 'timeout=30,read_timeout=60'}}
+    rdzv.conf: 'timeout=30,read_timeout=60' says two timeouts; leave one of them out [nodes]
+{rdzv: {conf: {timeout: soon}}}
+    rdzv.conf: expected a duration (90, 90s, 10m, 1h30m, 1d), got {timeout: 'soon'} [duration]
+{rdzv: {conf: [1]}}
+    rdzv.conf: expected settings of torch's rendezvous, a mapping or text such as 'k=v,k=v',
+    got [1] [type]
+{rdzv: {interface: 10.0.0.1}}
+    rdzv.interface: expected the name of a network interface (ib0, eth0), got '10.0.0.1'; name
+    the interface, not its address [nodes]
+{rdzv: {interface: a b}}
+    rdzv.interface: expected the name of a network interface (ib0, eth0), got 'a b' [nodes]
+{rdzv: {timeout: 0}}
+    rdzv.timeout: expected a duration of more than 0, got 0 [duration]
+{rdzv: {id: ''}}
+    rdzv.id: expected text that is not empty, got '' [text]
+{rdzv: {id: true}}
+    rdzv.id: expected text, got true; quote it [text]
+{rdzv: {port: 1}}
+    rdzv.port: unknown setting; it is a part of endpoint: host:port [unknown-key]
+{rdzv: {rank: 1}}
+    rdzv.rank: unknown setting; did you mean 'launch.node_rank'? [unknown-key]
+{master_addr: h}
+    master_addr: unknown setting; several nodes meet at rdzv.endpoint (host:port); the workers
+    of one node meet on this machine [unknown-key]
+{local_addr: 10.0.0.1}
+    local_addr: unknown setting; rdzv.interface names the network interface whose address this
+    node has [unknown-key]
+{rdzv_backend: c10d}
+    rdzv_backend: unknown setting; did you mean 'rdzv.backend'? [unknown-key]
+"""
+
+
+def mistakes() -> Iterator[tuple[str, str]]:
+    for block in re.findall(r"^\S.*\n(?:    .*\n)+", MISTAKES, re.MULTILINE):
+        launch, *said = block.splitlines()
+        yield launch, " ".join(line.strip() for line in said)
+
+
+@pytest.mark.parametrize(("launch", "said"), [*mistakes()])
+def test_one_mistake_is_one_line(launch: str, said: str) -> None:
+    assert complaints(yaml.safe_load(launch)) == [f"launch.{said}"]
+
+
+def test_mistakes_are_told_together() -> None:
+    rdzv = {"backend": "etcd", "endpoint": 1, "timeout": -1, "conf": {"rank": 1}}
+    lines = complaints(nnodes=0, node_rank=-1, rdzv=rdzv)
+    assert [line.partition(": ")[0] for line in lines] == [
+        *("launch.nnodes", "launch.node_rank", "launch.rdzv.backend", "launch.rdzv.endpoint"),
+        *("launch.rdzv.conf", "launch.rdzv.timeout"),
+    ]
+
+
+def test_other_words_stand_for_settings_that_there_are() -> None:
+    meant = {word.removeprefix("launch.") for word in SYNONYMS.values()}
+    assert meant <= {*RDZV_KEYS, *KEYS}
+    assert not SYNONYMS.keys() & {*RDZV_KEYS}
+
+
+# Left to the environment
+
+
+def test_auto_takes_what_the_config_does_not_say() -> None:
+    spec = spec_of({"nnodes": "auto"}, SLURM)
+    assert spec.nodes == Nodes(2, 2, 1, "c10d", "gpu09", 10007, "7.0")
+    assert (spec.nproc, spec.run_id) == (4, "7.0")
+    assert [each.setting for each in spec.detected] == [
+        *("nnodes", "node_rank", "rdzv.endpoint", "rdzv.id", "nproc"),
+    ]
+    assert spec.tee == {0: Std.ALL, 1: Std.NONE, 2: Std.NONE, 3: Std.NONE}
+
+
+def test_what_the_config_says_is_stronger_setting_by_setting() -> None:
+    given: dict[str, Any] = {
+        "nproc": 1,
+        "node_rank": 0,
+        "rdzv": {"backend": "static", "endpoint": "head:1", "id": "x", "timeout": "5s"},
+    }
+    spec = spec_of(given, SLURM, nnodes="auto")
+    assert spec.nodes == Nodes(2, 2, 0, "static", "head", 1, "x", timeout=5)
+    assert (spec.nproc, spec.run_id) == (1, "x")
+    assert [each.setting for each in spec.detected] == ["nnodes"]
+    for key, setting in [("nproc", "nproc"), ("node_rank", "node_rank")]:
+        one = spec_of({key: given[key]}, SLURM, nnodes="auto")
+        assert [each.setting for each in one.detected if each.setting == setting] == []
+        assert len(one.detected) == 4
+    one = spec_of({"rdzv": {"endpoint": "head"}}, SLURM, nnodes="auto")
+    assert one.nodes == Nodes(2, 2, 1, "c10d", "head", 29400, "7.0")
+    assert one.nproc == 4
+    # a value that is the default is one that somebody has given
+    assert spec_of({"nproc": 1}, SLURM, nnodes="auto").nproc == 1
+    named = spec_of({"run_id": "mine"}, SLURM, nnodes="auto")
+    assert named.nodes is not None
+    assert (named.run_id, named.nodes.rdzv_id) == ("mine", "7.0")
+
+
+def test_all_that_torchrun_would_take() -> None:
+    spec = spec_of({"nnodes": "auto"}, ELASTIC)
+    conf = {"protocol": "https"}
+    assert spec.nodes == Nodes(
+        1, 4, None, "etcd-v2", "etcd", 2379, "run-7", conf, timeout=30, join_timeout=120
+    )
+    more = {"rdzv": {"conf": {"last_call_timeout": 5}, "join_timeout": "1h"}}
+    assert spec_of(more, ELASTIC, nnodes="auto").nodes == Nodes(
+        *(1, 4, None, "etcd-v2", "etcd", 2379, "run-7"), {"last_call_timeout": 5}, None, 60, 3600
+    )
+
+
+def test_a_word_for_the_number_of_workers() -> None:
+    assert spec_of({"nnodes": "auto"}, TRAINJOB).nproc >= 1
+    (line,) = complaints(
+        {"nnodes": "auto"},
+        {**TRAINJOB, "PET_NPROC_PER_NODE": "gpu", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert line.startswith("launch.nproc: 'gpu' found no visible GPU")
+
+
+@pytest.mark.parametrize("word", ["auto", "AUTO", " auto "])
+def test_auto_without_anything_is_one_node(word: str) -> None:
+    spec = spec_of({"nnodes": word})
+    assert (spec.nodes, spec.nproc, spec.run_id, spec.detected) == (None, 1, "day-time", ())
+    one = {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+    spec = spec_of({"nnodes": word}, one)
+    assert (spec.nodes, spec.nproc, spec.run_id) == (None, 4, "day-time")
+    assert [each.setting for each in spec.detected] == ["nnodes", "nproc"]
+
+
+def test_where_nothing_is_to_run_nothing_is_looked_up() -> None:
+    wrong = {**SLURM, "SLURM_NODEID": "9"}
+    spec = spec_of({"nnodes": "auto", "tee": "5:all"}, wrong, here=False)
+    assert (spec.nodes, spec.nproc, spec.detected) == (None, 1, ())
+    (line,) = complaints({"nnodes": "auto"}, wrong)
+    assert line == (
+        "launch.nnodes: 'auto' cannot be told from the environment: SLURM_NODEID: expected a "
+        "number from 0 to 1, as there are 2 nodes, got '9'; mend it, or write launch.nnodes, "
+        "launch.node_rank and launch.rdzv.endpoint instead of auto [nodes]"
+    )
+    # what is written is read all the same
+    assert spec_of({"nnodes": 2, "rdzv": {"endpoint": "h"}}, here=False).nodes is not None
+    assert complaints({"nnodes": 2}, here=False)[0].startswith("launch.rdzv.endpoint: expected")
+
+
+def test_what_the_environment_says_is_held_against_the_rules() -> None:
+    static = {"nnodes": "auto", "rdzv": {"backend": "static"}}
+    (line,) = complaints(static, {**ELASTIC, "PET_RDZV_BACKEND": "", "PET_NODE_RANK": "0"})
+    assert line.startswith("launch.nnodes: expected one number, as launch.rdzv.backend is static")
+    (line,) = complaints({"nnodes": "auto", "node_rank": 5}, SLURM)
+    assert line.startswith("launch.node_rank: expected a number from 0 to 1, as launch.nnodes is 2")
+    for conf, said in [
+        ("timeout=x", "expected a duration (90, 90s, 10m, 1h30m, 1d)"),
+        ("timeout=1,read_timeout=2", "says two timeouts"),
+    ]:
+        (line,) = complaints({"nnodes": "auto"}, {**ELASTIC, "PET_RDZV_CONF": conf})
+        assert line.startswith(
+            f"launch.nnodes: 'auto' cannot be told from the environment: PET_RDZV_CONF: {said}"
+        )
+
+
+def test_variables_for_several_nodes_mean_nothing_without_auto() -> None:
+    assert spec_of({}, {**SLURM, "SLURM_NODEID": "9"}).nodes is None
+    nodes = nodes_of({"nnodes": 3, "rdzv": {"endpoint": "h"}}, TRAINJOB)
+    assert (nodes.max_nodes, nodes.node_rank, nodes.host) == (3, None, "h")
+
+
+def test_only_auto_imports_what_looks() -> None:
+    code = (
+        "import sys; from omegaconf import OmegaConf; from lllaunch.config.resolve import resolve\n"
+        "for n in (1, 2, 'auto'):\n"
+        "  cfg = {'entrypoint': 'env', 'nnodes': n, 'rdzv': {'endpoint': 'h'}}\n"
+        "  resolve(OmegaConf.create({'launch': cfg}), runtime_cwd='/', output_dir='/out')\n"
+        "  print('lllaunch.cluster.detect' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={}
+    )
+    assert done.stdout.split() == ["False", "False", "True"]
+
+
+# In plans
+
+
+def test_the_defaults_are_those_of_the_schema_and_of_plans() -> None:
+    assert defaults()["rdzv"] == RDZV_DEFAULTS
+    assert {**plan._DEFAULTS["rdzv"], "interface": None} == RDZV_DEFAULTS
+    assert (plan._DEFAULTS["nnodes"], defaults()["nnodes"]) == (1, 1)
+
+
+def test_a_plan_of_one_node_says_nothing_of_nodes() -> None:
+    for launch in ({}, {"nnodes": 1, "node_rank": 0}, {"nnodes": "1:1", "rdzv": {}}):
+        launch_of_plan = essential(portable_plan(spec_of(launch)))["launch"]
+        assert not launch_of_plan.keys() & {"nnodes", "node_rank", "rdzv"}
+        assert plan_hash(spec_of(launch)) == plan_hash(spec_of())
+
+
+RDZV = {
+    "endpoint": "host0",
+    "conf": "last_call_timeout=5,join_timeout=120",
+    "interface": "ib0",
+    "timeout": 5,
+}
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        {"nnodes": "1:4", "rdzv": RDZV},
+        {"nnodes": 2, "node_rank": 1, "rdzv": {**RDZV, "backend": "static", "id": "12"}},
+        {"nnodes": 2, "run_id": "x", "rdzv": RDZV},
+        {"nnodes": 2, "run_id": "x", "rdzv": {**RDZV, "id": "x"}},
+        {"nnodes": 2, "run_id": "x", "rdzv": {**RDZV, "id": "\\${y}"}},
+        {"nnodes": 1, "rdzv": {"backend": "static"}},
+        {"nnodes": "auto"},
+        {"nnodes": "auto", "node_rank": 1, "rdzv": RDZV, "tee": "0:all 1-2:out", "nproc": 3},
+    ],
+)
+@pytest.mark.parametrize("environ", [{}, SLURM, TRAINJOB])
+def test_a_plan_is_a_config_of_the_same_run(launch: Any, environ: dict[str, str]) -> None:
+    if launch["nnodes"] == "auto" and "node_rank" in launch:
+        environ = environ or SLURM
+    spec = spec_of(launch, environ)
+    again = read_back(plan_text(spec), environ)
+    assert again == spec
+    assert plan_text(again) == plan_text(spec)
+    # as rerun reads it, on any machine
+    read = complete(essential(portable_plan(spec, SOURCES)), SOURCES)["launch"]
+    own = {"node_rank": 1} if "node_rank" in launch else {}
+    elsewhere = spec_of(
+        {**read, "cwd": "/", "log_dir": "/out/day/time", **own}, {**SLURM, "SLURM_NODEID": "0"}
+    )
+    assert hash_of(portable_plan(elsewhere)) == plan_hash(spec)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        {"nnodes": "auto"},
+        {"nnodes": "auto", "tee": "all"},
+        {"nnodes": "auto", "nproc": "auto"},
+        {"nnodes": "auto", "nproc": 1, "tee": "0:out"},
+        {"nnodes": "auto", "rdzv": RDZV},
+        {"nnodes": "auto", "rdzv": {"id": "x", "backend": "etcd-v2", "endpoint": "h"}},
+        {"nnodes": "auto", "run_id": "x"},
+        {"nnodes": "auto", "restart": {"on": ["failure"]}},
+    ],
+)
+def test_what_was_detected_is_in_no_plan(launch: Any) -> None:
+    plans = []
+    for environ in ({}, SLURM, {**SLURM, "SLURM_NODEID": "0"}, TRAINJOB, ELASTIC):
+        for here in (True, False):
+            plans.append(portable_plan(spec_of(launch, environ, here=here)))
+            text = yaml.safe_dump(plans[-1])
+            for detected in ("gpu09", "10007", "7.0", "job-node", "etcd:", "run-7", "https"):
+                assert detected not in text
+    assert all(each == plans[0] for each in plans)
+    assert plans[0]["launch"]["nnodes"] == "auto"
+    assert plans[0]["launch"]["nproc"] == launch.get("nproc")
+
+
+def test_what_is_a_nodes_own_is_in_no_hash() -> None:
+    launch = {"nnodes": 2, "rdzv": {"endpoint": "host0"}}
+    specs = [
+        spec_of(launch, node_rank=rank, rdzv={"endpoint": "host0", "interface": interface})
+        for rank, interface in [(0, "ib0"), (1, "eth0"), (1, None)]
+    ]
+    assert len({plan_hash(spec) for spec in specs}) == 1
+    for spec in specs:
+        node = portable_plan(spec)["launch"]
+        assert "node_rank" not in node
+        assert "interface" not in node["rdzv"]
+    others = [
+        {"nnodes": 3},
+        {"nnodes": "1:2"},
+        {"rdzv": {"endpoint": "host1"}},
+        {"rdzv": {"endpoint": "host0", "backend": "etcd-v2"}},
+        {"rdzv": {"endpoint": "host0", "timeout": 5}},
+        {"rdzv": {"endpoint": "host0", "conf": {"a": 1}}},
+    ]
+    hashes = {plan_hash(spec_of({**launch, **other})) for other in others}
+    assert len(hashes | {plan_hash(specs[0])}) == len(others) + 1
+
+
+def test_what_comes_from_the_environment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"HEAD": "hidden-head", "JOB": "hidden-job", "WAIT": "77s", "CERT": "/hidden/key"}
+    values |= {"NODES": "2", "RANK_HERE": "1", "IFACE": "hidden0"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    launch = {
+        "nnodes": "${oc.env:NODES}",
+        "node_rank": "${oc.env:RANK_HERE}",
+        "rdzv": {
+            "endpoint": "${oc.env:HEAD}:29500",
+            "id": "${oc.env:JOB}",
+            "conf": {"ssl_cert_key": "${oc.env:CERT}", "join_timeout": "${oc.env:WAIT}"},
+            "interface": "${oc.env:IFACE}",
+        },
+    }
+    spec = spec_of(launch)
+    assert spec.nodes == Nodes(
+        *(2, 2, 1, "c10d", "hidden-head", 29500, "hidden-job"),
+        conf={"ssl_cert_key": "/hidden/key"},
+        interface="hidden0",
+        join_timeout=77,
+    )
+    assert spec.run_id == "hidden-job"
+    assert "hidden/key" not in repr(spec)
+    portable = portable_plan(spec)
+    assert "hidden" not in yaml.safe_dump(portable)
+    assert "hidden" not in plan_text(spec)
+    assert portable["launch"]["nnodes"] == "${oc.env:NODES}"
+    assert portable["launch"]["rdzv"]["endpoint"] == "${oc.env:HEAD}:29500"
+    assert portable["launch"]["rdzv"]["conf"] == {
+        "ssl_cert_key": "${oc.env:CERT}",
+        "join_timeout": "${oc.env:WAIT}",
+    }
+    assert "run_id" not in portable["launch"]
+    again = read_back(plan_text(spec))
+    assert (again.nodes, again.run_id, plan_text(again)) == (
+        *(spec.nodes, spec.run_id, plan_text(spec)),
+    )
+    before = plan_hash(spec)
+    monkeypatch.setenv("HEAD", "another")
+    monkeypatch.setenv("JOB", "8")
+    monkeypatch.setenv("WAIT", "78s")
+    assert plan_hash(spec_of(launch)) == before
+    (line,) = complaints({**launch, "rdzv": {**launch["rdzv"], "endpoint": "${oc.env:HEAD}:x"}})
+    assert "another" not in line
+
+
+def test_a_plan_is_not_changed_by_being_looked_at() -> None:
+    spec = spec_of({"nnodes": "auto", "rdzv": {"interface": "ib0"}}, SLURM)
+    text = plan_text(spec)
+    portable_plan(spec)["launch"]["rdzv"]["backend"] = "x"
+    assert plan_text(spec) == text
+    assert yaml.safe_load(text)["launch"]["rdzv"]["interface"] == "ib0"
+
+
+# In common to all nodes
+
+
+def group_hash(launch: Any = None, **more: Any) -> str:
+    return hash_of(group_plan(portable_plan(spec_of(launch, **more))))
+
+
+def test_nodes_may_differ_in_what_is_their_own() -> None:
+    several = {"nnodes": 2, "rdzv": {"endpoint": "host0"}}
+    common = group_hash(several)
+    own: list[dict[str, Any]] = [
+        {"nproc": 2},
+        {"nproc": 8, "tee": "0:all", "redirects": "all"},
+        {"nproc": 2, "tee": "all", "redirects": "0:out"},
+        {"nproc": 2, "local_ranks_filter": 0},
+        {"nproc": "cpu"},
+        {"node_rank": 1, "log_dir": "/tmp/elsewhere", "run_id": "x"},
+        {"rdzv": {"endpoint": "localhost:1234", "interface": "ib0"}},
+    ]
+    for each in own:
+        assert group_hash({**several, **each}) == common
+    places = [group_hash(several, cwd=cwd, out=f"{cwd}/out") for cwd in ("/usr", "/tmp")]
+    assert places[0] == places[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"args": ["-0"]},
+        {"env": {"A": "b"}},
+        {"env_per_rank": {0: {"A": "b"}}},
+        {"max_restarts": 1},
+        {"nnodes": 3},
+        {"nnodes": "1:2"},
+        {"watchdog": "strict"},
+        {"rdzv": {"endpoint": "host0", "backend": "etcd-v2"}},
+        {"rdzv": {"endpoint": "host0", "timeout": "5s"}},
+        {"restart": {"on": "none"}},
+    ],
+)
+def test_nodes_may_not_differ_in_what_they_run(other: Any) -> None:
+    several = {"nnodes": 2, "rdzv": {"endpoint": "host0"}}
+    assert group_hash({**several, **other}) != group_hash(several)
+
+
+def test_what_nodes_have_in_common_is_plain_and_essential() -> None:
+    rdzv = {"endpoint": "host0", "join_timeout": "1h"}
+    portable = portable_plan(spec_of(nnodes=2, rdzv=rdzv, role="trainer"))
+    assert group_plan(portable) == group_plan(complete(essential(portable)))
+    assert group_plan(portable)["launch"] == {
+        "entrypoint": "env",
+        "nnodes": 2,
+        "rdzv": {"join_timeout": "1h"},
+        "role": "trainer",
+        "cwd": "/",
+    }
+
+
+@given(
+    st.sampled_from([1, 2, "1:4", "auto"]),
+    st.none() | st.just(0),
+    st.fixed_dictionaries(
+        {"endpoint": st.sampled_from(["h", "h:1", "[::1]", "10.0.0.1:7"])},
+        optional={
+            "backend": st.sampled_from(["c10d", "etcd-v2"]),
+            "id": st.sampled_from(["x", 7, "0007", "1e3", "a b", "\\${a}"]),
+            "conf": st.dictionaries(
+                st.sampled_from(["a", "b.c"]),
+                st.text("ab1e:#'", min_size=1, max_size=4)
+                | st.integers()
+                | st.booleans()
+                | st.floats(allow_nan=False, allow_infinity=False),
+            ),
+            "interface": st.sampled_from(["ib0", "eth0.7"]),
+            "timeout": st.floats(0.001, 1e6),
+            "join_timeout": st.integers(1, 10**6),
+        },
+    ),
+)
+def test_anything_comes_back_from_the_plan(nnodes: Any, rank: int | None, rdzv: Any) -> None:
+    spec = spec_of(nnodes=nnodes, node_rank=rank, rdzv=rdzv)
+    text = plan_text(spec)
+    again = read_back(text)
+    assert plan_text(again) == text
+    if nnodes != 1:
+        assert again == spec
