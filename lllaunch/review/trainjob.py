@@ -180,7 +180,7 @@ def fixed_count(counts: str | tuple[int, int]) -> int:
 
 def manifest(job: TrainJob) -> Iterator[str]:
     """Yield the lines of a manifest, in ASCII."""
-    yield from (f"# {line}" for line in _notes(job))
+    yield from (f"# {line}" for line in _head_comments(job))
     yield from _dumped(_document(job))
     yield from _of_environment(job)
 
@@ -223,7 +223,7 @@ def _resources(job: TrainJob) -> dict[str, Any]:
     return {name: value for name, value in both.items() if value}
 
 
-def _notes(job: TrainJob) -> Iterator[str]:
+def _head_comments(job: TrainJob) -> Iterator[str]:
     told = shlex.join(job.command)
     if told.isprintable() and told.isascii():
         # a line break in it would end the comment
