@@ -405,7 +405,8 @@ RDZV_DEFAULTS: Mapping[str, Any] = written_rdzv(_DEFAULTS)
 def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -> dict[Path, Any]:
     """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
     written = written_rdzv(rdzv.nodes((1, 2), None))
-    tree = _tree(settings) or {}
+    tree = _tree(settings)
+    tree = tree if isinstance(tree, dict) else {}
     if auto:
         # null is what the environment may say: no default, which is what the config says
         written |= dict.fromkeys(name for name in RDZV_KEYS if getattr(rdzv, name) is None)

@@ -24,6 +24,7 @@ _CAUSES: dict[str, RestartCause] = {
     "Silent": "hang",
     "HeartbeatLost": "hang",
     "HungInKernel": "hang",
+    "FoundElsewhere": "hang",
     "TimedOut": "timeout",
 }
 
