@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config import plan
-from lllaunch.config.nodes import PORTS, RDZV_DEFAULTS, RDZV_KEYS, SYNONYMS
+from lllaunch.config.nodes import PORTS, RDZV_DEFAULTS, RDZV_KEYS, SYNONYMS, nodes_ahead
 from lllaunch.config.plan import (
     SOURCES,
     complete,
@@ -650,3 +650,19 @@ def test_anything_comes_back_from_the_plan(nnodes: Any, rank: int | None, rdzv: 
     assert plan_text(again) == text
     if nnodes != 1:
         assert again == spec
+
+
+def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory() -> None:
+    launch = {key: None for key in ("nnodes", "node_rank", "rdzv")}
+    said = {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": "a:1", "id": "mine"}}
+    for rdzv in (said["rdzv"], OmegaConf.create(said["rdzv"])):
+        cfg = OmegaConf.create({"launch": {**launch, **said, "rdzv": rdzv}})
+        found = nodes_ahead(cfg, {})
+        assert found is not None
+        assert (found.node_rank, found.host, found.rdzv_id) == (1, "a", "mine")
+    assert nodes_ahead(OmegaConf.create({"launch": launch}), {}) is None
+    auto = OmegaConf.create({"launch": {**launch, "nnodes": "auto"}})
+    environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a", "PET_RDZV_ID": "x"}
+    found = nodes_ahead(auto, environ)
+    assert found is not None
+    assert (found.node_rank, found.rdzv_id) == (1, "x")
