@@ -653,7 +653,7 @@ def test_anything_comes_back_from_the_plan(nnodes: Any, rank: int | None, rdzv: 
 
 
 def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory() -> None:
-    launch = {key: None for key in ("nnodes", "node_rank", "rdzv")}
+    launch = dict.fromkeys(("nnodes", "node_rank", "rdzv"))
     said = {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": "a:1", "id": "mine"}}
     for rdzv in (said["rdzv"], OmegaConf.create(said["rdzv"])):
         cfg = OmegaConf.create({"launch": {**launch, **said, "rdzv": rdzv}})
