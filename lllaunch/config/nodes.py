@@ -209,7 +209,7 @@ def _checked(settings: Settings, nodes: Nodes) -> Nodes | None:
         which = "the etcd server" if etcd else "node 0, the same on all nodes"
         settings.findings.add(
             f"{settings.key_of('rdzv')}.endpoint",
-            None,
+            _items(settings).get("endpoint"),
             Unfit(f"{_ENDPOINT}, as {several}", f"give the address of {which}", code="endpoint"),
         )
     if nodes.backend == "static":
@@ -267,6 +267,11 @@ def _read_rdzv(settings: Settings) -> _Rdzv:
 def _tree(settings: Settings) -> Tree:
     """Return what somebody has set: what a default says the environment may say as well."""
     return settings["rdzv"] if settings.is_given("rdzv") else None
+
+
+def _items(settings: Settings) -> Mapping[str, Tree]:
+    tree = _tree(settings)
+    return tree if isinstance(tree, dict) else {}
 
 
 def _refuse_rdzv(value: object) -> None:
@@ -354,7 +359,7 @@ RDZV_DEFAULTS: Mapping[str, Any] = written_rdzv(_DEFAULTS)
 def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -> dict[Path, Any]:
     """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
     written = written_rdzv(rdzv.nodes((1, 2), None))
-    tree = _tree(settings) or {}
+    tree = _items(settings)
     if auto:
         # null is what the environment may say: no default, which is what the config says
         written |= dict.fromkeys(name for name in RDZV_KEYS if getattr(rdzv, name) is None)
