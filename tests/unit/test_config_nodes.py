@@ -288,7 +288,7 @@ def test_what_cannot_be_read_is_told_once() -> None:
         *("launch.node_rank", "launch.rdzv.endpoint"),
     ]
     assert len(complaints(nnodes="${nope}", node_rank=5)) == 1
-    assert len(complaints(nnodes=2, rdzv="${nope}")) == 2
+    assert len(complaints(nnodes=2, rdzv="${nope}")) == 1
 
 
 def test_other_words_stand_for_settings_that_there_are() -> None:
