@@ -178,13 +178,32 @@ def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch"
         None if it has one, or if something is wrong, which is told when all is read.
     """
     findings = Findings()
-    node = OmegaConf.select(cfg, key)
-    items = Reader(findings).read_items(node, key, ("nnodes", "node_rank", "rdzv"))
-    keys = {name: f"{key}.{name}" for name in KEYS}
-    settings = Settings({**defaults(), **items}, keys, findings)
+    settings = _settings_of(cfg, key, ("nnodes", "node_rank", "rdzv"), findings)
     around = HostContext("", "", key, {}, environ=environ)
     found = read_nodes(settings, around).nodes
     return None if findings.count else found
+
+
+def count_ahead(
+    cfg: DictConfig, findings: Findings, key: str = "launch"
+) -> Literal["auto"] | tuple[int, int] | None:
+    """Reads ``nnodes`` alone, whatever else the config says of nodes.
+
+    Args:
+        cfg: the composed config.
+        findings: takes what is wrong with it.
+        key: name of the launch node.
+
+    Returns:
+        The least and the most, or ``auto``; None if something is wrong.
+    """
+    return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", _read_nnodes, None)
+
+
+def _settings_of(cfg: DictConfig, key: str, names: tuple[str, ...], findings: Findings) -> Settings:
+    items = Reader(findings).read_items(OmegaConf.select(cfg, key), key, names)
+    keys = {name: f"{key}.{name}" for name in KEYS}
+    return Settings({**defaults(), **items}, keys, findings)
 
 
 def _placed(
