@@ -568,7 +568,7 @@ class NodeGroup:
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
             documents = [json.loads(text) for text in done.result()]
-            found = {each["name"]: each["result"] for each in documents}
+            found |= {each["name"]: each["result"] for each in documents}
             missing, now = sorted(expected - set(found)), time.monotonic()
             if not missing or now >= until or given_up():
                 return found
@@ -878,10 +878,12 @@ class _Watch:
         except RuntimeError as error:
             if "timeout" not in str(error).lower():
                 raise
-            # an answer as well, unless the other end is cut off
-            store.check(["ended"])
+            # An answer as well, unless the other end is cut off; torch's older store wakes nobody
+            # who waits for what is set by comparing.
+            has_ended = store.check(["ended"])
             self.contact = time.monotonic()
-            return False
+            if not has_ended:
+                return False
         self._wake(json.loads(store.get("ended")))
         return True
 
