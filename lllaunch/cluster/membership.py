@@ -172,6 +172,12 @@ class Roster:
         return next(rank for rank, member in enumerate(self.members) if member is not None)
 
     @property
+    def token(self) -> str:
+        """What node 0 has left in the run's directory, which names this run; empty without it."""
+        known = (member for member in self.members if member is not None)
+        return next((member.token for member in known if member.node_rank == 0), "")
+
+    @property
     def mixed(self) -> bool:
         """Whether some of them run torchrun."""
         return None in self.members

@@ -554,21 +554,26 @@ class Rendezvous:
 
     # The end
 
-    def give_result(self, text: str) -> None:
-        """Leave what became of this node's part of the run, for node 0."""
-        store = self._base
-        store.set(f"result/{store.add('results', 1)}", text)
+    def give_result(self, run: str, text: str) -> None:
+        """Leave what became of this node's part of the run, for node 0.
 
-    def results(self) -> list[bytes]:
-        """Return what nodes have left since this was asked before."""
+        Args:
+            run: names the run; a store may hold what others of the same id have left.
+            text: what became of it.
+        """
         store = self._base
-        self._due = [*self._due, *range(self._asked + 1, store.add("results", 0) + 1)]
+        store.set(f"{run}/result/{store.add(f'{run}/results', 1)}", text)
+
+    def results(self, run: str) -> list[bytes]:
+        """Return what nodes have left since this was asked before; argument as of `give_result`."""
+        store = self._base
+        self._due = [*self._due, *range(self._asked + 1, store.add(f"{run}/results", 0) + 1)]
         self._asked = max([self._asked, *self._due])
         ready = self._due
-        if ready and not store.check([f"result/{number}" for number in ready]):
-            ready = [number for number in ready if store.check([f"result/{number}"])]
+        if ready and not store.check([f"{run}/result/{number}" for number in ready]):
+            ready = [number for number in ready if store.check([f"{run}/result/{number}"])]
         self._due = [number for number in self._due if number not in ready]
-        found: list[bytes] = store.multi_get([f"result/{n}" for n in ready]) if ready else []
+        found: list[bytes] = store.multi_get([f"{run}/result/{n}" for n in ready]) if ready else []
         return found
 
     def leave(self, *, over: bool) -> None:

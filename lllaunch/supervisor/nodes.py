@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -287,7 +288,7 @@ class NodeGroup:
         roster = place.roster
         first = next((each for each in roster.members if each and each.node_rank == 0), None)
         mine = roster.members[place.group_rank]
-        if first is None or mine is None or mine.token == first.token:
+        if first is None or mine is None or mine.token == roster.token:
             return
         self._say(
             f"the files of this node are in {mine.hostname}:{mine.directory}: node 0 "
@@ -554,7 +555,8 @@ class NodeGroup:
         rendezvous = self._rendezvous
         if self._commands is not None and rendezvous is not None and self.place is not None:
             text = json.dumps({"name": self.name, "result": document})
-            self._commands.do(lambda: rendezvous.give_result(text)).wait(_FAREWELL_SECONDS)
+            run = self.place.roster.token
+            self._commands.do(lambda: rendezvous.give_result(run, text)).wait(_FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
@@ -577,7 +579,7 @@ class NodeGroup:
         until, said = time.monotonic() + seconds, time.monotonic() + _MOMENT_SECONDS
         found: dict[str, dict[str, Any]] = {}
         while True:
-            done = commands.do(rendezvous.results)
+            done = commands.do(functools.partial(rendezvous.results, roster.token))
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
             documents = [json.loads(text) for text in done.result()]
