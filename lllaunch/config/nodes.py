@@ -181,7 +181,7 @@ def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch"
     node = OmegaConf.select(cfg, key)
     items = Reader(findings).read_items(node, key, ("nnodes", "node_rank", "rdzv"))
     keys = {name: f"{key}.{name}" for name in KEYS}
-    settings = Settings({**defaults(), **items}, keys, findings)
+    settings = Settings({**defaults(), **items}, keys, findings, given=items.keys())
     around = HostContext("", "", key, {}, environ=environ)
     found = read_nodes(settings, around).nodes
     return None if findings.count else found

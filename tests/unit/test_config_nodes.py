@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config import plan
-from lllaunch.config.nodes import PORTS, RDZV_DEFAULTS, RDZV_KEYS, SYNONYMS
+from lllaunch.config.nodes import PORTS, RDZV_DEFAULTS, RDZV_KEYS, SYNONYMS, nodes_ahead
 from lllaunch.config.plan import (
     SOURCES,
     complete,
@@ -650,3 +650,17 @@ def test_anything_comes_back_from_the_plan(nnodes: Any, rank: int | None, rdzv: 
     assert plan_text(again) == text
     if nnodes != 1:
         assert again == spec
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": "host0:29400", "id": "a"}},
+        {"nnodes": "1:4", "rdzv": {"endpoint": "[fd77::1]", "conf": {"keep_alive_interval": 1}}},
+        {"nnodes": "auto", "nproc": 1},
+    ],
+)
+def test_the_nodes_of_a_run_are_known_before_it_has_a_directory(node: dict[str, Any]) -> None:
+    known = nodes_ahead(OmegaConf.create({"launch": node}), SLURM)
+    assert known is not None
+    assert known == spec_of(node, SLURM).nodes
