@@ -374,8 +374,8 @@ class Rendezvous:
 
     def _lost_for_good(self) -> bool:
         try:
-            text = self._round.get("ended") if self._round.check(["ended"]) else b"{}"
-            return bool(json.loads(text).get("gone"))
+            keys = [key for key in ("settled", "ended") if self._round.check([key])]
+            return bool(keys and json.loads(self._round.get(keys[0])).get("gone"))
         except (RuntimeError, ValueError):
             return True
 
@@ -439,9 +439,21 @@ class Rendezvous:
         return bool(self._handler.num_nodes_waiting() > 0)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Say why the attempt ends, unless somebody has said so before."""
+        """Say why the attempt ends, unless somebody has said so before.
+
+        That a node is gone is stronger than a failure that not all have heard of.
+        """
+        assert self.place is not None
         if self._round.add("ended_by", 1) == 1:
+            self._round.set(f"heard/{self.place.group_rank}", "1")
             self._round.set("ended", json.dumps(document))
+        elif document.get("gone"):
+            self.settle(document)
+
+    def settle(self, document: Mapping[str, Any]) -> None:
+        """Say why the attempt ends, where the first word was in question."""
+        if self._round.add("settled_by", 1) == 1:
+            self._round.set("settled", json.dumps(document))
 
     def finish(self) -> None:
         """Arrive at the exit barrier; the last one ends the attempt with success."""

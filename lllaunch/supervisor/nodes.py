@@ -791,6 +791,10 @@ class _Watch:
     The first node that can looks after all others, and they after it: so each round of looks costs
     the store a constant number of operations per node.
 
+    A failure may be all that is seen of a node that is gone: connections to it break at once, and
+    its signs of life end later. So all answer when they hear of one. Only when the first node has
+    their answers, or has waited in vain for one, does it settle why the attempt ends.
+
     Attributes:
         contact: moment of the last answer of the store, seconds of the monotonic clock.
         at_barrier: whether this node waits for the others to be done.
@@ -817,6 +821,8 @@ class _Watch:
         self._next_beat = 0.0
         self._stop = threading.Event()
         self._told_joiners = False
+        # the first word, while it is in question
+        self._claim: dict[str, Any] | None = None
         self.contact = time.monotonic()
         self.at_barrier = False
         members = place.roster.members
@@ -874,15 +880,36 @@ class _Watch:
             self._wake({"how": "succeeded"})
             return True
         try:
-            store.wait(["ended"], timedelta(seconds=pause))
+            store.wait(self._awaited(), timedelta(seconds=pause))
         except RuntimeError as error:
             if "timeout" not in str(error).lower():
                 raise
             # an answer as well, unless the other end is cut off
-            store.check(["ended"])
+            settled = store.check(["settled"])
             self.contact = time.monotonic()
-            return False
-        self._wake(json.loads(store.get("ended")))
+            if not settled:
+                return False
+        return self._hear(store)
+
+    def _awaited(self) -> list[str]:
+        """Return the keys that are waited for."""
+        if self._claim is None:
+            return ["ended"]
+        return [f"heard/{rank}" for rank in self._watched] if self._leads else ["settled"]
+
+    def _hear(self, store: Any) -> bool:
+        """Hear what was waited for; return whether that is the end of the attempt."""
+        if self._claim is None:
+            document = json.loads(store.get("ended"))
+            if _is_in_question(document):
+                self._claim = document
+                store.set(f"heard/{self._place.group_rank}", "1")
+                return False
+        else:
+            if self._leads:
+                self._rendezvous.settle(self._claim)
+            document = json.loads(store.get("settled"))
+        self._wake(document)
         return True
 
     def _beat(self, store: Any) -> None:
@@ -894,7 +921,10 @@ class _Watch:
         )
         counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
-        if lost and not self._is_over():
+        if self._claim is not None and self._claim["group_rank"] in lost:
+            # it had failed, and left
+            self._rendezvous.settle(self._claim)
+        elif lost and not self._is_over():
             seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0
             first = min(lost)
             self._rendezvous.end(
@@ -915,6 +945,11 @@ class _Watch:
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
             self._wake(_Joiners())
+
+
+def _is_in_question(document: Mapping[str, Any]) -> bool:
+    """Return whether what a node says first may be but a consequence of the loss of another."""
+    return document["how"] == "failed" and not document.get("finding")
 
 
 def _first_line(error: BaseException) -> str:
