@@ -100,6 +100,12 @@ the first of `SKYPILOT_NODE_IPS` | `DSTACK_MASTER_NODE_IP` |
 | `nproc` | `SLURM_GPUS_ON_NODE` | `PET_NPROC_PER_NODE` | `SKYPILOT_NUM_GPUS_PER_NODE` | \
 `DSTACK_GPUS_PER_NODE` |
 
+Where one of Slurm's is not set, another says the same: `SLURM_NNODES`, then
+`SLURM_JOB_NUM_NODES`; `SLURM_JOB_NODELIST`, then `SLURM_NODELIST`; `SLURM_JOBID`;
+`SLURM_STEPID`; `SLURM_GPUS_PER_NODE`. So does `DSTACK_RUN_NAME` for `DSTACK_RUN_ID`. By
+`SLURM_STEP_NUM_TASKS`, else `SLURM_NTASKS`, and by `SLURM_LOCALID` it is seen whether a node has
+more than one launcher.
+
 Of torchrun's environment `PET_RDZV_BACKEND` and `PET_RDZV_CONF` are read, too. Without the former
 the backend is `c10d`, as everywhere here, and not torchrun's `static`: say `rdzv.backend: static`
 where some of the nodes run torchrun.
@@ -107,6 +113,10 @@ where some of the nodes run torchrun.
 Each node has one launcher: on Slurm that is `srun --ntasks-per-node=1`. Without `srun`, in a batch
 script or the shell of `salloc`, a job on several nodes is an error; so are variables that are
 missing or contradict each other. Where none of them is set there is one node.
+
+How to run on [several nodes](../howto/several-nodes.md), on
+[Kubernetes](../howto/kubernetes.md), with [SkyPilot](../howto/skypilot.md) and
+[dstack](../howto/dstack.md).
 """
 
 PRESETS_HEAD = """\

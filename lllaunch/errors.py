@@ -60,6 +60,7 @@ Code = Literal[
     "sweeper",
     "text",
     "too-large",
+    "trainjob",
     "type",
     "unknown-key",
     "unlocked-variable",

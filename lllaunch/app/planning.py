@@ -119,7 +119,7 @@ def plan_job(
         users_own=users_own,
         here=here,
     )
-    _expect_quoted(cfg)
+    expect_quoted(cfg)
     if user is None:
         _expect_no_own_app(spec)
     nodes = ("launch",) if outer is None else ("launch", outer)
@@ -141,11 +141,17 @@ def plan_job(
 _SEXAGESIMAL = 61
 
 
-def _expect_quoted(cfg: DictConfig) -> None:
+def expect_quoted(cfg: DictConfig) -> None:
     """Raise if ``nnodes`` is a range that YAML took for a number of base 60: ``1:4`` for 64.
 
     Only the file can tell it from a number that somebody wrote. So where it may be one, the files
     that the config is made of are read again.
+
+    Args:
+        cfg: the composed config, which is Hydra's of this process.
+
+    Raises:
+        ConfigError: as said; it names the file and the line.
     """
     count = OmegaConf.select(cfg, "launch.nnodes", throw_on_resolution_failure=False)
     if not isinstance(count, int) or count < _SEXAGESIMAL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -199,6 +200,20 @@ class Roster:
             if member is not None and first is not None and member.network != first.network:
                 return rank
         return None
+
+
+def packed(text: str) -> bytes:
+    """Return a text as it is stored where each node reads what all have said.
+
+    A thousand rosters of a thousand nodes are hundreds of MB; what nodes say of themselves is
+    nearly the same.
+    """
+    return zlib.compress(text.encode(), 1)
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return what `packed` has packed."""
+    return zlib.decompress(data)
 
 
 def is_loopback(host: str) -> bool:

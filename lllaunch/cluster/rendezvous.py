@@ -30,7 +30,9 @@ from lllaunch.cluster.membership import (
     Share,
     is_loopback,
     missing_text,
+    packed,
     shares,
+    unpacked,
 )
 from lllaunch.cluster.values import format_endpoint
 from lllaunch.errors import RendezvousFailed
@@ -49,6 +51,9 @@ _IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 # What a read of node 0's clock may take, seconds.
 _CLOCK_SECONDS = 2.0
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+# What the workers of all nodes may be idle by, and when those are that have ended.
+_IDLE_KINDS = ("stall", "silence")
+_FOR_EVER = 2**63
 # torch's defaults of a rendezvous that changes.
 KEEP_ALIVE_INTERVAL = 5
 KEEP_ALIVE_ATTEMPTS = 3
@@ -159,6 +164,9 @@ class Rendezvous:
         self._base: Any = None
         self._greeted = False
         self._rounds = 0
+        # The last result that was asked for, and those that were promised and have not come.
+        self._asked = 0
+        self._due: list[int] = []
         self._torch_store: Any = None
         self._round: Any = None
         self.clock_offset: float | None = None
@@ -307,8 +315,24 @@ class Rendezvous:
         Raises:
             RendezvousFailed: not enough nodes came in time, or the run is over.
         """
-        self._forget_last_store()
-        info = self._rendezvous()
+        until = time.monotonic() + self._nodes.join_timeout
+        while True:
+            self._forget_last_store()
+            info = self._rendezvous()
+            try:
+                return self._agree(info, member, plan)
+            except RuntimeError as error:
+                # A node was lost after it was counted in, and what it was to say never comes: all
+                # others find that out, and meet once more.
+                late = "timeout" in str(error).lower()
+                if late and self._nodes.backend != "static" and time.monotonic() < until:
+                    continue
+                at = format_endpoint(self._nodes.host, self._nodes.port)
+                text = f"the nodes have met at {at}, and one was lost: {_innermost(error)}"
+                raise RendezvousFailed(text) from error
+
+    def _agree(self, info: Any, member: Callable[[], Member], plan: str) -> Place:
+        """Agree on ranks with the nodes of a round."""
         self._torch_store = info.store
         if self._base is None:
             self._base = _below("lllaunch/run", info.store)
@@ -319,15 +343,11 @@ class Rendezvous:
         before = self.place.roster.members if self.place is not None else ()
 
         def lay_out(nodes: Sequence[tuple[str, int]]) -> None:
-            members: list[Member | None] = []
-            for other in range(len(nodes)):
-                # it says so before it tells torch's part; in a round that is no new one to torch,
-                # that is there already
-                again = self._nodes.backend == "static" and before and before[other] is not None
-                known = again or self._round.check([f"member/{other}"])
-                text = self._round.get(f"member/{other}") if known else None
-                members.append(None if text is None else Member.from_json(text))
-            self._round.set("roster", _with_plan(Roster.of(members), plan).to_json())
+            known = self._who_says_more(len(nodes), before)
+            texts = self._round.multi_get([f"member/{other}" for other in known])
+            said = dict(zip(known, map(Member.from_json, texts), strict=True))
+            roster = Roster.of([said.get(other) for other in range(len(nodes))])
+            self._round.set("roster", packed(_with_plan(roster, plan).to_json()))
 
         share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
         bootstrap = info.bootstrap_store_info
@@ -344,6 +364,17 @@ class Rendezvous:
             restarts=roster.restarts,
         )
         return self.place
+
+    def _who_says_more(self, size: int, before: Sequence[Member | None]) -> list[int]:
+        """Return the group ranks of nodes that do not run torchrun."""
+        # It says so before it tells torch's part; in a round that is no new one to torch, that is
+        # there already.
+        if self._nodes.backend == "static" and before:
+            return [rank for rank, member in enumerate(before) if member is not None]
+        ranks = range(size)
+        if self._round.check([f"member/{rank}" for rank in ranks]):
+            return list(ranks)
+        return [rank for rank in ranks if self._round.check([f"member/{rank}"])]
 
     def _own(self, store: Any) -> Any:
         # a static rendezvous has one store for all rounds
@@ -403,7 +434,7 @@ class Rendezvous:
     def _read_roster(self, size: int, plan: str, *, known: bool) -> Roster:
         """Return who is there, as the first node has laid it out, or as can be seen without it."""
         if known or self._round.check(["roster"]):
-            return Roster.from_json(self._round.get("roster"))
+            return Roster.from_json(unpacked(self._round.get("roster")))
         # group rank 0 runs torchrun
         members = [
             Member.from_json(self._round.get(key)) if self._round.check([key]) else None
@@ -444,20 +475,32 @@ class Rendezvous:
         That a node is gone is stronger than a failure that not all have heard of.
         """
         assert self.place is not None
-        if self._round.add("ended_by", 1) == 1:
+        if document["how"] == "failed":
             self._round.set(f"heard/{self.place.group_rank}", "1")
-            self._round.set("ended", json.dumps(document))
-        elif document.get("gone"):
+        if not self._put("ended", json.dumps(document)) and document.get("gone"):
             self.settle(document)
 
     def settle(self, document: Mapping[str, Any]) -> None:
         """Say why the attempt ends, where the first word was in question."""
-        if self._round.add("settled_by", 1) == 1:
-            self._round.set("settled", json.dumps(document))
+        self._put("settled", json.dumps(document))
+
+    def _put(self, key: str, text: str) -> bool:
+        """Set a key of the round that nobody has set; return whether that was so."""
+        if self._nodes.backend != "etcd-v2":
+            # In one step: a node that is lost between two would leave all others waiting.
+            found: bytes = self._round.compare_set(key, "", text)
+            return found == text.encode()
+        first = bool(self._round.add(f"{key}_by", 1) == 1)
+        if first:
+            self._round.set(key, text)
+        return first
 
     def finish(self) -> None:
         """Arrive at the exit barrier; the last one ends the attempt with success."""
         assert self.place is not None
+        # where no worker is left none does anything any more
+        mine = [f"{kind}/{self.place.group_rank}" for kind in _IDLE_KINDS]
+        self._round.multi_set(mine, [str(_FOR_EVER)] * len(mine))
         size = self.place.size
         last = arrive(self._torch_store, size)
         if self._nodes.backend == "static":
@@ -472,23 +515,27 @@ class Rendezvous:
         The first node that can asks all others, and they ask it.
 
         Args:
-            kind: what that means, one word.
+            kind: what that means, ``stall`` or ``silence``.
             now: the moment, nanoseconds since the epoch by node 0's clock.
             valid: for how long what a node says holds, seconds.
         """
         assert self.place is not None
         roster, store = self.place.roster, self._round
         store.set(f"{kind}/{self.place.group_rank}", str(now))
-        if self.place.group_rank != roster.leader:
+        leads, leaders = self.place.group_rank == roster.leader, f"{kind}/{roster.leader}"
+        if not store.check([leaders]):
+            return False
+        if not leads and int(store.get(leaders)) != _FOR_EVER:
             keys = [kind]
         else:
+            # also where the leader has ended, and asks nobody any more
             known = [rank for rank, member in enumerate(roster.members) if member is not None]
             keys = [f"{kind}/{rank}" for rank in known]
         if not store.check(keys):
             return False
         oldest = min(int(text) for text in store.multi_get(keys))
         idle = now - oldest <= valid * 1e9
-        if idle and self.place.group_rank == roster.leader:
+        if idle and leads:
             store.set(kind, str(now))
         return idle
 
@@ -513,15 +560,15 @@ class Rendezvous:
         self._round.set(f"stacks/{self.place.group_rank}", text)
         if self.place.group_rank != roster.leader:
             self._round.wait(["group_stacks"], _left(until + 1.0))
-            found: dict[str, Any] = json.loads(self._round.get("group_stacks"))
-            return found
-        texts: dict[int, bytes] = {}
-        for rank, member in enumerate(roster.members):
-            if member is not None:
-                with contextlib.suppress(RuntimeError):
-                    self._round.wait([f"stacks/{rank}"], _left(until))
-                    texts[rank] = self._round.get(f"stacks/{rank}")
-        document = judge(texts)
+            told: dict[str, Any] = json.loads(self._round.get("group_stacks"))
+            return told
+        known = [rank for rank, member in enumerate(roster.members) if member is not None]
+        with contextlib.suppress(RuntimeError):
+            self._round.wait([f"stacks/{rank}" for rank in known], _left(until))
+        if not self._round.check([f"stacks/{rank}" for rank in known]):
+            known = [rank for rank in known if self._round.check([f"stacks/{rank}"])]
+        found = self._round.multi_get([f"stacks/{rank}" for rank in known])
+        document = judge(dict(zip(known, found, strict=True)))
         self._round.set("group_stacks", json.dumps(document))
         return document
 
@@ -537,10 +584,16 @@ class Rendezvous:
         store.set(f"result/{store.add('results', 1)}", text)
 
     def results(self) -> list[bytes]:
-        """Return what nodes have left."""
+        """Return what nodes have left since this was asked before."""
         store = self._base
-        keys = [f"result/{number}" for number in range(1, store.add("results", 0) + 1)]
-        return [store.get(key) for key in keys if store.check([key])]
+        self._due = [*self._due, *range(self._asked + 1, store.add("results", 0) + 1)]
+        self._asked = max([self._asked, *self._due])
+        ready = self._due
+        if ready and not store.check([f"result/{number}" for number in ready]):
+            ready = [number for number in ready if store.check([f"result/{number}"])]
+        self._due = [number for number in self._due if number not in ready]
+        found: list[bytes] = store.multi_get([f"result/{n}" for n in ready]) if ready else []
+        return found
 
     def leave(self, *, over: bool) -> None:
         """Take leave of the other nodes.

@@ -178,13 +178,32 @@ def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch"
         None if it has one, or if something is wrong, which is told when all is read.
     """
     findings = Findings()
-    node = OmegaConf.select(cfg, key)
-    items = Reader(findings).read_items(node, key, ("nnodes", "node_rank", "rdzv"))
-    keys = {name: f"{key}.{name}" for name in KEYS}
-    settings = Settings({**defaults(), **items}, keys, findings, given=items.keys())
+    settings = _settings_of(cfg, key, ("nnodes", "node_rank", "rdzv"), findings)
     around = HostContext("", "", key, {}, environ=environ)
     found = read_nodes(settings, around).nodes
     return None if findings.count else found
+
+
+def count_ahead(
+    cfg: DictConfig, findings: Findings, key: str = "launch"
+) -> Literal["auto"] | tuple[int, int] | None:
+    """Reads ``nnodes`` alone, whatever else the config says of nodes.
+
+    Args:
+        cfg: the composed config.
+        findings: takes what is wrong with it.
+        key: name of the launch node.
+
+    Returns:
+        The least and the most, or ``auto``; None if something is wrong.
+    """
+    return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", _read_nnodes, None)
+
+
+def _settings_of(cfg: DictConfig, key: str, names: tuple[str, ...], findings: Findings) -> Settings:
+    items = Reader(findings).read_items(OmegaConf.select(cfg, key), key, names)
+    keys = {name: f"{key}.{name}" for name in KEYS}
+    return Settings({**defaults(), **items}, keys, findings, given=items.keys())
 
 
 def _placed(
@@ -239,9 +258,10 @@ def _checked(settings: Settings, nodes: Nodes) -> Nodes | None:
     if not nodes.host:
         etcd = nodes.backend == "etcd-v2"
         which = "the etcd server" if etcd else "node 0, the same on all nodes"
+        tree = _tree(settings)
         settings.findings.add(
             f"{settings.key_of('rdzv')}.endpoint",
-            None,
+            tree.get("endpoint") if isinstance(tree, dict) else tree,
             Unfit(f"{_ENDPOINT}, as {several}", f"give the address of {which}", code="endpoint"),
         )
     if nodes.backend == "static":
@@ -387,18 +407,18 @@ def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -
     """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
     written = written_rdzv(rdzv.nodes((1, 2), None))
     tree = _tree(settings)
-    tree = tree if isinstance(tree, dict) else {}
+    items = tree if isinstance(tree, dict) else {}
     if auto:
         # null is what the environment may say: no default, which is what the config says
         written |= dict.fromkeys(name for name in RDZV_KEYS if getattr(rdzv, name) is None)
         if rdzv.endpoint is not None:
             # its port may depend on the backend
             written["endpoint"] = format_endpoint(*rdzv.endpoint)
-    if has_secrets(tree.get("conf")):
+    if has_secrets(items.get("conf")):
         # where these may stand as well
-        written |= dict.fromkeys(name for name in _TIMES if reveal(tree.get(name)) is None)
+        written |= dict.fromkeys(name for name in _TIMES if reveal(items.get(name)) is None)
     written = {name: conceal(value) for name, value in written.items()}
-    written |= {name: conceal(item) for name, item in tree.items() if has_secrets(item)}
+    written |= {name: conceal(item) for name, item in items.items() if has_secrets(item)}
     if auto:
         return {("nnodes",): AUTO, ("node_rank",): rank, ("rdzv",): written}
     return {("rdzv",): written} if written != RDZV_DEFAULTS else {}

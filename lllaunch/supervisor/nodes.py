@@ -568,7 +568,7 @@ class NodeGroup:
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
             documents = [json.loads(text) for text in done.result()]
-            found = {each["name"]: each["result"] for each in documents}
+            found |= {each["name"]: each["result"] for each in documents}
             missing, now = sorted(expected - set(found)), time.monotonic()
             if not missing or now >= until or given_up():
                 return found
@@ -879,15 +879,19 @@ class _Watch:
         elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
             self._wake({"how": "succeeded"})
             return True
+        awaited = self._awaited()
         try:
-            store.wait(self._awaited(), timedelta(seconds=pause))
+            store.wait(awaited, timedelta(seconds=pause))
         except RuntimeError as error:
             if "timeout" not in str(error).lower():
                 raise
-            # an answer as well, unless the other end is cut off
-            settled = store.check(["settled"])
+            # An answer as well, unless the other end is cut off; torch's older store wakes nobody
+            # who waits for what is set by comparing.
+            is_there = store.check(awaited)
+            if self._claim is not None and not is_there:
+                is_there = store.check(["settled"])
             self.contact = time.monotonic()
-            if not settled:
+            if not is_there:
                 return False
         return self._hear(store)
 
@@ -901,7 +905,7 @@ class _Watch:
         """Hear what was waited for; return whether that is the end of the attempt."""
         if self._claim is None:
             document = json.loads(store.get("ended"))
-            if _is_in_question(document):
+            if self._watched and _is_in_question(document):
                 self._claim = document
                 store.set(f"heard/{self._place.group_rank}", "1")
                 return False

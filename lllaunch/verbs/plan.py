@@ -16,6 +16,7 @@ from lllaunch.app.naming import unlocked
 from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, located, review_run, review_sweep
 from lllaunch.cluster.values import format_nnodes
+from lllaunch.config.fields import Findings
 from lllaunch.config.launcher_schema import TARGET
 from lllaunch.config.nodes import AUTO
 from lllaunch.config.plan import dump_yaml, essential
@@ -43,6 +44,7 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.redact import Redactor
 from lllaunch.sweep.machine import find_machine
+from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (
     Parser,
     commit_text,
@@ -178,6 +180,9 @@ Behind a value stands the file and line, the choice of a group or the override t
 that won over, and behind '<-' where what it refers to came from. The plan is the same on every
 machine; what is not stands in the comments at the end.
 
+--format trainjob prints a TrainJob of Kubeflow Trainer: its pods run the same command with
+launch.nnodes=auto, and nothing but the reviewed plan if that is locked, or has a lock.
+
 exit codes: 0; 1 if Hydra cannot compose the config; 2 if something is wrong with it; 5 if the plan
 differs from its lock (--diff), or the project's conf/lllaunch.yaml does not allow it."""
 _HERE = "On this machine, and no part of the plan:"
@@ -195,7 +200,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("plan", _DESCRIPTION, _EPILOG)
-    parser.add_argument("--json", action="store_true", help="print an object")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print an object; as --format json")
+    forms.add_argument(
+        "--format",
+        choices=("text", "json", "trainjob"),
+        default="text",
+        help="default: text; trainjob is a manifest for Kubernetes that runs the plan",
+    )
     parser.add_argument("--changed", action="store_true", help="leave out what is the default")
     parser.add_argument("--portable", action="store_true", help="leave out what differs by machine")
     modes = parser.add_mutually_exclusive_group()
@@ -206,14 +218,22 @@ def _parser() -> argparse.ArgumentParser:
         "--diff", action="store_true", help="print how the plan differs from its lock"
     )
     parser.add_argument(
-        "--name", help="of the lock; otherwise the choice of group exp, or of the primary config"
+        "--name",
+        help="of the lock or the TrainJob; otherwise the choice of group exp, or of the primary"
+        " config",
     )
+    add_manifest_flags(parser)
     add_hydra_flags(parser)
     return parser
 
 
 def _plan(given: argparse.Namespace) -> None:
     command = ConfigRequest.of(given)
+    if given.format == "trainjob":
+        show_trainjob(command, given)
+        return
+    _expect_no_manifest_flags(given)
+    as_json = given.json or given.format == "json"
     query = BuildQuery.start(os.getcwd())
     try:
         with Composition(command) as composed:
@@ -228,7 +248,7 @@ def _plan(given: argparse.Namespace) -> None:
                 write_locks(runs, command, given.name)
                 return
             if given.diff:
-                show_difference(runs, command, given.name, as_json=given.json)
+                show_difference(runs, command, given.name, as_json=as_json)
             else:
                 spec = runs[0].spec
                 build = None
@@ -237,12 +257,20 @@ def _plan(given: argparse.Namespace) -> None:
                 _show(
                     *(runs, build),
                     sweep=command.multirun,
-                    as_json=given.json,
+                    as_json=as_json,
                     changed=given.changed,
                 )
             _refuse_what_is_not_allowed(runs)
     finally:
         query.close()
+
+
+def _expect_no_manifest_flags(given: argparse.Namespace) -> None:
+    """Raise if there are options that only a manifest takes."""
+    findings = Findings()
+    for flag in manifest_flags(given):
+        findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
+    findings.raise_if_any()
 
 
 def _show(

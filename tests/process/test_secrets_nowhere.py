@@ -139,6 +139,7 @@ def test_of_plans_locks_and_checks(project: Project) -> None:
     typed = "+launch.args.typed=${oc.env:TYPED}"
     ask(project, "plan", "+exp=a", typed)
     ask(project, "plan", "--json", "+exp=a", typed)
+    ask(project, "plan", "--format", "trainjob", "+exp=a", typed, "--nodes=2")
     ask(project, "plan", "--lock", "+exp=a", UNSET)
     ask(project, "plan", "--diff", "+exp=a", "launch.env.HF_TOKEN=${oc.env:TYPED}", code=5)
     ask(project, "plan", "--diff", "--json", "+exp=a", typed, "params.mid=x", code=5)

@@ -54,6 +54,19 @@ def hash_of(run_dir: Path) -> Any:
     return result(run_dir)["plan_hash"]
 
 
+def test_what_was_left_to_the_environment_is_left_to_it_again(project: Project) -> None:
+    project.experiment("left", "{entrypoint: env, nnodes: auto, tee: none, rdzv: {timeout: 5s}}")
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+    ended = project.lllaunch("+exp=left", "hydra.run.dir=first", env=job)
+    assert ended.returncode == 0, ended.stderr
+    first = project.root / "first"
+    assert len(result(first)["attempts"][0]["workers"]) == 2
+    again = run(project, "again", "rerun", "first")
+    assert len(result(again)["attempts"][0]["workers"]) == 1
+    assert hash_of(again) == hash_of(first)
+    assert (again / "plan.yaml").read_bytes() == (first / "plan.yaml").read_bytes()
+
+
 def test_the_same_runs_again_without_its_config(project: Project) -> None:
     first = run(project, "first", "+exp=a", "lr=5")
     assert said(first) == f"['5', '{first}/x', '${{no}}', '1e3'] {project.root} {SECRET}\n"

@@ -281,6 +281,16 @@ def test_mistakes_are_told_together() -> None:
     ]
 
 
+def test_what_cannot_be_read_is_told_once() -> None:
+    rdzv = {"backend": "static", "endpoint": "${nope}"}
+    lines = complaints(nnodes=2, node_rank="${nope}", rdzv=rdzv)
+    assert [line.partition(": ")[0] for line in lines] == [
+        *("launch.node_rank", "launch.rdzv.endpoint"),
+    ]
+    assert len(complaints(nnodes="${nope}", node_rank=5)) == 1
+    assert len(complaints(nnodes=2, rdzv="${nope}")) == 1
+
+
 def test_other_words_stand_for_settings_that_there_are() -> None:
     meant = {word.removeprefix("launch.") for word in SYNONYMS.values()}
     assert meant <= {*RDZV_KEYS, *KEYS}

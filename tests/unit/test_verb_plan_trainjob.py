@@ -1,0 +1,392 @@
+"""`python -m lllaunch plan --format trainjob`: held against Kubeflow's own models, offline.
+
+RENEW_GOLDEN=1 in the environment writes the files below golden/ anew, for review.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+from support.project import Project
+from support.verbs import Ended, call, hydra_put_back, listing
+
+from lllaunch.cluster.detect import detect
+from lllaunch.errors import Unfit
+from lllaunch.review.trainjob import longest_name, name_for, parse_name, parse_runtime
+from lllaunch.verbs import plan as verb
+
+GOLDEN = Path(__file__).with_name("golden")
+SECRET = "planted-cafe1234"
+# what the controller itself sets, and refuses in a TrainJob
+RESERVED = {f"PET_{n}" for n in ("NNODES", "NPROC_PER_NODE", "NODE_RANK")} | {
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+}
+
+
+class Plan(Protocol):
+    def __call__(self, *argv: str) -> Ended: ...
+
+
+@pytest.fixture(autouse=True)
+def hydra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    for name in ("LLLAUNCH_LOCKED", "LLLAUNCH_POLICY", "MY_USER"):
+        monkeypatch.delenv(name, raising=False)
+    with hydra_put_back():
+        yield
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    found = Project(tmp_path)
+    found.experiment("plain", "{entrypoint: env, args: ['${lr}'], nproc: 2}", "lr: 1")
+    found.experiment(
+        "vision/Resnet_50",
+        "{entrypoint: env, nproc: 4, nnodes: 2, rdzv: {endpoint: null},"
+        " resources: {gpus_per_proc: 2, cpus_per_proc: 3},"
+        " env: {A_TOKEN: '${oc.env:MY_TOKEN}', WHO: '${oc.env:MY_USER,nobody}'}}",
+        "hydra: {job: {env_set: {OF_HYDRA: x}}}\nunused: ${oc.env:NEVER_ASKED}",
+    )
+    found.experiment("auto", "{entrypoint: env, nnodes: auto}")
+    found.experiment("range", "{entrypoint: env, nnodes: '1:4', rdzv: {endpoint: a}}")
+    found.experiment("words", "{entrypoint: env, nproc: gpu}")
+    return found
+
+
+@pytest.fixture
+def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Plan:
+    return lambda *argv: call(verb.main, ["--format", "trainjob", *argv], capsys)
+
+
+def valid(text: str) -> Any:
+    """The trainer of a manifest, which Kubeflow's models take, and leave nothing of out."""
+    document = yaml.safe_load(text)
+    model = TrainerV1alpha1TrainJob.from_dict(document)
+    assert model is not None
+    assert model.to_dict() == document
+    assert document["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    trainer = document["spec"]["trainer"]
+    assert not RESERVED & {each["name"] for each in trainer.get("env", [])}
+    return trainer
+
+
+def expanded(text: str) -> str:
+    """What Kubernetes makes of an argument where no variable is set."""
+    found, place = "", 0
+    while place < len(text):
+        if text[place] == "$" and text[place + 1 : place + 2] == "$":
+            found, place = found + "$", place + 2
+        else:
+            assert text[place : place + 2] != "$("
+            found, place = found + text[place], place + 1
+    return found
+
+
+CASES = {
+    "trainjob": [
+        *("+exp=vision/Resnet_50", "--image", "registry.example.com/team/train:v3"),
+        *("--runtime", "TrainingRuntime/ours", "+text='$(HOME) $$ \N{SNOWMAN}'"),
+    ],
+    "trainjob_plain": ["+exp=plain"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_manifest_reads_like_this(name: str, plan: Plan, project: Project) -> None:
+    before = listing(project.root)
+    ended = plan(*CASES[name])
+    assert (ended.code, ended.err) == (0, "")
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("RENEW_GOLDEN"):
+        golden.write_text(ended.out)
+    assert ended.out == golden.read_text()
+    assert SECRET not in ended.out
+    valid(ended.out)
+    assert listing(project.root) == before
+
+
+def test_the_pods_run_the_same_command_but_for_the_number_of_nodes(plan: Plan) -> None:
+    trainer = valid(plan(*CASES["trainjob"], "launch.nnodes=3").out)
+
+    assert trainer["command"] == ["python", "-m", "lllaunch"]
+    assert [expanded(word) for word in trainer["args"]] == [
+        "+exp=vision/Resnet_50",
+        "+text='$(HOME) $$ \N{SNOWMAN}'",
+        "launch.nnodes=auto",
+    ]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (3, 4)
+    assert trainer["resourcesPerNode"] == {
+        "requests": {"cpu": "12"},
+        "limits": {"nvidia.com/gpu": "8"},
+    }
+
+
+def test_flags_of_hydra_are_handed_on(plan: Plan, project: Project) -> None:
+    project.write("conf/own.yaml", "launch: {entrypoint: env}\n")
+    project.write("more/exp/mine.yaml", "# @package _global_\nlaunch: {role: r}\n")
+
+    trainer = valid(plan("-cn", "own", "--config-dir=more", "+exp=mine", "--nodes=2").out)
+
+    assert trainer["args"][:4] == ["--config-dir", "more", "--config-name", "own"]
+    assert trainer["numNodes"] == 2
+
+
+def test_the_environment_of_a_pod_says_all_that_auto_needs(plan: Plan) -> None:
+    text = plan("+exp=vision/Resnet_50").out
+    trainer, name = valid(text), yaml.safe_load(text)["metadata"]["name"]
+    assert name == "vision-resnet-50"
+    # as the controller makes them
+    environ = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+        "PET_MASTER_PORT": "29500",
+        **{each["name"]: each["value"] for each in trainer["env"]},
+    }
+
+    placement = detect(environ)
+
+    assert (placement.min_nodes, placement.max_nodes, placement.node_rank) == (2, 2, 1)
+    assert (placement.host, placement.port) == ("vision-resnet-50-node-0-0.vision-resnet-50", 29500)
+    assert (placement.nproc, placement.rdzv_id) == (4, "vision-resnet-50")
+
+
+@pytest.mark.parametrize(
+    ("argv", "nodes", "nproc"),
+    [
+        (["+exp=plain"], 1, 2),
+        (["+exp=plain", "--nodes", "3"], 3, 2),
+        (["+exp=auto", "--nodes=3"], 3, None),
+        (["+exp=range", "--nodes=4", "launch.rdzv.endpoint=null"], 4, None),
+        (["+exp=words"], 1, None),
+        (["+exp=plain", "launch.nnodes='2:2'"], 2, 2),
+        (["+exp=plain", "+launch.nnodes=2", "launch.rdzv.id=mine"], 2, 2),
+    ],
+)
+def test_numbers_are_those_of_the_config_or_are_left_out(
+    argv: list[str], nodes: int, nproc: int | None, plan: Plan
+) -> None:
+    ended = plan(*argv)
+    trainer = valid(ended.out)
+    assert trainer["numNodes"] == nodes
+    assert trainer.get("numProcPerNode") == nproc
+    assert ("launch.nproc is no number" in ended.out) is (nproc is None)
+    of_config = "launch.rdzv.id=mine" in argv
+    assert ("env" in trainer) is (nodes > 1 and not of_config)
+
+
+def test_what_the_environment_gives_is_a_hint_and_no_value(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_values = plan("+exp=vision/Resnet_50").out
+    # whoever prints it needs no secrets
+    monkeypatch.delenv("MY_TOKEN")
+    assert plan("+exp=vision/Resnet_50").out == with_values
+    uncommented = with_values.replace("#    - name", "    - name").replace("#      va", "      va")
+    trainer = valid(uncommented)
+    assert [each["name"] for each in trainer["env"]] == ["PET_RDZV_ID", "MY_TOKEN", "MY_USER"]
+    assert trainer["env"][1]["valueFrom"]["secretKeyRef"]["key"] == "MY_TOKEN"
+
+
+def test_the_variables_of_one_node_can_be_taken_as_they_stand(plan: Plan) -> None:
+    text = plan("+exp=vision/Resnet_50", "--nodes=1").out
+    head, _, rest = text.partition("#    env:")
+    trainer = valid(
+        head + "    env:" + rest.replace("#    -", "    -").replace("#      ", "      ")
+    )
+    assert [each["name"] for each in trainer["env"]] == ["MY_TOKEN", "MY_USER"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "messages"),
+    [
+        (["+exp=auto"], ["launch.nnodes: expected a number of nodes", "got 'auto'", "--nodes N"]),
+        (
+            ["+exp=range"],
+            [
+                "conf/exp/range.yaml:2: launch.nnodes: expected one number of nodes",
+                "got '1:4'; give --nodes N, such as 4 [trainjob]",
+                "launch.rdzv.endpoint: 'a' is not where pods meet",
+            ],
+        ),
+        (
+            [
+                *("+exp=plain", "launch.node_rank=1", "launch.rdzv.endpoint=h:1", "--nodes=0"),
+                *("--image", "a b", "--runtime=job/x", "--name", "A_b", "launch.tee=al"),
+                "launch.nnodes=x",
+            ],
+            [
+                *("--nodes: expected a number", "--image: expected", "--runtime: expected"),
+                "launch.tee: expected a mask",
+                "launch.nnodes: expected a number of nodes",
+            ],
+        ),
+        (
+            ["+exp=plain", "launch.node_rank=1", "launch.rdzv.endpoint=h:1", "--name=A_b"],
+            [
+                "launch.node_rank: 1 would be the number of every pod",
+                "launch.rdzv.endpoint: 'h:1' is not where",
+                "--name: expected a name for a TrainJob",
+                "did you mean 'a-b'?",
+            ],
+        ),
+        (
+            ["+exp=words", "launch.resources.gpus_per_proc=1"],
+            ["launch.resources: is what each worker needs", "launch.nproc as a number"],
+        ),
+        (["-m", "+exp=plain", "lr=1,2"], ["-m: is for sweeps, and a TrainJob is one run"]),
+        (["+exp=plain", "hydra.mode=MULTIRUN"], ["is for sweeps"]),
+        (["--lock", "+exp=plain"], ["--lock: is not for --format trainjob"]),
+        (["launch.entrypoint=env"], ["has no name that it could be made from; give --name NAME"]),
+        (["+exp=plain", "--json"], ["--json", "--format"]),
+    ],
+)
+def test_what_is_wrong_is_told_all_at_once(
+    argv: list[str], messages: list[str], plan: Plan, project: Project
+) -> None:
+    before = listing(project.root)
+    ended = plan(*argv)
+    assert (ended.code, ended.out) == (2, "")
+    for message in messages:
+        assert message in ended.err
+    assert listing(project.root) == before
+
+
+def test_a_range_without_quotes_is_one_of_yaml(plan: Plan, project: Project) -> None:
+    project.experiment("base", "{entrypoint: env, nnodes: 1:4}")
+    ended = plan("+exp=base")
+    assert ended.code == 2
+    assert "launch.nnodes: 64 is 1:4 as YAML reads it without quotes; quote it" in ended.err
+
+
+@pytest.mark.parametrize("flag", ["--image=i", "--nodes=2", "--runtime=r"])
+def test_options_of_a_manifest_are_for_nothing_else(
+    flag: str, project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(verb.main, ["+exp=plain", flag], capsys)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{flag.partition('=')[0]}: is for --format trainjob alone" in ended.err
+
+
+def test_the_other_forms_are_what_they_were(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--portable", "+exp=plain"]
+    text, as_json = call(verb.main, argv, capsys), call(verb.main, ["--json", *argv], capsys)
+    assert call(verb.main, ["--format", "text", *argv], capsys) == text
+    assert call(verb.main, ["--format=json", *argv], capsys) == as_json
+
+
+# ---------------------------------------------------------------- locks
+
+
+def locked(trainer: Any) -> bool:
+    return {"name": "LLLAUNCH_LOCKED", "value": "1"} in trainer.get("env", [])
+
+
+ALLOW = "allow:\n  programs: [env]\n"
+
+
+def test_a_plan_with_a_lock_runs_locked(
+    plan: Plan, project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not locked(valid(plan("+exp=plain").out))
+    project.write("conf/lllaunch.yaml", ALLOW)
+    assert call(verb.main, ["--lock", "+exp=plain"], capsys).code == 0
+    # reviewed was one node
+    ended = plan("+exp=plain", "--nodes=2")
+    assert (ended.code, ended.out) == (5, "")
+    assert 'launch.nnodes: 1 -> "auto"' in ended.err
+    renew = "python -m lllaunch plan --lock +exp=plain launch.nnodes=auto"
+    assert renew in ended.err
+    argv = ["--lock", "+exp=plain", "launch.nnodes=auto"]
+    assert call(verb.main, argv, capsys).code == 0
+    trainer = valid(plan("+exp=plain", "--nodes=2").out)
+    assert locked(trainer)
+    assert trainer["args"] == ["+exp=plain", "launch.nnodes=auto"]
+    ended = plan("+exp=plain", "--nodes=2", "lr=3")
+    assert ended.code == 5
+    assert 'launch.args: ["1"] -> ["3"]' in ended.err
+
+
+def test_a_lock_of_its_own_name_is_asked_for_by_it(
+    plan: Plan, project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.write("conf/lllaunch.yaml", ALLOW)
+    argv = ["+exp=plain", "launch.nnodes=auto"]
+    assert call(verb.main, ["--lock", "--name", "cluster", *argv], capsys).code == 0
+    text = plan("+exp=plain", "--nodes=2", "launch.locked=cluster").out
+    trainer = valid(text)
+    assert locked(trainer)
+    assert "launch.locked=cluster" in trainer["args"]
+    assert yaml.safe_load(text)["metadata"]["name"] == "plain"
+
+
+@pytest.mark.parametrize("setting", ["launch.locked=true", "LLLAUNCH_LOCKED"])
+def test_a_lock_that_is_asked_for_must_be_there(
+    setting: str, plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("conf/lllaunch.yaml", ALLOW)
+    if setting.startswith("LLL"):
+        monkeypatch.setenv(setting, "1")
+    ended = plan("+exp=plain", *([setting] if "=" in setting else []))
+    assert (ended.code, ended.out) == (5, "")
+    assert "conf/locks/plain.yaml does not exist" in ended.err.replace(": does", " does")
+
+
+def test_what_a_project_does_not_allow_makes_no_manifest(plan: Plan, project: Project) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {entrypoints: [train.py]}\n")
+    ended = plan("+exp=plain")
+    assert (ended.code, ended.out) == (5, "")
+    assert "entrypoint" in ended.err
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name"),
+    [
+        ("resnet", "resnet"),
+        ("vision/Resnet_50.v2", "vision-resnet-50-v2"),
+        ("3d", "run-3d"),
+        ("--", ""),
+        ("\N{SNOWMAN}", ""),
+        ("a" * 70, "a" * 48),
+        ("a" * 47 + "/b", "a" * 47),
+    ],
+)
+def test_names_are_made_of_experiments(experiment: str, name: str) -> None:
+    assert name_for(experiment, 8) == name
+    if name:
+        assert parse_name(name, 8) == name
+        # JobSet's rule for the names of pods
+        assert len(f"{name}-node-0-7-abcde") <= 63
+
+
+@pytest.mark.parametrize("text", ["", "A", "a_b", "1a", "-a", "a-", "a.b", "a" * 49, "a\n"])
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(Unfit):
+        parse_name(text, 8)
+
+
+def test_more_nodes_leave_less_room_for_a_name() -> None:
+    assert (longest_name(10), longest_name(11), longest_name(1000)) == (48, 47, 46)
+
+
+def test_runtimes() -> None:
+    assert parse_runtime("mine") == ("mine", "ClusterTrainingRuntime")
+    assert parse_runtime("trainingruntime/my.own") == ("my.own", "TrainingRuntime")
+    assert parse_runtime("ClusterTrainingRuntime/x") == ("x", "ClusterTrainingRuntime")
+    for text in ("", "/", "a/b", "TrainingRuntime/", "A", "a b", "a" * 254):
+        with pytest.raises(Unfit):
+            parse_runtime(text)
