@@ -203,7 +203,9 @@ def count_ahead(
 def _settings_of(cfg: DictConfig, key: str, names: tuple[str, ...], findings: Findings) -> Settings:
     items = Reader(findings).read_items(OmegaConf.select(cfg, key), key, names)
     keys = {name: f"{key}.{name}" for name in KEYS}
-    return Settings({**defaults(), **items}, keys, findings, given=items.keys())
+    # a key that is null is one that nobody has set
+    given = {name: item for name, item in items.items() if item is not None}
+    return Settings({**defaults(), **given}, keys, findings, given)
 
 
 def _placed(

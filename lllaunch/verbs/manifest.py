@@ -112,7 +112,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     print_lines(manifest(job))
 
 
-class _Given(NamedTuple):
+class _ManifestOptions(NamedTuple):
     """What the command line says of a manifest.
 
     Attributes:
@@ -151,7 +151,7 @@ def _collecting(problems: list[Diagnostic]) -> Iterator[None]:
         problems += error.problems
 
 
-def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _Given:
+def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _ManifestOptions:
     findings = Findings()
     for flag, wrong in (("--lock", given.lock), ("--diff", given.diff)):
         if wrong:
@@ -162,7 +162,7 @@ def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _Giv
         found = findings.attempt(flag, flags[flag], parse) if flag in flags else None
         return default if found is None else found
 
-    asked = _Given(
+    asked = _ManifestOptions(
         name=given.name,
         nodes=read("--nodes", parse_nodes, 0) or None,
         image=read("--image", parse_image, ""),
@@ -175,7 +175,9 @@ def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _Giv
     return asked._replace(words=(*asked.words, "--name", given.name))
 
 
-def _look_ahead(command: ConfigRequest, asked: _Given, problems: list[Diagnostic]) -> _Ahead:
+def _look_ahead(
+    command: ConfigRequest, asked: _ManifestOptions, problems: list[Diagnostic]
+) -> _Ahead:
     with Composition(command) as composed:
         if composed.is_sweep():
             message = "is for sweeps, and a TrainJob is one run"
@@ -193,7 +195,9 @@ def _look_ahead(command: ConfigRequest, asked: _Given, problems: list[Diagnostic
         return _Ahead(experiment_name(config), nodes or 1)
 
 
-def _name(asked: _Given, ahead: _Ahead, reviewed: Reviewed, problems: list[Diagnostic]) -> str:
+def _name(
+    asked: _ManifestOptions, ahead: _Ahead, reviewed: Reviewed, problems: list[Diagnostic]
+) -> str:
     """Return the name of the TrainJob; notes what is wrong with it."""
     if asked.name is not None:
         findings = Findings()

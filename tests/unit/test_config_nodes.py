@@ -662,15 +662,17 @@ def test_anything_comes_back_from_the_plan(nnodes: Any, rank: int | None, rdzv: 
         assert again == spec
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": "host0:29400", "id": "a"}},
-        {"nnodes": "1:4", "rdzv": {"endpoint": "[fd77::1]", "conf": {"keep_alive_interval": 1}}},
-        {"nnodes": "auto", "nproc": 1},
-    ],
-)
-def test_the_nodes_of_a_run_are_known_before_it_has_a_directory(node: dict[str, Any]) -> None:
-    known = nodes_ahead(OmegaConf.create({"launch": node}), SLURM)
-    assert known is not None
-    assert known == spec_of(node, SLURM).nodes
+def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory() -> None:
+    launch = dict.fromkeys(("nnodes", "node_rank", "rdzv"))
+    said = {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": "a:1", "id": "mine"}}
+    for rdzv in (said["rdzv"], OmegaConf.create(said["rdzv"])):
+        cfg = OmegaConf.create({"launch": {**launch, **said, "rdzv": rdzv}})
+        found = nodes_ahead(cfg, {})
+        assert found is not None
+        assert (found.node_rank, found.host, found.rdzv_id) == (1, "a", "mine")
+    assert nodes_ahead(OmegaConf.create({"launch": launch}), {}) is None
+    auto = OmegaConf.create({"launch": {**launch, "nnodes": "auto"}})
+    environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a", "PET_RDZV_ID": "x"}
+    found = nodes_ahead(auto, environ)
+    assert found is not None
+    assert (found.node_rank, found.rdzv_id) == (1, "x")
