@@ -82,6 +82,7 @@ def test_a_hang_is_named_on_all_nodes_with_the_stacks_of_all(clusters: Clusters)
     for node in nodes:
         assert "rank 2" in node.console
         assert "hangs.py:10" in node.console
+        assert "All stacks: run/node_*/attempt_0/*/stacks.txt" in node.console
     result = cluster.result()
     assert (result["state"], result["exit_code"]) == ("failed", 4)
     stacks = sorted(path.name for path in cluster.root.glob("run/*/attempt_0/*/stacks*"))
