@@ -397,7 +397,9 @@ class Rendezvous:
             late = kind == "RendezvousTimeoutError" or "imeout" in _innermost(error)
             if not late:
                 text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
-                raise RendezvousFailed(text) from error
+                elsewhere = nodes.backend != "etcd-v2" and not self.hosts
+                hint = "node 0 holds it, and may have ended: see what that one says"
+                raise RendezvousFailed(text, hint if elsewhere else "") from error
             within = duration(nodes.join_timeout)
             missing = missing_text(self._hello(), nodes.min_nodes)
             text = f"{missing}; waited for {within} at {endpoint} (launch.rdzv.join_timeout)"
