@@ -394,7 +394,9 @@ class Rendezvous:
             late = kind == "RendezvousTimeoutError" or "imeout" in _innermost(error)
             if not late:
                 text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
-                raise RendezvousFailed(text) from error
+                elsewhere = nodes.backend != "etcd-v2" and not self.hosts
+                hint = "node 0 holds it, and may have ended: see what that one says"
+                raise RendezvousFailed(text, hint if elsewhere else "") from error
             within = duration(nodes.join_timeout)
             missing = missing_text(self._hello(), nodes.min_nodes)
             text = f"{missing}; waited for {within} at {endpoint} (launch.rdzv.join_timeout)"
@@ -402,10 +404,14 @@ class Rendezvous:
 
     def _lost_for_good(self) -> bool:
         try:
-            text = self._round.get("ended") if self._round.check(["ended"]) else b"{}"
-            return bool(json.loads(text).get("gone"))
+            said = {
+                key: json.loads(self._round.get(key))
+                for key in ("ended", "counted")
+                if self._round.check([key])
+            }
         except (RuntimeError, ValueError):
             return True
+        return bool(said.get("ended", {}).get("gone") or said.get("counted"))
 
     def _hello(self) -> list[Mapping[str, Any]]:
         if self._base is None:

@@ -177,8 +177,18 @@ def _files(hang: Hang, cwd: str) -> str:
     paths = [stack.path for stack in hang.stacks.values() if stack.path]
     if len(paths) < 2:
         return shown_path(paths[0], cwd) if paths else ""
-    directory, name = os.path.split(paths[0])
-    return shown_path(os.path.join(os.path.dirname(directory), "*", name), cwd)
+    parts = [path.split("/") for path in paths]
+    if len({len(each) for each in parts}) > 1:
+        # of nodes that have different file systems
+        parts = parts[:1]
+    return shown_path("/".join(map(_alike, zip(*parts, strict=True))), cwd)
+
+
+def _alike(parts: Sequence[str]) -> str:
+    """Returns what the same part of several paths is called: of ranks ``*``, of nodes ``node_*``."""
+    if len(set(parts)) == 1:
+        return parts[0]
+    return "node_*" if all(part.startswith("node_") for part in parts) else "*"
 
 
 # In the report

@@ -813,6 +813,9 @@ class _Watch:
     The first node that can looks after all others, and they after it: so each round of looks costs
     the store a constant number of operations per node.
 
+    A failure may be all that is seen of a node that is gone: connections to it break at once, and
+    its signs of life end later. So all confirm that the attempt ends, and are counted.
+
     Attributes:
         contact: moment of the last answer of the store, seconds of the monotonic clock.
         at_barrier: whether this node waits for the others to be done.

@@ -414,6 +414,17 @@ def test_failure_in_one_line(finding, blame, text):
             "all workers are in sync (train.py:40); stacks in run/attempt_0/*/stacks.txt",
         ),
         (
+            tuple(
+                replace(stack(rank), path=f"{RUN}/node_{rank // 2}/attempt_0/{rank % 2}/stacks.txt")
+                for rank in range(4)
+            ),
+            Blame(),
+            (
+                "all workers are in all_reduce (torch/distributed/distributed_c10d.py:2806), "
+                "called at train.py:41; stacks in run/node_*/attempt_0/*/stacks.txt"
+            ),
+        ),
+        (
             (stack(0), stack(1, (), "D", "nfs_wait")),
             Blame((1,), (0,)),
             (
