@@ -266,16 +266,28 @@ class Rendezvous:
 
         Returns:
             Whether that was done now: not before there is a store, and once.
+
+        Raises:
+            RendezvousFailed: the store is gone.
         """
         if self._base is None or self._greeted:
             return False
         self._greeted = True
+        try:
+            self._exchange_greetings()
+        except RuntimeError as error:
+            at = format_endpoint(self._nodes.host, self._nodes.port)
+            text = f"the rendezvous at {at} failed: {_innermost(error)}"
+            raise RendezvousFailed(text, self._what_to_set()) from error
+        return True
+
+    def _exchange_greetings(self) -> None:
         number = self._base.add("hello", 1)
         said = {"hostname": socket.gethostname(), "node_rank": self._nodes.node_rank}
         if self._nodes.node_rank == 0:
             self._base.set(f"hello/{number}", json.dumps(said))
             self.clock_offset = 0.0
-            return True
+            return
         sent = now_ns()
         self._base.set(f"hello/{number}", json.dumps(said))
         with contextlib.suppress(RuntimeError, LookupError):
@@ -283,7 +295,6 @@ class Rendezvous:
             received = now_ns()
             theirs = int(self._base.get(f"clock/{number}"))
             self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
-        return True
 
     def answer_greetings(self, stopped: Callable[[], bool]) -> None:
         """Tell whoever comes what time it is here; for node 0, until it is stopped."""
