@@ -29,6 +29,7 @@ from lllaunch.cluster.membership import (
     Roster,
     Share,
     is_loopback,
+    keep_alive_interval,
     missing_text,
     packed,
     shares,
@@ -54,9 +55,8 @@ _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence")
 _FOR_EVER = 2**63
-# torch's defaults of a rendezvous that changes.
-KEEP_ALIVE_INTERVAL = 5
-KEEP_ALIVE_ATTEMPTS = 3
+# torch's default of a rendezvous that changes.
+_KEEP_ALIVE_ATTEMPTS = 3
 
 
 @contextlib.contextmanager
@@ -79,6 +79,12 @@ def load_torch() -> None:
     with _quiet_torch():
         import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
         import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+
+
+def keep_alive(nodes: Nodes) -> tuple[float, float]:
+    """Return the seconds between two signs of life, and how many may be missing in a row."""
+    interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
+    return float(interval), float(nodes.conf.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
 
 
 def agree(
@@ -211,6 +217,8 @@ class Rendezvous:
 
         nodes = self._nodes
         conf: dict[str, Any] = {"join_timeout": int(nodes.join_timeout), **nodes.conf}
+        if nodes.backend != "static":
+            conf.setdefault("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
         if nodes.backend == "static":
             conf |= {"rank": nodes.node_rank, "timeout": int(nodes.join_timeout)}
         elif nodes.backend == "c10d":

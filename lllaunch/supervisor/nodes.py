@@ -26,12 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import (
-    KEEP_ALIVE_ATTEMPTS,
-    KEEP_ALIVE_INTERVAL,
-    Rendezvous,
-    load_torch,
-)
+from lllaunch.cluster.rendezvous import Rendezvous, keep_alive, load_torch
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -128,8 +123,7 @@ class NodeGroup:
         self._say = say
         self._failure = failure
         self._address = local_address(nodes.host, nodes.port, nodes.interface)
-        interval = float(nodes.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL))
-        attempts = float(nodes.conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+        interval, attempts = keep_alive(nodes)
         self._interval = interval
         self._patience = interval * attempts
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
