@@ -178,7 +178,7 @@ class Roster:
     @property
     def mixed(self) -> bool:
         """Whether some of them run torchrun."""
-        return None in self.members
+        return any(member is None for member in self.members)
 
     def name(self, group_rank: int) -> str:
         """Return what a node is called: ``node 1 (host1)``."""

@@ -814,6 +814,7 @@ class _Watch:
         self.contact = time.monotonic()
         self.at_barrier = False
         members = place.roster.members
+        self._mixed = place.roster.mixed
         self._leads = place.group_rank == place.roster.leader
         self._watched = (
             [r for r, m in enumerate(members) if m is not None and r != place.group_rank]
@@ -864,7 +865,7 @@ class _Watch:
             self.contact = time.monotonic()
         if self._leads:
             self._look_for_joiners()
-        elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
+        elif self._mixed and self.at_barrier and self._rendezvous.has_finished():
             self._wake({"how": "succeeded"})
             return True
         try:
@@ -905,8 +906,7 @@ class _Watch:
             )
 
     def _look_for_joiners(self) -> None:
-        mixed = self._place.roster.mixed
-        if mixed and self.at_barrier and self._rendezvous.has_finished():
+        if self._mixed and self.at_barrier and self._rendezvous.has_finished():
             self._rendezvous.end({"how": "succeeded"})
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
