@@ -29,6 +29,7 @@ from lllaunch.cluster.membership import (
     Roster,
     Share,
     is_loopback,
+    keep_alive_interval,
     missing_text,
     packed,
     shares,
@@ -54,9 +55,8 @@ _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence")
 _FOR_EVER = 2**63
-# torch's defaults of a rendezvous that changes.
-KEEP_ALIVE_INTERVAL = 5
-KEEP_ALIVE_ATTEMPTS = 3
+# torch's default of a rendezvous that changes.
+_KEEP_ALIVE_ATTEMPTS = 3
 
 
 @contextlib.contextmanager
@@ -79,6 +79,12 @@ def load_torch() -> None:
     with _quiet_torch():
         import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
         import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+
+
+def keep_alive(nodes: Nodes) -> tuple[float, float]:
+    """Return the seconds between two signs of life, and how many may be missing in a row."""
+    interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
+    return float(interval), float(nodes.conf.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
 
 
 def agree(
@@ -211,6 +217,8 @@ class Rendezvous:
 
         nodes = self._nodes
         conf: dict[str, Any] = {"join_timeout": int(nodes.join_timeout), **nodes.conf}
+        if nodes.backend != "static":
+            conf.setdefault("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
         if nodes.backend == "static":
             conf |= {"rank": nodes.node_rank, "timeout": int(nodes.join_timeout)}
         elif nodes.backend == "c10d":
@@ -266,23 +274,34 @@ class Rendezvous:
 
         Returns:
             Whether that was done now: not before there is a store, and once.
+
+        Raises:
+            RendezvousFailed: the store is gone.
         """
         if self._base is None or self._greeted:
             return False
         self._greeted = True
+        try:
+            self._exchange_greetings()
+        except RuntimeError as error:
+            at = format_endpoint(self._nodes.host, self._nodes.port)
+            text = f"the rendezvous at {at} failed: {_innermost(error)}"
+            raise RendezvousFailed(text, self._what_to_set()) from error
+        return True
+
+    def _exchange_greetings(self) -> None:
         number = self._base.add("hello", 1)
         said = {"hostname": socket.gethostname(), "node_rank": self._nodes.node_rank}
         if self._nodes.node_rank == 0:
             self._base.set(f"hello/{number}", json.dumps(said))
             self.clock_offset = 0.0
-            return True
+            return
         sent = now_ns()
         self._base.set(f"hello/{number}", json.dumps(said))
         if are_set(self._base, [f"clock/{number}"], _CLOCK_SECONDS):
             received = now_ns()
             theirs = int(self._base.get(f"clock/{number}"))
             self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
-        return True
 
     def answer_greetings(self, stopped: Callable[[], bool]) -> None:
         """Tell whoever comes what time it is here; for node 0, until it is stopped."""

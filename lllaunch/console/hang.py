@@ -5,7 +5,6 @@ Pure. Imported only when something was found.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING

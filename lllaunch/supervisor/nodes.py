@@ -26,13 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import (
-    KEEP_ALIVE_ATTEMPTS,
-    KEEP_ALIVE_INTERVAL,
-    Rendezvous,
-    are_set,
-    load_torch,
-)
+from lllaunch.cluster.rendezvous import Rendezvous, are_set, keep_alive, load_torch
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -130,8 +124,7 @@ class NodeGroup:
         self._say = say
         self._failure = failure
         self._address = local_address(nodes.host, nodes.port, nodes.interface)
-        interval = float(nodes.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL))
-        attempts = float(nodes.conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+        interval, attempts = keep_alive(nodes)
         self._interval = interval
         self._patience = interval * attempts
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -848,6 +841,7 @@ class _Watch:
         self.contact = time.monotonic()
         self.at_barrier = False
         members = place.roster.members
+        self._mixed = place.roster.mixed
         self._leads = place.group_rank == place.roster.leader
         self._watched = (
             [r for r, m in enumerate(members) if m is not None and r != place.group_rank]
@@ -900,7 +894,7 @@ class _Watch:
             return self._call_roll(store, self._ended, pause)
         if self._leads:
             self._look_for_joiners()
-        elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
+        elif self._mixed and self.at_barrier and self._rendezvous.has_finished():
             self._wake({"how": "succeeded"})
             return True
         has_ended = are_set(store, ["ended"], pause)
@@ -971,8 +965,7 @@ class _Watch:
             )
 
     def _look_for_joiners(self) -> None:
-        mixed = self._place.roster.mixed
-        if mixed and self.at_barrier and self._rendezvous.has_finished():
+        if self._mixed and self.at_barrier and self._rendezvous.has_finished():
             self._rendezvous.end({"how": "succeeded"})
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
