@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from lllaunch.cluster.placement import Placement
 
 AUTO: Final = "auto"
+NO_ID = "none"
+"""What a run of several nodes is called that nobody has given a name, as torchrun calls it."""
 RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
 SYNONYMS = {
     **dict.fromkeys(("rdzv_backend", "type", "kind"), "backend"),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.cluster.values import format_nnodes
-from lllaunch.config.nodes import RDZV_DEFAULTS, written_rdzv
+from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.restart import written_restart
 from lllaunch.config.tree import conceal
 from lllaunch.config.values import format_duration, write_mask
@@ -120,6 +120,7 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
 def _is_derived(run_id: object, rdzv: Mapping[str, Any], spec: LaunchSpec) -> bool:
     """Whether a run's name follows from the rest."""
     known = {default_run_id(spec.output_dir), rdzv["id"]}
+    known |= {NO_ID} if spec.nodes is not None else set()
     known |= {each.value for each in spec.detected if each.setting == "rdzv.id"}
     return run_id in known
 

@@ -44,7 +44,7 @@ from lllaunch.config.fields import (
     read_text,
 )
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
-from lllaunch.config.nodes import NodeSettings, read_nodes
+from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resources import read_resources
@@ -355,10 +355,11 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         **_read_ending(settings),
     }
     group = nodes.nodes
-    named = more["run_id"] != default_run_id(around.output_dir)
-    if group is not None and not group.rdzv_id and named:
+    if group is not None and not group.rdzv_id:
         # a name that was made from the directory is another one on each node
-        group = replace(group, rdzv_id=more["run_id"])
+        named = more["run_id"] != default_run_id(around.output_dir)
+        group = replace(group, rdzv_id=more["run_id"]) if named else group
+        more["run_id"] = group.rdzv_id or NO_ID
     return LaunchSpec(
         entrypoint=call.entrypoint,
         args=tuple(reveal(list(call.args))),

@@ -184,7 +184,7 @@ def _files(hang: Hang, cwd: str) -> str:
 
 
 def _alike(parts: Sequence[str]) -> str:
-    """Returns what the same part of several paths is called: of ranks ``*``, of nodes ``node_*``."""
+    """Returns a part of several paths as one: ``*`` of ranks, ``node_*`` of nodes."""
     if len(set(parts)) == 1:
         return parts[0]
     return "node_*" if all(part.startswith("node_") for part in parts) else "*"

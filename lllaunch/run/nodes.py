@@ -67,7 +67,7 @@ class RunNodes:
             self._make_root(directory)
         self.group = NodeGroup(
             spec.nodes,
-            run_id=spec.run_id,
+            run_id=spec.nodes.rdzv_id or spec.run_id,
             role=spec.role,
             nproc=spec.nproc,
             plan=plan,
