@@ -357,7 +357,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     group = nodes.nodes
     if group is not None and not group.rdzv_id:
         # a name that was made from the directory is another one on each node
-        named = more["run_id"] != default_run_id(around.output_dir)
+        named = more["run_id"] not in (default_run_id(around.output_dir), NO_ID)
         group = replace(group, rdzv_id=more["run_id"]) if named else group
         more["run_id"] = group.rdzv_id or NO_ID
     return LaunchSpec(

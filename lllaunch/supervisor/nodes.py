@@ -284,8 +284,8 @@ class NodeGroup:
         if first is None or mine is None or mine.token == roster.token:
             return
         self._say(
-            f"the files of this node are in {mine.hostname}:{mine.directory}: node 0 "
-            f"({first.hostname}) does not see them"
+            f"this node's files are in {mine.hostname}:{mine.directory}, apart from those of node 0 "
+            f"({first.hostname}); where both see one file system, launch.rdzv.id gives them one place"
         )
 
     def _tell_offset(self, rendezvous: Rendezvous) -> None:

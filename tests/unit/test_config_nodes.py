@@ -161,7 +161,7 @@ def test_torchs_timeouts_may_stand_among_its_settings(conf: Any) -> None:
 @pytest.mark.parametrize(
     ("launch", "run_id", "rdzv_id"),
     [
-        ({}, "day-time", ""),
+        ({}, "none", ""),
         ({"rdzv": {"id": "a"}}, "a", "a"),
         ({"run_id": "b"}, "b", "b"),
         ({"run_id": "b", "rdzv": {"id": "a"}}, "b", "a"),
