@@ -175,7 +175,7 @@ def test_a_group_and_its_run_are_called_the_same_unless_it_is_said(
     assert spec.nodes is not None
     assert (spec.run_id, spec.nodes.rdzv_id) == (run_id, rdzv_id)
     # torchrun's --rdzv-id means something on one node, too
-    assert spec_of(launch).run_id == run_id
+    assert spec_of(launch).run_id == (run_id if launch else "day-time")
 
 
 # A config as YAML, and below it what is told.
