@@ -5,7 +5,6 @@ Pure. Imported only when something was found.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -185,7 +184,7 @@ def _files(hang: Hang, cwd: str) -> str:
 
 
 def _alike(parts: Sequence[str]) -> str:
-    """Returns what the same part of several paths is called: of ranks ``*``, of nodes ``node_*``."""
+    """Returns what a part of several paths is called: of ranks ``*``, of nodes ``node_*``."""
     if len(set(parts)) == 1:
         return parts[0]
     return "node_*" if all(part.startswith("node_") for part in parts) else "*"
