@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from typing import Any, NamedTuple
 
 from lllaunch.documents import Fields
 
+# torch's default, seconds; and how many nodes may write its one value, of them all, per second.
+_SHORTEST_INTERVAL = 5
+_WRITES_PER_SECOND = 50
 # Nodes whose clocks differ by more are told so, seconds: times of theirs cannot be compared.
 CLOCK_TOLERANCE = 1.0
 
@@ -172,9 +176,15 @@ class Roster:
         return next(rank for rank, member in enumerate(self.members) if member is not None)
 
     @property
+    def token(self) -> str:
+        """What node 0 has left in the run's directory, which names this run; empty without it."""
+        known = (member for member in self.members if member is not None)
+        return next((member.token for member in known if member.node_rank == 0), "")
+
+    @property
     def mixed(self) -> bool:
         """Whether some of them run torchrun."""
-        return None in self.members
+        return any(member is None for member in self.members)
 
     def name(self, group_rank: int) -> str:
         """Return what a node is called: ``node 1 (host1)``."""
@@ -254,6 +264,19 @@ class Place:
     def size(self) -> int:
         """How many nodes there are."""
         return len(self.roster.members)
+
+
+def keep_alive_interval(max_nodes: int) -> int:
+    """Return the seconds between two signs of life of a node, where the config does not say.
+
+    torch's agents all replace one value, whose size and the time to make it grow with the nodes,
+    and try again if another was faster: with a thousand nodes and torch's five seconds hardly
+    anybody would get through (docs/design/scale.md).
+
+    Args:
+        max_nodes: how many there may be.
+    """
+    return max(_SHORTEST_INTERVAL, math.ceil(max_nodes / _WRITES_PER_SECOND))
 
 
 class Pulse:

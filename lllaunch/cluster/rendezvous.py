@@ -29,6 +29,7 @@ from lllaunch.cluster.membership import (
     Roster,
     Share,
     is_loopback,
+    keep_alive_interval,
     missing_text,
     packed,
     shares,
@@ -54,9 +55,8 @@ _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence")
 _FOR_EVER = 2**63
-# torch's defaults of a rendezvous that changes.
-KEEP_ALIVE_INTERVAL = 5
-KEEP_ALIVE_ATTEMPTS = 3
+# torch's default of a rendezvous that changes.
+_KEEP_ALIVE_ATTEMPTS = 3
 
 
 @contextlib.contextmanager
@@ -79,6 +79,12 @@ def load_torch() -> None:
     with _quiet_torch():
         import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
         import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+
+
+def keep_alive(nodes: Nodes) -> tuple[float, float]:
+    """Return the seconds between two signs of life, and how many may be missing in a row."""
+    interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
+    return float(interval), float(nodes.conf.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
 
 
 def agree(
@@ -211,6 +217,8 @@ class Rendezvous:
 
         nodes = self._nodes
         conf: dict[str, Any] = {"join_timeout": int(nodes.join_timeout), **nodes.conf}
+        if nodes.backend != "static":
+            conf.setdefault("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
         if nodes.backend == "static":
             conf |= {"rank": nodes.node_rank, "timeout": int(nodes.join_timeout)}
         elif nodes.backend == "c10d":
@@ -266,24 +274,34 @@ class Rendezvous:
 
         Returns:
             Whether that was done now: not before there is a store, and once.
+
+        Raises:
+            RendezvousFailed: the store is gone.
         """
         if self._base is None or self._greeted:
             return False
         self._greeted = True
+        try:
+            self._exchange_greetings()
+        except RuntimeError as error:
+            at = format_endpoint(self._nodes.host, self._nodes.port)
+            text = f"the rendezvous at {at} failed: {_innermost(error)}"
+            raise RendezvousFailed(text, self._what_to_set()) from error
+        return True
+
+    def _exchange_greetings(self) -> None:
         number = self._base.add("hello", 1)
         said = {"hostname": socket.gethostname(), "node_rank": self._nodes.node_rank}
         if self._nodes.node_rank == 0:
             self._base.set(f"hello/{number}", json.dumps(said))
             self.clock_offset = 0.0
-            return True
+            return
         sent = now_ns()
         self._base.set(f"hello/{number}", json.dumps(said))
-        with contextlib.suppress(RuntimeError, LookupError):
-            self._base.wait([f"clock/{number}"], timedelta(seconds=_CLOCK_SECONDS))
+        if are_set(self._base, [f"clock/{number}"], _CLOCK_SECONDS):
             received = now_ns()
             theirs = int(self._base.get(f"clock/{number}"))
             self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
-        return True
 
     def answer_greetings(self, stopped: Callable[[], bool]) -> None:
         """Tell whoever comes what time it is here; for node 0, until it is stopped."""
@@ -295,9 +313,7 @@ class Rendezvous:
     @staticmethod
     def answer_greeting(store: Any, number: int) -> bool:
         """Tell one that comes what time it is here; return False if none has come for a while."""
-        try:
-            store.wait([f"hello/{number}"], timedelta(seconds=1))
-        except RuntimeError:
+        if not are_set(store, [f"hello/{number}"], 1.0):
             return False
         store.set(f"clock/{number}", str(now_ns()))
         return True
@@ -407,10 +423,14 @@ class Rendezvous:
 
     def _lost_for_good(self) -> bool:
         try:
-            keys = [key for key in ("settled", "ended") if self._round.check([key])]
-            return bool(keys and json.loads(self._round.get(keys[0])).get("gone"))
+            said = {
+                key: json.loads(self._round.get(key))
+                for key in ("ended", "counted")
+                if self._round.check([key])
+            }
         except (RuntimeError, ValueError):
             return True
+        return bool(said.get("ended", {}).get("gone") or said.get("counted"))
 
     def _hello(self) -> list[Mapping[str, Any]]:
         if self._base is None:
@@ -472,30 +492,13 @@ class Rendezvous:
         return bool(self._handler.num_nodes_waiting() > 0)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Say why the attempt ends, unless somebody has said so before.
-
-        That a node is gone is stronger than a failure that not all have heard of.
-        """
-        assert self.place is not None
-        if document["how"] == "failed":
-            self._round.set(f"heard/{self.place.group_rank}", "1")
-        if not self._put("ended", json.dumps(document)) and document.get("gone"):
-            self.settle(document)
-
-    def settle(self, document: Mapping[str, Any]) -> None:
-        """Say why the attempt ends, where the first word was in question."""
-        self._put("settled", json.dumps(document))
-
-    def _put(self, key: str, text: str) -> bool:
-        """Set a key of the round that nobody has set; return whether that was so."""
+        """Say why the attempt ends, unless somebody has said so before."""
+        text = json.dumps(document)
         if self._nodes.backend != "etcd-v2":
             # In one step: a node that is lost between two would leave all others waiting.
-            found: bytes = self._round.compare_set(key, "", text)
-            return found == text.encode()
-        first = bool(self._round.add(f"{key}_by", 1) == 1)
-        if first:
-            self._round.set(key, text)
-        return first
+            self._round.compare_set("ended", "", text)
+        elif self._round.add("ended_by", 1) == 1:
+            self._round.set("ended", text)
 
     def finish(self) -> None:
         """Arrive at the exit barrier; the last one ends the attempt with success."""
@@ -543,7 +546,7 @@ class Rendezvous:
 
     def share_stacks(
         self, text: str, until: float, judge: Callable[[Mapping[int, bytes]], dict[str, Any]]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Let all nodes know where the workers of all stand.
 
         Args:
@@ -552,22 +555,18 @@ class Rendezvous:
             judge: makes of what nodes say, by group rank, what all are told.
 
         Returns:
-            what all are told.
-
-        Raises:
-            Exception: that did not come in time.
+            what all are told; None if that did not come in time.
         """
         assert self.place is not None
         roster = self.place.roster
         self._round.set(f"stacks/{self.place.group_rank}", text)
         if self.place.group_rank != roster.leader:
-            self._round.wait(["group_stacks"], _left(until + 1.0))
+            if not are_set(self._round, ["group_stacks"], until + 1.0 - time.monotonic()):
+                return None
             told: dict[str, Any] = json.loads(self._round.get("group_stacks"))
             return told
         known = [rank for rank, member in enumerate(roster.members) if member is not None]
-        with contextlib.suppress(RuntimeError):
-            self._round.wait([f"stacks/{rank}" for rank in known], _left(until))
-        if not self._round.check([f"stacks/{rank}" for rank in known]):
+        if not are_set(self._round, [f"stacks/{rank}" for rank in known], until - time.monotonic()):
             known = [rank for rank in known if self._round.check([f"stacks/{rank}"])]
         found = self._round.multi_get([f"stacks/{rank}" for rank in known])
         document = judge(dict(zip(known, found, strict=True)))
@@ -580,21 +579,26 @@ class Rendezvous:
 
     # The end
 
-    def give_result(self, text: str) -> None:
-        """Leave what became of this node's part of the run, for node 0."""
-        store = self._base
-        store.set(f"result/{store.add('results', 1)}", text)
+    def give_result(self, run: str, text: str) -> None:
+        """Leave what became of this node's part of the run, for node 0.
 
-    def results(self) -> list[bytes]:
-        """Return what nodes have left since this was asked before."""
+        Args:
+            run: names the run; a store may hold what others of the same id have left.
+            text: what became of it.
+        """
         store = self._base
-        self._due = [*self._due, *range(self._asked + 1, store.add("results", 0) + 1)]
+        store.set(f"{run}/result/{store.add(f'{run}/results', 1)}", text)
+
+    def results(self, run: str) -> list[bytes]:
+        """Return what nodes have left since this was asked before; argument as of `give_result`."""
+        store = self._base
+        self._due = [*self._due, *range(self._asked + 1, store.add(f"{run}/results", 0) + 1)]
         self._asked = max([self._asked, *self._due])
         ready = self._due
-        if ready and not store.check([f"result/{number}" for number in ready]):
-            ready = [number for number in ready if store.check([f"result/{number}"])]
+        if ready and not store.check([f"{run}/result/{number}" for number in ready]):
+            ready = [number for number in ready if store.check([f"{run}/result/{number}"])]
         self._due = [number for number in self._due if number not in ready]
-        found: list[bytes] = store.multi_get([f"result/{n}" for n in ready]) if ready else []
+        found: list[bytes] = store.multi_get([f"{run}/result/{n}" for n in ready]) if ready else []
         return found
 
     def leave(self, *, over: bool) -> None:
@@ -626,8 +630,26 @@ class Rendezvous:
         handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
 
 
-def _left(until: float) -> timedelta:
-    return timedelta(seconds=max(0.01, until - time.monotonic()))
+def are_set(store: Any, keys: Sequence[str], seconds: float) -> bool:
+    """Wait until all of some keys are set; return whether they are.
+
+    Args:
+        store: torch's ``Store``, of any kind.
+        keys: the keys.
+        seconds: how long to wait.
+
+    Raises:
+        Exception: the store cannot be reached.
+    """
+    try:
+        store.wait(list(keys), timedelta(seconds=max(0.01, seconds)))
+    except (RuntimeError, LookupError) as error:
+        if "timeout" not in str(error).lower():
+            raise
+        # An answer as well, unless the other end is cut off; torch's older store wakes nobody who
+        # waits for what is set by comparing.
+        return bool(store.check(list(keys)))
+    return True
 
 
 def _below(prefix: str, store: Any) -> Any:

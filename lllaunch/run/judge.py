@@ -290,6 +290,9 @@ def _root(
         if hang is None or failure.time_ns < hang.time_ns
     }
     first = first_of(own)
+    gone = _root_of_lost(record, own[first] if first is not None else None)
+    if gone is not None:
+        return gone
     # what the watchdog of another node found is known as a finding here as well
     elsewhere = None if hang is not None else _root_of_nodes(record)
     if elsewhere is not None and _is_earlier(elsewhere, own[first] if first is not None else None):
@@ -298,6 +301,22 @@ def _root(
         left = _left_early(record, own, first)
         return left or _root_of_worker(record, _worker(record, first), own[first], hang)
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
+
+
+def _root_of_lost(record: AttemptRecord, own: Failed | None) -> RootCause | None:
+    """Returns a node that was gone when the attempt ended, unless a worker failed by itself.
+
+    Workers notice that they have lost others before it is known that a node is gone.
+    """
+    lost, end = record.group_lost, record.group_end
+    if lost is None:
+        return None
+    if own is not None and not (lost_peer(own.cause) or isinstance(own.cause, KilledBySignal)):
+        return None
+    times = [own.time_ns if own is not None else 0, end.time_ns if end is not None else 0]
+    known = [each for each in times if each]
+    at = min(known, default=record.ended_ns)
+    return RootCause(record.number, None, None, NodeGone(lost.node, lost.text), at)
 
 
 def _root_of_nodes(record: AttemptRecord) -> RootCause | None:

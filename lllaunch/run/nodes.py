@@ -149,9 +149,10 @@ def merged(
         root: directory of the run.
     """
     known = _members(places)
+    token = places[-1].roster.token if places else ""
     parts: list[tuple[NodeOutcome, RunOutcome | None]] = []
     for name, (group_rank, member) in known.items():
-        shared = bool(member.token) and member.token == _token_of(known)
+        shared = bool(token) and member.token == token
         node = NodeOutcome(
             name=name,
             hostname=member.hostname,
@@ -205,10 +206,6 @@ def _members(places: Sequence[Place]) -> dict[str, tuple[int, Member]]:
         key=lambda item: (item[1][1].node_rank is None, item[1][1].node_rank or 0, item[0]),
     )
     return dict(order)
-
-
-def _token_of(known: Mapping[str, tuple[int, Member]]) -> str:
-    return next((member.token for _, member in known.values() if member.node_rank == 0), "")
 
 
 def _state(own: RunOutcome, outcomes: Iterable[RunOutcome]) -> Any:

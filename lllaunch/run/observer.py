@@ -35,6 +35,7 @@ from lllaunch.supervisor.machine import (
     GroupStarted,
     KillWorkers,
     NodesAgreed,
+    NodesCounted,
     Pause,
     SignalProcess,
     SignalReceived,
@@ -228,6 +229,11 @@ class Recorder:
             attempt.group_end = attempt.group_end or event.ended
             if event.hangs and attempt.finding is None and not attempt.ending:
                 attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
+
+    def counted(self, event: NodesCounted) -> None:
+        """Take note of a node that was found to be gone when the current attempt ended."""
+        if self._attempts:
+            self._attempts[-1].group_lost = event.gone
 
     def abandoned(self, ranks: Collection[int]) -> None:
         """Take note that nobody waits any longer for the ends of these local ranks."""
@@ -601,6 +607,7 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
     WorkersStuck: lambda self, _: self.recorder.stuck(),
     NodesAgreed: RunObserver._agreed,
+    NodesCounted: lambda self, event: self.recorder.counted(event),
     GroupStacks: RunObserver._group_stacks_taken,
     StartWorkers: RunObserver._start_workers,
     GroupStarted: RunObserver._started,

@@ -180,6 +180,7 @@ class AttemptRecord:
         blame: who hung then and who waited, or None if nobody could look.
         master_port: MASTER_PORT of its workers, or an empty string.
         group_end: of several nodes, what all have agreed that it ended for; or None.
+        group_lost: of several nodes, one that was found to be gone when it ended; or None.
         group_stacks: of several nodes, who of all hung then; or None.
     """
 
@@ -203,6 +204,7 @@ class AttemptRecord:
     blame: Blame | None = None
     master_port: str = ""
     group_end: GroupEnd | None = None
+    group_lost: GroupEnd | None = None
     group_stacks: GroupStacks | None = None
 
     @property

@@ -44,7 +44,7 @@ class GroupState(Enum):
     INTERRUPTED = "workers got a user's signal"
     KILLING = "workers were killed"
     CLEANING_UP = "no worker runs; what they left behind is being ended"
-    AGREEING = "no worker runs; why the attempt ended is being agreed with the other nodes"
+    AGREEING = "no worker runs; it is not known yet why the attempt ended, and which nodes are left"
     PAUSED = "a restart is waited for"
     BARRIER = "this node succeeded, and waits for the others"
     DONE = "the run is over"
@@ -168,22 +168,33 @@ class BarrierPassed(_Plain):
 
 @dataclass(frozen=True)
 class NodesAgreed:
-    """All nodes have heard why the attempt ends; the first of them to say so was believed.
+    """It was said why the attempt ends on all nodes; the first of them to say so is believed.
 
     Attributes:
         reason: why.
         ended: what the node said that was first, or what was found out about one that is gone.
-        again: whether enough nodes are left for another attempt, if the reason is ``node``.
     """
 
     reason: Reason
     ended: GroupEnd
-    again: bool = True
 
     @property
     def hangs(self) -> bool:
         """Whether it was the watchdog of a node: stacks are taken on all before anything ends."""
         return self.ended.finding is not None
+
+
+@dataclass(frozen=True)
+class NodesCounted:
+    """All nodes have confirmed that the attempt ends, or are gone.
+
+    Attributes:
+        gone: what became of the first of those that are, None if all are there.
+        again: whether enough are left for another attempt.
+    """
+
+    gone: GroupEnd | None = None
+    again: bool = True
 
 
 @dataclass(frozen=True)
@@ -264,6 +275,7 @@ Event = (
     | MembershipChanged
     | BarrierPassed
     | NodesAgreed
+    | NodesCounted
     | GroupStacks
     | WorkersStuck
     | WatchdogFired
@@ -599,16 +611,19 @@ _ROWS: tuple[_Row, ...] = (
     ((*_LIVE, *_CLEANING), (SpawnerGone,), "over", S.DONE, (Step.FINISH,)),
     ((S.AGREEING, S.PAUSED, S.BARRIER), _NOBODY, "", None, ()),
     ((S.BARRIER,), (BarrierPassed,), "", S.DONE, (Step.FINISH,)),
-    # Of several nodes each ends for the reason that all have agreed on, and goes on as they do.
+    # Of several nodes each ends for the reason that all have agreed on, and goes on as they do when
+    # it is known which are left: workers often fail before it is known that a node is lost.
     (_CLEANING, (OrphansGone, OrphansStuck), "to be agreed", S.AGREEING, ()),
     (_NOT_INTERRUPTED, (SpawnerGone,), "to be agreed", S.AGREEING, ()),
     ((S.RUNNING,), (NodesAgreed,), "hangs", S.TAKING_STACKS, (Step.TAKE_STACKS,)),
     (_WELL, (NodesAgreed,), "", S.TERMINATING, _TERMINATE),
     ((S.TAKING_STACKS,), (NodesAgreed,), "hangs", None, ()),
-    (_ENDING + _CLEANING + (S.PAUSED,), (NodesAgreed,), "", None, ()),
-    ((S.AGREEING, S.BARRIER), (NodesAgreed,), "again", S.INIT, (Step.START,)),
-    ((S.AGREEING, S.BARRIER), (NodesAgreed,), "again later", S.PAUSED, (Step.PAUSE,)),
-    ((S.AGREEING, S.BARRIER), (NodesAgreed,), "over", S.DONE, (Step.FINISH,)),
+    (_ENDING + _CLEANING + (S.AGREEING, S.PAUSED), (NodesAgreed,), "", None, ()),
+    ((S.BARRIER,), (NodesAgreed,), "", S.AGREEING, ()),
+    ((S.AGREEING,), (NodesCounted,), "again", S.INIT, (Step.START,)),
+    ((S.AGREEING,), (NodesCounted,), "again later", S.PAUSED, (Step.PAUSE,)),
+    ((S.AGREEING,), (NodesCounted,), "over", S.DONE, (Step.FINISH,)),
+    ((S.TAKING_STACKS, *_ENDING, *_CLEANING), (NodesCounted,), "", None, ()),
     # Nothing can be started, or nobody knows what runs.
     (_LIVE, (PreloadBroken,), "", S.DONE, (Step.FINISH,)),
     (_LIVE, (MonitorLost,), "", S.DONE, (Step.KILL, Step.FINISH)),
@@ -704,6 +719,7 @@ class Machine:
         # Of the present attempt: whether the other nodes were told why it ends, and what all say.
         self._told = False
         self._agreed: NodesAgreed | None = None
+        self._counted: NodesCounted | None = None
         self._stuck_orphans = False
 
     @property
@@ -771,7 +787,7 @@ class Machine:
 
     def _begun(self, event: GroupStarted) -> Case:
         self.alive, self._reason, self._fired = event.ranks, None, None
-        self._told, self._agreed = False, None
+        self._told, self._agreed, self._counted = False, None, None
         if event.restarts is not None:
             self._budget.catch_up(event.restarts)
         return ""
@@ -818,13 +834,13 @@ class Machine:
             self.alive = frozenset()
             self._blame(self._fired.kind if self._fired else "spawner")
         self._stuck_orphans = isinstance(event, OrphansStuck)
-        if not self._alone and self._agreed is None and self._reason != "signal":
+        if not self._alone and self._counted is None and self._reason != "signal":
             return "to be agreed"
         return self._whether_again()
 
     def _whether_again(self) -> Case:
         reason = self._reason
-        if reason == "node" and self._agreed is not None and self._agreed.again:
+        if reason == "node" and self._counted is not None and self._counted.again:
             # Enough nodes are left: that is no failure.
             reason = "membership"
         if reason == "signal" or self._stuck_orphans:
@@ -845,9 +861,13 @@ class Machine:
         self._agreed = event
         if self._reason != "signal":
             self._reason = event.reason
-        if self.state in (GroupState.AGREEING, GroupState.BARRIER):
-            return self._whether_again()
         return "hangs" if event.hangs and self.state in _WELL else ""
+
+    def _nodes_counted(self, event: NodesCounted) -> Case:
+        self._counted = event
+        if event.gone is not None and self._reason != "signal":
+            self._reason = "node"
+        return self._whether_again() if self.state is GroupState.AGREEING else ""
 
     def _group_stacks(self, _: GroupStacks) -> Case:
         return "awaited" if self.state is GroupState.TAKING_STACKS else ""
@@ -959,6 +979,7 @@ _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
     StacksTaken: Machine._stacks_taken,
     StacksAsked: Machine._stacks_asked,
     NodesAgreed: Machine._nodes_agreed,
+    NodesCounted: Machine._nodes_counted,
     GroupStacks: Machine._group_stacks,
     PreloadBroken: Machine._broken,
     MonitorLost: Machine._broken,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -20,18 +21,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import (
-    KEEP_ALIVE_ATTEMPTS,
-    KEEP_ALIVE_INTERVAL,
-    Rendezvous,
-    load_torch,
-)
+from lllaunch.cluster.rendezvous import Rendezvous, are_set, keep_alive, load_torch
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -41,6 +36,7 @@ from lllaunch.supervisor.machine import (
     GroupStacks,
     MembershipChanged,
     NodesAgreed,
+    NodesCounted,
     TellNodes,
     TellStacks,
     WaitForOthers,
@@ -51,7 +47,7 @@ from lllaunch.watchdog.findings import FoundElsewhere
 if TYPE_CHECKING:
     from lllaunch.signal_source import SignalSource
     from lllaunch.spec import Nodes
-    from lllaunch.supervisor.machine import Action, Event, Reason
+    from lllaunch.supervisor.machine import Action, Event
     from lllaunch.watchdog.findings import Finding, Kind
     from lllaunch.watchdog.stacks.frames import RankStack
 
@@ -128,8 +124,7 @@ class NodeGroup:
         self._say = say
         self._failure = failure
         self._address = local_address(nodes.host, nodes.port, nodes.interface)
-        interval = float(nodes.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL))
-        attempts = float(nodes.conf.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS))
+        interval, attempts = keep_alive(nodes)
         self._interval = interval
         self._patience = interval * attempts
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -144,6 +139,9 @@ class NodeGroup:
         self._stacks_until: float | None = None
         self._told_offset = False
         self._idle: dict[str, float] = {}
+        # Whether it is known why the attempt ends, and which nodes were gone by then.
+        self._ending = False
+        self._gone: list[int] = []
         self.place: Place | None = None
         self.places: list[Place] = []
         self.lost: dict[str, str] = {}
@@ -231,6 +229,7 @@ class NodeGroup:
         )
         self._watch.start()
         self._stacks_until = None
+        self._ending, self._gone = False, []
         self._idle.clear()
         return place
 
@@ -282,7 +281,7 @@ class NodeGroup:
         roster = place.roster
         first = next((each for each in roster.members if each and each.node_rank == 0), None)
         mine = roster.members[place.group_rank]
-        if first is None or mine is None or mine.token == first.token:
+        if first is None or mine is None or mine.token == roster.token:
             return
         self._say(
             f"the files of this node are in {mine.hostname}:{mine.directory}: node 0 "
@@ -330,9 +329,7 @@ class NodeGroup:
         self._clear()
         found: list[Event] = []
         while self._news:
-            event = self._event(self._news.popleft())
-            if event is not None:
-                found.append(event)
+            found += self._events_of(self._news.popleft())
         now = time.monotonic()
         if self._stacks_until is not None and now >= self._stacks_until:
             self._stacks_until = None
@@ -340,7 +337,7 @@ class NodeGroup:
         if self._watch is not None and self._is_out_of_contact(self._watch, now):
             seconds = now - self._watch.contact
             self._stop_listening()
-            found.append(self._out_of_contact(f"gave no sign of life for {duration(seconds)}"))
+            found += self._out_of_contact(f"gave no sign of life for {duration(seconds)}")
         return found
 
     def perform(self, action: Action) -> list[Event]:
@@ -420,7 +417,8 @@ class NodeGroup:
             document = rendezvous.share_stacks(
                 text, until, lambda texts: _judged(place, texts, finding)
             )
-            self._wake(_Stacks(document))
+            if document is not None:
+                self._wake(_Stacks(document))
 
         commands.do(share)
 
@@ -435,57 +433,71 @@ class NodeGroup:
 
     # What is heard
 
-    def _event(self, news: object) -> Event | None:
+    def _events_of(self, news: object) -> list[Event]:
         return _NEWS[type(news)](self, news)
 
-    def _say_it(self, text: str) -> None:
+    def _say_it(self, text: str) -> list[Event]:
         self._say(text)
+        return []
 
-    def _joiners(self, _: _Joiners) -> Event:
-        return MembershipChanged()
+    def _joiners(self, _: _Joiners) -> list[Event]:
+        return [MembershipChanged()]
 
-    def _broken(self, _: _Broken) -> Event | None:
+    def _broken(self, _: _Broken) -> list[Event]:
         watch, place = self._watch, self.place
         if watch is None or place is None:
-            return None
+            return []
         self._stop_listening()
         if watch.at_barrier and place.roster.mixed:
             # torchrun's agent leaves when all are done, and takes the store along
-            return BarrierPassed()
+            return [BarrierPassed()]
         return self._out_of_contact("closed the connection: its launcher is gone")
 
-    def _stacks(self, news: _Stacks) -> Event:
+    def _stacks(self, news: _Stacks) -> list[Event]:
         self._stacks_until = None
-        return _group_stacks(news.document)
+        return [_group_stacks(news.document)]
 
-    def _agreed(self, document: Mapping[str, Any]) -> Event:
-        assert self.place is not None
-        self._stop_listening()
+    def _agreed(self, document: Mapping[str, Any]) -> list[Event]:
+        place = self.place
+        assert place is not None
         how = document["how"]
         if how == "succeeded":
-            return BarrierPassed()
-        roster = self.place.roster
+            self._stop_listening()
+            return [BarrierPassed()]
         rank = document.get("group_rank", -1)
-        gone = document.get("gone", [])
-        about = gone[0] if gone else rank
+        self._gone = document.get("gone", [])
+        text = document.get("text", "")
         finding = None
         if document.get("finding"):
             kind: Kind = "timeout" if document["reason"] == "timeout" else "hang"
-            finding = FoundElsewhere(roster.name(rank), document.get("text", ""), kind)
+            finding = FoundElsewhere(place.roster.name(rank), text, kind)
+        about = self._gone[0] if self._gone else rank
         ended = GroupEnd(
             how=how,
-            node=roster.name(about),
+            node=place.roster.name(about),
             group_rank=about,
-            text=document.get("text", ""),
+            text=text,
             rank=document.get("rank"),
             time_ns=self._own_time(document.get("time_ns", 0)),
-            here=about == self.place.group_rank,
+            here=about == place.group_rank,
             finding=finding,
             cause=document.get("cause", ""),
         )
-        for each in gone:
-            self.lost[roster.name(each)] = document.get("text", "")
-        return NodesAgreed(document["reason"], ended, again=self._enough_without(gone))
+        for each in self._gone:
+            self.lost[place.roster.name(each)] = text
+        self._ending = True
+        return [NodesAgreed(document["reason"], ended)]
+
+    def _counted(self, news: _Counted) -> list[Event]:
+        place = self.place
+        assert place is not None
+        self._stop_listening()
+        text = "gave no sign of life when the attempt ended"
+        for each in news.gone:
+            self.lost[place.roster.name(each)] = text
+        first = news.gone[0] if news.gone else None
+        lost = None if first is None else GroupEnd("lost", place.roster.name(first), first, text)
+        return [NodesCounted(lost, again=self._enough_without([*self._gone, *news.gone]))]
 
     def _enough_without(self, gone: list[int]) -> bool:
         assert self.place is not None
@@ -505,26 +517,21 @@ class NodeGroup:
             self._suspected = now
         return now - self._suspected >= _BENEFIT_SECONDS
 
-    def _out_of_contact(self, text: str) -> NodesAgreed:
+    def _out_of_contact(self, text: str) -> list[Event]:
         """The store is gone, and with it the node that holds it."""
-        assert self.place is not None
-        roster = self.place.roster
-        host = next(
-            (
-                rank
-                for rank, member in enumerate(roster.members)
-                if member is not None and member.node_rank == 0
-            ),
-            -1,
-        )
-        name = roster.name(host) if host >= 0 else "the node that holds the rendezvous"
+        place = self.place
+        assert place is not None
+        members = place.roster.members
+        hosts = [r for r, m in enumerate(members) if m is not None and m.node_rank == 0]
+        host = hosts[0] if hosts and self._nodes.backend != "etcd-v2" else -1
+        name = "the store of the rendezvous" if host < 0 else place.roster.name(host)
         self.lost[name] = text
         # What waits in vain for a machine that is cut off is left behind.
         self._abandon()
-        here = host == self.place.group_rank
+        here = host == place.group_rank
         ended = GroupEnd("lost", name, host, text, time_ns=now_ns(), here=here)
-        reason: Reason = "node"
-        return NodesAgreed(reason, ended, again=False)
+        counted = NodesCounted(ended, again=False)
+        return [counted] if self._ending else [NodesAgreed("node", ended), counted]
 
     # The end
 
@@ -541,7 +548,8 @@ class NodeGroup:
         rendezvous = self._rendezvous
         if self._commands is not None and rendezvous is not None and self.place is not None:
             text = json.dumps({"name": self.name, "result": document})
-            self._commands.do(lambda: rendezvous.give_result(text)).wait(_FAREWELL_SECONDS)
+            run = self.place.roster.token
+            self._commands.do(lambda: rendezvous.give_result(run, text)).wait(_FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
@@ -564,7 +572,7 @@ class NodeGroup:
         until, said = time.monotonic() + seconds, time.monotonic() + _MOMENT_SECONDS
         found: dict[str, dict[str, Any]] = {}
         while True:
-            done = commands.do(rendezvous.results)
+            done = commands.do(functools.partial(rendezvous.results, roster.token))
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
             documents = [json.loads(text) for text in done.result()]
@@ -631,6 +639,12 @@ class _Broken(NamedTuple):
     why: str
 
 
+class _Counted(NamedTuple):
+    """Group ranks of nodes that have not confirmed that the attempt ends."""
+
+    gone: list[int]
+
+
 class _Stacks(NamedTuple):
     document: Mapping[str, Any]
 
@@ -691,11 +705,12 @@ def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
     )
 
 
-_NEWS: dict[type, Callable[[NodeGroup, Any], Event | None]] = {
+_NEWS: dict[type, Callable[[NodeGroup, Any], list[Event]]] = {
     str: NodeGroup._say_it,
     dict: NodeGroup._agreed,
     _Joiners: NodeGroup._joiners,
     _Broken: NodeGroup._broken,
+    _Counted: NodeGroup._counted,
     _Stacks: NodeGroup._stacks,
 }
 
@@ -792,8 +807,7 @@ class _Watch:
     the store a constant number of operations per node.
 
     A failure may be all that is seen of a node that is gone: connections to it break at once, and
-    its signs of life end later. So all answer when they hear of one. Only when the first node has
-    their answers, or has waited in vain for one, does it settle why the attempt ends.
+    its signs of life end later. So all confirm that the attempt ends, and are counted.
 
     Attributes:
         contact: moment of the last answer of the store, seconds of the monotonic clock.
@@ -817,15 +831,17 @@ class _Watch:
         self._interval = interval
         self._dynamic = nodes.backend != "static"
         self._pulse = Pulse(patience)
+        self._patience = patience
+        self._ended: dict[str, Any] | None = None
+        self._roll_ends = 0.0
         self._beats = 0
         self._next_beat = 0.0
         self._stop = threading.Event()
         self._told_joiners = False
-        # the first word, while it is in question
-        self._claim: dict[str, Any] | None = None
         self.contact = time.monotonic()
         self.at_barrier = False
         members = place.roster.members
+        self._mixed = place.roster.mixed
         self._leads = place.group_rank == place.roster.leader
         self._watched = (
             [r for r, m in enumerate(members) if m is not None and r != place.group_rank]
@@ -874,46 +890,55 @@ class _Watch:
             self._next_beat = now + self._interval / 2
             self._beat(store)
             self.contact = time.monotonic()
+        if self._ended is not None:
+            return self._call_roll(store, self._ended, pause)
         if self._leads:
             self._look_for_joiners()
-        elif self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
+        elif self._mixed and self.at_barrier and self._rendezvous.has_finished():
             self._wake({"how": "succeeded"})
             return True
-        awaited = self._awaited()
-        try:
-            store.wait(awaited, timedelta(seconds=pause))
-        except RuntimeError as error:
-            if "timeout" not in str(error).lower():
-                raise
-            # An answer as well, unless the other end is cut off; torch's older store wakes nobody
-            # who waits for what is set by comparing.
-            is_there = store.check(awaited)
-            if self._claim is not None and not is_there:
-                is_there = store.check(["settled"])
-            self.contact = time.monotonic()
-            if not is_there:
-                return False
-        return self._hear(store)
+        has_ended = are_set(store, ["ended"], pause)
+        self.contact = time.monotonic()
+        return has_ended and self._begin_to_end(store, json.loads(store.get("ended")))
 
-    def _awaited(self) -> list[str]:
-        """Return the keys that are waited for."""
-        if self._claim is None:
-            return ["ended"]
-        return [f"heard/{rank}" for rank in self._watched] if self._leads else ["settled"]
-
-    def _hear(self, store: Any) -> bool:
-        """Hear what was waited for; return whether that is the end of the attempt."""
-        if self._claim is None:
-            document = json.loads(store.get("ended"))
-            if self._watched and _is_in_question(document):
-                self._claim = document
-                store.set(f"heard/{self._place.group_rank}", "1")
-                return False
-        else:
-            if self._leads:
-                self._rendezvous.settle(self._claim)
-            document = json.loads(store.get("settled"))
+    def _begin_to_end(self, store: Any, document: dict[str, Any]) -> bool:
+        """Pass on why the attempt ends, and confirm it; return whether that is all."""
         self._wake(document)
+        if document["how"] == "succeeded":
+            return True
+        store.set(f"here/{self._place.group_rank}", "1")
+        self._ended = document
+        # who was just looked at may be gone since then
+        self._roll_ends = time.monotonic() + self._patience + self._interval
+        return False
+
+    def _call_roll(self, store: Any, document: Mapping[str, Any], pause: float) -> bool:
+        """Find out who is left: nodes that are gone do not confirm that the attempt ends.
+
+        The first of those that should be there finds out, and tells the others.
+
+        Returns:
+            Whether it is known.
+        """
+        gone = document.get("gone", [])
+        members = self._place.roster.members
+        expected = [r for r, m in enumerate(members) if m is not None and r not in gone]
+        calls = not expected or expected[0] == self._place.group_rank
+        keys = [f"here/{rank}" for rank in expected] if calls else ["counted"]
+        late = not are_set(store, keys, pause) if keys else False
+        now = self.contact = time.monotonic()
+        # the others give it the time to say so
+        if late and now < self._roll_ends + (0.0 if calls else 2 * self._interval):
+            return False
+        if not calls and not late:
+            missing = json.loads(store.get("counted"))
+        else:
+            missing = [r for r in expected if not store.check([f"here/{r}"])] if late else []
+        if calls:
+            store.set("counted", json.dumps(missing))
+        elif late and expected[0] not in missing:
+            missing = [expected[0], *missing]
+        self._wake(_Counted(missing))
         return True
 
     def _beat(self, store: Any) -> None:
@@ -925,10 +950,7 @@ class _Watch:
         )
         counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
-        if self._claim is not None and self._claim["group_rank"] in lost:
-            # it had failed, and left
-            self._rendezvous.settle(self._claim)
-        elif lost and not self._is_over():
+        if lost and self._ended is None and not self._is_over():
             seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0
             first = min(lost)
             self._rendezvous.end(
@@ -943,17 +965,11 @@ class _Watch:
             )
 
     def _look_for_joiners(self) -> None:
-        mixed = self._place.roster.mixed
-        if mixed and self.at_barrier and self._rendezvous.has_finished():
+        if self._mixed and self.at_barrier and self._rendezvous.has_finished():
             self._rendezvous.end({"how": "succeeded"})
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
             self._wake(_Joiners())
-
-
-def _is_in_question(document: Mapping[str, Any]) -> bool:
-    """Return whether what a node says first may be but a consequence of the loss of another."""
-    return document["how"] == "failed" and not document.get("finding")
 
 
 def _first_line(error: BaseException) -> str:

@@ -78,9 +78,9 @@ VARIANTS: dict[type, list[v.Event]] = {
     v.NodesAgreed: [
         v.NodesAgreed("failure", FAILED_ELSEWHERE),
         v.NodesAgreed("node", LOST),
-        v.NodesAgreed("node", LOST, again=False),
         v.NodesAgreed("hang", HANGS_ELSEWHERE),
     ],
+    v.NodesCounted: [v.NodesCounted(), v.NodesCounted(LOST), v.NodesCounted(LOST, again=False)],
 }
 
 
@@ -147,10 +147,12 @@ IMPOSSIBLE: dict[GroupState, set[type]] = {
     GroupState.INIT: OF_WORKERS
     | OF_CLEANUPS
     | {SpawnerGone, v.MembershipChanged, v.BarrierPassed, v.WorkersStuck}
-    | {v.WatchdogFired, v.StacksTaken, v.PauseOver, v.NodesAgreed},
+    | {v.WatchdogFired, v.StacksTaken, v.PauseOver, v.NodesAgreed, v.NodesCounted},
+    # Nodes are counted when the attempt ends.
+    GroupState.RUNNING: OF_STARTS | OF_CLEANUPS | {v.BarrierPassed, v.PauseOver, v.NodesCounted},
     # Workers live: neither a start, nor a cleanup, nor a barrier, nor a wait is under way.
     **dict.fromkeys(
-        (GroupState.RUNNING, GroupState.TAKING_STACKS, GroupState.LOOKING, GroupState.TERMINATING),
+        (GroupState.TAKING_STACKS, GroupState.LOOKING, GroupState.TERMINATING),
         OF_STARTS | OF_CLEANUPS | {v.BarrierPassed, v.PauseOver},
     ),
     **dict.fromkeys(
@@ -160,9 +162,9 @@ IMPOSSIBLE: dict[GroupState, set[type]] = {
     # All workers have ended.
     GroupState.CLEANING_UP: OF_STARTS | OF_WORKERS | {v.BarrierPassed, v.PauseOver},
     GroupState.AGREEING: OF_STARTS | OF_WORKERS | {v.BarrierPassed, v.PauseOver},
-    GroupState.PAUSED: OF_STARTS | OF_WORKERS | {v.BarrierPassed},
+    GroupState.PAUSED: OF_STARTS | OF_WORKERS | {v.BarrierPassed, v.NodesCounted},
     # Nothing is started after a success.
-    GroupState.BARRIER: OF_STARTS | OF_WORKERS | {v.PauseOver},
+    GroupState.BARRIER: OF_STARTS | OF_WORKERS | {v.PauseOver, v.NodesCounted},
 }
 
 

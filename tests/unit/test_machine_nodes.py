@@ -22,8 +22,8 @@ ELSEWHERE = FoundElsewhere("node 1 (b)", "hung")
 LOST = GroupEnd("lost", "node 1 (b)", 1, "gave no sign of life for 15 s")
 
 
-def agreed(reason: v.Reason = "failure", *, again: bool = True, here: bool = False) -> v.Event:
-    return v.NodesAgreed(reason, GroupEnd("failed", "node 1 (b)", 1, here=here), again=again)
+def agreed(reason: v.Reason = "failure", *, here: bool = False) -> v.Event:
+    return v.NodesAgreed(reason, GroupEnd("failed", "node 1 (b)", 1, here=here))
 
 
 def end_of(rank: int, exitcode: int = 0) -> Exited:
@@ -43,6 +43,12 @@ def gone(machine: Machine, exitcode: int = -SIGTERM) -> v.Actions:
     return machine.handle(OrphansGone())
 
 
+def counted(machine: Machine, lost: GroupEnd | None = None, *, again: bool = True) -> v.Actions:
+    """All workers end, and it becomes known which nodes are left."""
+    assert gone(machine) == ()
+    return machine.handle(v.NodesCounted(lost, again))
+
+
 def test_the_others_are_told_of_a_failure_before_anything_is_ended() -> None:
     machine = running()
     told, *rest = machine.handle(end_of(0, 1))
@@ -57,47 +63,63 @@ def test_nothing_is_decided_before_all_have_agreed() -> None:
     machine.handle(end_of(0, 1))
     assert gone(machine) == ()
     assert machine.state is GroupState.AGREEING
-    assert machine.handle(agreed(here=True)) == (v.StartWorkers(1, 1, "failure"),)
+    assert machine.handle(agreed(here=True)) == ()
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
 
 
 def test_what_was_agreed_before_the_end_decides_at_the_end() -> None:
     machine = running(1)
     machine.handle(end_of(0, 1))
     assert machine.handle(agreed("oom")) == ()
+    assert machine.handle(v.NodesCounted()) == ()
     assert gone(machine) == (v.StartWorkers(1, 1, "oom"),)
+
+
+def test_a_worker_that_fails_since_a_node_is_lost_costs_no_restart_if_enough_are_left() -> None:
+    machine = running()
+    machine.handle(end_of(0, 1))
+    machine.handle(agreed(here=True))
+    assert counted(machine, LOST) == (v.StartWorkers(1, 0, "node"),)
+
+
+def test_a_worker_that_fails_since_a_node_is_lost_fails_for_that() -> None:
+    machine = running()
+    machine.handle(end_of(0, 1))
+    machine.handle(agreed(here=True))
+    assert counted(machine, LOST, again=False) == (v.Finish(WorkerState.FAILED, "node"),)
 
 
 def test_the_first_word_holds() -> None:
     machine = running(1, RestartPolicy(on=frozenset({"hang"})))
     machine.handle(agreed("failure"))
     machine.handle(agreed("hang"))
-    assert gone(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 def test_a_failure_elsewhere_ends_the_workers_here_and_counts() -> None:
     machine = running(1)
     ends = machine.handle(agreed())
     assert ends == (v.SignalWorkers(SIGTERM, "failure"), v.StartGrace())
-    assert gone(machine) == (v.StartWorkers(1, 1, "failure"),)
+    assert counted(machine) == (v.StartWorkers(1, 1, "failure"),)
     machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
     machine.handle(agreed())
-    assert gone(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_node_that_is_lost_costs_no_restart_if_enough_are_left(restarts: int) -> None:
     machine = running(restarts)
     machine.handle(v.NodesAgreed("node", LOST))
-    assert gone(machine) == (v.StartWorkers(1, 0, "node"),)
+    assert counted(machine) == (v.StartWorkers(1, 0, "node"),)
 
 
 def test_a_node_that_is_lost_costs_a_restart_if_too_few_are_left() -> None:
     machine = running(1)
-    machine.handle(v.NodesAgreed("node", LOST, again=False))
-    assert gone(machine) == (v.StartWorkers(1, 1, "node"),)
+    machine.handle(v.NodesAgreed("node", LOST))
+    assert counted(machine, again=False) == (v.StartWorkers(1, 1, "node"),)
     machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
-    machine.handle(v.NodesAgreed("node", LOST, again=False))
-    assert gone(machine) == (v.Finish(WorkerState.FAILED, "node"),)
+    machine.handle(v.NodesAgreed("node", LOST))
+    assert counted(machine, again=False) == (v.Finish(WorkerState.FAILED, "node"),)
 
 
 def test_who_has_succeeded_starts_again_with_the_others() -> None:
@@ -105,7 +127,8 @@ def test_who_has_succeeded_starts_again_with_the_others() -> None:
     for rank in (0, 1):
         machine.handle(end_of(rank))
     assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
-    assert machine.handle(agreed()) == (v.StartWorkers(1, 1, "failure"),)
+    assert machine.handle(agreed()) == ()
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
 
 
 def test_who_has_succeeded_fails_with_the_others() -> None:
@@ -113,14 +136,15 @@ def test_who_has_succeeded_fails_with_the_others() -> None:
     for rank in (0, 1):
         machine.handle(end_of(rank))
     machine.handle(OrphansGone())
-    assert machine.handle(agreed()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    machine.handle(agreed())
+    assert machine.handle(v.NodesCounted()) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 def test_joiners_are_told_to_all_and_cost_no_restart() -> None:
     machine = running()
     assert machine.handle(v.MembershipChanged())[0] == v.TellNodes("membership")
     machine.handle(agreed("membership"))
-    assert gone(machine) == (v.StartWorkers(1, 0, "membership"),)
+    assert counted(machine) == (v.StartWorkers(1, 0, "membership"),)
 
 
 def test_a_signal_here_is_told_and_waits_for_nobody() -> None:
@@ -132,7 +156,8 @@ def test_a_signal_here_is_told_and_waits_for_nobody() -> None:
 def test_a_lost_spawner_waits_for_what_all_agree_on() -> None:
     machine = running()
     assert machine.handle(SpawnerGone(7, -9)) == (v.TellNodes("spawner"),)
-    assert machine.handle(agreed("spawner", here=True)) == (v.StartWorkers(1, 1, "spawner"),)
+    machine.handle(agreed("spawner", here=True))
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "spawner"),)
 
 
 def test_a_finding_is_told_first_and_stacks_of_all_are_waited_for() -> None:
@@ -156,7 +181,7 @@ def test_a_finding_elsewhere_takes_stacks_here_before_anything_is_ended() -> Non
     )
     assert machine.handle(v.StacksTaken((), Blame(), ELSEWHERE)) == (v.TellStacks((), ELSEWHERE),)
     assert machine.handle(v.GroupStacks())[0] == v.SignalWorkers(SIGTERM, "hang")
-    assert gone(machine) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "hang"),)
 
 
 def test_stacks_that_come_late_change_nothing() -> None:
@@ -171,7 +196,7 @@ def test_who_comes_later_counts_as_the_others_do() -> None:
     machine.handle(v.GroupStarted(frozenset({0, 1}), 2))
     assert machine.restart_count == 2
     machine.handle(agreed())
-    assert gone(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 class Group:
@@ -239,7 +264,9 @@ class Group:
             for events in self.pending:
                 # nothing is heard before the attempt has begun
                 first = bool(events) and isinstance(events[0], v.GroupStarted)
-                events.insert(self.random.randint(int(first), len(events)), agreed(reason))
+                place = self.random.randint(int(first), len(events))
+                events.insert(place, agreed(reason))
+                events.insert(self.random.randint(place + 1, len(events)), v.NodesCounted())
 
 
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 3))
