@@ -284,8 +284,8 @@ class NodeGroup:
         if first is None or mine is None or mine.token == roster.token:
             return
         self._say(
-            f"this node's files are in {mine.hostname}:{mine.directory}, apart from those of node "
-            f"0 ({first.hostname}); if both see one file system, launch.rdzv.id gives them one place"
+            f"this node's files are in {mine.hostname}:{mine.directory}, apart from node 0's "
+            f"({first.hostname}); if both see one file system, launch.rdzv.id gives them one place"
         )
 
     def _tell_offset(self, rendezvous: Rendezvous) -> None:
