@@ -12,7 +12,7 @@ from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.cluster.rendezvous import Rendezvous
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
-from lllaunch.supervisor.nodes import _Watch
+from lllaunch.supervisor.nodes import _Counted, _Watch
 
 INTERVAL, PATIENCE = 1.0, 3.0
 NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)
@@ -60,6 +60,7 @@ class Playing:
         self.heard: list[list[Any]] = [[] for _ in members]
         self.nodes = [Rendezvous(NODES, "10.77.0.1", "run", "default", 1) for _ in members]
         self.watches = []
+        self.over = [False] * size
         for rank, rendezvous in enumerate(self.nodes):
             share = Share(rank, size, rank, size)
             place = Place(rank, share, "10.77.0.1", 1, False, Roster(members), 0, 0)
@@ -76,13 +77,13 @@ class Playing:
         end = self.now + seconds
         while self.now < end:
             for rank, watch in enumerate(self.watches):
-                if rank not in dead and not self.heard[rank]:
-                    watch.turn(self.store)
+                if rank not in dead and not self.over[rank]:
+                    self.over[rank] = watch.turn(self.store)
             self.now += INTERVAL / 2
 
-    def said(self, *dead: int) -> list[Any]:
-        """Return why the attempt ended, as each node has heard it that is not dead."""
-        return [each[0] for rank, each in enumerate(self.heard) if rank not in dead and each]
+    def said(self, *dead: int) -> list[list[Any]]:
+        """Return what each node has heard that is not dead."""
+        return [each for rank, each in enumerate(self.heard) if rank not in dead]
 
 
 @pytest.fixture
@@ -90,63 +91,52 @@ def four(monkeypatch: pytest.MonkeyPatch) -> Playing:
     return Playing(4, monkeypatch)
 
 
-def test_a_failure_holds_as_soon_as_all_have_heard_of_it(four: Playing) -> None:
+def test_all_hear_the_first_word_and_that_nobody_is_missing(four: Playing) -> None:
     four.turns(2)
-    assert four.said() == []
+    assert four.said() == [[], [], [], []]
     four.nodes[1].end(FAILED)
     four.nodes[2].end({**FAILED, "group_rank": 2})
     four.turns(2)
-    assert four.said() == [FAILED] * 4
+    assert four.said() == [[FAILED, _Counted([])]] * 4
+    assert four.over == [True] * 4
 
 
-def test_a_failure_beside_the_loss_of_a_node_is_that_loss(four: Playing) -> None:
+def test_a_node_that_is_gone_when_another_tells_of_a_failure_is_missed(four: Playing) -> None:
     four.turns(2)
     four.nodes[1].end(FAILED)
     four.turns(PATIENCE - 1, dead=[3])
-    assert four.said() == []
-    four.turns(PATIENCE, dead=[3])
-    said = four.said(3)
-    assert len(said) == 3
-    assert {each["how"] for each in said} == {"lost"}
-    assert said[0]["gone"] == [3]
+    # the workers are ended meanwhile, but who is left is not known yet
+    assert four.said(3) == [[FAILED]] * 3
+    four.turns(2 * PATIENCE, dead=[3])
+    assert four.said(3) == [[FAILED, _Counted([3])]] * 3
 
 
-def test_the_loss_of_the_node_that_settles_is_noticed_by_the_others(four: Playing) -> None:
+def test_when_the_node_that_counts_is_gone_the_others_miss_it(four: Playing) -> None:
     four.turns(2)
     four.nodes[1].end(FAILED)
-    four.turns(2 * PATIENCE, dead=[0])
-    said = four.said(0)
-    assert len(said) == 3
-    assert all(each["gone"] == [0] for each in said)
+    four.turns(4 * PATIENCE, dead=[0])
+    assert four.said(0) == [[FAILED, _Counted([0])]] * 3
 
 
-def test_a_node_that_has_told_of_its_failure_and_left_is_not_lost(four: Playing) -> None:
+def test_nodes_that_are_known_to_be_gone_are_not_waited_for(four: Playing) -> None:
     four.turns(2)
-    failed = {**FAILED, "group_rank": 0}
-    four.nodes[0].end(failed)
-    four.turns(2 * PATIENCE, dead=[0])
-    assert four.said(0) == [failed] * 3
+    left = {"how": "left", "reason": "node", "group_rank": 0, "gone": [0]}
+    four.nodes[0].end(left)
+    four.turns(2, dead=[0])
+    assert four.said(0) == [[left, _Counted([])]] * 3
 
 
-def test_a_node_that_leaves_is_stronger_than_a_failure_in_question(four: Playing) -> None:
+def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> None:
     four.turns(2)
-    four.nodes[1].end(FAILED)
-    left = {"how": "left", "reason": "node", "group_rank": 2, "gone": [2]}
-    four.nodes[2].end(left)
-    four.turns(2, dead=[2])
-    assert four.said(2) == [left] * 3
+    four.turns(PATIENCE - 1, dead=[2])
+    assert four.said(2) == [[], [], []]
+    four.turns(2 * PATIENCE, dead=[2])
+    for first, last in four.said(2):
+        assert (first["how"], first["gone"]) == ("lost", [2])
+        assert last == _Counted([])
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"how": "succeeded"},
-        {"how": "joined", "reason": "membership", "group_rank": 0},
-        {"how": "left", "reason": "node", "group_rank": 1, "gone": [1]},
-        {**FAILED, "reason": "hang", "finding": True},
-    ],
-)
-def test_other_words_hold_at_once(four: Playing, document: dict[str, Any]) -> None:
-    four.nodes[1].end(document)
+def test_after_success_nobody_is_counted(four: Playing) -> None:
+    four.nodes[1].end({"how": "succeeded"})
     four.turns(INTERVAL / 2, dead=[3])
-    assert four.said(3) == [document] * 3
+    assert four.said(3) == [[{"how": "succeeded"}]] * 3
