@@ -177,7 +177,8 @@ def merged(
     outcomes = [_seen_from_first(outcome, node) for node, outcome in parts if outcome is not None]
     attempts = _merged_attempts(outcomes) or own.attempts
     last = attempts[-1] if attempts else None
-    cause = _first_cause(outcomes, last)
+    # whom a signal ended here needs no other to say so
+    cause = own.root_cause if own.signum is not None else _first_cause(outcomes, last)
     best = next((each for each in outcomes if each.root_cause is cause), own)
     return replace(
         own,

@@ -56,6 +56,8 @@ _FAREWELL_SECONDS = 5.0
 # Stacks of all nodes are waited for, seconds; taking them may take eight.
 _STACKS_SECONDS = 10.0
 _PATIENCE_FOR_BLAME = 2.0
+# The store of a group with torchrun in it outlives its end here by so long, seconds.
+_LINGER_SECONDS = 3.0
 # What takes longer is worth a line, seconds.
 _MOMENT_SECONDS = 3.0
 _MOST_NAMES = 8
@@ -600,6 +602,10 @@ class NodeGroup:
         if commands is not None and rendezvous is not None:
             if self._joined:
                 commands.do(lambda: rendezvous.leave(over=over)).wait(_FAREWELL_SECONDS)
+                if over and rendezvous.hosts and self.place and self.place.roster.mixed:
+                    # torchrun's agents ask the store in their last moments, and do not say which
+                    # those are; without it they would not get to report what has failed
+                    time.sleep(_LINGER_SECONDS)
             commands.stop()
         with self._open:
             if self._wakeup >= 0:

@@ -158,7 +158,7 @@ class FoundElsewhere:
     kind: Kind = "hang"
 
     def __str__(self) -> str:
-        return f"{self.found}, on {self.node}"
+        return f"{self.found}, as {self.node} has noticed"
 
 
 Finding: TypeAlias = (
