@@ -61,6 +61,8 @@ _LINGER_SECONDS = 3.0
 # What takes longer is worth a line, seconds.
 _MOMENT_SECONDS = 3.0
 _MOST_NAMES = 8
+# For so long a node listens before it asks whether it has missed something, seconds.
+_LONGEST_PAUSE_SECONDS = 5.0
 # After this process did not run for a while, its thread gets so long for a word, seconds.
 _BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
@@ -887,8 +889,9 @@ class _Watch:
         Returns:
             Whether the attempt has ended.
         """
-        # Joiners are looked for by one node, as often as torch's agents do; the others only wait.
-        pause = min(1.0, self._interval / 2)
+        # One node looks for joiners as often as torch's agents do; the others only wait.
+        looks = self._leads or self._mixed
+        pause = min(1.0 if looks else _LONGEST_PAUSE_SECONDS, self._interval / 2)
         now = time.monotonic()
         if now >= self._next_beat:
             if self._next_beat and now - self._next_beat > self._interval:

@@ -1,0 +1,83 @@
+"""Runs of a few nodes on which anything happens: what must hold of them holds, at every step.
+
+`benchmarks/simulation.py` plays them: lllaunch's own machine, supervisor and protocol, over a
+network, a store and workers that chance delays, ends and cuts off.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.simulation import FAULTS, PHASES, Scenario, Violation, World, random_scenario
+from lllaunch.cluster.membership import keep_alive_interval
+from lllaunch.cluster.rendezvous import keep_alive
+
+SEEDS = 40
+
+
+def play(scenario: Scenario) -> World:
+    world = World(scenario)
+    world.play()
+    return world
+
+
+# In parts, so that they can be shared among processes.
+@pytest.mark.parametrize("part", range(4))
+def test_all_nodes_agree_and_none_waits_for_ever_whatever_happens(part: int) -> None:
+    for seed in range(part, SEEDS, 4):
+        # a violation names the seed and the moment
+        play(random_scenario(seed))
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_after_anything_that_can_be_survived_all_end_well(kind: str) -> None:
+    world = play(Scenario(6, 7, spare=1, nproc=2, faults=((45.0, kind),), clean_at=150.0))
+    ended = world.states()
+    if kind == "first lost":
+        # it takes the store along
+        assert "SUCCEEDED" not in ended
+        return
+    assert ended["SUCCEEDED"] >= 5, ended
+    if kind not in {"cut", "stopped"}:
+        assert [each.kind for each in world.recoveries] == [kind]
+
+
+def test_a_run_is_the_same_each_time_that_it_is_played() -> None:
+    scenario = random_scenario(3)
+    first, second = play(scenario), play(scenario)
+    assert first.now == second.now
+    assert first.load == second.load
+
+
+def test_what_a_node_asks_of_the_store_does_not_grow_with_the_nodes() -> None:
+    each = []
+    for nodes in (6, 24):
+        faults = ((45.0, "fails"), (100.0, "hangs"))
+        world = play(Scenario(nodes, 1, spare=1, nproc=2, faults=faults, clean_at=150.0))
+        assert set(world.server.load) == set(PHASES)
+        each.append(world.load.operations / nodes)
+    few, many = each
+    assert many <= few
+
+
+def test_what_does_not_hold_is_told_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.dumps({"how": "failed", "reason": "failure", "group_rank": 0})
+    monkeypatch.setattr(
+        "lllaunch.cluster.rendezvous.Rendezvous.end", lambda self, _: len(told) and None
+    )
+    with pytest.raises(Violation, match=r"seed 1, .* nodes never end"):
+        play(Scenario(4, 1, nproc=2, faults=((10.0, "fails"),), clean_at=30.0))
+
+
+def test_many_nodes_give_signs_of_life_less_often() -> None:
+    assert [keep_alive_interval(nodes) for nodes in (2, 64, 250, 251, 1000)] == [5, 5, 5, 6, 20]
+
+
+def test_what_the_config_says_of_signs_of_life_holds() -> None:
+    settings = Scenario(1000, 0).settings(0)
+    assert keep_alive(settings) == (20.0, 3.0)
+    conf = {"keep_alive_interval": 7, "keep_alive_max_attempt": 5}
+    assert keep_alive(replace(settings, conf=conf)) == (7.0, 5.0)
