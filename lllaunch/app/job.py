@@ -381,6 +381,11 @@ class _LateFile(logging.FileHandler):
         with contextlib.suppress(OSError):
             super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        # where it is made and cannot be written, on a full disk, no traceback of ours either
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
 
 def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
     """Return Hydra's function, but log files are made by the first message that goes to them."""

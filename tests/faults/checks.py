@@ -493,7 +493,11 @@ def _missing(seen: Observed, one: Launched, found: Counter[bytes]) -> Iterator[s
             text = b"".join(pieces(vars(act_of(seen, worker)), worker.key, stream))
             whole = text[: _count(seen, worker, stream)].splitlines()
             missing = [body for body in whole if body and not found[body]]
-            if missing and missing == whole[-1:] and any(body.startswith(missing[0]) for body in found):
+            if (
+                missing
+                and missing == whole[-1:]
+                and any(body.startswith(missing[0]) for body in found)
+            ):
                 # a signal came when it had written more, and before it had counted that
                 continue
             if missing:
