@@ -47,10 +47,3 @@ def test_a_message_that_cannot_be_written_is_no_traceback(
 ) -> None:
     configured(path).warning("nowhere")
     assert capsys.readouterr().err == ""
-
-
-def test_a_message_that_is_wrong_in_itself_is_told_as_ever(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configured(str(tmp_path / "app.log")).warning("%d", "no number")
-    assert "TypeError" in capsys.readouterr().err
