@@ -671,7 +671,7 @@ class _Done(nodes_module._Done):
 class _Commands(nodes_module._Commands):
     """Does one thing after the other."""
 
-    def __init__(self, wake: Callable[[object], None]) -> None:
+    def __init__(self, wake: Callable[[object, object], None]) -> None:
         self._node = World.present.node
         self._wake = wake
         self._over = False
@@ -691,6 +691,9 @@ class _Commands(nodes_module._Commands):
         self._todo.append((work, done))
         world.later(0.0, self._next)
         return done
+
+    def join(self, seconds: float) -> None:
+        """Nothing is to be waited for."""
 
     def stop(self) -> None:
         self._over = True
@@ -737,6 +740,9 @@ class _Watch(nodes_module._Watch):
     def start(self) -> None:
         self._node.world.later(0.0, self._next)
 
+    def join(self, seconds: float) -> None:
+        """Nothing is to be waited for."""
+
     def stop(self) -> None:
         self._beyond["over"] = True
         task = self._node.hearing.pop(id(self), None)
@@ -756,7 +762,7 @@ class _Watch(nodes_module._Watch):
 
     def _turned(self, heard: Any, error: Exception | None) -> None:
         if error is not None:
-            self._wake(nodes_module._Broken(str(error)))
+            self._wake(nodes_module._Broken(str(error)), self)
         elif not heard:
             self._node.world.later(0.0, self._next)
 
@@ -767,6 +773,9 @@ class _Thread:
     def __init__(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002 - in turns
         self._node = World.present.node
         self._number = 1
+
+    def join(self, seconds: float) -> None:
+        """Nothing is to be waited for."""
 
     def start(self) -> None:
         world = self._node.world
@@ -826,16 +835,16 @@ class _Group(NodeGroup):
         assert done.wait(1e9)
         return done.result()
 
-    def _wake(self, news: object = None) -> None:
+    def _wake(self, news: object = None, source: object = None) -> None:
         task = self._node.world.task
         if task is None:
-            self._woken(news)
+            self._woken(news, source)
         else:
-            task.once(lambda: self._woken(news))
+            task.once(lambda: self._woken(news, source))
 
-    def _woken(self, news: object) -> None:
+    def _woken(self, news: object, source: object) -> None:
         if news is not None:
-            self._news.append(news)
+            self._news.append((news, source))
         self._node.world.later(0.0, self._node.turn)
 
     def _clear(self) -> None:

@@ -329,7 +329,7 @@ def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
     for each in map(Fields, hello):
         rank = each.integer("node_rank")
         name = each.text("hostname") + ("" if rank is None else f" (node_rank {rank})")
-        if name not in names:
+        if name and name not in names:
             names.append(name)
     if not names:
         return f"no other node has come, {expected} are needed"

@@ -317,6 +317,10 @@ class Rendezvous:
         while not stopped():
             number += self.answer_greeting(store, number)
 
+    def knock(self) -> None:
+        """Wake who answers greetings, so that it sees that it is over."""
+        self._base.set(f"hello/{self._base.add('hello', 1)}", "{}")
+
     @staticmethod
     def answer_greeting(store: Any, number: int) -> bool:
         """Tell one that comes what time it is here; return False if none has come for a while."""

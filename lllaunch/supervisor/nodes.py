@@ -64,8 +64,10 @@ _STACKS_SECONDS = 10.0
 _PATIENCE_FOR_BLAME = 2.0
 # The store of a group with torchrun in it outlives its end here by so long, seconds.
 _LINGER_SECONDS = 3.0
+# What other machines are asked in the end may take so long, seconds.
+_MOMENT_SECONDS = 2.0
 # What takes longer is worth a line, seconds.
-_MOMENT_SECONDS = 3.0
+_SILENT_SECONDS = 3.0
 _MOST_NAMES = 8
 # For so long a node listens before it asks whether it has missed something, seconds.
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -140,7 +142,9 @@ class NodeGroup:
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # While it is held the descriptor above is not closed.
         self._open = threading.Lock()
-        self._news: deque[object] = deque()
+        self._news: deque[tuple[object, object]] = deque()
+        self._clock: _Thread | None = None
+        self._closed = False
         self._rendezvous: Rendezvous | None = None
         self._commands: _Commands | None = None
         self._watch: _Watch | None = None
@@ -250,14 +254,18 @@ class NodeGroup:
             wait_readable(self._wakeup, 5.0)
             self._clear()
             while self._news:
-                each = self._news.popleft()
+                each, _ = self._news.popleft()
                 if isinstance(each, str):
                     self._say(each)
         return done.result()
 
     def _greet(self, rendezvous: Rendezvous, commands: _Commands) -> None:
+        def is_over() -> bool:
+            return self._closed or commands.stopped()
+
         if rendezvous.greet() and self._nodes.node_rank == 0:
-            _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(commands.stopped)).start()
+            self._clock = _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(is_over))
+            self._clock.start()
 
     def _check(self, place: Place, other: str) -> None:
         roster = place.roster
@@ -341,7 +349,9 @@ class NodeGroup:
         self._clear()
         found: list[Event] = []
         while self._news:
-            found += self._events_of(self._news.popleft())
+            news, source = self._news.popleft()
+            if source in (None, self._watch, self._commands):
+                found += _NEWS[type(news)](self, news)
         now = time.monotonic()
         if self._stacks_until is not None and now >= self._stacks_until:
             self._stacks_until = None
@@ -430,7 +440,7 @@ class NodeGroup:
                 text, until, lambda texts: _judged(place, texts, finding)
             )
             if document is not None:
-                self._wake(_Stacks(document))
+                self._wake(_Stacks(document), commands)
 
         commands.do(share)
 
@@ -444,9 +454,6 @@ class NodeGroup:
         return time_ns + int((offset or 0.0) * 1e9)
 
     # What is heard
-
-    def _events_of(self, news: object) -> list[Event]:
-        return _NEWS[type(news)](self, news)
 
     def _say_it(self, text: str) -> list[Event]:
         self._say(text)
@@ -581,7 +588,7 @@ class NodeGroup:
             for rank, member in enumerate(roster.members)
             if member is not None and rank != self.place.group_rank
         } - set(self.lost)
-        until, said = time.monotonic() + seconds, time.monotonic() + _MOMENT_SECONDS
+        until, said = time.monotonic() + seconds, time.monotonic() + _SILENT_SECONDS
         found: dict[str, dict[str, Any]] = {}
         while True:
             done = commands.do(functools.partial(rendezvous.results, roster.token))
@@ -606,17 +613,27 @@ class NodeGroup:
         Args:
             over: whether the run is over; else the others may go on without this node.
         """
+        watch, self._closed = self._watch, True
         self._stop_listening()
         rendezvous, commands = self._rendezvous, self._commands
         self._rendezvous = self._commands = None
         if commands is not None and rendezvous is not None:
-            if self._joined:
+            # one that waits for others to join, or for a machine that is cut off, is left behind
+            free = commands.do(lambda: None).wait(_MOMENT_SECONDS)
+            if self._joined and free:
+                if self._clock is not None:
+                    commands.do(rendezvous.knock)
                 commands.do(lambda: rendezvous.leave(over=over)).wait(_FAREWELL_SECONDS)
                 if over and rendezvous.hosts and self.place and self.place.roster.mixed:
                     # torchrun's agents ask the store in their last moments, and do not say which
                     # those are; without it they would not get to report what has failed
                     time.sleep(_LINGER_SECONDS)
             commands.stop()
+            # A thread that waits in torch when the interpreter is torn down would take it along.
+            until = time.monotonic() + _MOMENT_SECONDS
+            for thread in (self._clock, watch, commands) if free else ():
+                if thread is not None:
+                    thread.join(max(0.0, until - time.monotonic()))
         with self._open:
             if self._wakeup >= 0:
                 os.close(self._wakeup)
@@ -635,9 +652,15 @@ class NodeGroup:
 
     # From the threads
 
-    def _wake(self, news: object = None) -> None:
+    def _wake(self, news: object = None, source: object = None) -> None:
+        """Let the main thread know of something.
+
+        Args:
+            news: what; None if it need only look.
+            source: the watch or the commands that it is from; nothing is heard of former ones.
+        """
         if news is not None:
-            self._news.append(news)
+            self._news.append((news, source))
         with self._open:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
@@ -775,7 +798,7 @@ class _Done:
 class _Commands:
     """A thread that does one thing after the other."""
 
-    def __init__(self, wake: Callable[[object], None]) -> None:
+    def __init__(self, wake: Callable[[object, object], None]) -> None:
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], _Done] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -797,6 +820,10 @@ class _Commands:
         self._stop.set()
         self._work.put(None)
 
+    def join(self, seconds: float) -> None:
+        """Wait for the thread."""
+        self._thread.join(seconds)
+
     def _run(self) -> None:
         while True:
             item = self._work.get()
@@ -812,8 +839,8 @@ class _Commands:
     def _settle(self, done: _Done, result: Any, error: BaseException | None) -> None:
         done.set(result, error)
         if isinstance(error, RuntimeError) and not self._stop.is_set():
-            self._wake(_Broken(_first_line(error)))
-        self._wake(None)
+            self._wake(_Broken(_first_line(error)), self)
+        self._wake(None, self)
 
 
 class _Watch:
@@ -837,7 +864,7 @@ class _Watch:
         nodes: Nodes,
         interval: float,
         patience: float,
-        wake: Callable[[object], None],
+        wake: Callable[[object, object], None],
         abandoned: Callable[[], bool],
     ) -> None:
         self._rendezvous = rendezvous
@@ -869,6 +896,10 @@ class _Watch:
     def start(self) -> None:
         self._thread.start()
 
+    def join(self, seconds: float) -> None:
+        """Wait for the thread."""
+        self._thread.join(seconds)
+
     def stop(self) -> None:
         """Hear nothing more; does not wait for the thread, which may wait for another machine."""
         self._stop.set()
@@ -878,7 +909,7 @@ class _Watch:
             self._follow(self._rendezvous.round_store())
         except Exception as error:  # noqa: BLE001 - torch raises several types
             if not self._is_over():
-                self._wake(_Broken(_first_line(error)))
+                self._wake(_Broken(_first_line(error)), self)
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or self._abandoned()
@@ -912,7 +943,7 @@ class _Watch:
         if self._leads:
             self._look_for_joiners()
         elif self._mixed and self.at_barrier and self._rendezvous.has_finished():
-            self._wake({"how": "succeeded"})
+            self._wake({"how": "succeeded"}, self)
             return True
         has_ended = are_set(store, ["ended"], pause)
         self.contact = time.monotonic()
@@ -920,7 +951,7 @@ class _Watch:
 
     def _begin_to_end(self, store: Any, document: dict[str, Any]) -> bool:
         """Pass on why the attempt ends, and confirm it; return whether that is all."""
-        self._wake(document)
+        self._wake(document, self)
         if document["how"] == "succeeded":
             return True
         store.set(f"here/{self._place.group_rank}", "1")
@@ -955,7 +986,7 @@ class _Watch:
             store.set("counted", json.dumps(missing))
         elif late and expected[0] not in missing:
             missing = [expected[0], *missing]
-        self._wake(_Counted(missing))
+        self._wake(_Counted(missing), self)
         return True
 
     def _beat(self, store: Any) -> None:
@@ -986,7 +1017,7 @@ class _Watch:
             self._rendezvous.end({"how": "succeeded"})
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
-            self._wake(_Joiners())
+            self._wake(_Joiners(), self)
 
 
 def _first_line(error: BaseException) -> str:
