@@ -81,6 +81,7 @@ _PHASES = (
     ("ranks", r"/role_info/|/assigned_ranks/"),
     ("keep-alive", r"/alive/"),
     ("end", r"/ended"),
+    ("roll call", r"/here/|/counted"),
     ("barrier", r"/terminal_state|/arrived"),
     ("stacks", r"stacks|/stall|/silence"),
     ("results", r"/result"),
@@ -1171,7 +1172,7 @@ class World:
         self._faults: deque[tuple[float, str]] = deque()
         self._heard_last = 0.0
         settings = scenario.settings(0)
-        interval, attempts = rendezvous.keep_alive(settings)
+        interval, attempts = rendezvous.torchs_keep_alive(settings)
         self.rendezvous = _Rendezvous(self, settings, interval, int(attempts))
 
     # Time
@@ -1353,7 +1354,7 @@ class World:
             self._heard_last = self.now
             if not node.was_out and not node.signalled and not self.server.gone:
                 ended = item.ended
-                key = (item.reason, ended.how, ended.node, ended.group_rank, ended.rank, item.again)
+                key = (item.reason, ended.how, ended.node, ended.group_rank, ended.rank)
                 here.reasons[key] = node.hostname
                 if len(here.reasons) > 1:
                     self._violated(f"nodes heard different reasons: {here.reasons}")

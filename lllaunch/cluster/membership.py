@@ -19,7 +19,7 @@ from lllaunch.documents import Fields
 
 # torch's default, seconds; and how many nodes may write its one value, of them all, per second.
 _SHORTEST_INTERVAL = 5
-_WRITES_PER_SECOND = 50
+_WRITES_PER_SECOND = 25
 # Nodes whose clocks differ by more are told so, seconds: times of theirs cannot be compared.
 CLOCK_TOLERANCE = 1.0
 

@@ -55,7 +55,8 @@ _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence")
 _FOR_EVER = 2**63
-# torch's default of a rendezvous that changes.
+# torch's defaults of a rendezvous that changes.
+_KEEP_ALIVE_INTERVAL = 5
 _KEEP_ALIVE_ATTEMPTS = 3
 
 
@@ -83,8 +84,14 @@ def load_torch() -> None:
 
 def keep_alive(nodes: Nodes) -> tuple[float, float]:
     """Return the seconds between two signs of life, and how many may be missing in a row."""
-    interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
+    interval = nodes.conf.get("keep_alive_interval", _KEEP_ALIVE_INTERVAL)
     return float(interval), float(nodes.conf.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
+
+
+def torchs_keep_alive(nodes: Nodes) -> tuple[float, float]:
+    """Return the same of torch's rendezvous, whose signs of life cost more than ours."""
+    interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
+    return float(interval), keep_alive(nodes)[1]
 
 
 def agree(

@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
-from lllaunch.cluster.rendezvous import Rendezvous, are_set, keep_alive, load_torch
+from lllaunch.cluster.rendezvous import (
+    Rendezvous,
+    are_set,
+    keep_alive,
+    load_torch,
+    torchs_keep_alive,
+)
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.events import GroupEnd
@@ -299,9 +305,11 @@ class NodeGroup:
         self._told_offset = True
         way = "ahead of" if offset > 0 else "behind"
         text = f"the clock of this node is {duration(abs(offset))} {way} that of node 0"
-        if abs(offset) >= self._patience:
+        interval, attempts = torchs_keep_alive(self._nodes)
+        patience = interval * attempts
+        if abs(offset) >= patience:
             text += (
-                f"; torch's rendezvous takes a node for dead at {duration(self._patience)}: set "
+                f"; torch's rendezvous takes a node for dead at {duration(patience)}: set "
                 "the clocks, or launch.rdzv.conf.keep_alive_max_attempt"
             )
         self._say(f"warning: {text}")

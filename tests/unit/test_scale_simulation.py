@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.simulation import FAULTS, PHASES, Scenario, Violation, World, random_scenario
 from lllaunch.cluster.membership import keep_alive_interval
-from lllaunch.cluster.rendezvous import keep_alive
+from lllaunch.cluster.rendezvous import keep_alive, torchs_keep_alive
 
 SEEDS = 40
 
@@ -73,11 +73,13 @@ def test_what_does_not_hold_is_told_with_its_seed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_nodes_give_signs_of_life_less_often() -> None:
-    assert [keep_alive_interval(nodes) for nodes in (2, 64, 250, 251, 1000)] == [5, 5, 5, 6, 20]
+    assert [keep_alive_interval(nodes) for nodes in (2, 64, 125, 126, 1000)] == [5, 5, 5, 6, 40]
 
 
 def test_what_the_config_says_of_signs_of_life_holds() -> None:
     settings = Scenario(1000, 0).settings(0)
-    assert keep_alive(settings) == (20.0, 3.0)
+    assert torchs_keep_alive(settings) == (40.0, 3.0)
+    assert keep_alive(settings) == (5.0, 3.0)
     conf = {"keep_alive_interval": 7, "keep_alive_max_attempt": 5}
-    assert keep_alive(replace(settings, conf=conf)) == (7.0, 5.0)
+    for told in (keep_alive, torchs_keep_alive):
+        assert told(replace(settings, conf=conf)) == (7.0, 5.0)
