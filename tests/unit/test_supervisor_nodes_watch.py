@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,6 +47,10 @@ class Store:
         return self.keys.setdefault(key, value.encode())
 
 
+def _note(heard: list[object], news: object, _: object) -> None:
+    heard.append(news)
+
+
 class Playing:
     """The watches of some nodes, the first of which leads."""
 
@@ -67,9 +72,13 @@ class Playing:
             rendezvous.place, rendezvous._round = place, self.store
             monkeypatch.setattr(rendezvous, "are_waiting", lambda: False)
             self.store.set(f"alive/{rank}", "0")
-            wake = self.heard[rank].append
+            heard = self.heard[rank]
             self.watches.append(
-                _Watch(rendezvous, place, NODES, INTERVAL, PATIENCE, wake, lambda: False)
+                _Watch(
+                    *(rendezvous, place, NODES, INTERVAL, PATIENCE),
+                    wake=partial(_note, heard),
+                    abandoned=lambda: False,
+                )
             )
 
     def turns(self, seconds: float, dead: Sequence[int] = ()) -> None:
