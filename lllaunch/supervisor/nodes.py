@@ -34,7 +34,7 @@ from lllaunch.cluster.rendezvous import (
     torchs_keep_alive,
 )
 from lllaunch.difference import differences
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError, Diagnostic, RendezvousFailed
 from lllaunch.events import GroupEnd
 from lllaunch.linux.process import wait_readable
 from lllaunch.supervisor.machine import (
@@ -257,7 +257,12 @@ class NodeGroup:
                 each, _ = self._news.popleft()
                 if isinstance(each, str):
                     self._say(each)
-        return done.result()
+        try:
+            return done.result()
+        except RuntimeError as error:
+            # of torch's store, at any moment
+            text = f"the nodes lost each other while they met: {_first_line(error)}"
+            raise RendezvousFailed(text) from error
 
     def _greet(self, rendezvous: Rendezvous, commands: _Commands) -> None:
         def is_over() -> bool:
