@@ -830,8 +830,8 @@ class _Group(NodeGroup):
         super().prepare()
         return self._rendezvous, self._commands
 
-    def _await(self, hands: nodes_module._Commands, work: Callable[[], Any]) -> Any:
-        done = hands.do(work)
+    def _await(self, commands: nodes_module._Commands, work: Callable[[], Any], _: Any) -> Any:
+        done = commands.do(work)
         assert done.wait(1e9)
         return done.result()
 

@@ -182,6 +182,16 @@ class Roster:
         return next((member.token for member in known if member.node_rank == 0), "")
 
     @property
+    def names(self) -> frozenset[str]:
+        """What its nodes are called, but for those that run torchrun."""
+        return frozenset(self.name(rank) for rank in self.known)
+
+    @property
+    def known(self) -> list[int]:
+        """Group ranks of all nodes but those that run torchrun."""
+        return [rank for rank, member in enumerate(self.members) if member is not None]
+
+    @property
     def mixed(self) -> bool:
         """Whether some of them run torchrun."""
         return any(member is None for member in self.members)
@@ -194,8 +204,10 @@ class Roster:
             return f"the node of group rank {group_rank}" + (
                 ", which runs torchrun" if known else ""
             )
-        number = group_rank if member.node_rank is None else member.node_rank
-        return f"node {number} ({member.hostname})"
+        if member.node_rank is None:
+            # its group rank is another one in each attempt
+            return f"node {member.hostname}"
+        return f"node {member.node_rank} ({member.hostname})"
 
     def unreachable(self, master_addr: str) -> int | None:
         """Return the group rank of a node that cannot reach rank 0's store, None without one.

@@ -269,6 +269,8 @@ class Rendezvous:
         return f"the rendezvous at {at} cannot be joined: {said}", self._what_to_set()
 
     def _what_to_set(self) -> str:
+        if self._nodes.node_rank is None:
+            return "one of the nodes must have launch.node_rank=0: it holds the rendezvous"
         if is_loopback(self._nodes.host):
             return (
                 f"{self._nodes.host} is this machine itself; if node 0 is another one, set "
@@ -586,6 +588,9 @@ class Rendezvous:
 
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""
+        if self._nodes.backend == "static" and self._rounds > 1:
+            # torch's counts all rounds
+            return False
         return bool(self._torch_store.check([f"{_TERMINAL}/last_member"]))
 
     # The end

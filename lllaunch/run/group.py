@@ -261,8 +261,18 @@ class _Group:
             NotPicklable: an argument of a function cannot be sent to a worker.
             OutputError: a directory or file cannot be made.
         """
-        spec, ranks = self._spec, range(self._spec.nproc)
         places = self._contexts(self._directory.next_attempt(), action.restart_count)
+        try:
+            return self._start_at(places)
+        except Exception as error:
+            if self._nodes is not None:
+                # they have met, and would wait for this one
+                self._nodes.fail(str(error).partition("\n")[0])
+            raise
+
+    def _start_at(self, places: Mapping[int, WorkerContext]) -> WorkerProcesses:
+        """Start the workers of an attempt where they stand."""
+        spec, ranks = self._spec, range(self._spec.nproc)
         number = places[0].attempt
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}

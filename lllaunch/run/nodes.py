@@ -176,6 +176,13 @@ def merged(
     nodes = tuple(node for node, _ in parts)
     outcomes = [_seen_from_first(outcome, node) for node, outcome in parts if outcome is not None]
     attempts = _merged_attempts(outcomes) or own.attempts
+    # what became of a node that had left before the last attempt is its own matter
+    there = places[-1].roster.names if places else frozenset()
+    outcomes = [
+        _seen_from_first(outcome, node)
+        for node, outcome in parts
+        if outcome is not None and (node.name in there or outcome is own)
+    ]
     last = attempts[-1] if attempts else None
     # whom a signal ended here needs no other to say so
     cause = own.root_cause if own.signum is not None else _first_cause(outcomes, last)

@@ -257,12 +257,19 @@ class RunOutcome:
 
     @property
     def restarts(self) -> int:
-        """How many attempts followed the first."""
-        return max(0, len(self.attempts) - 1)
+        """How many attempts followed the first, but for those that other nodes came or left for."""
+        pairs = zip(self.attempts, self.attempts[1:], strict=False)
+        return sum(not _of_membership(before, after) for before, after in pairs)
 
     def with_error(self, text: str, exit_code: int) -> RunOutcome:
         """Returns the outcome of the same run when lllaunch failed in it."""
         return replace(self, state="error", error=text, exit_code=exit_code)
+
+
+def _of_membership(before: AttemptOutcome, after: AttemptOutcome) -> bool:
+    cause = before.root_cause
+    free = cause is not None and bool(cause.subject)
+    return free and before.restart_count == after.restart_count
 
 
 def summarize(

@@ -173,10 +173,12 @@ class NodesAgreed:
     Attributes:
         reason: why.
         ended: what the node said that was first, or what was found out about one that is gone.
+        final: whether nothing may be started again.
     """
 
     reason: Reason
     ended: GroupEnd
+    final: bool = False
 
     @property
     def hangs(self) -> bool:
@@ -399,11 +401,13 @@ class TellNodes:
         reason: why.
         signum: the signal to the launcher that it ends for, or None.
         finding: what the watchdog found, or None.
+        final: whether nothing may be started again: the run's time is over.
     """
 
     reason: Reason
     signum: int | None = None
     finding: Finding | None = None
+    final: bool = False
 
 
 @dataclass(frozen=True)
@@ -859,6 +863,7 @@ class Machine:
             # The first word holds; what comes after it is about its consequences.
             return "hangs" if self.state is GroupState.TAKING_STACKS and event.hangs else ""
         self._agreed = event
+        self._run_is_over = self._run_is_over or event.final
         if self._reason != "signal":
             self._reason = event.reason
         return "hangs" if event.hangs and self.state in _WELL else ""
@@ -931,7 +936,8 @@ class Machine:
         fired = self._fired
         reason = self._reason or (fired.kind if fired is not None else "failure")
         signum = self._signal.signum if self._signal is not None else None
-        return TellNodes(reason, signum, None if fired is None else fired.finding)
+        finding = None if fired is None else fired.finding
+        return TellNodes(reason, signum, finding, final=self._run_is_over)
 
     def _signals(self, step: Step, event: Event) -> Actions:
         if step is Step.KILL:

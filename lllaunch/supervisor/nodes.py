@@ -15,6 +15,7 @@ import json
 import math
 import os
 import queue
+import re
 import signal
 import socket
 import threading
@@ -34,9 +35,10 @@ from lllaunch.cluster.rendezvous import (
     torchs_keep_alive,
 )
 from lllaunch.difference import differences
-from lllaunch.errors import ConfigError, Diagnostic, RendezvousFailed
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
 from lllaunch.events import GroupEnd
-from lllaunch.linux.process import wait_readable
+from lllaunch.linux.process import wait
+from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (
     BarrierPassed,
     GroupStacks,
@@ -222,7 +224,7 @@ class NodeGroup:
 
         with signals.raising():
             place: Place
-            place, other = self._await(commands, meet)
+            place, other = self._await(commands, meet, signals)
         self._joined = True
         self._check(place, other)
         self.place = place
@@ -247,11 +249,22 @@ class NodeGroup:
         self._idle.clear()
         return place
 
-    def _await(self, commands: _Commands, work: Callable[[], Any]) -> Any:
-        """Wait until the thread has done something, showing what it has to say meanwhile."""
+    def _await(self, commands: _Commands, work: Callable[[], Any], signals: SignalSource) -> Any:
+        """Wait until the thread has done something, showing what it has to say meanwhile.
+
+        Raises:
+            SignalException: a signal came, now or before.
+        """
         done = commands.do(work)
         while not done.is_set():
-            wait_readable(self._wakeup, 5.0)
+            for signum in signals.received():
+                # one that came before it raised
+                if signum != signals.quiet:
+                    name = signal.Signals(signum)
+                    raise SignalException(f"{name.name} came while nodes met", name)
+            if signals.stopping:
+                signals.stop_until_continued()
+            wait((self._wakeup, signals), seconds=5.0)
             self._clear()
             while self._news:
                 each, _ = self._news.popleft()
@@ -259,8 +272,9 @@ class NodeGroup:
                     self._say(each)
         try:
             return done.result()
-        except RuntimeError as error:
-            # of torch's store, at any moment
+        except Exception as error:
+            if not _is_of_store(error):
+                raise
             text = f"the nodes lost each other while they met: {_first_line(error)}"
             raise RendezvousFailed(text) from error
 
@@ -371,7 +385,8 @@ class NodeGroup:
         """Carry out an action that is for the other nodes; waits for nothing."""
         commands, rendezvous = self._commands, self._rendezvous
         if commands is None or rendezvous is None:
-            return []
+            # nobody is left to tell it to, or to wait for
+            return [GroupStacks()] if isinstance(action, TellStacks) else []
         if isinstance(action, TellNodes):
             document = self._document(action)
             commands.do(lambda: rendezvous.end(document))
@@ -383,6 +398,24 @@ class NodeGroup:
                 self._watch.at_barrier = True
             commands.do(rendezvous.finish)
         return []
+
+    def fail(self, text: str) -> None:
+        """Tell the others that this node could not begin the attempt; waits for seconds at most.
+
+        Args:
+            text: why.
+        """
+        commands, rendezvous = self._commands, self._rendezvous
+        if commands is None or rendezvous is None or self.place is None:
+            return
+        document = {
+            "how": "failed",
+            "reason": "failure",
+            "group_rank": self.place.group_rank,
+            "time_ns": self._shared_time(now_ns()),
+            "text": f"could not be started: {text}",
+        }
+        commands.do(lambda: rendezvous.end(document)).wait(_MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -426,6 +459,7 @@ class NodeGroup:
             if failure is not None:
                 document |= failure._asdict()
                 document["time_ns"] = self._shared_time(failure.time_ns)
+            document["final"] = action.final
             if action.finding is not None:
                 document |= {"text": str(action.finding), "finding": True}
         return document
@@ -467,15 +501,20 @@ class NodeGroup:
     def _joiners(self, _: _Joiners) -> list[Event]:
         return [MembershipChanged()]
 
-    def _broken(self, _: _Broken) -> list[Event]:
+    def _broken(self, news: _Broken) -> list[Event]:
         watch, place = self._watch, self.place
         if watch is None or place is None:
             return []
         self._stop_listening()
-        if watch.at_barrier and place.roster.mixed:
+        if watch.at_barrier and place.roster.mixed and not self._ending:
             # torchrun's agent leaves when all are done, and takes the store along
             return [BarrierPassed()]
-        return self._out_of_contact("closed the connection: its launcher is gone")
+        closed = _CLOSED.search(news.why)
+        return self._out_of_contact(
+            "closed the connection: its launcher is gone"
+            if closed
+            else f"cannot be spoken to any more: {news.why}"
+        )
 
     def _stacks(self, news: _Stacks) -> list[Event]:
         self._stacks_until = None
@@ -510,7 +549,7 @@ class NodeGroup:
         for each in self._gone:
             self.lost[place.roster.name(each)] = text
         self._ending = True
-        return [NodesAgreed(document["reason"], ended)]
+        return [NodesAgreed(document["reason"], ended, bool(document.get("final")))]
 
     def _counted(self, news: _Counted) -> list[Event]:
         place = self.place
@@ -624,8 +663,8 @@ class NodeGroup:
         self._rendezvous = self._commands = None
         if commands is not None and rendezvous is not None:
             # one that waits for others to join, or for a machine that is cut off, is left behind
-            free = commands.do(lambda: None).wait(_MOMENT_SECONDS)
-            if self._joined and free:
+            free = self._joined and commands.do(lambda: None).wait(_MOMENT_SECONDS)
+            if free:
                 if self._clock is not None:
                     commands.do(rendezvous.knock)
                 commands.do(lambda: rendezvous.leave(over=over)).wait(_FAREWELL_SECONDS)
@@ -673,6 +712,10 @@ class NodeGroup:
     def _clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
+
+
+# What torch's store says when the other end has closed the connection.
+_CLOSED = re.compile(r"connection|socket|broken pipe|recv|shutdown or crash", re.IGNORECASE)
 
 
 class _Joiners:
@@ -843,7 +886,8 @@ class _Commands:
 
     def _settle(self, done: _Done, result: Any, error: BaseException | None) -> None:
         done.set(result, error)
-        if isinstance(error, RuntimeError) and not self._stop.is_set():
+        ours = isinstance(error, LaunchError)
+        if isinstance(error, Exception) and not ours and not self._stop.is_set():
             self._wake(_Broken(_first_line(error)), self)
         self._wake(None, self)
 
@@ -1023,6 +1067,12 @@ class _Watch:
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
             self._wake(_Joiners(), self)
+
+
+def _is_of_store(error: Exception) -> bool:
+    """Whether torch's store, or etcd, could not be spoken to."""
+    theirs = type(error).__module__.partition(".")[0] in ("torch", "etcd", "urllib3")
+    return theirs or isinstance(error, (RuntimeError, LookupError, OSError))
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from lllaunch.events import Exited, GroupEnd, OrphansGone, SpawnerGone
 from lllaunch.spec import RestartPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.machine import SIGTERM, GroupState, Machine, WorkerState
-from lllaunch.watchdog.findings import FoundElsewhere, TimerExpired
+from lllaunch.watchdog.findings import FoundElsewhere, TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Blame
 
 TIMER = TimerExpired(rank=1, pid=77, scope="train.py#3", after=10.0, signum=9)
@@ -182,6 +182,18 @@ def test_a_finding_elsewhere_takes_stacks_here_before_anything_is_ended() -> Non
     assert machine.handle(v.StacksTaken((), Blame(), ELSEWHERE)) == (v.TellStacks((), ELSEWHERE),)
     assert machine.handle(v.GroupStacks())[0] == v.SignalWorkers(SIGTERM, "hang")
     assert counted(machine) == (v.Finish(WorkerState.FAILED, "hang"),)
+
+
+def test_where_the_time_of_the_run_is_over_on_one_node_nothing_is_started_again_on_any() -> None:
+    over = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+    machine = running(3)
+    assert machine.handle(over)[0] == v.TellNodes("timeout", finding=over.finding, final=True)
+    other = running(3)
+    hangs = GroupEnd("failed", "node 1 (b)", 1, finding=ELSEWHERE)
+    other.handle(v.NodesAgreed("timeout", hangs, final=True))
+    other.handle(v.StacksTaken((), Blame(), ELSEWHERE))
+    other.handle(v.GroupStacks())
+    assert counted(other) == (v.Finish(WorkerState.FAILED, "timeout"),)
 
 
 def test_stacks_that_come_late_change_nothing() -> None:

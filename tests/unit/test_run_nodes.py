@@ -1,0 +1,157 @@
+"""What became of a run of several nodes, from what each has left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lllaunch.cluster.membership import Member, Place, Roster, Share
+from lllaunch.run import causes
+from lllaunch.run.nodes import merged
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    RootCause,
+    RunOutcome,
+    Succeeded,
+    WorkerOutcome,
+)
+from lllaunch.run.result import render_result
+from lllaunch.signal_source import SignalException, SignalSource
+from lllaunch.spec import Nodes
+from lllaunch.supervisor.machine import BarrierPassed, GroupStacks, NodesCounted, TellStacks
+from lllaunch.supervisor.nodes import NodeGroup, _Broken
+from lllaunch.watchdog.findings import Stalled
+
+T0 = 1_700_000_000_000_000_000
+FIRST, SECOND = "node 0 (a)", "node 1 (b)"
+
+
+def member(number: int, host: str, **more: Any) -> Member:
+    return Member(number, host, "net", "10.0.0.1", 1, "plan", directory=f"/r/node_{number}", **more)
+
+
+def place(*members: Member | None) -> Place:
+    share = Share(0, len(members), 0, len(members))
+    return Place(0, share, "10.0.0.1", 1, True, Roster.of(members), 0, 0)
+
+
+BOTH = place(member(0, "a", token="t"), member(1, "b", token="t", clock_offset=2.0))
+ALONE = place(member(0, "a", token="t"))
+
+
+def attempt(number: int, rank: int, fate: Any, root: RootCause | None = None) -> AttemptOutcome:
+    worker = WorkerOutcome(rank, rank, fate, started_ns=T0, ended_ns=T0 + 5)
+    state: Any = "succeeded" if isinstance(fate, Succeeded) else "failed"
+    path = f"/r/node_{rank}/attempt_{number}"
+    return AttemptOutcome(number, 0, path, state, T0, T0 + 9, (worker,), root)
+
+
+def outcome(state: Any, code: int, *attempts: AttemptOutcome, **more: Any) -> RunOutcome:
+    root = attempts[-1].root_cause if attempts else None
+    return RunOutcome(
+        state, code, "/r/node_0", "id", T0, T0 + 9, attempts=attempts, root_cause=root, **more
+    )
+
+
+def left(of: RunOutcome) -> Any:
+    return json.loads(render_result(of, {}))
+
+
+def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
+    gone = RootCause(0, None, None, causes.NodeGone(SECOND, "was ended by SIGTERM"), T0)
+    own = outcome("succeeded", 0, attempt(0, 0, Ended(15, -15), gone), attempt(1, 0, Succeeded()))
+    other = outcome("signalled", 143, attempt(0, 1, Ended(15, -15)), signum=15)
+    lost = {SECOND: "was ended by SIGTERM"}
+    run = merged(own, [BOTH, ALONE], {SECOND: left(other)}, lost, "/r")
+    assert (run.state, run.exit_code, run.root_cause, run.restarts) == ("succeeded", 0, None, 0)
+    assert [(node.name, node.state) for node in run.nodes] == [
+        (FIRST, "succeeded"),
+        (SECOND, "signalled"),
+    ]
+    assert [[worker.rank for worker in each.workers] for each in run.attempts] == [[0, 1], [0]]
+
+
+def test_the_first_failure_across_nodes_is_told_by_the_node_that_had_it() -> None:
+    raised = causes.Raised("ValueError: boom", 1)
+    # by its own clock, which is two seconds ahead
+    theirs = RootCause(0, 1, 0, raised, T0 + 2_000_000_100, traceback="Traceback")
+    second_hand = RootCause(0, 1, None, causes.OnAnotherNode(SECOND, str(raised)), T0 + 100)
+    own = outcome("failed", 3, attempt(0, 0, Ended(15, -15), second_hand))
+    other = outcome("failed", 3, attempt(0, 1, Failed(raised, T0), theirs))
+    run = merged(own, [BOTH], {SECOND: left(other)}, {}, "/r")
+    root = run.root_cause
+    assert root is not None
+    assert (root.rank, root.node, root.cause, root.time_ns) == (1, SECOND, raised, T0 + 100)
+    assert root.traceback == "Traceback"
+    assert (run.state, run.exit_code) == ("failed", 3)
+
+
+def test_a_node_that_left_no_word_is_lost() -> None:
+    gone = RootCause(0, None, None, causes.NodeGone(SECOND, "gave no sign of life"), T0)
+    own = outcome("failed", 3, attempt(0, 0, Ended(15, -15), gone))
+    run = merged(own, [BOTH], {}, {SECOND: "gave no sign of life"}, "/r")
+    assert [(node.state, node.said) for node in run.nodes] == [
+        ("failed", ""),
+        ("lost", "gave no sign of life"),
+    ]
+    assert run.root_cause == gone
+
+
+def group() -> NodeGroup:
+    nodes = Nodes(2, 2, 0, "c10d", "127.0.0.1", 29400)
+    return NodeGroup(nodes, run_id="r", role="default", nproc=1, plan={}, directory="/r/node_0")
+
+
+def test_stacks_that_cannot_be_told_to_anybody_are_waited_for_by_nobody() -> None:
+    stacks = TellStacks((), Stalled((0,), 9.0))
+    assert group().perform(stacks) == [GroupStacks()]
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_who_waits_for_torchruns_nodes_passes_when_they_leave_unless_another_has_failed(
+    ending: bool,
+) -> None:
+    nodes = group()
+    nodes.place = place(member(1, "b"), None)
+    nodes._watch = SimpleNamespace(at_barrier=True, stop=lambda: None)  # type: ignore[assignment]
+    nodes._ending = ending
+    (event,) = nodes._broken(_Broken("Connection was closed"))
+    assert isinstance(event, NodesCounted if ending else BarrierPassed)
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("Failed to recv, got 0 bytes. Connection was likely closed.", "closed the connection"),
+        ("Expecting value: line 1 column 1", "cannot be spoken to any more: Expecting value"),
+    ],
+)
+def test_only_a_connection_that_closed_says_that_a_launcher_is_gone(why: str, said: str) -> None:
+    nodes = group()
+    nodes.place = BOTH
+    nodes._watch = SimpleNamespace(at_barrier=False, stop=lambda: None)  # type: ignore[assignment]
+    agreed, _ = nodes._broken(_Broken(why))
+    assert said in agreed.ended.text  # type: ignore[union-attr]
+
+
+def test_a_signal_that_came_before_nodes_meet_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lllaunch.cluster.rendezvous.Rendezvous.connect", _wait_for_ever)
+    nodes = group()
+    with SignalSource([signal.SIGUSR1]) as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(SignalException, match="SIGUSR1"):
+            nodes.join(signals, 0, 0)
+    nodes.close(over=False)
+
+
+def _wait_for_ever(*_: object) -> None:
+    threading.Event().wait()
