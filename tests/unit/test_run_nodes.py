@@ -144,6 +144,7 @@ def test_only_a_connection_that_closed_says_that_a_launcher_is_gone(why: str, sa
 def test_a_signal_that_came_before_nodes_meet_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("lllaunch.supervisor.nodes.load_torch", lambda: None)
     monkeypatch.setattr("lllaunch.cluster.rendezvous.Rendezvous.connect", _wait_for_ever)
     nodes = group()
     with SignalSource([signal.SIGUSR1]) as signals:
