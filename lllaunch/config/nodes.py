@@ -235,6 +235,9 @@ def _placed(
         return left
     counts = placement.min_nodes, placement.max_nodes
     nodes = _checked(settings, merged.nodes(counts, placement.node_rank if rank is None else rank))
+    if nodes is not None and nodes.node_rank is None and nodes.backend == "c10d":
+        expected = "this node's number, as nothing in the environment says it"
+        _refuse(settings, "node_rank", expected, "set it on each node; node 0 holds the rendezvous")
     given = {f"rdzv.{name}" for name, value in rdzv._asdict().items() if value is not None}
     given |= {"node_rank"} if rank is not None else set()
     given |= set() if left.leaves_nproc else {"nproc"}

@@ -676,3 +676,13 @@ def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory() -
     found = nodes_ahead(auto, environ)
     assert found is not None
     assert (found.node_rank, found.rdzv_id) == (1, "x")
+
+
+def test_auto_where_nothing_says_which_node_this_is_asks_for_it() -> None:
+    environ = {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "host0:29400"}
+    with pytest.raises(ConfigError, match=r"node_rank: expected this node's number") as raised:
+        spec_of({"nnodes": "auto"}, environ=environ)
+    assert "node 0 holds the rendezvous" in str(raised.value)
+    nodes = spec_of({"nnodes": "auto", "node_rank": 2}, environ=environ).nodes
+    assert nodes is not None
+    assert nodes.node_rank == 2
