@@ -71,7 +71,10 @@ TIMER = TimerExpired(1, 501, "train.py#40", 10.0, 9)
 ASKED = SignalProcess(1, 501, 9)
 SLEEPS = (Frame("/run/train.py", 40, "sync"),)
 STACKS = StacksTaken(
-    (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1, "/run/attempt_0/1/s", SLEEPS)),
+    (
+        RankStack(0, "/run/attempt_0/0/stacks.txt"),
+        RankStack(1, "/run/attempt_0/1/stacks.txt", SLEEPS),
+    ),
     Blame((1,), (0,)),
     TIMER,
 )
