@@ -184,10 +184,10 @@ class Roster:
     @property
     def names(self) -> frozenset[str]:
         """What its nodes are called, but for those that run torchrun."""
-        return frozenset(self.name(rank) for rank in self.known)
+        return frozenset(self.name(rank) for rank in self.of_lllaunch)
 
     @property
-    def known(self) -> list[int]:
+    def of_lllaunch(self) -> list[int]:
         """Group ranks of all nodes but those that run torchrun."""
         return [rank for rank, member in enumerate(self.members) if member is not None]
 
