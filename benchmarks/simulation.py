@@ -18,6 +18,8 @@ import functools
 import heapq
 import random
 import re
+import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -600,25 +602,39 @@ STATE_BYTES = 75
 
 
 class _Time:
-    """The module ``time``, as far as it is used."""
+    """The module ``time``, as far as it is used.
+
+    Threads that are none of the played ones have the real one: torch's signs of life, for one, that
+    a rendezvous in the same process goes on to give.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._thread = threading.get_ident()
 
     def monotonic(self) -> float:
+        if threading.get_ident() != self._thread:
+            return time.monotonic()
         task = self._world.task
         return self._world.now if task is None else float(task.once(lambda: self._world.now))
 
     def now_ns(self) -> int:
+        if threading.get_ident() != self._thread:
+            return time.time_ns()
         return _EPOCH * 10**9 + int(self.monotonic() * 1e9)
 
     def sleep(self, seconds: float) -> None:
+        if threading.get_ident() != self._thread:
+            time.sleep(seconds)
+            return
         task = self._world.task
         assert task is not None
         task.ask(lambda reply: self._world.later(seconds, reply, None))
 
     def now(self, zone: timezone | None = None) -> datetime:
         """Stand for ``datetime.datetime.now``."""
+        if threading.get_ident() != self._thread:
+            return datetime.now(zone)
         return datetime.fromtimestamp(_EPOCH + self._world.now, zone)
 
 

@@ -7,14 +7,14 @@ network, a store and workers that chance delays, ends and cuts off.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import threading
+import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from benchmarks.simulation import FAULTS, PHASES, Scenario, Violation, World
+from benchmarks.simulation import FAULTS, PHASES, Scenario, Violation, World, random_scenario
+from lllaunch.cluster import rendezvous
 from lllaunch.cluster.membership import keep_alive_interval
 from lllaunch.cluster.rendezvous import keep_alive, torchs_keep_alive
 
@@ -30,21 +30,8 @@ def play(scenario: Scenario) -> World:
 # In parts, so that they can be shared among processes.
 @pytest.mark.parametrize("part", range(4))
 def test_all_nodes_agree_and_none_waits_for_ever_whatever_happens(part: int) -> None:
-    # in a process of its own: it stands in for clocks and threads, which what other tests have left
-    # may still use; a violation names the seed and the moment
-    code = (
-        "from benchmarks.simulation import World, random_scenario\n"
-        f"for seed in range({part}, {SEEDS}, 4):\n"
-        "    World(random_scenario(seed)).play()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    for seed in range(part, SEEDS, 4):
+        play(random_scenario(seed))
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -65,6 +52,30 @@ def test_a_run_is_the_same_each_time_that_it_is_played() -> None:
     first, second = play(scenario), play(scenario)
     assert first.now == second.now
     assert first.load == second.load
+
+
+def test_other_threads_of_the_process_have_the_real_time() -> None:
+    # as torch's signs of life, which other tests' rendezvous have left running
+    over = threading.Event()
+    read: list[float] = []
+
+    def look() -> None:
+        while not over.is_set():
+            if rendezvous.time is not time:
+                read.append(rendezvous.time.monotonic())
+                rendezvous.time.sleep(1e-9)
+
+    other = threading.Thread(target=look)
+    began = time.monotonic()
+    other.start()
+    try:
+        world = play(Scenario(6, 7, spare=1, nproc=2, faults=((45.0, "joins"),), clean_at=150.0))
+    finally:
+        over.set()
+        other.join()
+    assert read
+    assert all(began <= each <= time.monotonic() for each in read)
+    assert world.states() == {"SUCCEEDED": 7}
 
 
 def test_what_a_node_asks_of_the_store_does_not_grow_with_the_nodes() -> None:
