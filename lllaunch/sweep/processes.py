@@ -436,6 +436,7 @@ class JobProcess:
         self.begun = False
         self.attempt = 0
         self.exit_code: int | None = None
+        self._killed = False  # a signal ended it
         self.deadline: float | None = None
         self.lingers = False
         self.why = ""
@@ -584,6 +585,7 @@ class JobProcess:
         if self.exit_code is None and process_ended(self.pidfd):
             self.receive()
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._killed = code < 0
             self.exit_code = code if code >= 0 else 128 - code
         return self.exit_code is not None
 
@@ -612,7 +614,7 @@ class JobProcess:
         """
         for pipe in self.pipes:
             if tell is not None:
-                pipe.finish(tell)
+                pipe.finish(tell, cut=self._killed)
             pipe.close()
         self._close_channel()
         for fd in (self.pidfd, self.branch_pidfd):

@@ -248,16 +248,21 @@ class OutputPipe:
             self._tell_rest(tell)
         return True
 
-    def finish(self, tell: Callable[[JobPrinted], None]) -> None:
+    def finish(self, tell: Callable[[JobPrinted], None], *, cut: bool = False) -> None:
         """Tells all that is there, with a last line that has no newline, and closes.
 
         What still has the pipe open, a process that the job left behind, is not waited for.
+
+        Args:
+            tell: gets the lines.
+            cut: who wrote was killed, so that the last line may be half of one: it is not told
+                (whole it is in the worker's file).
         """
         # As much as a pipe holds: somebody may write for ever.
         for _ in range(LONGEST // _BLOCK):
             if not self.read(tell):
                 break
-        if self._line:
+        if self._line and not cut:
             self._tell_rest(tell)
         self.close()
 

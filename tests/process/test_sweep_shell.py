@@ -577,6 +577,21 @@ def test_a_process_that_is_not_of_a_job_is_neither_waited_for_nor_ended(played: 
             os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_last_line_of_a_job_that_is_killed_is_shown_if_it_is_whole(
+    played: Played, killed: bool
+) -> None:
+    def execute(_job: Prepared, _lease: Lease, _: Spawner | None) -> int:
+        os.write(1, b"whole\nhalf a li")
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    played.sweep(1, each(), execute, captures=True)
+    lines = [one.line for one in played.of(JobPrinted)]
+    assert lines == ([b"whole"] if killed else [b"whole", b"half a li"])
+
+
 def test_jobs_have_their_numbers(played: Played) -> None:
     finish = played.sweep([4, 2, 9], each(), lambda *_: 0)
     assert finish.summary == Summary(succeeded=3)

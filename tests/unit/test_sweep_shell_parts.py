@@ -92,6 +92,13 @@ def test_lines_are_told_whole(pipe: OutputPipe) -> None:
     assert pipe.fileno() == -1
 
 
+def test_half_a_line_of_who_was_killed_is_not_told(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    os.write(pipe.write_end, b"whole\nha")
+    pipe.finish(told.append, cut=True)
+    assert [one.line for one in told] == [b"whole"]
+
+
 def test_the_end_of_a_pipe_closes_it(pipe: OutputPipe) -> None:
     told: list[JobPrinted] = []
     os.write(pipe.write_end, b"rest")
