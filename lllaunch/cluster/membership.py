@@ -334,7 +334,8 @@ def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
     """Return who has come, for a rendezvous that was not complete in time.
 
     Args:
-        hello: what nodes have said when they came: ``hostname`` and ``node_rank``.
+        hello: what nodes have said when they came, ``hostname`` and ``node_rank``; nothing if
+            that is not known.
         expected: how many must come.
     """
     names: list[str] = []
@@ -344,5 +345,5 @@ def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
         if name and name not in names:
             names.append(name)
     if not names:
-        return f"no other node has come, {expected} are needed"
+        return f"fewer than {expected} nodes have come"
     return f"{len(names)} of {expected} nodes have come: {', '.join(names)}"

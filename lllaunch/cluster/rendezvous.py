@@ -426,13 +426,15 @@ class Rendezvous:
             late = kind == "RendezvousTimeoutError" or "imeout" in _innermost(error)
             if not late:
                 text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
-                elsewhere = nodes.backend != "etcd-v2" and not self.hosts
-                hint = "node 0 holds it, and may have ended: see what that one says"
-                raise RendezvousFailed(text, hint if elsewhere else "") from error
-            within = duration(nodes.join_timeout)
-            missing = missing_text(self._hello(), nodes.min_nodes)
+                raise RendezvousFailed(text, self._who_knows()) from error
+            within, hello = duration(nodes.join_timeout), self._hello()
+            missing = missing_text(hello, nodes.min_nodes)
             text = f"{missing}; waited for {within} at {endpoint} (launch.rdzv.join_timeout)"
-            raise RendezvousFailed(text) from error
+            raise RendezvousFailed(text, "" if hello else self._who_knows()) from error
+
+    def _who_knows(self) -> str:
+        elsewhere = self._nodes.backend != "etcd-v2" and not self.hosts
+        return "node 0 holds it, and may have ended: see what that one says" if elsewhere else ""
 
     def _lost_for_good(self) -> bool:
         try:
@@ -446,6 +448,7 @@ class Rendezvous:
         return bool(said.get("ended", {}).get("gone") or said.get("counted"))
 
     def _hello(self) -> list[Mapping[str, Any]]:
+        """Return what nodes have said when they came; nothing if the store is gone, or unknown."""
         if self._base is None:
             return []
         try:

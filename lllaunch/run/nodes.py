@@ -19,7 +19,7 @@ from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
 from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
 from lllaunch.run.result import ResultFile, render_result
-from lllaunch.supervisor.nodes import Failure, NodeGroup
+from lllaunch.supervisor.nodes import Failure, NodeGroup, Told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -135,7 +135,7 @@ class RunNodes:
 def merged(
     own: RunOutcome,
     places: Sequence[Place],
-    results: Mapping[str, Mapping[str, Any]],
+    results: Mapping[str, Sequence[Told]],
     lost: Mapping[str, str],
     root: str,
 ) -> RunOutcome:
@@ -144,15 +144,20 @@ def merged(
     Args:
         own: of node 0, with its own directory.
         places: where it stood in each attempt.
-        results: what other nodes have left, as result.json has it, by their name.
+        results: what other nodes have left, by their name, in order: one that came again has left
+            something each time.
         lost: what happened to those that were lost or left, by their name.
         root: directory of the run.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""
-    parts: list[tuple[NodeOutcome, RunOutcome | None]] = []
+    present = places[-1].attempt if places else 0
+    there = places[-1].roster.names if places else frozenset()
+    nodes: list[NodeOutcome] = []
+    outcomes: list[RunOutcome] = []
+    # What became of a node that had left before the last attempt is its own matter.
+    deciding: list[RunOutcome] = []
     for name, (group_rank, member) in known.items():
-        shared = bool(token) and member.token == token
         node = NodeOutcome(
             name=name,
             hostname=member.hostname,
@@ -160,45 +165,40 @@ def merged(
             group_rank=group_rank,
             nproc=member.nproc,
             directory=member.directory,
-            shared=shared,
+            shared=bool(token) and member.token == token,
             said=lost.get(name, ""),
             clock_offset=member.clock_offset,
         )
-        if member.node_rank == 0:
-            outcome: RunOutcome | None = own
-        else:
-            document = results.get(name)
-            file = None if document is None else ResultFile.from_json(document, member.directory)
-            outcome = None if file is None else file.outcome
-        if outcome is not None:
-            node = replace(node, state=outcome.state, exit_code=outcome.exit_code)
-        parts.append((node, outcome))
-    nodes = tuple(node for node, _ in parts)
-    outcomes = [_seen_from_first(outcome, node) for node, outcome in parts if outcome is not None]
+        parts = [(present, own)] if member.node_rank == 0 else []
+        for told in results.get(name, ()):
+            file = ResultFile.from_json(told.document, member.directory)
+            if file is not None and file.outcome is not None:
+                parts.append((told.attempt, file.outcome))
+        for attempt, part in parts:
+            outcomes.append(_seen_from_first(part, node))
+            if attempt == present:
+                deciding.append(outcomes[-1])
+            # one that came again may have been lost then
+            if attempt == present or name not in there:
+                node = replace(node, state=part.state, exit_code=part.exit_code)
+        nodes.append(node)
     attempts = _merged_attempts(outcomes) or own.attempts
-    # what became of a node that had left before the last attempt is its own matter
-    there = places[-1].roster.names if places else frozenset()
-    outcomes = [
-        _seen_from_first(outcome, node)
-        for node, outcome in parts
-        if outcome is not None and (node.name in there or outcome is own)
-    ]
     last = attempts[-1] if attempts else None
     # whom a signal ended here needs no other to say so
-    cause = own.root_cause if own.signum is not None else _first_cause(outcomes, last)
-    best = next((each for each in outcomes if each.root_cause is cause), own)
+    cause = own.root_cause if own.signum is not None else _first_cause(deciding, last)
+    best = next((each for each in deciding if each.root_cause is cause), own)
     return replace(
         own,
         directory=root,
-        state=_state(own, outcomes),
-        exit_code=own.exit_code or next((o.exit_code for o in outcomes if o.exit_code), 0),
+        state=_state(own, deciding),
+        exit_code=own.exit_code or next((o.exit_code for o in deciding if o.exit_code), 0),
         attempts=attempts,
         root_cause=cause,
         excerpt=best.excerpt,
         return_values={
-            rank: value for each in outcomes for rank, value in each.return_values.items()
+            rank: value for each in deciding for rank, value in each.return_values.items()
         },
-        nodes=nodes,
+        nodes=tuple(nodes),
     )
 
 

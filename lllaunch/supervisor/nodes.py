@@ -95,6 +95,18 @@ class Failure(NamedTuple):
     cause: str = ""
 
 
+class Told(NamedTuple):
+    """What a node has left of its part of the run.
+
+    Attributes:
+        attempt: the last one that it was there for.
+        document: what result.json has.
+    """
+
+    attempt: int
+    document: Mapping[str, Any]
+
+
 class NodeGroup:
     """The nodes of a run, from its first attempt to its end.
 
@@ -610,14 +622,15 @@ class NodeGroup:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
         rendezvous = self._rendezvous
         if self._commands is not None and rendezvous is not None and self.place is not None:
-            text = json.dumps({"name": self.name, "result": document})
+            said = {"name": self.name, "attempt": self.place.attempt, "result": document}
+            text = json.dumps(said)
             run = self.place.roster.token
             self._commands.do(lambda: rendezvous.give_result(run, text)).wait(_FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
-    ) -> dict[str, dict[str, Any]]:
-        """Return what the other nodes have left, by their name, for node 0.
+    ) -> dict[str, list[Told]]:
+        """Return what the other nodes have left, by their name and in order, for node 0.
 
         Args:
             seconds: how long to wait for those of the last attempt that are not known to be gone.
@@ -633,14 +646,17 @@ class NodeGroup:
             if member is not None and rank != self.place.group_rank
         } - set(self.lost)
         until, said = time.monotonic() + seconds, time.monotonic() + _SILENT_SECONDS
-        found: dict[str, dict[str, Any]] = {}
+        present = self.place.attempt
+        found: dict[str, list[Told]] = {}
         while True:
             done = commands.do(functools.partial(rendezvous.results, roster.token))
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
-            documents = [json.loads(text) for text in done.result()]
-            found |= {each["name"]: each["result"] for each in documents}
-            missing, now = sorted(expected - set(found)), time.monotonic()
+            for each in map(json.loads, done.result()):
+                found.setdefault(each["name"], []).append(Told(each["attempt"], each["result"]))
+            # one that came again has left something before
+            here = {name for name, told in found.items() if told[-1].attempt >= present}
+            missing, now = sorted(expected - here), time.monotonic()
             if not missing or now >= until or given_up():
                 return found
             if now >= said:

@@ -26,7 +26,7 @@ from lllaunch.run.result import render_result
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spec import Nodes
 from lllaunch.supervisor.machine import BarrierPassed, GroupStacks, NodesCounted, TellStacks
-from lllaunch.supervisor.nodes import NodeGroup, _Broken
+from lllaunch.supervisor.nodes import NodeGroup, Told, _Broken, _Commands
 from lllaunch.watchdog.findings import Stalled
 
 T0 = 1_700_000_000_000_000_000
@@ -37,13 +37,13 @@ def member(number: int, host: str, **more: Any) -> Member:
     return Member(number, host, "net", "10.0.0.1", 1, "plan", directory=f"/r/node_{number}", **more)
 
 
-def place(*members: Member | None) -> Place:
+def place(*members: Member | None, attempt: int = 0) -> Place:
     share = Share(0, len(members), 0, len(members))
-    return Place(0, share, "10.0.0.1", 1, True, Roster.of(members), 0, 0)
+    return Place(0, share, "10.0.0.1", 1, True, Roster.of(members), attempt, 0)
 
 
 BOTH = place(member(0, "a", token="t"), member(1, "b", token="t", clock_offset=2.0))
-ALONE = place(member(0, "a", token="t"))
+ALONE = place(member(0, "a", token="t"), attempt=1)
 
 
 def attempt(number: int, rank: int, fate: Any, root: RootCause | None = None) -> AttemptOutcome:
@@ -60,8 +60,8 @@ def outcome(state: Any, code: int, *attempts: AttemptOutcome, **more: Any) -> Ru
     )
 
 
-def left(of: RunOutcome) -> Any:
-    return json.loads(render_result(of, {}))
+def left(of: RunOutcome, attempt: int = 0) -> Told:
+    return Told(attempt, json.loads(render_result(of, {})))
 
 
 def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
@@ -69,13 +69,28 @@ def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
     own = outcome("succeeded", 0, attempt(0, 0, Ended(15, -15), gone), attempt(1, 0, Succeeded()))
     other = outcome("signalled", 143, attempt(0, 1, Ended(15, -15)), signum=15)
     lost = {SECOND: "was ended by SIGTERM"}
-    run = merged(own, [BOTH, ALONE], {SECOND: left(other)}, lost, "/r")
+    run = merged(own, [BOTH, ALONE], {SECOND: [left(other)]}, lost, "/r")
     assert (run.state, run.exit_code, run.root_cause, run.restarts) == ("succeeded", 0, None, 0)
     assert [(node.name, node.state) for node in run.nodes] == [
         (FIRST, "succeeded"),
         (SECOND, "signalled"),
     ]
     assert [[worker.rank for worker in each.workers] for each in run.attempts] == [[0, 1], [0]]
+
+
+def test_of_a_node_that_came_again_counts_what_became_of_it_then() -> None:
+    back = place(*BOTH.roster.members, attempt=2)
+    own = outcome("succeeded", 0, *(attempt(number, 0, Succeeded()) for number in range(3)))
+    before = left(outcome("signalled", 143, attempt(0, 1, Ended(15, -15)), signum=15))
+    after = left(outcome("succeeded", 0, attempt(2, 1, Succeeded())), 2)
+    run = merged(own, [BOTH, ALONE, back], {SECOND: [before, after]}, {}, "/r")
+    assert (run.state, run.exit_code) == ("succeeded", 0)
+    assert [node.state for node in run.nodes] == ["succeeded"] * 2
+    assert [len(each.workers) for each in run.attempts] == [2, 1, 2]
+    # it came again, and has left no word of that
+    lost = merged(own, [BOTH, ALONE, back], {SECOND: [before]}, {SECOND: "is silent"}, "/r")
+    assert [node.state for node in lost.nodes] == ["succeeded", "lost"]
+    assert lost.exit_code == 0
 
 
 def test_the_first_failure_across_nodes_is_told_by_the_node_that_had_it() -> None:
@@ -85,7 +100,7 @@ def test_the_first_failure_across_nodes_is_told_by_the_node_that_had_it() -> Non
     second_hand = RootCause(0, 1, None, causes.OnAnotherNode(SECOND, str(raised)), T0 + 100)
     own = outcome("failed", 3, attempt(0, 0, Ended(15, -15), second_hand))
     other = outcome("failed", 3, attempt(0, 1, Failed(raised, T0), theirs))
-    run = merged(own, [BOTH], {SECOND: left(other)}, {}, "/r")
+    run = merged(own, [BOTH], {SECOND: [left(other)]}, {}, "/r")
     root = run.root_cause
     assert root is not None
     assert (root.rank, root.node, root.cause, root.time_ns) == (1, SECOND, raised, T0 + 100)
@@ -107,6 +122,19 @@ def test_a_node_that_left_no_word_is_lost() -> None:
 def group() -> NodeGroup:
     nodes = Nodes(2, 2, 0, "c10d", "127.0.0.1", 29400)
     return NodeGroup(nodes, run_id="r", role="default", nproc=1, plan={}, directory="/r/node_0")
+
+
+def test_the_word_of_a_node_before_it_came_again_is_not_the_one_that_is_waited_for() -> None:
+    nodes = group()
+    nodes.place = place(*BOTH.roster.members, attempt=2)
+    words = [[{"name": SECOND, "attempt": number, "result": {}}] for number in (0, 2)]
+    said = iter([json.dumps(each).encode() for each in word] for word in words)
+    nodes._rendezvous = SimpleNamespace(results=lambda _: next(said))  # type: ignore[assignment]
+    nodes._commands = _Commands(lambda *_: None)
+    try:
+        assert nodes.results(60.0) == {SECOND: [Told(0, {}), Told(2, {})]}
+    finally:
+        nodes._commands.stop()
 
 
 def test_stacks_that_cannot_be_told_to_anybody_are_waited_for_by_nobody() -> None:
