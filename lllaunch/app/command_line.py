@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lllaunch.run.files import relative_path, working_directory
 
-VERBS = ("check", "ls", "plan", "report", "rerun", "show", "wait")
+VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stop", "wait")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 
 FLAGS: dict[str, int | None] = {
@@ -72,18 +72,15 @@ _RUNNERS = ("run", "train", "start", "launch", "exec", "python", "python3", "tor
 # Commands that lllaunch has not, and what does the same; {0} is how lllaunch is called.
 _ELSEWHERE = {
     **dict.fromkeys(("sweep", "multirun"), "a sweep: {0} -m +exp=NAME KEY=VALUE,VALUE"),
-    **dict.fromkeys(("log", "logs", "tail"), "'{0} show' names the directory of a run's logs"),
-    **dict.fromkeys(
-        ("stop", "kill", "cancel", "abort"),
-        "Ctrl-C ends a run, and so does 'kill PID' with its launcher's pid, which '{0} show' gives",
-    ),
+    **dict.fromkeys(("log", "tail"), "'{0} logs' shows what the workers of a run have written"),
+    **dict.fromkeys(("kill", "cancel", "abort"), "'{0} stop' ends a run"),
     "resume": "to run the rest of a sweep: {0} -m hydra.launcher.resume=DIR",
     **dict.fromkeys(("list", "status", "ps", "history", "runs"), "'{0} ls' lists what was run"),
     **dict.fromkeys(("info", "describe", "inspect", "results"), "'{0} show' shows what ran"),
     **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
     **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),
     **dict.fromkeys(("retry", "restart", "repeat"), "'{0} rerun' runs a plan again"),
-    **dict.fromkeys(("follow", "attach"), "'{0} wait' waits for the end of a run"),
+    **dict.fromkeys(("follow", "attach"), "'{0} logs -f' shows a run's output as it comes"),
     **dict.fromkeys(("config", "cfg"), "'{0} --cfg job' shows what is composed"),
     "version": "'{0} --version' shows it",
     "completion": 'to install it: eval "$({0} -sc install=bash)"',

@@ -51,7 +51,7 @@ unset _lllaunch_rule _lllaunch_former
 
 _SCRIPTS = {"install=bash": INSTALL, "uninstall=bash": UNINSTALL}
 # What a command takes that may be left out.
-_LATEST = {verb: ["latest"] for verb in ("show", "report", "rerun", "wait")}
+_LATEST = {verb: ["latest"] for verb in ("logs", "show", "report", "rerun", "stop", "wait")}
 
 
 def complete(words: Sequence[str], run: Callable[[list[str]], int]) -> int | None:

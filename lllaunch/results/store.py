@@ -23,7 +23,7 @@ from lllaunch.documents import last_record, read_json
 from lllaunch.errors import LaunchError
 from lllaunch.files import read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
-from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN, RESULT
+from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import SIGNED, launcher_is_dead
@@ -79,7 +79,6 @@ def last_event(directory: str) -> dict[str, Any] | None:
 
 _OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
 _OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
-_ATTEMPT = re.compile(r"attempt_\d+$")
 
 
 class FoundDirectory(NamedTuple):
@@ -133,7 +132,7 @@ def look(path: str) -> FoundDirectory | None:
     """Return what a directory that was named is, None if it is neither a run nor a sweep."""
     names, _ = _contents(path)
     kind = _kind(path, names)
-    if kind is None and any(name in _OF_A_RUN or _ATTEMPT.match(name) for name in names):
+    if kind is None and any(name in _OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
         kind = "run"
     return None if kind is None else FoundDirectory(path, kind, names)
 

@@ -28,8 +28,10 @@ LOCK_NAME = ".lllaunch.lock"
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
+ATTEMPT = re.compile(r"attempt_(\d+)")
+"""The name of an attempt's directory."""
+
 _TRIES = 10
-_ATTEMPT = re.compile(r"attempt_(\d+)")
 
 
 class RunDirectory(HeldDirectory):
@@ -119,7 +121,7 @@ class RunDirectory(HeldDirectory):
         """
         with naming(self.path):
             names = os.listdir(self.path)
-        numbers = [int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name))]
+        numbers = [int(match[1]) for name in names if (match := ATTEMPT.fullmatch(name))]
         return max(numbers, default=-1) + 1
 
     def make_attempt(self, nproc: int, at_least: int = 0) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.files import write_all
 from lllaunch.linux import proc
+from lllaunch.linux.process import open_pidfd, process_ended
 from lllaunch.run.files import naming
 
 if TYPE_CHECKING:
@@ -171,6 +172,35 @@ def launcher_is_dead(lock: str) -> bool:
     pid = _signer(lock)
     facts = proc.facts(pid) if pid else None
     return pid != 0 and (facts is None or facts.state in "ZX")
+
+
+def open_launcher(lock: str) -> int | None:
+    """Returns a pidfd of the launcher that holds a lock; None if it is none of this machine's.
+
+    Its number alone says little: it may be another process's by now, or of another container whose
+    host has the same name. The launcher has the lock open.
+
+    Args:
+        lock: the lock's file, as `lock_directory` makes it.
+
+    Raises:
+        OutputError: the process may not be looked at: it is another user's.
+    """
+    pid = _signer(lock)
+    pidfd = open_pidfd(pid) if pid else None
+    if pidfd is None:
+        return None
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+        if _has_open(pid, os.stat(lock)) and not process_ended(pidfd):
+            return pidfd
+    except PermissionError as error:
+        os.close(pidfd)
+        raise OutputError(lock, f"process {pid}, which holds it, is another user's") from error
+    except OSError:  # one of them is gone
+        pass
+    os.close(pidfd)
+    return None
 
 
 def _signer(lock: str) -> int:

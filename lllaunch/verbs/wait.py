@@ -45,17 +45,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _wait(given: argparse.Namespace) -> int:
     found = locate(given.run)
-    _until_released(lock_of(found.kind, found.path))
+    until_released(lock_of(found.kind, found.path))
     entry = entry_of(look(found.path) or found)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
-    print_lines([f"{where}: {_outcome(entry)}"])
+    print_lines([f"{where}: {outcome_text(entry)}"])
     return ExitCode.ERROR if entry.exit_code is None else entry.exit_code
 
 
-def _until_released(lock: str) -> None:
-    """Wait until nobody holds a lock, which launcher, spawner and jobs do while they live.
+def until_released(lock: str) -> None:
+    """Waits until nobody holds a lock, which launcher, spawner and jobs do while they live.
 
     The kernel wakes this up; to share a lock that is free for a moment keeps no launcher out.
+
+    Args:
+        lock: the lock's file.
 
     Raises:
         OutputError: the file system knows no locks, so that nobody can tell.
@@ -75,7 +78,8 @@ def _until_released(lock: str) -> None:
             raise OutputError(lock, reason) from error
 
 
-def _outcome(entry: ListEntry) -> str:
+def outcome_text(entry: ListEntry) -> str:
+    """Returns what became of a run or a sweep, after how long and why."""
     took = "" if entry.seconds is None else f" after {duration(entry.seconds)}"
     if entry.exit_code is None:
         return f"{entry.state}{took}: {STATES[entry.state]}"

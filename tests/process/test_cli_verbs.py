@@ -105,7 +105,9 @@ def test_a_result_says_what_code_ran(project: Project) -> None:
 def test_a_misspelt_verb_is_told(project: Project) -> None:
     ended = project.lllaunch("pln", "+exp=x")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("lllaunch: unknown command 'pln' (choose from check, ls, plan, ")
+    assert ended.stderr.startswith(
+        "lllaunch: unknown command 'pln' (choose from check, logs, ls, plan, "
+    )
     assert ended.stderr.endswith("did you mean 'plan'?\n")
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.command_line import WrongUsage, arranged
+from lllaunch.app.command_line import VERBS, WrongUsage, arranged
 from lllaunch.app.own_app import is_own_app
 
 OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
@@ -158,13 +158,13 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("foo", "unknown command 'foo' (choose from check, ls, plan, report, rerun, show, wait)"),
+        (
+            "foo",
+            f"unknown command 'foo' (choose from {', '.join(VERBS)})",
+        ),
         (
             "shwo",
-            (
-                "unknown command 'shwo' (choose from check, ls, plan, report, rerun, show, wait); "
-                "did you mean 'show'?"
-            ),
+            (f"unknown command 'shwo' (choose from {', '.join(VERBS)}); did you mean 'show'?"),
         ),
         ("trian.py", "trian.py: no such file; did you mean 'train.py'?"),
         ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file; did you mean 'conf/exp/toy.yaml'?"),
@@ -180,7 +180,7 @@ def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:
     assert str(wrong.value) == message
 
 
-@pytest.mark.parametrize("word", ["run", "logs", "stop", "resume", "list", "version"])
+@pytest.mark.parametrize("word", ["run", "tail", "cancel", "resume", "list", "version"])
 def test_commands_of_others_name_what_does_the_same(word: str) -> None:
     with pytest.raises(WrongUsage, match=rf"unknown command '{word}' \(.*\); .*lllaunch"):
         arranged([word])

@@ -1,0 +1,254 @@
+"""``python -m lllaunch logs RUN``: shows what the workers of a run have written, from its files."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.config.values import parse_ranks
+from lllaunch.documents import Fields
+from lllaunch.errors import Unfit
+from lllaunch.files import read_text
+from lllaunch.results.store import LATEST, NoSuchRun, is_held, locate, lock_of, read_run
+from lllaunch.run.directory import ATTEMPT, EVENTS
+from lllaunch.verbs.printing import Parser, complain, perform
+from lllaunch.workers.tail import Follower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from lllaunch.results.store import FoundDirectory
+
+_DESCRIPTION = """\
+Shows what the workers of a run have written, from the files that it keeps: of the last attempt, of
+all ranks one after the other, standard output before standard error. Where there is more than one
+rank, each line begins with its rank.
+
+RUN is the directory of a run or of a job of a sweep; the end of its path; or 'latest', the default:
+what was started last from here."""
+_STREAMS = ("stdout", "stderr")
+_NODE = re.compile(r"node_(?:(\d+)|.+)")
+# Between two looks at whether there is another attempt, and whether the run is over, seconds.
+_PAUSE = 0.5
+
+
+class WorkerLog(NamedTuple):
+    """A file that holds what a worker has written.
+
+    Attributes:
+        rank: of the worker, among all.
+        stream: ``stdout`` or ``stderr``.
+        path: of the file.
+    """
+
+    rank: int
+    stream: str
+    path: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _show)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("logs", _DESCRIPTION)
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default=LATEST, help="whose logs; default: latest"
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on until the run is over, as it writes"
+    )
+    parser.add_argument(
+        "--rank", metavar="RANKS", type=_ranks, help="of these ranks only: 0, 1-3, or 0,2-3"
+    )
+    streams = parser.add_mutually_exclusive_group()
+    for name in _STREAMS:
+        streams.add_argument(
+            f"--{name}", dest="streams", action="store_const", const=(name,), help=f"{name} only"
+        )
+    parser.set_defaults(streams=_STREAMS)
+    parser.add_argument(
+        "--attempt", metavar="N", type=_number, help="of this attempt; default: the last one"
+    )
+    return parser
+
+
+def _ranks(text: str) -> frozenset[int]:
+    try:
+        return frozenset(itertools.chain.from_iterable(map(parse_ranks, text.split(","))))
+    except Unfit as error:
+        expected = "expected ranks (0, 1-3, or 0,2-3)"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from error
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected the number of an attempt, got {text!r}")
+    return int(text)
+
+
+def _show(given: argparse.Namespace) -> None:
+    found = locate(given.run)
+    if found.kind == "sweep":
+        raise NoSuchRun(found.path, "is a sweep", "'ls --jobs' lists its jobs, each a directory")
+
+    def chosen() -> list[WorkerLog]:
+        return [
+            log
+            for log in worker_logs(found.path, given.attempt)
+            if log.stream in given.streams and (given.rank is None or log.rank in given.rank)
+        ]
+
+    one = given.rank is not None and len(given.rank) == 1
+    shown = _follow(found, chosen, one=one) if given.follow else _print(chosen(), one=one)
+    if not shown:
+        raise _why_none(found, given)
+    _tell_of_elsewhere(found)
+
+
+def _print(logs: Sequence[WorkerLog], *, one: bool) -> bool:
+    """Show files one after the other; return whether there were any."""
+    several = len({log.rank for log in logs}) > 1
+    for log in logs:
+        # each line by itself, as when it was shown: a line that is not ended is ended here
+        follower = Follower("logs")
+        follower.add(log.path, _prefix(log, one=one or not several), sys.stdout)
+        follower.start().stop()
+    return bool(logs)
+
+
+def _follow(found: FoundDirectory, chosen: Callable[[], list[WorkerLog]], *, one: bool) -> bool:
+    """Show files as they grow until the run is over; return whether there were any."""
+    known: set[WorkerLog] = set()
+    lock, follower = lock_of("run", found.path), Follower("logs")
+    follower.start()
+    try:
+        while True:
+            # before the files: what was written until then is shown
+            goes_on = is_held(lock)
+            logs = chosen()
+            several = len({log.rank for log in logs}) > 1
+            for log in logs:
+                if log not in known:
+                    known.add(log)
+                    follower.add(log.path, _prefix(log, one=one or not several), sys.stdout)
+            if not goes_on:
+                return bool(known)
+            time.sleep(_PAUSE)
+    finally:
+        follower.stop()
+
+
+def _prefix(log: WorkerLog, *, one: bool) -> bytes:
+    return b"" if one else b"[rank%d]:" % log.rank
+
+
+def worker_logs(directory: str, attempt: int | None = None) -> list[WorkerLog]:
+    """Returns the files of workers that are there, by rank.
+
+    Args:
+        directory: of a run.
+        attempt: its number; the last one if None.
+    """
+    if attempt is None:
+        attempt = max(_attempts(directory), default=0)
+    found = [log for part in _parts(directory) for log in _logs_of_part(part, attempt)]
+    return sorted(found, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
+
+
+def _attempts(directory: str) -> Iterator[int]:
+    for part in _parts(directory):
+        for name in _names(part):
+            if match := ATTEMPT.fullmatch(name):
+                yield int(match[1])
+
+
+def _parts(directory: str) -> list[str]:
+    """Return where attempts stand: in the run's directory, or of several nodes in one for each."""
+    nodes = [name for name in _names(directory) if _NODE.fullmatch(name)]
+    return [os.path.join(directory, name) for name in nodes] or [directory]
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _logs_of_part(part: str, attempt: int) -> Iterator[WorkerLog]:
+    directory = os.path.join(part, f"attempt_{attempt}")
+    ranks: Sequence[int] | None = None
+    for name in _names(directory):
+        if not (name.isascii() and name.isdecimal()):
+            continue
+        for stream in _STREAMS:
+            path = os.path.join(directory, name, f"{stream}.log")
+            if os.path.exists(path):
+                if ranks is None:
+                    ranks = _ranks_of(part, attempt)
+                local = int(name)
+                yield WorkerLog(ranks[local] if local < len(ranks) else local, stream, path)
+
+
+def _ranks_of(part: str, attempt: int) -> Sequence[int]:
+    """Return the ranks of an attempt's workers by local rank; nothing if that was not written."""
+    if not _NODE.fullmatch(os.path.basename(part)):
+        return ()  # of one node they are the same
+    number = None
+    for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
+        event = Fields(_loads(line)) if "StartWorkers" in line or "GroupStarted" in line else None
+        if event is None:
+            continue
+        if event.text("type") == "StartWorkers":
+            number = event.integer("attempt")
+        elif event.text("type") == "GroupStarted" and number == attempt:
+            return event.wholes("ranks")
+    return ()
+
+
+def _loads(line: str) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:  # it is being written
+        return None
+
+
+def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
+    there = sorted(set(_attempts(found.path)))
+    if not there:
+        return NoSuchRun(found.path, "has begun no attempt")
+    if given.attempt is not None and given.attempt not in there:
+        reason = f"has no attempt {given.attempt}, only {_listed(there)}"
+        return NoSuchRun(found.path, reason)
+    ranks = {log.rank for log in worker_logs(found.path, given.attempt)}
+    if ranks and given.rank is not None and not given.rank & ranks:
+        reason = f"has no logs of rank {_listed(given.rank)}, only of {_listed(ranks)}"
+        return NoSuchRun(found.path, reason)
+    what = " or ".join(given.streams)
+    hint = "it went where the launcher's own went; launch.redirects and launch.tee keep it"
+    return NoSuchRun(found.path, f"has not kept {what} in files", hint)
+
+
+def _listed(numbers: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _tell_of_elsewhere(found: FoundDirectory) -> None:
+    """Say where the logs of nodes are whose files cannot be seen from here."""
+    _, result = read_run(found)
+    outcome = None if result is None else result.outcome
+    for node in () if outcome is None else outcome.nodes:
+        if not node.shared and not os.path.isdir(node.directory):
+            complain(f"the logs of {node.name} are in {node.hostname}:{node.directory}")

@@ -1,0 +1,156 @@
+"""``logs``: what workers have written, from the files of a run that is over or goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launching import Launcher, launch, until
+
+from lllaunch.verbs import logs
+
+pytestmark = pytest.mark.measured
+
+SCRIPT = """\
+import os, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("first of", rank, "in", attempt, flush=True)
+print("error of", rank, file=sys.stderr, flush=True)
+if attempt == "0": sys.exit(1)
+while not os.path.exists("go"): time.sleep(0.01)
+print("last of", rank, end="")
+"""
+NODE = {"entrypoint": "s.py", "nproc": 2, "redirects": "all", "max_restarts": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two attempts."""
+    directory = tmp_path_factory.mktemp("logs")
+    (directory / "s.py").write_text(SCRIPT)
+    (directory / "go").touch()
+    assert launch(directory, NODE).code == 0
+    return directory
+
+
+def shown(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert logs.main(arguments) == code
+    out, err = capfd.readouterr()
+    assert bool(err) == bool(code)
+    return err if code else out
+
+
+@pytest.fixture
+def there(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(run)
+    return
+
+
+@pytest.mark.usefixtures("there")
+def test_all_ranks_of_the_last_attempt_are_shown_one_after_the_other(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert shown(capfd, "run") == (
+        "[rank0]:first of 0 in 1\n[rank0]:last of 0\n[rank0]:error of 0\n"
+        "[rank1]:first of 1 in 1\n[rank1]:last of 1\n[rank1]:error of 1\n"
+    )
+    # one is shown as it is
+    assert shown(capfd, "run", "--rank", "1") == "first of 1 in 1\nlast of 1\nerror of 1\n"
+    assert shown(capfd, "run", "--stderr") == "[rank0]:error of 0\n[rank1]:error of 1\n"
+    ranks = shown(capfd, "run", "--stdout", "--rank", "0-1", "--attempt", "0")
+    assert "[rank0]:first of 0 in 0" in ranks
+    # of a run that is over there is nothing to follow
+    assert shown(capfd, "run", "-f", "--rank", "0").startswith("first of 0 in 1\n")
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--rank", "2"], "'run' has no logs of rank 2, only of 0, 1"),
+        (["run", "--attempt", "5"], "'run' has no attempt 5, only 0, 1"),
+        (["run", "--rank", "x"], "expected ranks (0, 1-3, or 0,2-3), got 'x'"),
+        (["run", "--attempt", "-1"], "expected the number of an attempt, got '-1'"),
+        (["nowhere"], "nowhere"),
+    ],
+)
+def test_what_is_not_there_is_told(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert said in shown(capfd, *arguments, code=2)
+
+
+def test_output_that_was_not_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(tmp_path, {"entrypoint": "true", "redirects": "none", "tee": "none"}).code == 0
+    monkeypatch.chdir(tmp_path)
+    told = shown(capfd, "run", code=2)
+    assert "'run' has not kept stdout or stderr in files" in told
+    assert "launch.redirects and launch.tee keep it" in told
+
+
+def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT.replace('"0": sys', '"0": time.sleep(1); sys'))
+    launcher = Launcher(tmp_path, NODE)
+    until((tmp_path / "run/attempt_0/0/stdout.log").exists, "the first attempt")
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", "logs", "run", "-f", "--rank=0", "--stdout"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "first of 0 in 0\n"
+    assert follower.stdout.readline() == "first of 0 in 1\n"
+    assert follower.poll() is None
+    (tmp_path / "go").touch()
+    assert launcher.finish().code == 0
+    rest, _ = follower.communicate(timeout=60)
+    assert (rest, follower.returncode) == ("last of 0\n", 0)
+
+
+def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT)
+    launcher = Launcher(tmp_path, {**NODE, "max_restarts": 5})
+    until((tmp_path / "run/attempt_1/1/stdout.log").exists, "the second attempt")
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", "logs", "run", "-f"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stdout is not None
+    assert follower.stdout.readline().startswith("[rank")
+    follower.send_signal(signal.SIGINT)
+    _, err = follower.communicate(timeout=60)
+    assert (follower.returncode, err) == (130, "")
+    assert launcher.process.poll() is None
+    (tmp_path / "go").touch()
+    assert launcher.finish().code == 0
+
+
+def test_ranks_of_several_nodes_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for node, ranks in ((0, [0, 1]), (1, [2, 3])):
+        part = tmp_path / f"run/node_{node}"
+        for local, rank in enumerate(ranks):
+            (part / f"attempt_0/{local}").mkdir(parents=True)
+            (part / f"attempt_0/{local}/stdout.log").write_text(f"I am {rank}\n")
+        (part / "events.jsonl").write_text(
+            '{"type": "StartWorkers", "attempt": 0}\n'
+            f'{{"type": "GroupStarted", "ranks": {ranks}}}\n'
+            '{"type": "StartWorkers", "att'
+        )
+    os.symlink("node_0/events.jsonl", tmp_path / "run/events.jsonl")
+    (tmp_path / "run/plan.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert shown(capfd, "run") == "".join(f"[rank{rank}]:I am {rank}\n" for rank in range(4))
+    assert shown(capfd, "run", "--rank", "3") == "I am 3\n"
