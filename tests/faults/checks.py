@@ -647,13 +647,17 @@ def _pairs(seen: Observed) -> Iterator[str]:
             yield f"launcher {one.name} was refused and started workers"
     for directory in {path.parent for path in seen.root.glob("project/**/.hydra")}:
         # a worker may have written no line
-        tags = {worker.job.encode() for worker in ran if directory in worker.log.parents}
-        logs = sorted(directory.glob("attempt_*/*/stdout.log"))
-        for log in logs:
-            tags |= set(re.findall(rb"@([ab])\.", log.read_bytes()))
+        tags_of = {
+            attempt: {worker.job.encode() for worker in ran if attempt in worker.log.parents}
+            for attempt in directory.glob("attempt_*")
+        }
+        for log in directory.glob("attempt_*/*/stdout.log"):
+            tags_of[log.parents[1]] |= set(re.findall(rb"@([ab])\.", log.read_bytes()))
+        tags = set().union(*tags_of.values())
         plain = (directory / ".hydra" / "overrides.yaml").read_text()
         tag = re.search(r"tag=(\w)", plain)
-        if len(tags) == 1 and tag and tag[1].encode() not in tags:
+        # an attempt whose workers were never started is whose it says
+        if all(tags_of.values()) and len(tags) == 1 and tag and tag[1].encode() not in tags:
             yield f"{directory.name}/.hydra tells of tag={tag[1]}, its workers were {tags}"
         if len(tags) == 2 and directory != seen.run_dir:
             yield f"two runs share {directory.name}"
