@@ -24,9 +24,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.app.schema_store import install
+from lllaunch.config import document as config_document
 from lllaunch.config.document import lines_of
 from lllaunch.config.origin import Origin, Origins
 from lllaunch.config.provenance import origins
+from lllaunch.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -516,12 +518,21 @@ def test_lines_of_anchors_and_merge_keys() -> None:
         ("a: &x key\nb:\n  *x : 1\n", ["b", "key"], 3),
         ("1: a\ntrue: b\n", [True], 2),
         ("!!float 5: a\n", [5.0], 1),
-        (f"a: [{', '.join('1' * 120_000)}]\nb: 1\n", ["b"], 2),
     ],
 )
 def test_what_hydra_takes_has_lines(text: str, path: list[object], line: int) -> None:
     OmegaConf.create(text)
     assert lines_of(text).at(path) == line
+
+
+def test_a_file_has_lines_that_is_larger_than_one_of_ours_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_document, "MOST_VALUES", 1000)
+    text = f"a: [{', '.join('1' * 1200)}]\nb: 1\n"
+    assert lines_of(text).at(["b"]) == 2
+    with pytest.raises(ConfigError, match="comes to more than 1000 values"):
+        config_document.parse(text, "x.yaml")
 
 
 def test_what_is_no_yaml_has_no_lines() -> None:

@@ -386,6 +386,7 @@ def test_a_search_path_does_not_climb(refusals: Refusals) -> None:
     assert problem.key == "hydra.searchpath[0]"
 
 
+@pytest.mark.untraced
 def test_a_config_that_is_huge_or_holds_itself(refusals: Refusals) -> None:
     wide: dict[str, Any] = {f"k{n}": {"_target_": "os.system"} for n in range(10_000)}
     assert len(refusals({}, wide)) == 10_000

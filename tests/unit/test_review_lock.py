@@ -204,6 +204,7 @@ def test_a_command_cannot_end_the_comment() -> None:
     assert parse_lock(text, "x").command == ("x=1\nlock: 2",)
 
 
+@pytest.mark.untraced
 def test_a_lock_with_ten_thousand_keys() -> None:
     args = {f"key_{number}": number for number in range(10_000)}
     spec = spec_of({"entrypoint": "env", "args": args})

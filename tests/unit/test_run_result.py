@@ -396,6 +396,7 @@ def error_file(tmp_path, document) -> str:
     return str(path)
 
 
+@pytest.mark.untraced
 def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
     secret = "-----BEGIN\n" + "\n".join(f"line {n} of the key" for n in range(20)) + "\nEND-----"
     path = tmp_path / "log"

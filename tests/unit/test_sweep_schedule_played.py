@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -447,6 +448,7 @@ def test_a_large_job_is_overtaken_no_more_often_than_patience_allows(
     world.check_end(len(script))
 
 
+@pytest.mark.untraced
 def test_ten_thousand_jobs_on_sixty_four_gpus() -> None:
     """Nothing here grows with the number of jobs: what waits is bounded by what runs."""
     dice = random.Random(7)
