@@ -316,6 +316,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         """None: torch's agents count for themselves."""
         return None
 
+    @property
+    def base_rank(self) -> int:
+        """Rank of this node's first worker among those of all nodes."""
+        return self._worker_group.workers[0].global_rank
+
     def files(self) -> Sequence[Any]:
         """None: a rendezvous cannot wake anybody."""
         return ()

@@ -117,10 +117,12 @@ class GroupStarted:
         ranks: their local ranks.
         restarts: how many restarts have counted so far, as the nodes have agreed; None where this
             node is the only one.
+        base_rank: rank of the first of them among the workers of all nodes.
     """
 
     ranks: frozenset[int]
     restarts: int | None = None
+    base_rank: int = 0
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,11 @@ class NodeGroup:
         """How many restarts have counted, as the nodes have agreed."""
         return None if self.place is None else self.place.restarts
 
+    @property
+    def base_rank(self) -> int:
+        """Rank of this node's first worker among those of all nodes."""
+        return 0 if self.place is None else self.place.share.base_rank
+
     # The supervisor's side (`lllaunch.supervisor.supervisor.OtherNodes`)
 
     def files(self) -> list[int]:

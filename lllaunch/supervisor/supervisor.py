@@ -92,6 +92,10 @@ class OtherNodes(Protocol):
     def restarts(self) -> int | None:
         """How many restarts have counted, as the nodes have agreed; None if they do not."""
 
+    @property
+    def base_rank(self) -> int:
+        """Rank of this node's first worker among those of all nodes."""
+
     def files(self) -> Sequence[Any]:
         """Return descriptors that are readable when `events` has something to tell."""
 
@@ -238,8 +242,10 @@ class Supervisor:
     def _perform(self, action: Action) -> list[Event]:
         if isinstance(action, StartWorkers):
             self._start_attempt(action)
-            restarts = None if self._nodes is None else self._nodes.restarts
-            return [GroupStarted(frozenset(range(self._nprocs)), restarts)]
+            ranks = frozenset(range(self._nprocs))
+            if self._nodes is None:
+                return [GroupStarted(ranks)]
+            return [GroupStarted(ranks, self._nodes.restarts, self._nodes.base_rank)]
         if isinstance(action, (WaitForOthers, TellNodes, TellStacks)):
             return [BarrierPassed()] if self._nodes is None else self._nodes.perform(action)
         if isinstance(action, Pause):

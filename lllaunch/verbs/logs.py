@@ -189,23 +189,23 @@ def _names(directory: str) -> list[str]:
 
 def _logs_of_part(part: str, attempt: int) -> Iterator[WorkerLog]:
     directory = os.path.join(part, f"attempt_{attempt}")
-    ranks: Sequence[int] | None = None
-    for name in _names(directory):
-        if not (name.isascii() and name.isdecimal()):
-            continue
-        for stream in _STREAMS:
-            path = os.path.join(directory, name, f"{stream}.log")
-            if os.path.exists(path):
-                if ranks is None:
-                    ranks = _ranks_of(part, attempt)
-                local = int(name)
-                yield WorkerLog(ranks[local] if local < len(ranks) else local, stream, path)
+    found = [
+        (int(name), stream, path)
+        for name in _names(directory)
+        if name.isascii() and name.isdecimal()
+        for stream in _STREAMS
+        for path in (os.path.join(directory, name, f"{stream}.log"),)
+        if os.path.exists(path)
+    ]
+    base_rank = _base_rank(part, attempt) if found else 0
+    for local_rank, stream, path in found:
+        yield WorkerLog(base_rank + local_rank, stream, path)
 
 
-def _ranks_of(part: str, attempt: int) -> Sequence[int]:
-    """Return the ranks of an attempt's workers by local rank; nothing if that was not written."""
+def _base_rank(part: str, attempt: int) -> int:
+    """Return the rank of a node's first worker in an attempt; 0 if that was not written."""
     if not _NODE.fullmatch(os.path.basename(part)):
-        return ()  # of one node they are the same
+        return 0
     number = None
     for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
         event = Fields(_loads(line)) if "StartWorkers" in line or "GroupStarted" in line else None
@@ -214,8 +214,8 @@ def _ranks_of(part: str, attempt: int) -> Sequence[int]:
         if event.text("type") == "StartWorkers":
             number = event.integer("attempt")
         elif event.text("type") == "GroupStarted" and number == attempt:
-            return event.wholes("ranks")
-    return ()
+            return event.integer("base_rank") or 0
+    return 0
 
 
 def _loads(line: str) -> object:

@@ -146,7 +146,7 @@ def test_ranks_of_several_nodes_are_told_apart(
             (part / f"attempt_0/{local}/stdout.log").write_text(f"I am {rank}\n")
         (part / "events.jsonl").write_text(
             '{"type": "StartWorkers", "attempt": 0}\n'
-            f'{{"type": "GroupStarted", "ranks": {ranks}}}\n'
+            f'{{"type": "GroupStarted", "ranks": [0, 1], "base_rank": {ranks[0]}}}\n'
             '{"type": "StartWorkers", "att'
         )
     os.symlink("node_0/events.jsonl", tmp_path / "run/events.jsonl")
