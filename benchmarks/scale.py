@@ -63,7 +63,7 @@ from lllaunch.run.outcome import (
 )
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
-from lllaunch.supervisor.nodes import Told
+from lllaunch.supervisor.nodes import LastWord
 
 _FORK = multiprocessing.get_context("fork")
 _NPROC = 8
@@ -461,7 +461,7 @@ def show_results(sizes: Sequence[int]) -> None:
         one = len(next(iter(given.values())))
         tracemalloc.start()
         before = time.perf_counter()
-        documents = {name: [Told(0, json.loads(text))] for name, text in given.items()}
+        documents = {name: [LastWord(0, json.loads(text))] for name, text in given.items()}
         whole = merged(_outcome(0, 0, failed=False), [place], documents, {}, "/scratch/run")
         text_of_all = render_result(whole, {})
         seconds = time.perf_counter() - before

@@ -19,7 +19,7 @@ from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
 from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
 from lllaunch.run.result import ResultFile, render_result
-from lllaunch.supervisor.nodes import Failure, NodeGroup, Told
+from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -135,7 +135,7 @@ class RunNodes:
 def merged(
     own: RunOutcome,
     places: Sequence[Place],
-    results: Mapping[str, Sequence[Told]],
+    results: Mapping[str, Sequence[LastWord]],
     lost: Mapping[str, str],
     root: str,
 ) -> RunOutcome:
@@ -170,10 +170,10 @@ def merged(
             clock_offset=member.clock_offset,
         )
         parts = [(present, own)] if member.node_rank == 0 else []
-        for told in results.get(name, ()):
-            file = ResultFile.from_json(told.document, member.directory)
+        for word in results.get(name, ()):
+            file = ResultFile.from_json(word.document, member.directory)
             if file is not None and file.outcome is not None:
-                parts.append((told.attempt, file.outcome))
+                parts.append((word.attempt, file.outcome))
         for attempt, part in parts:
             outcomes.append(_seen_from_first(part, node))
             if attempt == present:

@@ -530,7 +530,9 @@ class Server:
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
         if self._cleanup is not None:
-            orphans, everything = self._orphans(), proc.processes()
+            # In this order: what is below one that ends in between is seen there, or here.
+            everything = proc.processes()
+            orphans = self._orphans()
             # those that are gone, whose numbers may come to mean others
             self._spared &= {process.pid for process in everything}
             self._spared.update(orphans)

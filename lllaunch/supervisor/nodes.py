@@ -95,7 +95,7 @@ class Failure(NamedTuple):
     cause: str = ""
 
 
-class Told(NamedTuple):
+class LastWord(NamedTuple):
     """What a node has left of its part of the run.
 
     Attributes:
@@ -634,7 +634,7 @@ class NodeGroup:
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
-    ) -> dict[str, list[Told]]:
+    ) -> dict[str, list[LastWord]]:
         """Return what the other nodes have left, by their name and in order, for node 0.
 
         Args:
@@ -652,13 +652,13 @@ class NodeGroup:
         } - set(self.lost)
         until, said = time.monotonic() + seconds, time.monotonic() + _SILENT_SECONDS
         present = self.place.attempt
-        found: dict[str, list[Told]] = {}
+        found: dict[str, list[LastWord]] = {}
         while True:
             done = commands.do(functools.partial(rendezvous.results, roster.token))
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
             for each in map(json.loads, done.result()):
-                found.setdefault(each["name"], []).append(Told(each["attempt"], each["result"]))
+                found.setdefault(each["name"], []).append(LastWord(each["attempt"], each["result"]))
             # one that came again has left something before
             here = {name for name, told in found.items() if told[-1].attempt >= present}
             missing, now = sorted(expected - here), time.monotonic()

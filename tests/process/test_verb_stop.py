@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -127,10 +128,15 @@ def test_what_runs_elsewhere_is_told(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_run_is_told(tmp_path: Path) -> None:
-    file = signed(tmp_path, f"pid {os.getpid()} on {os.uname().nodename}\n")
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+def test_another_users_run_is_told() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        # which that user may look into, unlike tmp_path
+        Path(directory).chmod(0o755)
+        file = signed(Path(directory), f"pid {os.getpid()} on {os.uname().nodename}\n")
+        assert another_user_is_told(file)
+
+
+def another_user_is_told(file: str) -> bool:
     child = os.fork()
     if child == 0:
         code = 1
@@ -141,4 +147,4 @@ def test_another_users_run_is_told(tmp_path: Path) -> None:
             code = 0 if "another user's" in str(error) else 2
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

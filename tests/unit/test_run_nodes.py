@@ -26,7 +26,7 @@ from lllaunch.run.result import render_result
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spec import Nodes
 from lllaunch.supervisor.machine import BarrierPassed, GroupStacks, NodesCounted, TellStacks
-from lllaunch.supervisor.nodes import NodeGroup, Told, _Broken, _Commands
+from lllaunch.supervisor.nodes import LastWord, NodeGroup, _Broken, _Commands
 from lllaunch.watchdog.findings import Stalled
 
 T0 = 1_700_000_000_000_000_000
@@ -60,8 +60,8 @@ def outcome(state: Any, code: int, *attempts: AttemptOutcome, **more: Any) -> Ru
     )
 
 
-def left(of: RunOutcome, attempt: int = 0) -> Told:
-    return Told(attempt, json.loads(render_result(of, {})))
+def left(of: RunOutcome, attempt: int = 0) -> LastWord:
+    return LastWord(attempt, json.loads(render_result(of, {})))
 
 
 def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
@@ -132,7 +132,7 @@ def test_the_word_of_a_node_before_it_came_again_is_not_the_one_that_is_waited_f
     nodes._rendezvous = SimpleNamespace(results=lambda _: next(said))  # type: ignore[assignment]
     nodes._commands = _Commands(lambda *_: None)
     try:
-        assert nodes.results(60.0) == {SECOND: [Told(0, {}), Told(2, {})]}
+        assert nodes.results(60.0) == {SECOND: [LastWord(0, {}), LastWord(2, {})]}
     finally:
         nodes._commands.stop()
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+import lllaunch.linux.proc
 import lllaunch.spawner.server
 from lllaunch.linux.cgroup import _remove_left_behind
+from lllaunch.linux.proc import ProcessFacts
 from lllaunch.linux.process import descends_from, wait_readable
 from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Commands, PendingCommand
-from lllaunch.spawner.orphans import Pauses
-from lllaunch.spawner.protocol import Program, SpawnRequest
-from lllaunch.spawner.server import Wakeups, Workers, _Worker
+from lllaunch.spawner.orphans import OrphanCleanup, Pauses
+from lllaunch.spawner.protocol import Message, Program, SpawnRequest
+from lllaunch.spawner.server import Server, Wakeups, Workers, _Worker
 from lllaunch.testing import FakeClock
 
 # More than any process id (PID_MAX_LIMIT).
@@ -106,6 +108,29 @@ def test_the_number_of_a_worker_that_was_reaped_is_not_signalled(
     assert [header["event"] for header in sent] == ["started", "exited"]
     assert signalled == []
     assert fds == []
+
+
+def test_what_an_orphan_leaves_that_ends_just_now_is_let_be_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a parent and its child the parent ends between two looks at processes."""
+    server = Server.__new__(Server)
+    server._spared, server._cleanup = set(), OrphanCleanup(1)
+    here, looks = os.getpid(), iter([True])
+
+    def seen() -> list[ProcessFacts]:
+        lives = next(looks, False)
+        child = ProcessFacts(pid=12, ppid=11 if lives else here, state="S", session=11, start=2)
+        parent = ProcessFacts(pid=11, ppid=here, state="S", session=11, start=1)
+        return [parent, child] if lives else [child]
+
+    def children() -> list[int]:
+        return [each.pid for each in seen() if each.ppid == here]
+
+    monkeypatch.setattr(lllaunch.linux.proc, "processes", seen)
+    monkeypatch.setattr(server, "_orphans", children)
+    server._end_cleanup(Message({}, b"", []))
+    assert 12 in server._spared
 
 
 def test_a_lineage_is_nobodys_who_has_not_set_it() -> None:
