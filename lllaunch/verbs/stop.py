@@ -51,10 +51,13 @@ def _stop(given: argparse.Namespace) -> None:
     found = locate(given.run)
     lock = lock_of(found.kind, found.path)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
-    if is_held(lock) is False:
+    held = is_held(lock)
+    if held is False:
         print_lines([f"{where}: is over: {outcome_text(entry_of(found))}"])
         return
     pidfd = open_launcher(lock)
+    if pidfd is None and held is None:
+        raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
     if pidfd is None:
         known = holder(lock)
         reason = f"is held by {known}" if known else "is held by an unknown process"

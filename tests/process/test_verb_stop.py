@@ -111,6 +111,19 @@ def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> 
     assert lock.open_launcher(signed(tmp_path, "")) is None
 
 
+def test_where_no_lock_can_be_looked_at_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/plan.yaml").write_text("")
+    # a link is never followed to a lock
+    (tmp_path / "run/.lllaunch.lock").symlink_to(tmp_path / "loop")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.chdir(tmp_path)
+    told = stopped(capsys, "run", code=2)
+    assert "'run' may be running or not" in told
+
+
 def test_what_runs_elsewhere_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
