@@ -103,15 +103,19 @@ def _show(given: argparse.Namespace) -> None:
     if found.kind == "sweep":
         raise NoSuchRun(found.path, "is a sweep", "'ls --jobs' lists its jobs, each a directory")
 
-    def chosen() -> list[WorkerLog]:
+    def chosen(attempt: int) -> list[WorkerLog]:
         return [
             log
-            for log in worker_logs(found.path, given.attempt)
+            for log in worker_logs(found.path, attempt)
             if log.stream in given.streams and (given.rank is None or log.rank in given.rank)
         ]
 
     one = given.rank is not None and len(given.rank) == 1
-    shown = _follow(found, chosen, one=one) if given.follow else _print(chosen(), one=one)
+    if given.follow:
+        shown = _follow(found, chosen, given.attempt, one=one)
+    else:
+        attempt = _last_attempt(found.path) if given.attempt is None else given.attempt
+        shown = _print(chosen(attempt), one=one)
     if not shown:
         raise _why_none(found, given)
     _tell_of_elsewhere(found)
@@ -128,16 +132,26 @@ def _print(logs: Sequence[WorkerLog], *, one: bool) -> bool:
     return bool(logs)
 
 
-def _follow(found: FoundDirectory, chosen: Callable[[], list[WorkerLog]], *, one: bool) -> bool:
+def _follow(
+    found: FoundDirectory,
+    chosen: Callable[[int], list[WorkerLog]],
+    attempt: int | None,
+    *,
+    one: bool,
+) -> bool:
     """Show files as they grow until the run is over; return whether there were any."""
     known: set[WorkerLog] = set()
     lock, follower = lock_of("run", found.path), Follower("logs")
+    first = _last_attempt(found.path)
     follower.start()
     try:
         while True:
             # before the files: what was written until then is shown
             goes_on = is_held(lock)
-            logs = chosen()
+            # all that follow the first: one may have been short
+            later = range(first, _last_attempt(found.path) + 1)
+            numbers = later if attempt is None else (attempt,)
+            logs = [log for number in numbers for log in chosen(number)]
             several = len({log.rank for log in logs}) > 1
             for log in logs:
                 if log not in known:
@@ -154,17 +168,19 @@ def _prefix(log: WorkerLog, *, one: bool) -> bytes:
     return b"" if one else b"[rank%d]:" % log.rank
 
 
-def worker_logs(directory: str, attempt: int | None = None) -> list[WorkerLog]:
+def worker_logs(directory: str, attempt: int) -> list[WorkerLog]:
     """Returns the files of workers that are there, by rank.
 
     Args:
         directory: of a run.
-        attempt: its number; the last one if None.
+        attempt: its number.
     """
-    if attempt is None:
-        attempt = max(_attempts(directory), default=0)
     found = [log for part in _parts(directory) for log in _logs_of_part(part, attempt)]
     return sorted(found, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
+
+
+def _last_attempt(directory: str) -> int:
+    return max(_attempts(directory), default=0)
 
 
 def _attempts(directory: str) -> Iterator[int]:
@@ -232,7 +248,8 @@ def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
     if given.attempt is not None and given.attempt not in there:
         reason = f"has no attempt {given.attempt}, only {_listed(there)}"
         return NoSuchRun(found.path, reason)
-    ranks = {log.rank for log in worker_logs(found.path, given.attempt)}
+    attempt = there[-1] if given.attempt is None else given.attempt
+    ranks = {log.rank for log in worker_logs(found.path, attempt)}
     if ranks and given.rank is not None and not given.rank & ranks:
         reason = f"has no logs of rank {_listed(given.rank)}, only of {_listed(ranks)}"
         return NoSuchRun(found.path, reason)

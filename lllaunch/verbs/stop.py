@@ -64,9 +64,10 @@ def _stop(given: argparse.Namespace) -> None:
         raise NoSuchRun(where, reason, "that is none of this machine; stop it there")
     try:
         send_signal(pidfd, signal.SIGTERM)
-        # the second one says that it is meant
+        # The second one says that it is meant. When the end is written one would end the launcher.
         while given.now and not wait_readable(pidfd, _PAUSE):
-            send_signal(pidfd, signal.SIGTERM)
+            if entry_of(locate(found.path)).exit_code is None:
+                send_signal(pidfd, signal.SIGTERM)
     finally:
         os.close(pidfd)
     until_released(lock)

@@ -30,7 +30,8 @@ def test_hydra_finds_the_launcher() -> None:
     [
         pytest.param([f"hydra.launcher.nproc={nproc}", *more], id=f"{name}{nproc}")
         for nproc, name, more in (
-            (1, "basic", []),
+            # said, since another test of this process may have made ours the default
+            (1, "basic", ["hydra/sweeper=basic"]),
             (2, "lllaunch", ["hydra/sweeper=lllaunch"]),
         )
     ],
@@ -42,7 +43,7 @@ class TestLauncher(LauncherTestSuite):  # type: ignore[misc]
 @pytest.mark.parametrize("launcher_name", ["lllaunch"])
 @pytest.mark.parametrize(
     "overrides",
-    [["hydra.launcher.nproc=2", "hydra.sweeper.max_batch_size=2"]],
+    [["hydra.launcher.nproc=2", "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2"]],
 )
 class TestBatches(BatchedSweeperTestSuite):  # type: ignore[misc]
     """A sweeper may ask for several batches, one after another."""

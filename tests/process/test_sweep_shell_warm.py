@@ -380,7 +380,8 @@ def test_workers_of_one_spawner_see_the_gpus_of_their_leases(
     assert played.kinds() == ["warm"] * 8
     leased = {start.number: ",".join(start.lease.gpus) for start in played.of(v.StartJob)}
     assert {number: played.said(number)[0] for number in range(8)} == leased
-    assert set(leased.values()) == set(NAMES)
+    # fewer than all where a job has ended before the next one is started
+    assert set(leased.values()) <= set(NAMES)
     assert len(played.imports()) == 1
 
 

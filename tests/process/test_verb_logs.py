@@ -96,7 +96,10 @@ def test_output_that_was_not_kept_is_told(
 
 
 def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text(SCRIPT.replace('"0": sys', '"0": time.sleep(1); sys'))
+    waits = "while not os.path.exists('next'): time.sleep(0.01)\n"
+    (tmp_path / "s.py").write_text(
+        SCRIPT.replace("if attempt", f"if attempt == '0':\n    {waits}if attempt")
+    )
     launcher = Launcher(tmp_path, NODE)
     until((tmp_path / "run/attempt_0/0/stdout.log").exists, "the first attempt")
     follower = subprocess.Popen(
@@ -107,12 +110,36 @@ def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path
     )
     assert follower.stdout is not None
     assert follower.stdout.readline() == "first of 0 in 0\n"
+    (tmp_path / "next").touch()
     assert follower.stdout.readline() == "first of 0 in 1\n"
     assert follower.poll() is None
     (tmp_path / "go").touch()
     assert launcher.finish().code == 0
     rest, _ = follower.communicate(timeout=60)
     assert (rest, follower.returncode) == ("last of 0\n", 0)
+
+
+def test_no_attempt_is_left_out_however_short_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def write(attempt: int) -> None:
+        (tmp_path / f"run/attempt_{attempt}/0").mkdir(parents=True)
+        (tmp_path / f"run/attempt_{attempt}/0/stdout.log").write_text(f"in {attempt}\n")
+
+    def sleep(_: float) -> None:
+        # between two looks there were two
+        write(2)
+        write(3)
+        monkeypatch.setattr(logs, "is_held", lambda _: False)
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/plan.yaml").write_text("")
+    write(0)
+    write(1)
+    monkeypatch.setattr(logs, "is_held", lambda _: True)
+    monkeypatch.setattr(logs.time, "sleep", sleep)
+    monkeypatch.chdir(tmp_path)
+    assert sorted(shown(capfd, "run", "-f").splitlines()) == ["in 1", "in 2", "in 3"]
 
 
 def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
