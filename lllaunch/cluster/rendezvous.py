@@ -550,8 +550,7 @@ class Rendezvous:
             keys = [kind]
         else:
             # also where the leader has ended, and asks nobody any more
-            known = [rank for rank, member in enumerate(roster.members) if member is not None]
-            keys = [f"{kind}/{rank}" for rank in known]
+            keys = [f"{kind}/{rank}" for rank in roster.of_lllaunch]
         if not store.check(keys):
             return False
         oldest = min(int(text) for text in store.multi_get(keys))
@@ -581,7 +580,7 @@ class Rendezvous:
                 return None
             told: dict[str, Any] = json.loads(self._round.get("group_stacks"))
             return told
-        known = [rank for rank, member in enumerate(roster.members) if member is not None]
+        known = roster.of_lllaunch
         if not are_set(self._round, [f"stacks/{rank}" for rank in known], until - time.monotonic()):
             known = [rank for rank in known if self._round.check([f"stacks/{rank}"])]
         found = self._round.multi_get([f"stacks/{rank}" for rank in known])

@@ -645,11 +645,7 @@ class NodeGroup:
         if rendezvous is None or commands is None or self.place is None:
             return {}
         roster = self.place.roster
-        expected = {
-            roster.name(rank)
-            for rank, member in enumerate(roster.members)
-            if member is not None and rank != self.place.group_rank
-        } - set(self.lost)
+        expected = roster.names - {self.name, *self.lost}
         until, said = time.monotonic() + seconds, time.monotonic() + _SILENT_SECONDS
         present = self.place.attempt
         found: dict[str, list[LastWord]] = {}
@@ -953,11 +949,10 @@ class _Watch:
         self._told_joiners = False
         self.contact = time.monotonic()
         self.at_barrier = False
-        members = place.roster.members
         self._mixed = place.roster.mixed
         self._leads = place.group_rank == place.roster.leader
         self._watched = (
-            [r for r, m in enumerate(members) if m is not None and r != place.group_rank]
+            [rank for rank in place.roster.of_lllaunch if rank != place.group_rank]
             if self._leads
             else [place.roster.leader]
         )
@@ -1039,8 +1034,7 @@ class _Watch:
             Whether it is known.
         """
         gone = document.get("gone", [])
-        members = self._place.roster.members
-        expected = [r for r, m in enumerate(members) if m is not None and r not in gone]
+        expected = [rank for rank in self._place.roster.of_lllaunch if rank not in gone]
         calls = not expected or expected[0] == self._place.group_rank
         keys = [f"here/{rank}" for rank in expected] if calls else ["counted"]
         late = not are_set(store, keys, pause) if keys else False

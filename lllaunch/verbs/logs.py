@@ -33,7 +33,7 @@ rank, each line begins with its rank.
 RUN is the directory of a run or of a job of a sweep; the end of its path; or 'latest', the default:
 what was started last from here."""
 _STREAMS = ("stdout", "stderr")
-_NODE = re.compile(r"node_(?:(\d+)|.+)")
+_NODE = re.compile(r"node_.+")
 # Between two looks at whether there is another attempt, and whether the run is over, seconds.
 _PAUSE = 0.5
 

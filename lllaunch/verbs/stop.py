@@ -12,7 +12,7 @@ from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.results.store import LATEST, NoSuchRun, entry_of, holder, is_held, locate, lock_of
 from lllaunch.run.lock import open_launcher
 from lllaunch.verbs.printing import Parser, perform, print_lines
-from lllaunch.verbs.wait import outcome_text, until_released
+from lllaunch.verbs.wait import entry_now, outcome_text, until_released
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,10 +66,9 @@ def _stop(given: argparse.Namespace) -> None:
         send_signal(pidfd, signal.SIGTERM)
         # The second one says that it is meant. When the end is written one would end the launcher.
         while given.now and not wait_readable(pidfd, _PAUSE):
-            if entry_of(locate(found.path)).exit_code is None:
+            if entry_now(found).exit_code is None:
                 send_signal(pidfd, signal.SIGTERM)
     finally:
         os.close(pidfd)
     until_released(lock)
-    entry = entry_of(locate(found.path))
-    print_lines([f"{where}: {outcome_text(entry)}"])
+    print_lines([f"{where}: {outcome_text(entry_now(found))}"])

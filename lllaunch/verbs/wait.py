@@ -18,6 +18,8 @@ from lllaunch.verbs.printing import Parser, perform, print_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lllaunch.results.store import FoundDirectory
+
 _DESCRIPTION = """\
 Waits until a run or a sweep is over, says in a line what became of it, and exits with its exit
 code. One that is over already is not waited for.
@@ -46,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 def _wait(given: argparse.Namespace) -> int:
     found = locate(given.run)
     until_released(lock_of(found.kind, found.path))
-    entry = entry_of(look(found.path) or found)
+    entry = entry_now(found)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
     print_lines([f"{where}: {outcome_text(entry)}"])
     return ExitCode.ERROR if entry.exit_code is None else entry.exit_code
@@ -76,6 +78,11 @@ def until_released(lock: str) -> None:
         except OSError as error:
             reason = f"nobody can tell when it is released: {error.strerror}"
             raise OutputError(lock, reason) from error
+
+
+def entry_now(found: FoundDirectory) -> ListEntry:
+    """Returns what is known of a run or a sweep by now, and not when it was found."""
+    return entry_of(look(found.path) or found)
 
 
 def outcome_text(entry: ListEntry) -> str:
