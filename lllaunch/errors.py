@@ -15,6 +15,7 @@ Code = Literal[
     "changed",
     "choice",
     "circular",
+    "cluster",
     "compose",
     "cpus",
     "directory",
@@ -288,3 +289,22 @@ class RendezvousFailed(LaunchError):
 
     def __str__(self) -> str:
         return f"{self.what}; {self.hint}" if self.hint else self.what
+
+
+@dataclass(eq=False)
+class SnapshotFailed(LaunchError):
+    """The code of a run could not be set aside, or a snapshot of it not be removed.
+
+    Attributes:
+        path: the repository, or the file or directory that could not be made.
+        reason: what git or the system said.
+        hint: what to do about it, or an empty string.
+    """
+
+    path: str
+    reason: str
+    hint: str = "cluster.snapshot=none goes without"
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"no snapshot of the code in {self.path!r}: {self.reason}{hint}"

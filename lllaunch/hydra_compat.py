@@ -333,6 +333,10 @@ class HydraMessage:
     """The config whose defaults list names what is missing."""
     TO_ADD = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
     """A choice of a group of which nothing is chosen yet."""
+    CHOSEN_TWICE = re.compile(
+        r"^Multiple values for (\S+)\. To override .* use '(override \1: .+)'"
+    )
+    """A group of which something is chosen already, and what chooses anew in a defaults list."""
     NO_SUCH_KEY = re.compile(
         r"^Could not override '([^']+)'\.\s+To append to .* use (\+.+)$", re.MULTILINE
     )

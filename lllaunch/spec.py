@@ -151,6 +151,51 @@ class Nodes:
     join_timeout: float = 600.0
 
 
+@dataclass(frozen=True)
+class Requeue:
+    """How often a cluster takes a run that it has ended back into its queue.
+
+    Attributes:
+        preempted: after another job has taken its place.
+        timeout: after its time limit.
+        node_failure: after the loss of a node.
+    """
+
+    preempted: int = 20
+    timeout: int = 20
+    node_failure: int = 3
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a run goes that is not run here: ``cluster`` of the config.
+
+    Attributes:
+        settings: of a batch job under submitit's names (``partition``, ``gpus_per_node``,
+            ``timeout_min``, ...), as they were given; what is left to the site is not in it.
+            ``additional_parameters`` is a mapping of options of sbatch.
+        nodes: number of nodes of a run, at least 1.
+        signal_delay: how long before its time limit a run is told to end, seconds.
+        requeue: how often it is taken back into the queue.
+        array_parallelism: how many jobs of a sweep run at the same time at most.
+        pack: how many jobs of a sweep share an allocation, at least 1.
+        detach: whether the launcher leaves once the run is submitted; None: where it has no
+            terminal.
+        snapshot: ``git``: the run's code is what it was when it was submitted; ``none``: what it
+            is when it runs.
+    """
+
+    # a comment may come from the environment
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    nodes: int = 1
+    signal_delay: int = 90
+    requeue: Requeue = field(default_factory=Requeue)
+    array_parallelism: int = 256
+    pack: int = 1
+    detach: bool | None = None
+    snapshot: Literal["git", "none"] = "git"
+
+
 class Detected(NamedTuple):
     """What ``nnodes: auto`` took from the environment.
 
@@ -230,6 +275,7 @@ class LaunchSpec:
             decides on what the config says.
         nodes: the nodes of a run that has several; None for one.
         detected: what was taken from where for ``nnodes: auto``; in no plan.
+        cluster: where it is submitted to; None for a run of this machine.
         arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
             empty for keyword arguments.
     """
@@ -273,6 +319,7 @@ class LaunchSpec:
     sources: Mapping[Path, Any] = field(default_factory=dict)
     nodes: Nodes | None = None
     detected: tuple[Detected, ...] = ()
+    cluster: Cluster | None = None
     arg_keys: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -291,8 +338,10 @@ class LaunchSpec:
             "env": self.env,
             "env_per_rank": {rank_key(ranks): env for ranks, env in self.env_per_rank.items()},
         }
+        settings = {} if self.cluster is None else self.cluster.settings
+        nodes["cluster"] = settings
         for path, source in self.sources.items():
-            if path[0] in nodes:
+            if path[0] in nodes and (path[0] != "cluster" or path[1] in settings):
                 value = functools.reduce(operator.getitem, path, nodes)
                 yield self.config_path(path), str(value), str(source)
 

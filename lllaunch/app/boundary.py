@@ -120,6 +120,13 @@ def _not_merged(found: re.Match[str]) -> str:
 _IN_SHORT: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (HydraMessage.TO_ADD, _not_chosen),
     (
+        HydraMessage.CHOSEN_TWICE,
+        lambda found: (
+            f"{found[1]}: a config of that group is chosen already; to choose another one: "
+            f"'{found[2]}' in a defaults list, or {found[1]}=NAME without + on the command line"
+        ),
+    ),
+    (
         HydraMessage.NO_SUCH_KEY,
         lambda found: f"{found[1]}: no such key in the config; to add it: {found[2]}",
     ),

@@ -113,7 +113,7 @@ def _absolute(text: str, path: tuple[object, ...]) -> str | None:
     return dotted([*path[: len(path) - dots], name]) if dots else dotted([name])
 
 
-ROOTS = ("launch", "hydra")
+ROOTS = ("launch", "cluster", "hydra")
 """Top-level keys that count by themselves."""
 
 _MEANT = (*ROOTS, "defaults")

@@ -10,6 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from lllaunch.config.cluster import KEY as CLUSTER
+from lllaunch.config.cluster import asks_for_cluster
 from lllaunch.config.read import MOST_LEAVES, register_resolvers, watching
 from lllaunch.config.secrets import (
     is_literal,
@@ -35,7 +37,9 @@ _PLAIN = (bool, int, float, str, bytes, enum.Enum, os.PathLike)
 
 
 def public_config(cfg: DictConfig) -> dict[str, Any]:
-    """A job's config as it may be written, without ``hydra`` and ``launch``.
+    """A job's config as it may be written, without ``hydra``, ``launch`` and ``cluster``.
+
+    A ``cluster`` that is the user's own is no other key.
 
     Args:
         cfg: the composed config. Resolvers of the user's are called; what they raise is ignored.
@@ -49,7 +53,8 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
     """
     register_resolvers()
     root: Any = OmegaConf.to_container(cfg, resolve=False)
-    own = {name: item for name, item in root.items() if name not in _LEFT_OUT}
+    left_out = {*_LEFT_OUT, CLUSTER} if asks_for_cluster(cfg) else {*_LEFT_OUT}
+    own = {name: item for name, item in root.items() if name not in left_out}
     with watching(*_WATCHED) as calls:
         config: dict[str, Any] = _Writer(root, calls).container(cfg, own)
     return config

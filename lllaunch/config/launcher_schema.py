@@ -40,8 +40,16 @@ def launcher_node() -> DictConfig:
         "retries": {"failure": 0, "oom": 0, "hang": 1, "signal": 2, "timeout": 0},
         "retry_delay": "0s",
         "resume": None,
+        "cluster": None,
         **dict.fromkeys(LAUNCH_FIELDS),
         # As in the launch node: whoever replaces the name of a preset by a mapping is told.
         "watchdog": {"preset": None},
     }
     return OmegaConf.create(node, flags={"struct": False})
+
+
+def slurm_launcher_node() -> DictConfig:
+    """Return the same for jobs that go to Slurm, with the keys of submitit's launcher."""
+    node = launcher_node()
+    node.cluster = {"backend": "slurm"}
+    return node

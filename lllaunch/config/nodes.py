@@ -151,7 +151,7 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
     """
     findings = settings.findings
     before = findings.count
-    counts = settings.scalar("nnodes", _read_nnodes, None)
+    counts = settings.scalar("nnodes", read_nnodes, None)
     rank = settings.scalar("node_rank", read_count, None)
     rdzv = _read_rdzv(settings)
     if counts is None or findings.count > before:
@@ -199,7 +199,7 @@ def count_ahead(
     Returns:
         The least and the most, or ``auto``; None if something is wrong.
     """
-    return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", _read_nnodes, None)
+    return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", read_nnodes, None)
 
 
 def _settings_of(cfg: DictConfig, key: str, names: tuple[str, ...], findings: Findings) -> Settings:
@@ -287,7 +287,12 @@ def _refuse(settings: Settings, name: str, expected: str, hint: str) -> None:
     )
 
 
-def _read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
+def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
+    """Reads ``nnodes``: the least and the most, or ``auto``.
+
+    Raises:
+        Unfit: it is neither.
+    """
     word = value.strip().lower() if isinstance(value, str) else ""
     if word == AUTO:
         return AUTO

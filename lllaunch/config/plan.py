@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.cluster.values import format_nnodes
+from lllaunch.config.cluster import written_cluster
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.restart import written_restart
 from lllaunch.config.tree import conceal
@@ -35,7 +36,7 @@ PlanDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123
 
 
 def plan_text(spec: LaunchSpec) -> str:
-    """The plan of a run as YAML: the ``launch`` node, decided and redacted.
+    """The plan of a run as YAML: the ``launch`` node, decided and redacted, and ``cluster``.
 
     Keys have a fixed order and there is nothing of the moment in it, so that the same spec always
     gives the same text.
@@ -99,22 +100,29 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
 
     Returns:
         What `plan_node` does, without what is another one on each node: ``node_rank``,
-        ``rdzv.interface``, and a ``run_id`` that was made from the run's directory or from
-        ``rdzv.id``.
+        ``rdzv.interface`` (unless all nodes are given it by a cluster), and a ``run_id`` that was
+        made from the run's directory or from ``rdzv.id``.
     """
-    launch = plan_node(spec)["launch"]
+    plan = plan_node(spec)
+    launch = plan["launch"]
     launch.pop("node_rank")
-    launch["rdzv"].pop("interface", None)
+    if spec.cluster is None or launch["rdzv"].get("interface") is None:
+        launch["rdzv"].pop("interface", None)
     if _is_derived(launch["run_id"], launch["rdzv"], spec):
         launch.pop("run_id")
-    # The output directory is usually within the user's, so it goes first.
-    named = ((spec.output_dir, places.output_dir), (spec.runtime_cwd, places.cwd))
+    # One may be within the other, so the longer goes first: the run's is within the user's usually,
+    # and the user's, where the run has a snapshot of the code, within the run's.
+    named = sorted(
+        ((spec.output_dir, places.output_dir), (spec.runtime_cwd, places.cwd)),
+        key=lambda place: -len(place[0]),
+    )
     patterns = [
         (re.compile(rf"(\\*){re.escape(path)}(?![\w.-])"), name)
         for path, name in named
         if path.strip("/")
     ]
-    return {"launch": _elsewhere(_on(launch, _EVERY_CAUSE), patterns)}
+    portable: dict[str, Any] = _elsewhere({**plan, "launch": _on(launch, _EVERY_CAUSE)}, patterns)
+    return portable
 
 
 def _is_derived(run_id: object, rdzv: Mapping[str, Any], spec: LaunchSpec) -> bool:
@@ -200,6 +208,16 @@ plans, locks and fingerprints that do not name it stay what they were. No value 
 default that changes there is named in plans from then on.
 """
 
+_CLUSTER_DEFAULTS: Mapping[str, Any] = {
+    "nodes": 1,
+    "signal_delay_s": 90,
+    "requeue": {"preempted": 20, "timeout": 20, "node_failure": 3},
+    "array_parallelism": 256,
+    "pack": 1,
+    "snapshot": "git",
+}
+"""The same of ``cluster``, where a plan has one; what is left to the site is in none."""
+
 _EVERY_CAUSE = _DEFAULTS["restart"]["on"]
 """Of a restart: what plans have for all that there are, since these were all at first.
 
@@ -215,7 +233,11 @@ def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
         plan: of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
             directories; complete, or essential already.
     """
-    return _each_launch(plan, lambda launch: _without(_on(launch, "all"), _defaults_of(launch)))
+    return _each_run(
+        plan,
+        lambda launch: _without(_on(launch, "all"), _defaults_of(launch)),
+        lambda cluster: _without(cluster, _CLUSTER_DEFAULTS),
+    )
 
 
 def _on(launch: Mapping[str, Any], every: object) -> Mapping[str, Any]:
@@ -235,6 +257,8 @@ def _on(launch: Mapping[str, Any], every: object) -> Mapping[str, Any]:
 def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
     """Return a plan with all keys, in the order of the schema; the inverse of `essential`.
 
+    Of ``cluster`` it has all keys but those that are left to the site.
+
     Args:
         plan: as for `essential`.
         places: what stands in it for directories, `MARKS` if None.
@@ -243,15 +267,24 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
     def completed(launch: Mapping[str, Any]) -> dict[str, Any]:
         return {**_on(_with(launch, _defaults_of(launch, places or MARKS)), _EVERY_CAUSE)}
 
-    return _each_launch(plan, completed)
+    return _each_run(plan, completed, _completed_cluster)
 
 
-def _each_launch(
-    plan: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
+def _completed_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: cluster[name] for name in cluster if name not in _CLUSTER_DEFAULTS}
+    completed = _with(cluster, _CLUSTER_DEFAULTS)
+    return {**settings, **{name: completed[name] for name in _CLUSTER_DEFAULTS}}
+
+
+_Change = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def _each_run(plan: Mapping[str, Any], launch: _Change, cluster: _Change) -> dict[str, Any]:
     if "jobs" in plan:
-        return {"jobs": {name: _each_launch(job, change) for name, job in plan["jobs"].items()}}
-    return {"launch": change(plan["launch"])}
+        jobs = plan["jobs"].items()
+        return {"jobs": {name: _each_run(job, launch, cluster) for name, job in jobs}}
+    changed = {"launch": launch(plan["launch"])}
+    return {**changed, "cluster": cluster(plan["cluster"])} if "cluster" in plan else changed
 
 
 def _defaults_of(launch: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
@@ -305,7 +338,8 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     """The plan of a run as plain data, made anew.
 
     Returns:
-        Under ``launch`` that node, decided and redacted, in the order of the schema.
+        Under ``launch`` that node, decided and redacted, in the order of the schema; under
+        ``cluster`` what is said of that, if the run goes to one.
     """
     shown = spec.local_ranks_filter
     nodes = spec.nodes
@@ -341,13 +375,15 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "virtual_local_rank": spec.virtual_local_rank,
         "run_id": spec.run_id,
     }
-    launch: dict[str, Any] = {name: conceal(value) for name, value in node.items()}
+    plan: dict[str, Any] = {"launch": {name: conceal(value) for name, value in node.items()}}
+    if spec.cluster is not None:
+        plan["cluster"] = conceal(written_cluster(spec.cluster))
     for path, source in spec.sources.items():
-        *above, last = path
+        *above, last = path if path[0] == "cluster" else ("launch", *path)
         # some of these are put into others
         own = copy.deepcopy(source)
-        functools.reduce(operator.getitem, above, cast("Any", launch))[last] = own
-    return {"launch": launch}
+        functools.reduce(operator.getitem, above, cast("Any", plan))[last] = own
+    return plan
 
 
 def _sorted(value: Any) -> Any:

@@ -21,6 +21,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lllaunch.config.cluster import KEY as CLUSTER
+from lllaunch.config.cluster import asks_for_cluster, read_cluster, with_nodes
 from lllaunch.config.command import (
     EntrypointCall,
     SearchPlace,
@@ -603,6 +605,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     nvml: Nvml | None = None,
     here: bool = True,
+    submitted: bool = False,
 ) -> LaunchSpec:
     """Decides what a run is.
 
@@ -624,7 +627,10 @@ def resolve(
         nvml: stands in for the module ``pynvml``.
         here: False where nothing is to run: CPUs and GPUs are not counted, and where the number of
             workers depends on them, ``LaunchSpec.nproc`` is 1. Arguments and variables may ask for
-            what is not set in the environment.
+            what is not set in the environment. A run that goes to a cluster (its root node
+            ``cluster``) is not to run here.
+        submitted: whether this is the job on the cluster that the run has become: it runs here, and
+            what it is comes from the environment as for any run.
 
     Returns:
         The run, resolved.
@@ -635,10 +641,19 @@ def resolve(
     register_resolvers()
     findings = Findings()
     root, secrets = _plain(cfg, outer)
+    asked = asks_for_cluster(cfg)
+    reviewed = submitted or not here
+    here = here and (submitted or not asked)
     # where nothing is to run, secrets need not be there
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
+    unset += [f"{CLUSTER}."] if asked and reviewed else []
     reader = Reader(findings, [text for _, _, text in secrets], unset)
     settings = Layers(key, outer).read(cfg, reader, findings)
+    # of an app of the user's own it may be anything
+    strict = entrypoint_required and not users_own
+    cluster = read_cluster(cfg, reader, findings, strict=strict, reviewed=reviewed)
+    if cluster is not None:
+        cluster, settings = with_nodes(cluster, settings)
     around = HostContext(
         runtime_cwd=os.path.abspath(runtime_cwd),
         output_dir=os.path.abspath(os.path.join(runtime_cwd, output_dir)),
@@ -652,10 +667,14 @@ def resolve(
         here=here,
     )
     spec = build(settings, around)
-    ours = tuple(f"{node}." for node in (key, outer) if node) if users_own else ("",)
+    if cluster is not None:
+        sources = {**spec.sources, **cluster.sources}
+        spec = replace(spec, cluster=cluster.cluster, sources=sources)
+    nodes = (key, outer, CLUSTER if asked else None)
+    ours = tuple(f"{node}." for node in nodes if node) if users_own else ("",)
     for problem in problems_with(each for each in secrets if each[0].startswith(ours)):
         findings.note(problem)
-    findings.raise_if_any([settings.key_of(name) for name in KEYS])
+    findings.raise_if_any([*(settings.key_of(name) for name in KEYS), CLUSTER])
     return spec
 
 

@@ -154,7 +154,8 @@ class Launch:
 
     By hand, [`rdzv.endpoint`](#rdzv) says where the nodes meet. With `auto`, what is not said here
     comes [from the environment](#nodes-from-the-environment), setting by setting, where something
-    has started a process on each node. A plan says `auto`, and nothing of what was found.
+    has started a process on each node. A plan says `auto`, and nothing of what was found. A run
+    that goes to a [cluster](cluster.md) asks for so many nodes, and is `auto` there.
 
     ```yaml
     launch:

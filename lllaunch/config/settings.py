@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -182,6 +183,12 @@ class Settings:
             read: reads one element; raises `Unfit`.
         """
         return read_each(self._tree[name], self.key_of(name), self.findings, read)
+
+    def with_value(self, name: str, value: Tree) -> Settings:
+        """Return the same settings with another value of one."""
+        other = copy.copy(self)
+        other._tree = {**self._tree, name: value}
+        return other
 
     def _check_worker_names(self, name: str) -> None:
         tree, key = self._tree[name], self.key_of(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from lllaunch.config.cluster import LAUNCHERS_KEYS
 from lllaunch.config.fields import (
     Findings,
     known_items,
@@ -92,8 +93,10 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     """
     register_resolvers()
     findings = Findings()
-    names = (*SWEEP_KEYS, *LAUNCH_FIELDS, *_HYDRAS)
-    written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings))
+    names = (*SWEEP_KEYS, "cluster", *LAUNCH_FIELDS, *_HYDRAS)
+    elsewhere = frozenset(LAUNCHERS_KEYS if node.get("cluster") is not None else ())
+    given = _refuse_keys_of_jobs(node, key, findings)
+    written = dict.fromkeys(name for name in given if name not in elsewhere)
     known_items(written, key, names, SYNONYMS, findings)
     items = Reader(findings).read_items(node, key, SWEEP_KEYS)
     reading = _Reading(items, key, findings)

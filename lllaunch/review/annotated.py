@@ -86,6 +86,14 @@ Path = tuple[Any, ...]
 _MOST = 200  # characters of a comment
 _COLUMN = 40  # where comments begin, behind lines that are not longer
 _LAUNCHER = "hydra.launcher"
+_CLUSTER = "cluster"
+_PACKAGED = "pkg://lllaunch.conf/cluster/slurm.yaml"
+# What stands in a plan under one key and may stand in a config under another.
+_SAID_BY: Mapping[Path, tuple[Path, ...]] = {
+    (_CLUSTER, "nodes"): (("launch", "nnodes"),),
+    (_CLUSTER, "requeue", "timeout"): ((_CLUSTER, "max_num_timeout"),),
+    (_CLUSTER, "name"): ((_CLUSTER, "job_name"),),
+}
 # Of these a loser is worth telling: what a schema or a preset says is there to be overridden.
 _TOLD = ("file", "override")
 
@@ -154,6 +162,8 @@ class OriginAnnotator:
         Args:
             path: of the value, such as ``("launch", "args", 3)``.
         """
+        if path[0] == _CLUSTER:
+            return self._of_cluster(path)
         path = (*path[:1], *self._spec.config_path(path[1:]))
         if self._sweeps and len(path) > 1:
             weaker = self._longest((*_LAUNCHER.split("."), *path[1:]), 3)
@@ -165,6 +175,21 @@ class OriginAnnotator:
     def comment(self, path: Path) -> str:
         """Returns the same as text."""
         return origin_text(self.chain(path))
+
+    def _of_cluster(self, path: Path) -> tuple[Link, ...]:
+        """The chain of a value that another key may have said."""
+        own = self._longest(path, 2)
+        if own and own[0].key == ".".join(map(str, path)) and own[0].origin.where != _PACKAGED:
+            return own
+        others = list(_SAID_BY.get(path, ()))
+        if path[1:2] == ("additional_parameters",) and len(path) == 3:
+            name = str(path[2])
+            others = [(_CLUSTER, name), (_CLUSTER, name.replace("-", "_"))]
+        for other in others:
+            found = self._origins.chain(".".join(other))
+            if found and found[0].origin.where != _PACKAGED and found[0].origin.kind != "schema":
+                return found
+        return own
 
     def _longest(self, path: Path, least: int) -> tuple[Link, ...]:
         """The chain of a path, or of what it is within."""

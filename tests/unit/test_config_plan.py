@@ -330,3 +330,17 @@ def test_what_is_no_text_needs_its_variable_also_where_nothing_runs() -> None:
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", "nproc": "${oc.env:NO_SUCH_NUMBER}"}})
     with pytest.raises(ConfigError, match="the variable NO_SUCH_NUMBER is not set"):
         resolve(cfg, runtime_cwd="/", output_dir="/out", here=False)
+
+
+def test_a_cluster_stands_beside_the_launch_node() -> None:
+    cluster = {"backend": "slurm", "partition": "gpu", "setup": ["cd /home/me/x"], "detach": True}
+    spec = spec_of({"entrypoint": "env", "nnodes": 4}, cwd="/home/me", cluster=cluster)
+    assert list(yaml.safe_load(plan_text(spec))) == ["launch", "cluster"]
+    assert portable_plan(spec, SOURCES)["cluster"]["setup"] == ["cd ${hydra:runtime.cwd}/x"]
+    assert yaml.safe_load(plan_config(spec))["cluster"] == {
+        "backend": "slurm",
+        "partition": "gpu",
+        "setup": ["cd ${hydra:runtime.cwd}/x"],
+        "nodes": 4,
+    }
+    assert plan_hash(spec) != plan_hash(dataclasses.replace(spec, cluster=None))

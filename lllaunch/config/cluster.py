@@ -1,0 +1,687 @@
+"""``cluster``, a root node of the config: where a run goes that is not run here.
+
+Its keys are submitit's, which people's YAMLs hold, so that they can be moved by one line; what
+lllaunch has of its own stands beside them. Of a user's own app a node of that name is ours only if
+it says so, by its key ``backend``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.config.fields import (
+    Findings,
+    did_you_mean,
+    known_items,
+    read_choice,
+    read_count,
+    read_flag,
+    read_line,
+    read_text,
+)
+from lllaunch.config.nodes import AUTO, read_nnodes
+from lllaunch.config.read import Reader
+from lllaunch.config.settings import Settings
+from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
+from lllaunch.config.values import parse_duration
+from lllaunch.errors import Unfit
+from lllaunch.macros import names_in
+from lllaunch.spec import Cluster, Path, Requeue
+
+KEY: Final = "cluster"
+BACKEND: Final = "slurm"
+
+OPTIONS: Mapping[str, str] = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "gres": "gres",
+    "gpus_per_node": "gpus-per-node",
+    "cpus_per_task": "cpus-per-task",
+    "cpus_per_gpu": "cpus-per-gpu",
+    "mem": "mem",
+    "mem_gb": "mem",
+    "mem_per_gpu": "mem-per-gpu",
+    "mem_per_cpu": "mem-per-cpu",
+    "timeout_min": "time",
+    "time": "time",
+    "constraint": "constraint",
+    "exclude": "exclude",
+    "nodelist": "nodelist",
+    "comment": "comment",
+    "dependency": "dependency",
+    "exclusive": "exclusive",
+    "mail_type": "mail-type",
+    "mail_user": "mail-user",
+    "wckey": "wckey",
+    "name": "job-name",
+}
+"""Of the settings that are options of sbatch, what it calls them."""
+
+SETTINGS = (*OPTIONS, "setup", "teardown", "srun_args", "additional_parameters")
+"""What goes to the site as it is, under submitit's names."""
+
+OWN_KEYS = ("nodes", "signal_delay_s", "requeue", "array_parallelism", "pack", "snapshot")
+"""What a plan says of a cluster beside `SETTINGS`, in its order."""
+
+IGNORED = frozenset({"submitit_folder", "stderr_to_stdout", "python", "_target_"})
+"""What stands in people's YAMLs for submitit and means nothing here; it is not read."""
+
+_ONE_TASK = "launch.nproc=N: lllaunch starts the workers of a node from one task"
+# Accepted with the one value that is what happens anyway.
+_TASKS = ("tasks_per_node", "ntasks_per_node", "ntasks", "num_tasks")
+_KNOWN = (
+    *("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name"),
+    *(*_TASKS, "gpus_per_task", "use_srun"),
+)
+_REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
+_REQUEUE_SYNONYMS = {
+    **dict.fromkeys(("preemption", "preempt"), "preempted"),
+    **dict.fromkeys(("time", "time_limit", "timeouts", "max_num_timeout"), "timeout"),
+    **dict.fromkeys(("node", "node_fail", "node_lost", "nodefail"), "node_failure"),
+}
+SYNONYMS = {
+    **dict.fromkeys(("type", "kind", "scheduler", "executor"), "backend"),
+    **dict.fromkeys(("queue", "partitions"), "partition"),
+    **dict.fromkeys(("project", "accounting"), "account"),
+    **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus", "n_gpus"), "gpus_per_node"),
+    **dict.fromkeys(("cpus", "num_cpus", "ncpus", "cpus_per_node", "cores"), "cpus_per_task"),
+    **dict.fromkeys(("memory", "ram", "mem_mb", "memory_gb", "mem_per_node"), "mem_gb"),
+    **dict.fromkeys(("timeout", "time_limit", "walltime", "minutes", "time_min"), "timeout_min"),
+    **dict.fromkeys(("nnodes", "num_nodes", "n_nodes", "node_count"), "nodes"),
+    **dict.fromkeys(("feature", "features", "constraints"), "constraint"),
+    **dict.fromkeys(("excluded", "exclude_nodes"), "exclude"),
+    **dict.fromkeys(("node_list", "nodelists"), "nodelist"),
+    **dict.fromkeys(("signal_delay", "grace_time"), "signal_delay_s"),
+    **dict.fromkeys(("max_timeouts", "max_num_timeouts", "max_requeue"), "max_num_timeout"),
+    **dict.fromkeys(("max_parallel", "parallelism", "array_limit"), "array_parallelism"),
+    **dict.fromkeys(("wait", "background"), "detach"),
+    **dict.fromkeys(("extra_args", "sbatch_args", "slurm_additional"), "additional_parameters"),
+    **dict.fromkeys(("pre_run", "prologue", "modules", "setup_commands"), "setup"),
+}
+
+_BY_TASKS = "a job has one task on each node; launch.nproc says how many workers it starts there"
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("output", "error", "open-mode"),
+        "lllaunch sets it: what a job writes is in the run's directory",
+    ),
+    "input": "lllaunch sets it: a job reads nothing",
+    "chdir": "lllaunch sets it: by its working directory a job is found again",
+    "array": "lllaunch sets it: a sweep (-m) is an array; see cluster.array_parallelism",
+    **dict.fromkeys(("requeue", "no-requeue"), "lllaunch sets it; see cluster.requeue"),
+    "signal": "lllaunch sets it; see cluster.signal_delay_s",
+    "job-name": "it has a key of its own: cluster.name",
+    "nodes": "it has a key of its own: cluster.nodes",
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-core"), _BY_TASKS),
+    **dict.fromkeys(("ntasks-per-gpu", "ntasks-per-socket"), _BY_TASKS),
+    "gpus-per-task": "it hides the GPUs of a node from each other; use cluster.gpus_per_node",
+    **dict.fromkeys(("wait", "parsable", "quiet", "verbose"), "lllaunch talks to sbatch itself"),
+    **dict.fromkeys(("test-only", "wrap", "help", "usage", "version"), "no job would be submitted"),
+    **dict.fromkeys(("command", "folder", "map-count"), "submitit uses it internally"),
+}
+"""Options that cannot be given, and why; those of sbatch, and names within submitit."""
+
+# Options of sbatch that have no key here: not taken for misspelt keys.
+_OTHER_OPTIONS = frozenset(
+    {
+        *(
+            "acctg-freq",
+            "batch",
+            "bb",
+            "bbf",
+            "begin",
+            "cluster-constraint",
+            "clusters",
+            "container",
+        ),
+        *("container-id", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "deadline"),
+        *("delay-boot", "distribution", "export", "export-file", "extra", "extra-node-info"),
+        *("get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "hint"),
+        *("kill-on-invalid-dep", "licenses", "mcs-label", "mem-bind", "mincpus", "network", "nice"),
+        *("no-kill", "nodefile", "oom-kill-step", "overcommit", "oversubscribe", "power", "prefer"),
+        *("priority", "profile", "propagate", "reboot", "reservation", "resv-ports", "segment"),
+        *(
+            "sockets-per-node",
+            "spread-job",
+            "stepmgr",
+            "switches",
+            "thread-spec",
+            "threads-per-core",
+        ),
+        *("tmp", "tres-bind", "tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
+    }
+)
+_OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d{1,6}(?:,[A-Za-z][\w.-]*:\d{1,6})*", re.ASCII)
+_MEMORY = re.compile(r"\d{1,12}(?:\.\d+)?\s*(?:[KMGT]B?)?", re.ASCII | re.IGNORECASE)
+_TIME = re.compile(r"\d+(?::\d\d?){0,2}|\d+-\d\d?(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.ASCII)
+_MEMORIES = ("mem", "mem_gb", "mem_per_gpu", "mem_per_cpu")
+_MINUTES = "a number of minutes, 1 or more, or a duration (2h, 1d12h)"
+_LONGEST_DELAY = 65535  # seconds, as sbatch has it
+_HOW = f"write {KEY}={BACKEND}, or +{KEY}={BACKEND} where no config has chosen one yet"
+
+
+class ClusterNode(NamedTuple):
+    """What a config says of a cluster.
+
+    Attributes:
+        cluster: where the run goes; of one node where the node itself does not say how many.
+        nodes: how many it says; None if it does not.
+        sources: what stands in a plan in place of values that must not be written, as
+            `lllaunch.spec.LaunchSpec` has them.
+    """
+
+    cluster: Cluster
+    nodes: int | None = None
+    sources: Mapping[Path, Any] = {}
+
+
+def asks_for_cluster(cfg: DictConfig) -> bool:
+    """Return whether a config has a node ``cluster`` that is ours: a mapping with ``backend``."""
+    node = _node_of(cfg)
+    # `in` would look at its value
+    return node is not None and "backend" in node.keys()  # noqa: SIM118
+
+
+def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what ``hydra.launcher`` says of a cluster, as the root node would; None if nothing.
+
+    With ``cluster``, a name or a mapping, there may be submitit's keys beside it, so that a config
+    of its launcher need not be changed but for the launcher's name.
+
+    Args:
+        node: the launcher's node of the config, or its keys and values.
+    """
+    cluster = node.get(KEY)
+    if cluster is None:
+        return None
+    found: dict[str, Any] = (
+        {"backend": cluster} if isinstance(cluster, str) else {"backend": BACKEND, **cluster}
+    )
+    beside = {name: node.get(name) for name in LAUNCHERS_KEYS if node.get(name) is not None}
+    return {**beside, **found}
+
+
+LAUNCHERS_KEYS = (*(name for name in _KNOWN if name != "backend"), *sorted(IGNORED - {"_target_"}))
+"""What may stand in ``hydra.launcher`` beside ``cluster``."""
+
+
+def read_cluster(
+    cfg: DictConfig, reader: Reader, findings: Findings, *, strict: bool, reviewed: bool = False
+) -> ClusterNode | None:
+    """Reads ``cluster``.
+
+    Args:
+        cfg: the composed config.
+        reader: of that config.
+        findings: takes what is wrong.
+        strict: whether the name is ours alone: whatever else stands there is a mistake.
+        reviewed: whether nothing is submitted: variables that are not set stand as empty text.
+
+    Returns:
+        None if the run is one of this machine; of use only if nothing was found.
+    """
+    if not asks_for_cluster(cfg):
+        tree = reader.read(cfg, KEY) if strict else None
+        if tree is not None and tree is not BROKEN:
+            hint = f"{_HOW}; or give the key another name"
+            findings.add(KEY, tree, Unfit(f"a cluster (backend: {BACKEND}, ...)", hint, code=KEY))
+        return None
+    node = _node_of(cfg)
+    assert node is not None
+    own = Findings()
+    names: list[Any] = [name for name in node if name not in IGNORED]
+    reading = _Reading(reader.read_items(node, KEY, names), own, reviewed=reviewed)
+    found = reading.read()
+    for problem in own.problems:
+        findings.note(replace(problem, code=KEY))
+    return found
+
+
+def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Settings]:
+    """Decide how many nodes a run has that goes to a cluster.
+
+    ``launch.nnodes: 4`` and ``cluster.nodes: 4`` both ask for them; once the job has them, they
+    are what ``launch.nnodes: auto`` finds.
+
+    Args:
+        read: what the config says of the cluster.
+        settings: of the launch node; what does not go together goes to their findings.
+
+    Returns:
+        Both, as they come to.
+    """
+    tree, key = settings["nnodes"], settings.key_of("nnodes")
+    if settings.is_given("node_rank"):
+        message = f"is of one node, and a cluster numbers its nodes ({KEY}.backend)"
+        unfit = Unfit(message=message, hint="leave it out", code=KEY)
+        settings.findings.add(settings.key_of("node_rank"), settings["node_rank"], unfit)
+    try:
+        given = read_nnodes(reveal(tree)) if settings.is_given("nnodes") else None
+    except Unfit:
+        return read, settings  # noted where it is read
+    if given is None or given == AUTO:
+        nodes, sources = read.nodes or 1, read.sources
+    else:
+        least, nodes = given
+        sources = read.sources
+        if least != nodes:
+            expected = f"one number, as the run goes to a cluster ({KEY}.backend)"
+            hint = "an allocation has as many nodes as it was asked for"
+            settings.findings.add(key, tree, Unfit(expected, hint, code=KEY))
+        elif read.nodes not in (None, nodes):
+            message = f"is not {key}, which is {nodes}"
+            unfit = Unfit(message=message, hint="leave one of them out", code=KEY)
+            settings.findings.add(f"{KEY}.nodes", read.nodes, unfit)
+        elif has_secrets(tree):
+            sources = {**sources, (KEY, "nodes"): conceal(tree)}
+    if given == AUTO or nodes > 1:
+        settings = settings.with_value("nnodes", AUTO)
+    return ClusterNode(replace(read.cluster, nodes=nodes), nodes, sources), settings
+
+
+def written_cluster(cluster: Cluster) -> dict[str, Any]:
+    """All that a plan says of a cluster, in its order, as a config would say it.
+
+    Settings that are left to the site are not in it, nor is ``detach``, which changes no run.
+    """
+    return {
+        "backend": BACKEND,
+        **{name: copy.deepcopy(cluster.settings[name]) for name in _in_order(cluster.settings)},
+        "nodes": cluster.nodes,
+        "signal_delay_s": cluster.signal_delay,
+        "requeue": {name: getattr(cluster.requeue, name) for name in _REQUEUE_KEYS},
+        "array_parallelism": cluster.array_parallelism,
+        "pack": cluster.pack,
+        "snapshot": cluster.snapshot,
+    }
+
+
+def _in_order(settings: Mapping[str, Any]) -> list[str]:
+    return [name for name in SETTINGS if name in settings]
+
+
+_DEFAULTS = Cluster()
+CLUSTER_DEFAULTS: Mapping[str, Any] = {
+    name: value for name, value in written_cluster(_DEFAULTS).items() if name != "backend"
+}
+"""What a plan has where nothing is said."""
+
+
+def _node_of(cfg: DictConfig) -> DictConfig | None:
+    try:
+        node = OmegaConf.select(cfg, KEY)
+    except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
+        return None
+    return node if isinstance(node, DictConfig) else None
+
+
+class _Reading:
+    """Reads the keys of the node.
+
+    Args:
+        items: the trees of its keys.
+        findings: takes what is wrong.
+        reviewed: as `read_cluster` has it.
+    """
+
+    def __init__(self, items: dict[str, Tree], findings: Findings, *, reviewed: bool) -> None:
+        self._findings = findings
+        self._reviewed = reviewed
+        self._items = {name: item for name, item in items.items() if not _is_null(item)}
+        self._sources: dict[Path, Any] = {}
+        self._check_worker_names()
+
+    def read(self) -> ClusterNode:
+        """Read all of them."""
+        self._backend(self._items.pop("backend", None))
+        more = self._unknown()
+        self._tasks()
+        self._renamed()
+        settings: dict[str, Any] = {}
+        for name in SETTINGS:
+            if name in self._items or (more and name == "additional_parameters"):
+                value = self._setting(name, more)
+                settings.update({} if value is None else {name: value})
+        self._check_twice(settings)
+        own = {
+            "nodes": self._own("nodes", _read_one_or_more),
+            "signal_delay": self._own("signal_delay_s", _read_delay),
+            "requeue": self._requeue(),
+            "array_parallelism": self._own("array_parallelism", _read_one_or_more),
+            "pack": self._own("pack", _read_one_or_more),
+            "detach": self._own("detach", read_flag),
+            "snapshot": self._own("snapshot", _read_snapshot),
+        }
+        given = {name: value for name, value in own.items() if value is not None}
+        return ClusterNode(Cluster(settings, **given), own["nodes"], self._sources)
+
+    def _backend(self, tree: Tree) -> None:
+        if tree is not BROKEN and reveal(tree) != BACKEND:
+            hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
+            self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
+
+    def _add(self, name: str, tree: Tree, unfit: Unfit) -> None:
+        self._findings.add(f"{KEY}.{name}", tree, unfit)
+
+    def _check_worker_names(self) -> None:
+        for path, leaf in leaf_items(self._items):
+            if names_in(reveal(leaf), bare=False):
+                message = "asks for a worker's fact, and no worker is there yet"
+                self._add(_dotted(path), leaf, Unfit(message=message, code=KEY))
+                self._items[path[0]] = BROKEN
+
+    def _unknown(self) -> dict[str, Tree]:
+        """Take out what has no key here: options of sbatch."""
+        found: dict[str, Tree] = {}
+        for name in [name for name in self._items if name not in _KNOWN]:
+            tree = self._items.pop(name)
+            word = str(name).lower().replace("-", "_")
+            option = word.replace("_", "-")
+            meant = word if word in _KNOWN else SYNONYMS.get(word, "")
+            hint = f"did you mean {meant!r}?" if meant else ""
+            if not meant and option not in {*REFUSED, *_OTHER_OPTIONS}:
+                hint = did_you_mean(word, CLUSTER_KEYS)
+            if hint:
+                self._findings.add_about(f"{KEY}.{name}", "unknown setting", hint, code=KEY)
+            else:
+                found[str(name)] = tree
+        return found
+
+    def _tasks(self) -> None:
+        """Take out what says how many tasks there are: one on each node."""
+        for name in _TASKS:
+            self._expect(name, 1, "1", _ONE_TASK)
+        hint = "set cluster.gpus_per_node: with this one workers do not see each other's GPUs"
+        self._expect("gpus_per_task", None, "null", hint)
+        self._expect("use_srun", True, "true", "srun starts lllaunch on each node")
+
+    def _expect(self, name: str, only: object, said: str, hint: str) -> None:
+        tree = self._items.pop(name, None)
+        plain = reveal(tree)
+        # text: what ${oc.env:N} gives is always text
+        if tree is not None and tree is not BROKEN and str(plain).lower() != str(only).lower():
+            self._add(name, tree, Unfit(said, hint, code=KEY))
+
+    def _renamed(self) -> None:
+        """Bring under one name what has two."""
+        job_name = self._items.pop("job_name", None)
+        if job_name is not None:
+            if "name" in self._items:
+                self._add("job_name", job_name, _twice("name"))
+            self._items["name"] = job_name
+
+    def _setting(self, name: str, more: dict[str, Tree]) -> Any:
+        if name == "additional_parameters":
+            return self._additional(more)
+        tree = self._items[name]
+        if name in _LINES:
+            return self._lines(name, tree)
+        if name in _NAMES and isinstance(tree, list):
+            tree = _joined(tree)
+        return self._value((name,), tree, _READERS.get(name, _read_word))
+
+    def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
+        """Return what a tree comes to, and note its source if it must not be written.
+
+        Args:
+            path: where it stands in a plan.
+            tree: the value.
+            read: reads it.
+            where: it stands in the config, if that is elsewhere.
+        """
+        place = (KEY, *path)
+        if has_secrets(tree):
+            self._sources[place] = conceal(tree)
+        if self._is_unset(tree):
+            return ""
+        return self._findings.attempt(where or _dotted(place), tree, read)
+
+    def _is_unset(self, tree: Tree) -> bool:
+        return self._reviewed and isinstance(tree, Withheld) and tree.value == ""
+
+    def _own(self, name: str, read: Callable[[Any], Any]) -> Any:
+        tree = self._items.get(name)
+        if tree is None:
+            return None
+        value = self._value((name,), tree, read)
+        return None if self._is_unset(tree) else value
+
+    def _lines(self, name: str, tree: Tree) -> list[str] | None:
+        trees = tree if isinstance(tree, list) else [tree]
+        if isinstance(tree, dict) or (name == "srun_args" and not isinstance(tree, list)):
+            self._add(name, tree, Unfit(f"a list of {_LINES[name]}", code=KEY))
+            return None
+        values = [
+            self._value((name, index), each, _read_each_line) for index, each in enumerate(trees)
+        ]
+        return [value for value in values if value is not None] or None
+
+    def _additional(self, more: dict[str, Tree]) -> dict[str, Any] | None:
+        name = "additional_parameters"
+        tree = self._items.get(name)
+        if tree is not None and not isinstance(tree, dict):
+            if tree is not BROKEN:
+                self._add(name, tree, Unfit("a mapping of options of sbatch", code=KEY))
+            tree = None
+        given = [(f"{name}.{key}", key, item) for key, item in (tree or {}).items()]
+        given += [(key, key, item) for key, item in more.items()]
+        found: dict[str, Any] = {}
+        for where, key, item in given:
+            if _is_null(item) or reveal(item) is False:
+                continue
+            option = self._findings.attempt(f"{KEY}.{where}", key, _read_option)
+            if option in found:
+                self._add(where, item, _twice(f"{name}.{option}"))
+            elif option is not None:
+                value = self._value((name, option), item, _read_parameter, f"{KEY}.{where}")
+                found.update({} if value is None else {option: value})
+        return found or None
+
+    def _check_twice(self, settings: dict[str, Any]) -> None:
+        for names in (_MEMORIES, ("timeout_min", "time")):
+            first, *others = [name for name in names if name in settings] or [""]
+            for name in others:
+                message = f"stands beside {KEY}.{first}"
+                unfit = Unfit(message=message, hint="sbatch takes one of them", code=KEY)
+                self._add(name, self._items[name], unfit)
+        by_option = {OPTIONS[name]: name for name in settings if name in OPTIONS}
+        for option, value in settings.get("additional_parameters", {}).items():
+            if option in by_option:
+                where = f"additional_parameters.{option}"
+                source = self._sources.get((KEY, "additional_parameters", option))
+                tree = value if source is None else Withheld(value, source)
+                self._add(where, tree, _twice(by_option[option]))
+
+    def _requeue(self) -> Requeue:
+        tree, key = self._items.get("requeue"), f"{KEY}.requeue"
+        if tree is not None and tree is not BROKEN and not isinstance(tree, dict):
+            counts = ", ".join(f"{name}: 0" for name in _REQUEUE_KEYS)
+            expected = f"a mapping of causes to numbers ({', '.join(_REQUEUE_KEYS)})"
+            hint = f"write {{{counts}}}" if tree in (False, 0) else ""
+            self._add("requeue", tree, Unfit(expected, hint, code=KEY))
+        items = tree if isinstance(tree, dict) else {}
+        items = known_items(items, key, _REQUEUE_KEYS, _REQUEUE_SYNONYMS, self._findings)
+        counts_by_cause = {
+            name: self._value(("requeue", name), item, read_count)
+            for name, item in items.items()
+            if not _is_null(item)
+        }
+        timeouts = self._items.get("max_num_timeout")
+        if timeouts is not None and "timeout" in counts_by_cause:
+            self._add("max_num_timeout", timeouts, _twice("requeue.timeout"))
+        elif timeouts is not None:
+            where = f"{KEY}.max_num_timeout"
+            path = ("requeue", "timeout")
+            counts_by_cause["timeout"] = self._value(path, timeouts, read_count, where)
+        known = {name: count for name, count in counts_by_cause.items() if isinstance(count, int)}
+        return Requeue(**known)
+
+
+def _is_null(tree: Tree) -> bool:
+    return tree is not BROKEN and reveal(tree) is None
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def _twice(other: str) -> Unfit:
+    message = f"is said twice: {KEY}.{other} says it as well"
+    return Unfit(message=message, hint="leave one of them out", code=KEY)
+
+
+def _joined(trees: list[Tree]) -> Tree:
+    """Return a list of names as sbatch has it."""
+    if BROKEN in trees:
+        return BROKEN
+    text = ",".join(map(str, reveal(trees)))
+    return Withheld(text, ",".join(map(str, conceal(trees)))) if has_secrets(trees) else text
+
+
+def _read_word(value: object) -> str:
+    """One line of text; accounts and comments may be numbers."""
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return read_line(str(value) if number else value)
+
+
+def _read_each_line(value: object) -> str:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return read_text(str(value) if number else value)
+
+
+def _read_one_or_more(value: object) -> int:
+    try:
+        number = read_count(value)
+    except Unfit:
+        number = 0
+    if not number:
+        raise Unfit("a whole number, 1 or more", code=KEY)
+    return number
+
+
+def _read_gpus(value: object) -> int | str:
+    if isinstance(value, str) and _GPUS.fullmatch(value) and not value.isdecimal():
+        return value
+    try:
+        return read_count(value)
+    except Unfit:
+        raise Unfit("a number of GPUs (4), or of GPUs of a type ('a100:4')", code=KEY) from None
+
+
+def _read_memory(value: object) -> int | str:
+    if isinstance(value, str) and _MEMORY.fullmatch(value.strip()):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise Unfit("an amount of memory ('32G'; without a unit, MB)", code=KEY)
+
+
+def _read_gigabytes(value: object) -> float:
+    number = value
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
+        number = float(value) if "." in value else int(value)
+    real = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not real or not 0 < number < math.inf:  # type: ignore[operator]
+        word = value.strip() if isinstance(value, str) else ""
+        hint = f"did you mean mem: {word}?" if _MEMORY.fullmatch(word) else ""
+        raise Unfit("a number of GB, more than 0", hint, code=KEY)
+    return number  # type: ignore[return-value]
+
+
+def _read_minutes(value: object) -> int:
+    if isinstance(value, str) and _TIME.fullmatch(value.strip()) and not value.strip().isdecimal():
+        raise Unfit(_MINUTES, f"for sbatch's own form: time: '{value.strip()}'", code=KEY)
+    if isinstance(value, str) and not value.strip().isdecimal():
+        try:
+            return max(1, math.ceil(parse_duration(value, zero=False) / 60))
+        except Unfit as unfit:
+            raise Unfit(_MINUTES, unfit.hint, code=KEY) from None
+    try:
+        return _read_one_or_more(value.strip() if isinstance(value, str) else value)
+    except Unfit:
+        raise Unfit(_MINUTES, code=KEY) from None
+
+
+def _read_time(value: object) -> int | str:
+    if isinstance(value, str) and _TIME.fullmatch(value.strip()):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    try:
+        parse_duration(value, zero=False)
+        hint = f"write timeout_min: {value}" if isinstance(value, str) else ""
+    except Unfit:
+        hint = ""
+    raise Unfit("a time as sbatch has it (minutes, '12:00:00', '1-12:00:00')", hint, code=KEY)
+
+
+def _read_delay(value: object) -> int:
+    try:
+        seconds = math.ceil(parse_duration(value, zero=False))
+    except Unfit as unfit:
+        raise Unfit("a number of seconds, 1 or more", unfit.hint, code=KEY) from None
+    if seconds > _LONGEST_DELAY:
+        raise Unfit(f"a number of seconds, {_LONGEST_DELAY} at most", code=KEY)
+    return seconds
+
+
+def _read_exclusive(value: object) -> bool | str | None:
+    if isinstance(value, bool):
+        return value or None
+    return read_choice(value, ("user", "mcs", "topo"), {})
+
+
+def _read_snapshot(value: object) -> str:
+    if value is False:
+        raise Unfit("git or none", "did you mean 'none'?", code=KEY)
+    return read_choice(value, ("git", "none"), {})
+
+
+def _read_option(value: object) -> str:
+    """Return the name of an option of sbatch as it has it."""
+    option = value.replace("_", "-") if isinstance(value, str) else ""
+    name = option.lstrip("-")
+    if name in REFUSED:
+        raise Unfit(message=f"cannot be given: {REFUSED[name]}", code=KEY)
+    if option != name and _OPTION.fullmatch(name):
+        raise Unfit("the name of an option of sbatch", f"write {name}", code=KEY)
+    if not _OPTION.fullmatch(option):
+        raise Unfit("the name of a long option of sbatch (reservation, mem-bind)", code=KEY)
+    return option
+
+
+def _read_parameter(value: object) -> Any:
+    if value is True or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    if not isinstance(value, str):
+        raise Unfit("text, a number, or true for an option without a value", code=KEY)
+    return read_line(value)
+
+
+_LINES = {"setup": "shell lines", "teardown": "shell lines", "srun_args": "words for srun"}
+_NAMES = frozenset({"partition", "qos", "constraint", "exclude", "nodelist", "mail_type"})
+_READERS: Mapping[str, Callable[[object], Any]] = {
+    "gpus_per_node": _read_gpus,
+    "cpus_per_task": _read_one_or_more,
+    "cpus_per_gpu": _read_one_or_more,
+    "mem": _read_memory,
+    "mem_gb": _read_gigabytes,
+    "mem_per_gpu": _read_memory,
+    "mem_per_cpu": _read_memory,
+    "timeout_min": _read_minutes,
+    "time": _read_time,
+    "exclusive": _read_exclusive,
+}
+CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")
+"""All keys that mean something here, each under the one name that docs give it."""
