@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster import slurm as slurms
 from cluster.clusters import Cluster, Clusters
 from cluster.networks import Network, what_is_missing
 
@@ -43,3 +45,26 @@ def clusters(tmp_path: Path) -> Iterator[Clusters]:
                 cluster.close()
             left = [each for cluster in made for each in cluster.network.left(5.0)]
     assert not left, f"left on machines: {left}"
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[slurms.Slurm]:
+    """A real Slurm of four nodes, for all tests of this process."""
+    if reason := slurms.what_is_missing():
+        pytest.skip(f"there can be no Slurm: {reason}")
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(slurms.running())
+        except slurms.NotUp as error:
+            pytest.skip(f"Slurm could not be installed: {error}")
+        yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_cluster: slurms.Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurms.Slurm]:
+    """The Slurm, which has nothing to do; its commands are those on PATH."""
+    monkeypatch.setenv("PATH", str(slurm_cluster.tools), prepend=os.pathsep)
+    for name in [each for each in os.environ if each.startswith(("SLURM_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
+    yield slurm_cluster
+    slurm_cluster.reset()

@@ -1,0 +1,820 @@
+"""All that is said to Slurm, and what it answers: its commands, each within a bounded time.
+
+What Slurm does with a job, and which of its answers tell what, stands in docs/design/slurm.md.
+Commands that only ask are repeated while the controller is busy. ``sbatch`` never is: who does not
+know whether it came through finds the job by its working directory (`queued`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from lllaunch.cluster.hosts import expand_hosts
+from lllaunch.errors import LaunchError, OutputError, Unfit
+from lllaunch.exit_codes import ExitCode
+from lllaunch.spec import Cluster
+
+TIMEOUT: float = 60.0
+"""How long a command may take, seconds. Slurm's own commands give up before."""
+
+PAUSES: tuple[float, ...] = (1.0, 2.0, 4.0)
+"""Before a question is put again, seconds; so many times it is."""
+
+# Neither can be typed, and a name or directory has to be asked for in one line.
+_BETWEEN, _AFTER = "\x1f", "\x1e"
+# %i id, %T state, %r reason, %N nodes, %Z working directory, %j name
+_COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j")) + _AFTER
+# A list of ids is one word of a command line, and those have a length.
+_IDS_AT_ONCE = 1000
+
+_UNKNOWN_JOB = re.compile(r"Invalid job id specified|Invalid job array", re.IGNORECASE)
+_BUSY = re.compile(
+    r"Socket timed out|Unable to contact slurm controller|Connection (?:refused|timed out|reset)"
+    r"|Zero Bytes were transmitted|temporarily unable|try again|Resource temporarily unavailable"
+    r"|Transport endpoint is not connected|connect failure",
+    re.IGNORECASE,
+)
+# What was never sent may be sent again, whatever it asks for.
+_NOT_SENT = re.compile(r"Unable to contact slurm controller|Connection refused", re.IGNORECASE)
+# What is wrong with what was asked for, in the words of sbatch.
+_MISTAKE = re.compile(
+    r"\binvalid\b(?!.*(?:credential|authentication|protocol|user id|job id))"
+    r"|unrecogni[sz]ed option|requires an argument"
+    r"|requested (?:node|partition|topology) configuration|cannot? be satisfied"
+    r"|can not be satisfied|more processors requested|node count specification"
+    r"|specification (?:is )?(?:invalid|error)|requested time limit|unable to parse",
+    re.IGNORECASE,
+)
+
+
+@dataclass(eq=False)
+class SlurmFailed(LaunchError):
+    """A command of Slurm failed.
+
+    Attributes:
+        command: as it was called, or its beginning.
+        said: what it said, one line.
+    """
+
+    command: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"`{self.command}`: {self.said}"
+
+
+@dataclass(eq=False)
+class SubmitFailed(LaunchError):
+    """A job was not accepted.
+
+    Attributes:
+        command: as it was called.
+        said: what it said, one line.
+        exit_code: 2 where what was asked for is wrong, else 1.
+        unsure: whether the job may be there nevertheless, as there was no answer.
+    """
+
+    command: str
+    said: str
+    exit_code: int = int(ExitCode.ERROR)  # type: ignore[misc]
+    unsure: bool = False
+
+    def __str__(self) -> str:
+        maybe = "; the job may have been accepted nevertheless" if self.unsure else ""
+        return f"`{self.command}`: {self.said}{maybe}"
+
+
+@dataclass(eq=False)
+class SlurmMissing(LaunchError):
+    """Something that jobs are submitted with is not there.
+
+    Attributes:
+        what: is missing.
+        hint: what to do about it.
+    """
+
+    what: str
+    hint: str
+    exit_code = int(ExitCode.CONFIG)
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.hint}"
+
+
+class QueuedJob(NamedTuple):
+    """A job that is in the queue: it waits, runs or is ending.
+
+    Attributes:
+        id: ``123``, or ``123_4`` of an array's task.
+        state: as ``squeue`` calls it: ``PENDING``, ``RUNNING``, ``COMPLETING``...
+        reason: why it is in that state; ``None`` is Slurm's word for no reason.
+        nodes: a list of nodes as `node_names` reads it, empty if it has none.
+        directory: its working directory.
+        name: its name.
+    """
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    directory: str
+    name: str
+
+
+class JobFacts(NamedTuple):
+    """What Slurm knows of a job, for some minutes after its end, too.
+
+    Times are seconds since the epoch.
+
+    Attributes:
+        id: ``123``, or ``123_4`` of an array's task.
+        state: ``PENDING``, ``RUNNING``, ``COMPLETING``, ``TIMEOUT``...
+        reason: why it is in that state; ``None`` is Slurm's word for no reason.
+        restarts: how often it was put back into the queue. It grows before the processes of the job
+            are signalled.
+        requeue: whether Slurm puts it back by itself, and lets it be put back.
+        exit_code: status and signal of its batch script, ``0:15``.
+        submit_time: when it came into the queue, or came back to it.
+        start_time: when it started; of a job that waits, when it may; None if that is not known.
+        end_time: when it ended, or will be ended; None if that is not known.
+        preempt_time: when another job began to take its place; None if none did, or if it is back
+            in the queue.
+        nodes: a list of nodes as `node_names` reads it, empty if it has none.
+        directory: its working directory.
+        name: its name.
+    """
+
+    id: str
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    requeue: bool = False
+    exit_code: str = ""
+    submit_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    preempt_time: float | None = None
+    nodes: str = ""
+    directory: str = ""
+    name: str = ""
+
+
+Ending = Literal["requeued", "preempted", "timeout", "node", "cancelled"]
+
+
+class SlurmLimits(NamedTuple):
+    """What a site allows, as far as ``scontrol show config`` tells.
+
+    Attributes:
+        max_array_size: number of tasks that an array can have.
+        max_jobs: number of jobs that the controller holds, of all users.
+        kill_wait: seconds from SIGTERM to SIGKILL.
+        min_job_age: how long `job_facts` knows a job that has ended, seconds.
+        version: of Slurm, such as ``22.05.8``.
+    """
+
+    max_array_size: int = 1001
+    max_jobs: int = 10_000
+    kill_wait: float = 30.0
+    min_job_age: float = 300.0
+    version: str = ""
+
+
+# Commands
+
+
+class _Answer(NamedTuple):
+    command: str
+    status: int
+    out: str
+    error: str
+
+    @property
+    def line(self) -> str:
+        """What it said of a failure, in one line."""
+        lines = [*filter(None, map(str.strip, self.error.splitlines()))]
+        if not lines:
+            return f"exit status {self.status}"
+        # the program's name is said once
+        return "; ".join([lines[0], *(_NAME.sub("", line) for line in lines[1:])])
+
+
+_NO_ANSWER = "no answer within {:g} s"
+_NAME = re.compile(r"^(?:sbatch|squeue|scontrol|scancel)(?: error)?: (?:error: )?")
+
+
+def available() -> bool:
+    """Return whether jobs can be submitted from here, as far as Slurm's commands go."""
+    return shutil.which("sbatch") is not None
+
+
+def expect_available() -> None:
+    """Raise if nothing can be submitted from here.
+
+    Raises:
+        SlurmMissing: there is no ``sbatch``, or no submitit.
+    """
+    _program("sbatch")
+    _submitit()
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        where = "submit from a login node of the cluster, or run here with cluster=null"
+        raise SlurmMissing(f"there is no {name} on PATH, so no Slurm", where)
+    return path
+
+
+def _run(
+    *words: str, given: str | None = None, environ: Mapping[str, str] | None = None
+) -> _Answer:
+    """Call a command once.
+
+    Raises:
+        SlurmMissing: it is not there.
+        subprocess.TimeoutExpired: it gave no answer.
+    """
+    path = _program(words[0])
+    shown = shlex.join(word for word in words if _BETWEEN not in word)
+    shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
+    done = subprocess.run(
+        [path, *words[1:]],
+        input=given or "",
+        capture_output=True,
+        # a directory may be any bytes
+        encoding="utf-8",
+        errors="surrogateescape",
+        env=_environ() if environ is None else environ,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    return _Answer(shown, done.returncode, done.stdout, done.stderr)
+
+
+def _environ() -> dict[str, str]:
+    """Return the environment of a command that asks: without what would change its answers."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SQUEUE_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT"))
+    }
+    # seconds since the epoch, whatever the time zone
+    return {**kept, "LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
+
+
+def _ask(*words: str, again: re.Pattern[str] = _BUSY) -> _Answer:
+    """Call a command until the controller has time for it.
+
+    Args:
+        words: of the command.
+        again: what it is called again after, if it said so.
+
+    Raises:
+        SlurmFailed: there was no answer.
+        SlurmMissing: it is not there.
+    """
+    pauses = iter(PAUSES)
+    while True:
+        try:
+            answer = _run(*words)
+        except subprocess.TimeoutExpired:
+            raise SlurmFailed(words[0], _NO_ANSWER.format(TIMEOUT)) from None
+        if answer.status == 0 or not again.search(answer.error):
+            return answer
+        pause = next(pauses, None)
+        if pause is None:
+            return answer
+        time.sleep(pause)
+
+
+def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
+    ordered = [*ids]
+    for start in range(0, len(ordered), _IDS_AT_ONCE):
+        yield ordered[start : start + _IDS_AT_ONCE]
+
+
+# Questions
+
+
+def queued(ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
+    """Return the jobs that wait, run or are ending, by their ids.
+
+    Args:
+        ids: which; the id of an array stands for all its tasks. None: all of this user.
+
+    Raises:
+        SlurmFailed: there was no answer.
+        SlurmMissing: this machine has no Slurm.
+    """
+    base = ("squeue", "--noheader", "--array", "--format", _COLUMNS)
+    if ids is not None:
+        asked = [(*base, "--jobs", ",".join(chunk)) for chunk in _chunks(ids)]
+        return {job.id: job for words in asked for job in _jobs(_ask(*words))}
+    answer = _ask(*base, "--me")
+    if answer.status and "--me" in answer.error:
+        # before 20.02
+        answer = _ask(*base, "--user", str(os.getuid()))
+    return {job.id: job for job in _jobs(answer)}
+
+
+def _jobs(answer: _Answer) -> list[QueuedJob]:
+    if answer.status and not _UNKNOWN_JOB.search(answer.error):
+        raise SlurmFailed(answer.command, answer.line)
+    return [*parse_queue(answer.out)]
+
+
+def parse_queue(text: str) -> Iterator[QueuedJob]:
+    """Yields the jobs in the output of ``squeue``. Pure."""
+    for record in text.split(_AFTER):
+        fields = record.lstrip("\n").split(_BETWEEN)
+        if len(fields) == len(QueuedJob._fields):
+            yield QueuedJob(*map(_value, fields))
+
+
+def _value(text: str) -> str:
+    """Return a value; empty for those of Slurm's words that say that there is none."""
+    return "" if text in {"(null)", "n/a", "N/A"} else text
+
+
+def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
+    """Return what Slurm knows of a job; None if it does not know it (any more).
+
+    Args:
+        id: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
+            have, which is not to be used: that of the last task is that of the whole array.
+
+    Raises:
+        SlurmFailed: there was no answer.
+        SlurmMissing: this machine has no Slurm.
+    """
+    answer = _ask("scontrol", "--oneliner", "show", "job", id)
+    if answer.status:
+        if _UNKNOWN_JOB.search(answer.error):
+            return None
+        raise SlurmFailed(answer.command, answer.line)
+    return parse_job(answer.out, id)
+
+
+# Names of jobs may be anything. They stand in front, what stands behind the command is the user's.
+_RECORD = re.compile(
+    r"JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?"
+    r"JobName=(?P<name>.*?) UserId=\S* GroupId=(?P<head>.*?)"
+    r"(?P<tail> (?:Command|WorkDir)=.*)",
+    re.DOTALL,
+)
+_FIELD = re.compile(r"(?:^|\s)([\w:/]+)=(\S*)")
+_DIRECTORY = re.compile(r" WorkDir=(.*?) (?:StdErr|AdminComment|SystemComment|Comment)=", re.DOTALL)
+
+
+def parse_job(text: str, id: str) -> JobFacts | None:  # noqa: A002
+    """Returns what ``scontrol --oneliner show job`` says of a job. Pure.
+
+    Args:
+        text: its output, of which one line is about it.
+        id: of the job; the one that is returned may differ: that of an array's task has two parts.
+    """
+    found = [each for line in text.split("\nJobId=") if (each := _record(line))]
+    for match in found:
+        names = {match["job"], f"{match['array']}_{match['task']}"}
+        if len(found) == 1 or id in names:
+            return _facts(match)
+    return None
+
+
+def _record(line: str) -> re.Match[str] | None:
+    return _RECORD.match(line if line.startswith("JobId=") else f"JobId={line}")
+
+
+def _facts(match: re.Match[str]) -> JobFacts:
+    fields = dict(_FIELD.findall(match["head"]))
+    directory = _DIRECTORY.search(match["tail"])
+    restarts = fields.get("Restarts", "")
+    return JobFacts(
+        id=f"{match['array']}_{match['task']}" if match["array"] else match["job"],
+        state=fields.get("JobState", ""),
+        reason=_reason(match["head"]),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        requeue=fields.get("Requeue") == "1",
+        exit_code=fields.get("ExitCode", ""),
+        submit_time=_seconds(fields.get("SubmitTime")),
+        start_time=_seconds(fields.get("StartTime")),
+        end_time=_seconds(fields.get("EndTime")),
+        preempt_time=_seconds(fields.get("PreemptTime")),
+        nodes=_value(fields.get("NodeList", "")),
+        directory=directory[1] if directory else "",
+        name=match["name"],
+    )
+
+
+def _reason(head: str) -> str:
+    # some have blanks: Reason=ReqNodeNotAvail, UnavailableNodes:node1
+    found = re.search(r" Reason=(.*?) Dependency=", head)
+    return found[1] if found else ""
+
+
+def _seconds(text: str | None) -> float | None:
+    # N/A, None, Unknown
+    return float(text) if text and text.isdecimal() and int(text) else None
+
+
+def ending(facts: JobFacts, restart_count: int) -> Ending | None:
+    """Returns why a job is being ended, from within it. Pure.
+
+    Slurm says whether a job comes back, not why: another job that takes its place, somebody's
+    ``scontrol requeue`` and a node that is lost look the same ("requeued"). So does what the job
+    itself has asked for.
+
+    Args:
+        facts: of the job, from after the signal.
+        restart_count: ``SLURM_RESTART_COUNT`` as the process found it, 0 without it.
+
+    Returns:
+        "requeued": it starts again by itself, later, whatever its processes do. "preempted":
+        another job takes its place; it may run until its `JobFacts.end_time`, and whether it comes
+        back by itself after that `JobFacts.requeue` says; a job that ends before, does not.
+        "timeout": its time is over. "node": a node is lost, and it does not start again by itself.
+        "cancelled": somebody has cancelled it, and it must not be put back. None: it is not being
+        ended, and the signal was all there is.
+    """
+    if facts.restarts > restart_count:
+        return "requeued"
+    if facts.preempt_time is not None:
+        return "preempted"
+    if facts.state in {"RUNNING", "SUSPENDED", "PENDING", "CONFIGURING"}:
+        return None
+    if facts.reason == "TimeLimit" or facts.state == "TIMEOUT":
+        return "timeout"
+    if facts.reason == "NodeDown" or facts.state == "NODE_FAIL":
+        return "node"
+    return "cancelled"
+
+
+def node_names(nodelist: str) -> list[str]:
+    """Returns the names in a list of nodes; none if it is empty.
+
+    Raises:
+        Unfit: it is no list of nodes.
+    """
+    text = _value(nodelist.strip())
+    return expand_hosts(text) if text else []
+
+
+def limits() -> SlurmLimits:
+    """Return what the site allows; Slurm's defaults where it does not say.
+
+    Raises:
+        SlurmFailed: there was no answer.
+        SlurmMissing: this machine has no Slurm.
+    """
+    answer = _ask("scontrol", "show", "config")
+    if answer.status:
+        raise SlurmFailed(answer.command, answer.line)
+    return parse_limits(answer.out)
+
+
+_SETTING = re.compile(r"^(\w+) *= *(.*?) *$", re.MULTILINE)
+
+
+def parse_limits(text: str) -> SlurmLimits:
+    """Returns what ``scontrol show config`` says of limits. Pure."""
+    fields = dict(_SETTING.findall(text))
+    default = SlurmLimits()
+
+    def number(name: str, otherwise: float) -> float:
+        found = re.match(r"\d+", fields.get(name, ""))
+        return float(found[0]) if found else otherwise
+
+    return SlurmLimits(
+        int(number("MaxArraySize", default.max_array_size)),
+        int(number("MaxJobCount", default.max_jobs)),
+        number("KillWait", default.kill_wait),
+        number("MinJobAge", default.min_job_age),
+        fields.get("SLURM_VERSION", ""),
+    )
+
+
+# Batch files
+
+
+_SUBMITIT_NAMES = {"timeout_min": "time", "mem_gb": "mem", "name": "job_name"}
+# What submitit knows and does not make an option of.
+_NO_OPTIONS = frozenset(
+    {
+        *("setup", "teardown", "srun_args", "additional_parameters", "array_parallelism"),
+        *("signal_delay_s", "max_num_timeout", "stderr_to_stdout", "use_srun", "nodes"),
+        *("tasks_per_node", "ntasks_per_node", "submitit_folder"),
+    }
+)
+
+
+def _submitit() -> Any:
+    try:
+        from submitit.slurm import slurm  # noqa: PLC0415 - an extra, and 0.1 s
+    except ImportError as error:
+        what = f"submitit, which makes the batch file, cannot be imported ({error})"
+        raise SlurmMissing(what, "pip install 'lllaunch[slurm]'") from error
+    return slurm
+
+
+def batch_text(
+    cluster: Cluster,
+    *,
+    command: Sequence[str],
+    directory: str,
+    output: str,
+    name: str,
+    array: tuple[int, int] | None = None,
+) -> str:
+    """Return a batch file that runs a command once on each node.
+
+    Args:
+        cluster: what is asked for.
+        command: what is run.
+        directory: the job's working directory, absolute.
+        output: path of the file for what all of it writes; in its last part ``%A`` is the id of an
+            array and ``%a`` the number of a task.
+        name: of the job, unless the settings have one.
+        array: number of tasks of an array, and how many of them may run at the same time.
+
+    Raises:
+        SlurmMissing: submitit is not installed.
+        Unfit: a value cannot be written into a batch file.
+    """
+    settings = cluster.settings
+    options = _options(settings, name)
+    # What is asked for must not decide what lllaunch relies on.
+    ours: dict[str, Any] = {
+        "nodes": cluster.nodes,
+        "ntasks-per-node": 1,
+        "signal": f"USR2@{cluster.signal_delay}",
+        "open-mode": "append",
+        "output": _pattern(output),
+        "chdir": directory,
+    }
+    taken_back = cluster.requeue
+    counts = (taken_back.preempted, taken_back.timeout, taken_back.node_failure)
+    ours["requeue" if any(counts) else "no-requeue"] = True
+    if array is not None:
+        ours["array"] = f"0-{array[0] - 1}%{array[1]}"
+    refused = {*ours, "requeue", "no-requeue", "array", "error"}
+    further = {key: value for key, value in options.items() if key not in refused}
+    for key, value in {**further, **ours}.items():
+        if any(character in str(value) for character in "\r\n\0"):
+            message = f"cannot be an option of sbatch, as --{key} would be: it has several lines"
+            raise Unfit(message=message, code="text")
+    lines = ["#!/bin/bash", "", *_directives(further, ours)]
+    setup, teardown = (_lines(settings.get(key)) for key in ("setup", "teardown"))
+    srun = _srun(options.get("cpus-per-task"), _lines(settings.get("srun_args")), command)
+    # At the job's end all of it gets SIGTERM. srun then stays until its tasks have ended; a shell
+    # would not, so there is none, or it waits for srun.
+    run = ["trap : TERM", srun, "status=$?"] if teardown else [f"exec {srun}"]
+    after = [*teardown, "exit $status"] if teardown else []
+    for part in (setup, run, after):
+        lines += ["", *part] if part else []
+    return "\n".join(lines) + "\n"
+
+
+def _options(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the options of sbatch that were asked for, by their names; what is off is left out."""
+    named = {
+        _SUBMITIT_NAMES.get(key, key): _memory(value) if key == "mem_gb" else value
+        for key, value in settings.items()
+        if key not in _NO_OPTIONS and value is not None
+    }
+    named.setdefault("job_name", name)
+    named.update(settings.get("additional_parameters") or {})
+    options = {key.replace("_", "-"): value for key, value in named.items()}
+    return {
+        key: value for key, value in options.items() if value is not None and value is not False
+    }
+
+
+def _memory(size: Any) -> Any:
+    if not isinstance(size, (int, float)):
+        return size
+    return f"{int(size)}GB" if size == int(size) else f"{math.ceil(size * 1024)}MB"
+
+
+def _directives(further: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Return the lines that tell sbatch what is asked for.
+
+    submitit has no public name for this: its executor writes the file and submits it, with a pickle
+    for each job. So `pyproject.toml` names the versions whose `_make_sbatch_string` was looked at.
+    Only these lines of its text are used: its command sets a variable for submitit, and writes
+    output into submitit's folder.
+    """
+    make = _submitit()._make_sbatch_string
+    # without these it has values of its own, five minutes for one
+    table = {"time": None, "wckey": None, **{k.replace("-", "_"): v for k, v in further.items()}}
+    known = {*make.__code__.co_varnames[: make.__code__.co_argcount]} - {"command", "folder"}
+    with warnings.catch_warnings():
+        # about cpus_per_gpu, which sbatch judges itself
+        warnings.simplefilter("ignore")
+        text: str = make(
+            command="",
+            folder=ours["chdir"],
+            **{key: value for key, value in table.items() if key in known},
+            additional_parameters={
+                **{key.replace("_", "-"): v for key, v in table.items() if key not in known},
+                **{key: value for key, value in ours.items() if key != "nodes"},
+            },
+            nodes=ours["nodes"],
+            stderr_to_stdout=True,
+            use_srun=False,
+        )
+    return [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def _pattern(path: str) -> str:
+    """Return a path as sbatch takes it, where ``%`` begins what it replaces.
+
+    Raises:
+        Unfit: it has a backslash, with which sbatch replaces nothing.
+    """
+    folder, separator, name = path.rpartition("/")
+    if "\\" in path:
+        raise Unfit(message="cannot be written to by sbatch: it has a backslash", code="directory")
+    return folder.replace("%", "%%") + separator + name
+
+
+def _lines(given: Any) -> list[str]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) else [str(line) for line in given]
+
+
+def _srun(cpus: Any, further: Sequence[str], command: Sequence[str]) -> str:
+    """Return the line that starts a command on each node."""
+    words = ["srun", "--unbuffered", "--ntasks-per-node=1"]
+    # Slurm 22.05 to 23.02 do not take it over from sbatch.
+    words += [f"--cpus-per-task={cpus}"] if cpus else []
+    # One task's end is for the other tasks' supervisors to act on.
+    words += ["--kill-on-bad-exit=0", "--wait=0"]
+    return shlex.join([*words, *further, *command])
+
+
+# Orders
+
+
+def submit(text: str, path: str) -> str:
+    """Write a batch file and submit it; return the job's id. It is tried once.
+
+    Args:
+        text: of the batch file.
+        path: where it goes; only this user may read it.
+
+    Raises:
+        OutputError: the file cannot be written.
+        SlurmMissing: this machine has no Slurm.
+        SubmitFailed: the job was not accepted, or nobody knows.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o700)
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    words = ("sbatch", "--parsable", path)
+    try:
+        answer = _run(*words, environ=_submitting(text))
+    except subprocess.TimeoutExpired:
+        said = _NO_ANSWER.format(TIMEOUT)
+        raise SubmitFailed(shlex.join(words), said, unsure=True) from None
+    # 123, or 123;cluster
+    id_, *_ = answer.out.strip().split(";")
+    if answer.status == 0 and id_.isdecimal():
+        return id_
+    if answer.status == 0:
+        said = f"expected the id of a job, got {answer.out.strip()!r}"
+        raise SubmitFailed(answer.command, said, unsure=True)
+    unsure = bool(_BUSY.search(answer.error)) and not _NOT_SENT.search(answer.error)
+    code = ExitCode.CONFIG if is_mistake(answer.error) else ExitCode.ERROR
+    raise SubmitFailed(answer.command, answer.line, int(code), unsure)
+
+
+_ENVIRONMENT_NAMES = {
+    "time": "TIMELIMIT",
+    "mem": "MEM_PER_NODE",
+    "array": "ARRAY_INX",
+    "no-requeue": "REQUEUE",
+    "requeue": "NO_REQUEUE",
+}
+_DIRECTIVE = re.compile(r"^#SBATCH --([a-z-]+)", re.MULTILINE)
+
+
+def _submitting(text: str) -> dict[str, str]:
+    """Return the environment to submit a batch file in.
+
+    Variables count more than what stands in the file, so those are left out that contradict it. A
+    launcher may itself be in a job, whose variables would be taken for those of the new one.
+    """
+    names = _DIRECTIVE.findall(text)
+    said = {
+        *(f"SBATCH_{name.replace('-', '_').upper()}" for name in names),
+        *(f"SBATCH_{_ENVIRONMENT_NAMES[name]}" for name in names if name in _ENVIRONMENT_NAMES),
+    }
+    in_job = "SLURM_JOB_ID" in os.environ
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in said
+        and not (in_job and name.startswith(_OF_A_JOB) and name not in _OF_THE_SITE)
+    }
+
+
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_")
+_OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
+
+
+def is_mistake(said: str) -> bool:
+    """Returns whether what sbatch said is about what was asked for. Pure."""
+    return bool(_MISTAKE.search(said)) and not _BUSY.search(said)
+
+
+def test_only(text: str) -> str | None:
+    """Ask whether a batch file would be accepted, without submitting it.
+
+    Args:
+        text: of the batch file.
+
+    Returns:
+        What is wrong with what it asks for, one line; None if nothing is, or if nobody can say.
+
+    Raises:
+        SlurmMissing: this machine has no Slurm.
+    """
+    try:
+        answer = _run("sbatch", "--test-only", given=text, environ=_submitting(text))
+    except subprocess.TimeoutExpired:
+        return None
+    return answer.line if answer.status and is_mistake(answer.error) else None
+
+
+def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: bool = False) -> None:
+    """Cancel jobs, or signal them; those that are over or unknown are left as they are.
+
+    Args:
+        ids: of jobs, of arrays, or ``123_4`` of an array's task.
+        signal: name of a signal (``TERM``) for the processes of their steps, which does not cancel
+            them; None: they are cancelled.
+        pending_only: leave those that have started.
+
+    Raises:
+        SlurmFailed: it could not be done.
+        SlurmMissing: this machine has no Slurm.
+    """
+    words = ["scancel"]
+    if signal is not None:
+        words.append(f"--signal={signal}")
+    if pending_only:
+        words.append("--state=PENDING")
+    # a signal that came through is not sent twice
+    again = _BUSY if signal is None else _NOT_SENT
+    for chunk in _chunks(ids):
+        answer = _ask(*words, *chunk, again=again)
+        if answer.status and not _OVER.search(answer.error):
+            raise SlurmFailed(answer.command, answer.line)
+
+
+_OVER = re.compile(r"already completing or completed|Invalid job id", re.IGNORECASE)
+
+
+def requeue(id: str) -> None:  # noqa: A002
+    """Put a job back into the queue, which ends it if it runs: all its processes get SIGTERM.
+
+    It does so with a job that somebody has cancelled or whose time is over, too, as long as it is
+    ending. It refuses jobs with ``--no-requeue``, and those that are back in the queue.
+
+    Args:
+        id: of the job; of an array's task ``123_4``: the id of an array would put all of it back.
+
+    Raises:
+        SlurmFailed: it was not put back.
+        SlurmMissing: this machine has no Slurm.
+    """
+    # The second time it would put back what has started again.
+    answer = _ask("scontrol", "requeue", id, again=_NOT_SENT)
+    if answer.status:
+        raise SlurmFailed(answer.command, answer.line)
+
+
+_FULL = re.compile(
+    r"SubmitJob|MaxSubmit|job submit limit|MaxJobCount|job count|temporarily unable to accept",
+    re.IGNORECASE,
+)
+
+
+def is_full(said: str) -> bool:
+    """Returns whether sbatch said that there are too many jobs in the queue by now. Pure."""
+    return bool(_FULL.search(said))

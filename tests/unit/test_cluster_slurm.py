@@ -1,0 +1,500 @@
+from __future__ import annotations
+
+import builtins
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.cluster import slurm
+from lllaunch.cluster.slurm import (
+    JobFacts,
+    QueuedJob,
+    SlurmFailed,
+    SlurmLimits,
+    SlurmMissing,
+    SubmitFailed,
+    batch_text,
+    ending,
+    is_mistake,
+    node_names,
+    parse_job,
+    parse_limits,
+    parse_queue,
+)
+from lllaunch.errors import OutputError, Unfit
+from lllaunch.spec import Cluster, Requeue
+
+
+def record(*fields: str) -> str:
+    return "\x1f".join(fields) + "\x1e\n"
+
+
+def test_jobs_of_a_queue_may_have_any_names() -> None:
+    text = (
+        record("7", "RUNNING", "None", "node[0-1]", "/a|b\nc d", "x\ty|z")
+        + record("8_3", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node1", "", "/w", "")
+        + record("9", "PENDING", "Priority", "(null)", "/w", "n")
+    )
+    assert [*parse_queue(text)] == [
+        QueuedJob("7", "RUNNING", "None", "node[0-1]", "/a|b\nc d", "x\ty|z"),
+        QueuedJob("8_3", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node1", "", "/w", ""),
+        QueuedJob("9", "PENDING", "Priority", "", "/w", "n"),
+    ]
+    assert [*parse_queue("")] == []
+    assert [*parse_queue("slurm: something else\n")] == []
+
+
+JOB = (
+    "JobId={id} {array}JobName={name} UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 "
+    "Nice=0 Account=(null) QOS=(null) JobState={state} Reason={reason} Dependency=(null) "
+    "Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=0:15 RunTime=00:00:02 "
+    "TimeLimit=01:00:00 TimeMin=N/A SubmitTime=1795401443 EligibleTime=1795401443 "
+    "StartTime=1795401444 EndTime={end} Deadline=N/A PreemptEligibleTime=1795401444 "
+    "PreemptTime={preempt} SuspendTime=None Partition=main AllocNode:Sid=login:1 "
+    "ReqNodeList=node0 ExcNodeList=(null) NodeList={nodes} BatchHost=node0 NumNodes=1 "
+    "TRES=cpu=1,mem=100M,node=1 Command=/a/b JobState=FAILED WorkDir={directory} "
+    "StdErr=/a b/o StdIn=/dev/null StdOut=/a b/o Power= \n"
+)
+
+
+def job(**given: str) -> str:
+    usual = {
+        "id": "12",
+        "array": "",
+        "name": "n",
+        "state": "RUNNING",
+        "reason": "None",
+        "end": "1795405044",
+        "preempt": "None",
+        "nodes": "node[0-1]",
+        "directory": "/w",
+    }
+    return JOB.format(**{**usual, **given})
+
+
+FACTS = JobFacts(
+    id="12",
+    state="RUNNING",
+    reason="None",
+    restarts=2,
+    requeue=True,
+    exit_code="0:15",
+    submit_time=1795401443.0,
+    start_time=1795401444.0,
+    end_time=1795405044.0,
+    preempt_time=None,
+    nodes="node[0-1]",
+    directory="/w",
+    name="n",
+)
+
+
+def test_what_slurm_says_of_a_job() -> None:
+    assert parse_job(job(), "12") == FACTS
+    waiting = parse_job(
+        job(state="PENDING", reason="ReqNodeNotAvail, May be reserved", end="Unknown", nodes=""),
+        "12",
+    )
+    assert waiting == FACTS._replace(
+        state="PENDING", reason="ReqNodeNotAvail, May be reserved", end_time=None, nodes=""
+    )
+    preempted = parse_job(job(preempt="1795401500", nodes="(null)"), "12")
+    assert preempted == FACTS._replace(preempt_time=1795401500.0, nodes="")
+    assert parse_job("", "12") is None
+    assert parse_job("Invalid job id specified", "12") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "directory"),
+    [
+        ("a b|c UserId=x", "/a b/it's"),
+        ("JobState=FAILED Reason=x Restarts=9", "/w Restarts=9 NodeList=x"),
+        ("", "/"),
+    ],
+)
+def test_names_and_directories_may_look_like_fields(name: str, directory: str) -> None:
+    found = parse_job(job(name=name, directory=directory), "12")
+    assert found == FACTS._replace(name=name, directory=directory)
+
+
+def test_of_an_array_that_task_is_looked_for_that_was_asked_for() -> None:
+    def task(id: str, task: str) -> str:  # noqa: A002
+        return job(id=id, array=f"ArrayJobId=20 ArrayTaskId={task} ArrayTaskThrottle=1 ")
+
+    text = task("20", "2") + task("21", "0") + task("22", "1")
+    for number in range(3):
+        assert parse_job(text, f"20_{number}") == FACTS._replace(id=f"20_{number}")
+    assert parse_job(text, "21") == FACTS._replace(id="20_0")
+    assert parse_job(text, "20_7") is None
+    # those that wait stand in one record
+    assert parse_job(task("20", "3-9%2"), "20_5") == FACTS._replace(id="20_3-9%2")
+
+
+@pytest.mark.parametrize(
+    ("facts", "count", "expected"),
+    [
+        ({}, 2, None),
+        ({"state": "COMPLETING"}, 2, "cancelled"),
+        ({"state": "CANCELLED"}, 2, "cancelled"),
+        ({"state": "COMPLETING"}, 1, "requeued"),
+        ({"state": "PENDING", "reason": "BeginTime"}, 0, "requeued"),
+        ({"state": "COMPLETING", "reason": "TimeLimit"}, 2, "timeout"),
+        ({"state": "COMPLETING", "reason": "NodeDown"}, 2, "node"),
+        ({"state": "TIMEOUT"}, 2, "timeout"),
+        # time of grace, and without --requeue
+        ({"preempt_time": 5.0}, 2, "preempted"),
+        ({"state": "COMPLETING", "preempt_time": 5.0}, 2, "preempted"),
+    ],
+)
+def test_why_a_job_is_ended(facts: dict[str, Any], count: int, expected: str | None) -> None:
+    assert ending(FACTS._replace(**facts), count) == expected
+
+
+def test_lists_of_nodes() -> None:
+    assert node_names("node[0-1,7],login") == ["node0", "node1", "node7", "login"]
+    assert node_names("") == node_names("(null)") == []
+    with pytest.raises(Unfit):
+        node_names("node[")
+
+
+def test_limits() -> None:
+    text = "Configuration data as of X\nMaxArraySize            = 5\nKillWait  = 30 sec\n"
+    text += "MaxJobCount = 7\nMinJobAge = 300 sec\nSLURM_VERSION           = 22.05.8\n\nSlurmctld\n"
+    assert parse_limits(text) == SlurmLimits(5, 7, 30.0, 300.0, "22.05.8")
+    assert parse_limits("MaxArraySize = none") == SlurmLimits()
+
+
+@pytest.mark.parametrize(
+    ("said", "mistake"),
+    [
+        ("sbatch: error: invalid partition specified: gpux", True),
+        ("Batch job submission failed: Invalid account or account/partition combination", True),
+        ("Batch job submission failed: Invalid qos specification", True),
+        ("allocation failure: Requested node configuration is not available", True),
+        ("sbatch: error: Memory specification can not be satisfied", True),
+        ("sbatch: unrecognized option '--foo'", True),
+        ("sbatch: error: Invalid --signal specification", True),
+        ("Batch job submission failed: Requested time limit is invalid (missing or ...)", True),
+        ("Batch job submission failed: Invalid job credential", False),
+        ("Batch job submission failed: Protocol authentication error", False),
+        ("Batch job submission failed: Invalid authentication credential", False),
+        ("Batch job submission failed: Invalid user id", False),
+        ("Unable to contact slurm controller (connect failure)", False),
+        ("Batch job submission failed: Socket timed out on send/recv operation", False),
+        ("Batch job submission failed: Job violates accounting/QOS policy", False),
+        ("", False),
+    ],
+)
+def test_who_is_wrong(said: str, mistake: bool) -> None:
+    assert is_mistake(said) is mistake
+
+
+# Batch files
+
+
+def lines(cluster: Cluster, **given: Any) -> list[str]:
+    usual = {"command": ["run"], "directory": "/d", "output": "/d/log", "name": "n"}
+    return batch_text(cluster, **{**usual, **given}).splitlines()
+
+
+OURS = [
+    "#SBATCH --chdir=/d",
+    "#SBATCH --job-name=n",
+    "#SBATCH --nodes=1",
+    "#SBATCH --ntasks-per-node=1",
+    "#SBATCH --open-mode=append",
+    "#SBATCH --output=/d/log",
+    "#SBATCH --requeue",
+    "#SBATCH --signal=USR2@90",
+]
+SRUN = "srun --unbuffered --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0"
+
+
+def test_what_is_left_to_the_site_is_not_asked_for() -> None:
+    found = lines(Cluster())
+    assert found == ["#!/bin/bash", "", *OURS, "", f"exec {SRUN} run"]
+
+
+SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"partition": "gpu", "account": "a b"}, ["partition=gpu", "account='a b'"]),
+    ({"qos": "q", "nodelist": "n[1-2]"}, ["qos=q", "nodelist='n[1-2]'"]),
+    ({"timeout_min": 90}, ["time=90"]),
+    ({"time": "2-00:00:00"}, ["time=2-00:00:00"]),
+    ({"mem_gb": 4}, ["mem=4GB"]),
+    ({"mem_gb": 0.5}, ["mem=512MB"]),
+    ({"mem_gb": "16G"}, ["mem=16G"]),
+    ({"gres": "gpu:a100:8"}, ["gres=gpu:a100:8"]),
+    ({"gpus_per_node": "a100:4"}, ["gpus-per-node=a100:4"]),
+    ({"cpus_per_gpu": 4, "mem_per_gpu": "8G"}, ["cpus-per-gpu=4", "mem-per-gpu=8G"]),
+    ({"constraint": "a&b", "exclude": "n[1-2]"}, ["constraint='a&b'", "exclude='n[1-2]'"]),
+    ({"exclusive": True}, ["exclusive"]),
+    ({"exclusive": False, "comment": None}, []),
+    ({"mail_user": "a@b.c", "mail_type": "END"}, ["mail-user=a@b.c", "mail-type=END"]),
+    ({"wckey": "w", "dependency": "afterok:1"}, ["wckey=w", "dependency=afterok:1"]),
+    # what only submitit's executor knows
+    ({"max_num_timeout": 3, "array_parallelism": 5, "tasks_per_node": 1}, []),
+    ({"stderr_to_stdout": True, "use_srun": False, "submitit_folder": "/x"}, []),
+    (
+        {"additional_parameters": {"hint": "a b", "no_kill": True, "x11": None}},
+        ["hint='a b'", "no-kill"],
+    ),
+    # the same option by another name
+    ({"mem_gb": 4, "additional_parameters": {"mem": "9G"}}, ["mem=9G"]),
+    ({"additional_parameters": {"gpus-per-node": 4}}, ["gpus-per-node=4"]),
+    ({"additional_parameters": {"mail-type": "END"}}, ["mail-type=END"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "expected"), SETTINGS)
+def test_settings_are_options(settings: dict[str, Any], expected: list[str]) -> None:
+    found = [line for line in lines(Cluster(settings)) if line.startswith("#SBATCH")]
+    assert found == sorted(found)
+    assert {*found} == {*OURS, *(f"#SBATCH --{each}" for each in expected)}
+    assert len(found) == len(OURS) + len(expected)
+
+
+def test_nothing_that_is_relied_on_can_be_asked_for_otherwise() -> None:
+    further = {
+        "output": "/x",
+        "error": "/y",
+        "chdir": "/z",
+        "open-mode": "truncate",
+        "nodes": 9,
+        "requeue": True,
+        "no_requeue": True,
+        "array": "0-3",
+        "signal": "B:USR1@3",
+        "ntasks_per_node": 8,
+    }
+    found = lines(Cluster({"additional_parameters": further}))
+    assert found == lines(Cluster())
+
+
+@pytest.mark.parametrize(
+    ("requeue", "line"),
+    [
+        (Requeue(), "--requeue"),
+        (Requeue(0, 0, 1), "--requeue"),
+        (Requeue(0, 0, 0), "--no-requeue"),
+    ],
+)
+def test_a_job_that_is_never_taken_back_says_so(requeue: Requeue, line: str) -> None:
+    found = [each for each in lines(Cluster(requeue=requeue)) if "requeue" in each]
+    assert found == [f"#SBATCH {line}"]
+
+
+def test_nodes_delay_name_and_array() -> None:
+    cluster = Cluster({"name": "given"}, nodes=4, signal_delay=300)
+    found = lines(cluster, output="/d 50%/log-%a", directory="/d 50%", array=(12, 5))
+    assert {
+        "#SBATCH --nodes=4",
+        "#SBATCH --signal=USR2@300",
+        "#SBATCH --job-name=given",
+        "#SBATCH --array=0-11%5",
+        "#SBATCH --chdir='/d 50%'",
+        "#SBATCH --output='/d 50%%/log-%a'",
+    } < {*found}
+
+
+def test_the_command_is_quoted_and_srun_gets_its_arguments() -> None:
+    settings = {"cpus_per_task": 8, "srun_args": ["--mpi=none", "-vv x"]}
+    *_, last = lines(Cluster(settings), command=["/a b/python", "-c", "print('$x')", "ü"])
+    assert last == (
+        "exec srun --unbuffered --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 "
+        "--wait=0 --mpi=none '-vv x' '/a b/python' -c 'print('\"'\"'$x'\"'\"')' 'ü'"
+    )
+    *_, last = lines(Cluster({"additional_parameters": {"cpus-per-task": 3}}))
+    assert " --cpus-per-task=3 " in last
+
+
+def test_setup_comes_before_and_teardown_after() -> None:
+    settings = {"setup": ["module load cuda", "export A=b"], "teardown": "rm -rf $TMP"}
+    found = lines(Cluster(settings))
+    assert found[2 + len(OURS) :] == [
+        *("", "module load cuda", "export A=b", ""),
+        *("trap : TERM", f"{SRUN} run", "status=$?", "", "rm -rf $TMP", "exit $status"),
+    ]
+
+
+def test_submitit_leaves_nothing_of_itself() -> None:
+    text = "\n".join(lines(Cluster({"partition": "p"}), array=(3, 3)))
+    assert "submitit" not in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"directory": "/a\nb"}, "cannot be an option of sbatch, as --chdir would be"),
+        ({"output": "/a\\b/log"}, "it has a backslash"),
+        ({"name": "a\nb"}, "--job-name would be"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(Unfit) as caught:
+        lines(Cluster(), **given)
+    assert said in caught.value.message
+
+
+def test_without_submitit_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = builtins.__import__
+
+    def no_submitit(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("submitit"):
+            raise ModuleNotFoundError("No module named 'submitit'")
+        return usual(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", no_submitit)
+    with pytest.raises(SlurmMissing, match=r"pip install 'lllaunch\[slurm\]'"):
+        lines(Cluster())
+
+
+# Commands that are none of Slurm's
+
+Tool = Callable[[str, str], None]
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """Makes a command that says something."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm, "PAUSES", (0.0, 0.0))
+
+    def make(name: str, script: str) -> None:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    path = str(tmp_path / "job.sh")
+
+    def said(text: str, status: int = 1) -> SubmitFailed:
+        tool("sbatch", f"echo x >>{count}\n{text}\nexit {status}")
+        with pytest.raises(SubmitFailed) as caught:
+            slurm.submit("text", path)
+        assert count.read_text() == "x\n"
+        count.unlink()
+        return caught.value
+
+    failed = "echo 'sbatch: error: Batch job submission failed: {}' >&2"
+    busy = said(failed.format("Socket timed out on send/recv operation"))
+    assert (busy.exit_code, busy.unsure) == (1, True)
+    assert str(busy).endswith("Socket timed out on send/recv operation; the job may have been "
+                              "accepted nevertheless")  # fmt: skip
+    away = said(failed.format("Unable to contact slurm controller (connect failure)"))
+    assert (away.exit_code, away.unsure) == (1, False)
+    two = said("echo 'sbatch: error: invalid partition specified: x' >&2\n" + failed.format("y"))
+    assert str(two) == (
+        f"`sbatch --parsable {path}`: sbatch: error: invalid partition specified: x; "
+        "Batch job submission failed: y"
+    )
+    assert two.exit_code == 2
+    assert said("echo hello", 0).unsure
+    assert said("true", 3).said == "exit status 3"
+    again = pickle.loads(pickle.dumps(two))
+    assert (str(again), again.exit_code) == (str(two), 2)
+
+
+def test_a_job_of_another_cluster_has_its_id_before_the_name(tool: Tool, tmp_path: Path) -> None:
+    tool("sbatch", "echo '123;other'")
+    assert slurm.submit("text", str(tmp_path / "job.sh")) == "123"
+    assert (tmp_path / "job.sh").read_text() == "text"
+    with pytest.raises(OutputError, match="No such file"):
+        slurm.submit("text", str(tmp_path / "none" / "job.sh"))
+
+
+def test_what_gives_no_answer_is_left(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "TIMEOUT", 0.2)
+    for name in ("sbatch", "squeue"):
+        tool(name, "exec sleep 60")
+    with pytest.raises(SubmitFailed, match=r"no answer within 0\.2 s; the job may have been"):
+        slurm.submit("text", str(tmp_path / "job.sh"))
+    assert slurm.test_only("text") is None
+    with pytest.raises(SlurmFailed, match=r"`squeue`: no answer within 0\.2 s"):
+        slurm.queued()
+
+
+def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    busy = f"echo x >>{count}; echo 'error: Socket timed out on send/recv operation' >&2; exit 1"
+    for name in ("squeue", "scontrol", "scancel"):
+        tool(name, busy)
+
+    def calls(call: Callable[[], object]) -> int:
+        with pytest.raises(SlurmFailed, match="Socket timed out"):
+            call()
+        number = len(count.read_text().split())
+        count.unlink()
+        return number
+
+    assert calls(slurm.queued) == 3
+    assert calls(lambda: slurm.queued(["1"])) == 3
+    assert calls(lambda: slurm.job_facts("1")) == 3
+    assert calls(slurm.limits) == 3
+    assert calls(lambda: slurm.cancel(["1"])) == 3
+    # what came through must not be done twice
+    assert calls(lambda: slurm.cancel(["1"], signal="TERM")) == 1
+    assert calls(lambda: slurm.requeue("1")) == 1
+    tool("scontrol", f"echo x >>{count}; echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SlurmFailed, match="Unable to contact"):
+        slurm.requeue("1")
+    assert len(count.read_text().split()) == 3
+
+
+def test_old_slurm_knows_no_me(tool: Tool) -> None:
+    tool(
+        "squeue",
+        'case "$*" in *--me*) echo "squeue: unrecognized option \'--me\'" >&2; exit 1;; esac\n'
+        'printf "1\\037RUNNING\\037None\\037n\\037/w\\037%s\\036\\n" "$6"',
+    )
+    found = slurm.queued()
+    assert found["1"].directory == "/w"
+
+
+def test_many_ids_are_asked_for_in_parts(tool: Tool) -> None:
+    tool(
+        "squeue", 'last=; for last; do :; done; printf "%s\\037R\\037\\037\\037\\037\\036" "$last"'
+    )
+    found = slurm.queued([str(number) for number in range(2500)])
+    assert [len(ids.split(",")) for ids in found] == [1000, 1000, 500]
+
+
+def test_nothing_of_a_job_around_gets_into_the_next(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool("sbatch", f"env >{tmp_path}/env; echo 1")
+    kept = {"SLURM_CONF": "/etc/x", "SBATCH_ACCOUNT": "a", "SLURM_MPI_TYPE": "pmix"}
+    for name, value in {**kept, "SBATCH_PARTITION": "p", "SBATCH_TIMELIMIT": "3"}.items():
+        monkeypatch.setenv(name, value)
+    text = "#!/bin/bash\n#SBATCH --partition=q\n#SBATCH --time=9\n"
+
+    def found() -> set[str]:
+        slurm.submit(text, str(tmp_path / "job.sh"))
+        lines = (tmp_path / "env").read_text().splitlines()
+        return {line for line in lines if line.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+
+    assert found() == {f"{name}={value}" for name, value in kept.items()}
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SRUN_CPUS_PER_TASK", "5")
+    assert found() == {"SLURM_CONF=/etc/x", "SBATCH_ACCOUNT=a"}
+
+
+def test_importing_it_imports_neither_submitit_nor_hydra() -> None:
+    code = "import lllaunch.cluster.slurm, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    names = {name.partition(".")[0] for name in done.stdout.split()}
+    assert names.isdisjoint({"submitit", "hydra", "omegaconf", "torch", "cloudpickle"})
