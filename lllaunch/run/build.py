@@ -61,12 +61,22 @@ class Git:
         cwd: where.
         arguments: what it is asked.
         environ: of the user; what would lead it elsewhere is left out.
+        variables: what it finds in its environment besides, whatever the user has there.
+
+    Attributes:
+        status: its exit status, negative for a signal; None before `end`, or if it is not known.
 
     Raises:
         OSError: it cannot be started; FileNotFoundError: it is not installed.
     """
 
-    def __init__(self, cwd: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        cwd: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         program = _which("git", environ)
         if program is None:
             raise FileNotFoundError("git")
@@ -78,12 +88,13 @@ class Git:
         # files rather than pipes: it need not wait for anybody who reads
         self._files = [os.memfd_create("git", os.MFD_CLOEXEC) for _ in range(2)]
         self._pidfd: int | None = None
+        self.status: int | None = None
         try:
             # not subprocess: its import takes longer than all of this
             self._pid = os.posix_spawn(
                 command[0],
                 command,
-                _environment(environ),
+                {**_environment(environ), **(variables or {})},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, self._files[0], 1),
@@ -99,22 +110,30 @@ class Git:
         with contextlib.suppress(OSError):
             self._pidfd = open_pidfd(self._pid)
 
-    def end(self, timeout: float) -> tuple[str, str] | None:
+    def end(self, timeout: float, most: int = _MOST) -> tuple[str, str] | None:
         """Waits for it, then kills it and what it started; to be called once.
+
+        Args:
+            timeout: how long to wait, seconds.
+            most: how much of each stream is read, bytes.
 
         Returns:
             what it wrote to standard output and standard error, None if it did not end in time.
         """
-        ended = self._wait(timeout)
-        if not ended:
-            with contextlib.suppress(OSError):
-                os.killpg(self._pid, signal.SIGKILL)
-            self._wait(_KILLED_WITHIN)  # if it hangs in the kernel, it is left to that
-        with contextlib.suppress(ChildProcessError):  # of a process that this one was forked from
-            os.waitpid(self._pid, os.WNOHANG)
-        told = [os.pread(fd, _MOST, 0).decode(errors="surrogateescape") for fd in self._files]
-        self._close()
-        return (told[0], told[1]) if ended else None
+        ended = False
+        try:
+            ended = self._wait(timeout)
+        finally:
+            if not ended:  # also where a signal interrupts who waits
+                with contextlib.suppress(OSError):
+                    os.killpg(self._pid, signal.SIGKILL)
+                self._wait(_KILLED_WITHIN)  # if it hangs in the kernel, it is left to that
+            with contextlib.suppress(ChildProcessError):  # of a process this one was forked from
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                self.status = os.waitstatus_to_exitcode(status) if pid else None
+            written = [_decoded(fd, most) for fd in self._files]
+            self._close()
+        return (written[0], written[1]) if ended else None
 
     def _wait(self, seconds: float) -> bool:
         if self._pidfd is None:
@@ -125,6 +144,11 @@ class Git:
         for fd in (*self._files, self._pidfd):
             if fd is not None:
                 os.close(fd)
+
+
+def _decoded(fd: int, most: int) -> str:
+    size = min(os.fstat(fd).st_size, most)
+    return os.pread(fd, size, 0).decode(errors="surrogateescape")
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -320,7 +344,7 @@ class BuildQuery:
         try:
             query._git = Git(cwd, _STATUS, query._environ)
         except OSError as error:
-            query._tree = _unknown(_refusal(error))
+            query._tree = _unknown(refusal(error))
         return query
 
     def result(
@@ -375,7 +399,8 @@ def _unknown(problem: str, **known: str | None) -> dict[str, Any]:
     return {**_UNKNOWN, "git_problem": problem, **known}
 
 
-def _refusal(error: OSError) -> str:
+def refusal(error: OSError) -> str:
+    """Returns why git could not be started."""
     if isinstance(error, FileNotFoundError):
         return "git is not installed"
     return f"git cannot be started: {error.strerror or error}"
@@ -395,7 +420,7 @@ def parse_status(told: str, errors: str, *, cwd: str, own: Sequence[str] = ()) -
         entry[2:].partition(" ")[::2] for entry in entries if entry.startswith("# branch.")
     )
     if "branch.oid" not in heads:
-        return _unknown(_complaint(errors))
+        return _unknown(complaint(errors))
     commit, branch = heads["branch.oid"], heads.get("branch.head")
     unborn = commit == "(initial)"
     changed = sum(entry.startswith(("1 ", "2 ", "u ")) for entry in entries)
@@ -431,7 +456,7 @@ def _not_output(untracked: Sequence[str], cwd: str, own: Sequence[str]) -> list[
     return [name for name in untracked if not is_output(name)]
 
 
-def _complaint(errors: str) -> str:
+def complaint(errors: str) -> str:
     """Returns the first line of what git said against it, without its ``fatal:``."""
     line = errors.strip().partition("\n")[0].removeprefix("fatal: ")
     if line.startswith("not a git repository"):

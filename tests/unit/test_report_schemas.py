@@ -38,6 +38,7 @@ from lllaunch.run.outcome import (
 from lllaunch.run.postmortem import Explanation, Sure, Suspect
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
+from lllaunch.run.snapshot import Snapshot, with_snapshot
 from lllaunch.spec import Detected
 from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
 from lllaunch.sweep.journal import (
@@ -164,6 +165,10 @@ def documents() -> Iterator[Any]:
     )
     detected = (Detected("nnodes", "2", "SLURM_JOB_NUM_NODES"),)
     yield told(run("succeeded", 0, nodes=nodes, detected=detected))
+    snapshot = Snapshot("/run/code", "ab" * 20, "cd" * 20, "/home/a/project", True)
+    host = host_facts(Memory(total=1 << 34, limit=None))
+    build = with_snapshot(build_facts("/"), snapshot)
+    yield json.loads(render_result(run("succeeded", 0), host, build=build))
     # nothing is known but that it was refused
     yield told(RunOutcome("error", 2, "", error="launch.nproc: no"))
 
@@ -233,7 +238,7 @@ def test_every_field_of_the_schema_is_written_and_every_written_one_is_in_it(
         assert part["additionalProperties"] is False, path
         assert found.get(path) == set(part["properties"]), path
         optional = set(part["properties"]) - set(part["required"])
-        assert optional <= {"value", "return_value"}, path
+        assert optional <= {"value", "return_value", "snapshot"}, path
 
 
 def test_every_cause_is_in_the_schema_with_its_fields() -> None:

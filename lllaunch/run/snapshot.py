@@ -1,0 +1,534 @@
+"""The code of a run as it was when the run was submitted.
+
+A job may wait in a cluster's queue for hours while its author edits on. A snapshot is a git
+worktree of a hidden commit: HEAD, and all that is not committed and not ignored. It is made in a
+copy of the user's index, so that index, HEAD, branches, stash and files stay as they are, and no
+lock of git's is held that the user's own commands want. Each step is one git, however many files
+there are.
+
+What is ignored (data, virtual environments, compiled extensions) is shared: links in the snapshot
+lead to it. docs/design/slurm.md says what was decided, and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lllaunch.errors import SnapshotFailed
+from lllaunch.run.build import Git, complaint, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+
+PATIENCE = 600.0
+"""How long one git may take, with the user's filters (such as LFS) that it runs, seconds."""
+
+MOST_LINKS = 50_000
+"""How many ignored files and directories are linked at most."""
+
+_DIFF_PATIENCE = 60.0  # seconds; the diff is for people, nothing depends on it
+_MOST_DIFF = 16 * 1024 * 1024  # bytes
+_MOST_ANSWER = 1 << 30  # bytes; a list of all files
+_REFS = "refs/lllaunch/snapshots"
+_MOST_NAMED = 5
+_OUTPUTS = ("outputs", "multirun")  # where Hydra writes
+_LINK, _SUBMODULE = "120000", "160000"  # modes of git's tree entries
+
+# What the user may have set for work by hand.
+_SETTINGS = (
+    *("-c", "add.ignoreErrors=false"),
+    *("-c", "core.safecrlf=false"),
+    *("-c", "core.splitIndex=false"),  # a shared index would lie beside the user's
+    *("-c", "gc.auto=0"),
+    *("-c", "i18n.commitEncoding=UTF-8"),  # it would be part of the commit
+    *("-c", "maintenance.auto=false"),
+    *("-c", "submodule.recurse=false"),
+)
+# Many files are slow to make one after the other where the disk is; for few it does not pay.
+_WORKERS = ("-c", "checkout.workers=4", "-c", "checkout.thresholdForParallelism=1000")
+# Files that are there although they are "skipped" are looked at as well; then all that are there.
+_PRESENT = ("-c", "core.sparseCheckout=true")
+_SPARSE_AS_WELL = ("-c", "core.sparseCheckout=false")
+_PATHS_AS_WRITTEN = {
+    f"GIT_{name}_PATHSPECS": "0" for name in ("LITERAL", "GLOB", "NOGLOB", "ICASE")
+}
+# The same content is to be the same commit.
+_AUTHOR = {
+    f"GIT_{role}_{name}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for name, value in (
+        ("NAME", "lllaunch"),
+        ("EMAIL", "lllaunch@localhost"),
+        ("DATE", "946684800 +0000"),
+    )
+}
+_MESSAGE = "What was not committed when a run was submitted"
+
+
+class Snapshot(NamedTuple):
+    """A snapshot of a repository.
+
+    Attributes:
+        path: the worktree, absolute.
+        commit: hash of HEAD, what the user had committed; empty if nothing was.
+        tree_commit: hash of the commit that is checked out there, which is ``commit`` if nothing
+            differed from that.
+        top: the top directory of the repository that it was taken of, absolute, without links.
+        changed: whether anything is in it that was not committed.
+        problem: what is not as it was: a sentence, or an empty string.
+    """
+
+    path: str
+    commit: str
+    tree_commit: str
+    top: str
+    changed: bool
+    problem: str = ""
+
+    @property
+    def diff(self) -> str:
+        """Path of the file that says what differs from ``commit``."""
+        return f"{self.path}.diff"
+
+    def place(self, path: str) -> str:
+        """Returns where a path of the repository is in the snapshot, others unchanged.
+
+        Args:
+            path: below ``top`` or not; a relative one counts from the working directory.
+        """
+        whole = os.path.abspath(path)
+        # a link may lead there; where the last part leads is for those who open it
+        last = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+        for each in (whole, last, os.path.realpath(whole)):
+            if _below(each, self.path):
+                return path
+            if _below(each, self.top):
+                return os.path.normpath(os.path.join(self.path, os.path.relpath(each, self.top)))
+        return path
+
+    def to_json(self) -> dict[str, str]:
+        """Returns what `from_json` reads."""
+        return {**self._asdict(), "changed": "true" if self.changed else "false"}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Returns the snapshot that `to_json` described.
+
+        Raises:
+            ValueError: it is none.
+        """
+        texts = {name: document.get(name, cls._field_defaults.get(name)) for name in cls._fields}
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError("this describes no snapshot")
+        return cls(**{**texts, "changed": texts["changed"] == "true"})
+
+
+def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:
+    """Returns the ``build`` of a run whose code is a snapshot.
+
+    Args:
+        build: what `lllaunch.run.build` says where the run was; what git says there is of the tree
+            as it is now, and is replaced.
+        snapshot: that the run's code came from.
+    """
+    return {
+        **build,
+        "commit": snapshot.commit or None,
+        "dirty": snapshot.changed,
+        "branch": None,
+        "changed": None,
+        "untracked": None,
+        "git_problem": snapshot.problem or None,
+        "snapshot": {
+            "path": snapshot.path,
+            "diff": snapshot.diff,
+            "tree_commit": snapshot.tree_commit,
+        },
+    }
+
+
+def take(cwd: str, path: str, environ: Mapping[str, str]) -> Snapshot | None:
+    """Sets the code aside; ``<path>.diff`` tells people what of it was not committed.
+
+    Args:
+        cwd: a directory of the repository.
+        path: where the worktree goes; nothing may be there, or an empty directory.
+        environ: what git is found and run with.
+
+    Returns:
+        the snapshot; None if ``cwd`` is in no working tree of git.
+
+    Raises:
+        SnapshotFailed: git refuses, or something cannot be written. Nothing is left then.
+    """
+    cwd, path = os.path.realpath(cwd), os.path.abspath(path)
+    top = _top_of(cwd, environ)
+    if top is None:
+        return None
+    repository = _Repository(top, environ)
+    try:
+        _claim(path)
+        try:
+            return _taken(repository, cwd, path)
+        except BaseException:
+            with contextlib.suppress(SnapshotFailed, OSError):
+                _remove_worktree(repository, path)
+            for each, unmake in ((path, os.rmdir), (f"{path}.diff", os.unlink)):
+                with contextlib.suppress(OSError):
+                    unmake(each)
+            raise
+    except OSError as error:
+        raise _failed(error, path) from error
+
+
+def _claim(path: str) -> None:
+    """Makes the directory, so that nobody else does, and nothing of anybody else is removed."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
+    os.mkdir(path)
+
+
+def _failed(error: OSError, path: str, **hint: str) -> SnapshotFailed:
+    name = error.filename if isinstance(error.filename, str) else path
+    return SnapshotFailed(name, error.strerror or str(error), **hint)
+
+
+def remove(snapshot: Snapshot, environ: Mapping[str, str] | None = None) -> None:
+    """Removes the worktree and what keeps its commit; idempotent. The diff stays.
+
+    What links in it lead to stays as well.
+
+    Args:
+        snapshot: to remove; it may be gone, and so may its repository.
+        environ: what git is found and run with; that of this process if None.
+
+    Raises:
+        SnapshotFailed: something cannot be removed.
+    """
+    repository = _Repository(snapshot.top, dict(os.environ) if environ is None else environ)
+    try:
+        if os.path.isdir(snapshot.top):
+            _remove_worktree(repository, snapshot.path)
+        else:
+            _remove_files(snapshot.path)
+    except OSError as error:
+        raise _failed(error, snapshot.path, hint="") from error
+
+
+def _remove_worktree(repository: _Repository, path: str) -> None:
+    listed = repository.git("worktree", "list", "--porcelain").split("\n")
+    if any(_is_path(line.removeprefix("worktree "), path) for line in listed):
+        _remove_files(path, sure=True)
+        # only this one: `prune` might forget one of the user's that lies on another disk
+        repository.git("worktree", "remove", "--force", "--force", path)
+    else:
+        _remove_files(path)
+    repository.git("update-ref", "-d", _ref_of(path))
+
+
+def _remove_files(path: str, *, sure: bool = False) -> None:
+    """Removes a worktree's files; what is not a worktree (any more) only if one is sure of it."""
+    ours = sure or os.path.isfile(os.path.join(path, ".git"))
+    if ours and os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)  # links are removed, not what they lead to
+
+
+def _is_path(listed: str, path: str) -> bool:
+    # git tells it without links, and quotes nothing; a newline in it cuts it
+    return listed in (path.partition("\n")[0], os.path.realpath(path).partition("\n")[0])
+
+
+def _ref_of(path: str) -> str:
+    return f"{_REFS}/{hashlib.sha256(os.fsencode(path)).hexdigest()[:20]}"
+
+
+def _below(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+
+
+class _Repository:
+    """Git, asked in the top directory of a working tree."""
+
+    def __init__(self, top: str, environ: Mapping[str, str]) -> None:
+        self.top = top
+        self.environ = environ
+
+    def git(self, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+        """Returns what git answers.
+
+        Raises:
+            SnapshotFailed: it refuses, or takes too long.
+        """
+        return _answer(self.top, arguments, self.environ, variables)
+
+    def git_tells(self, *arguments: str, variables: Mapping[str, str] | None = None) -> list[str]:
+        """Returns the entries of an answer that ``-z`` separates."""
+        return self.git(*arguments, variables=variables).split("\0")[:-1]
+
+
+def _answer(
+    cwd: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    try:
+        git = Git(cwd, [*_SETTINGS, *arguments], environ, variables)
+    except OSError as error:
+        raise SnapshotFailed(cwd, refusal(error)) from error
+    answer = git.end(PATIENCE, _MOST_ANSWER)
+    verb = next(word for word in arguments if word != "-c" and "=" not in word)
+    if answer is None:
+        raise SnapshotFailed(cwd, f"git {verb} took longer than {PATIENCE:.0f} s")
+    if git.status != 0:
+        raise SnapshotFailed(cwd, f"git {verb}: {_complaints(answer[1], git.status)}")
+    return answer[0]
+
+
+def _complaints(errors: str, status: int | None) -> str:
+    """Returns what git said against it; hints and progress are left out."""
+    lines = [line.strip() for line in errors.splitlines()]
+    said = [line for line in lines if line.startswith(("fatal: ", "error: "))] or lines
+    text = "; ".join(line.partition(": ")[2] or line for line in said if line)
+    return text[:500] or f"exit status {status}"
+
+
+def _top_of(cwd: str, environ: Mapping[str, str]) -> str | None:
+    """Returns the top directory of the working tree; None if there is none."""
+    try:
+        git = Git(cwd, ["rev-parse", "--is-inside-work-tree", "--show-cdup"], environ)
+    except OSError as error:
+        raise SnapshotFailed(cwd, refusal(error)) from error
+    answer = git.end(PATIENCE)
+    if answer is None:
+        raise SnapshotFailed(cwd, f"git rev-parse took longer than {PATIENCE:.0f} s")
+    if git.status != 0:
+        reason = complaint(answer[1])
+        if reason == "not in a git repository":
+            return None
+        raise SnapshotFailed(cwd, f"git rev-parse: {_complaints(answer[1], git.status)}")
+    inside, _, up = answer[0].removesuffix("\n").partition("\n")
+    return os.path.normpath(os.path.join(cwd, up)) if inside == "true" else None
+
+
+class _Status(NamedTuple):
+    """What git says of a working tree; names are relative to its top."""
+
+    commit: str
+    unmerged: list[str]
+    untracked: list[str]
+    ignored: list[str]
+
+
+# What is not ignored of submodules is theirs.
+_STATUS = (
+    *("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=all"),
+    *("--untracked-files=normal", "--ignored=matching"),
+)
+_WORDS_BEFORE_NAME = 10  # of an unmerged entry
+
+
+def _status(repository: _Repository, *more: str) -> _Status:
+    status = _Status("", [], [], [])
+    for entry in repository.git_tells(*_STATUS, *more):
+        kind, _, rest = entry.partition(" ")
+        if kind == "?":
+            status.untracked.append(rest)
+        elif kind == "!":
+            status.ignored.append(rest)
+        elif kind == "u":
+            status.unmerged.append(entry.split(" ", _WORDS_BEFORE_NAME)[-1])
+        elif entry.startswith("# branch.oid ") and "(initial)" not in entry:
+            status = status._replace(commit=entry.split(" ")[2])
+    return status
+
+
+def _taken(repository: _Repository, cwd: str, path: str) -> Snapshot:
+    """Returns the snapshot, whose directory is there."""
+    top = repository.top
+    status = _status(repository)
+    if status.unmerged:
+        names = ", ".join(status.unmerged[:_MOST_NAMED])
+        raise SnapshotFailed(top, f"there are conflicts to be resolved first, in {names}")
+    own = os.path.realpath(path)
+    outputs = _outputs(status.untracked, top, cwd, own)
+    snapshot = _committed(repository, status.commit, path, outputs)
+    repository.git("update-ref", _ref_of(path), snapshot.tree_commit)
+    repository.git(*_WORKERS, "worktree", "add", "--detach", path, snapshot.tree_commit)
+    shared = _mend(repository, snapshot)
+    # what runs write to would lead from the snapshot to itself
+    kept_out = [*_hydra_outputs(top, cwd), *(os.path.join(top, name) for name in outputs)]
+    linked = list(_shareable(status.ignored, top, own, kept_out))
+    if len(linked) > MOST_LINKS:
+        reason = f"{len(linked)} ignored files were to be linked, {MOST_LINKS} can be"
+        raise SnapshotFailed(top, reason, "ignore their directory rather than each of them")
+    for name in linked:
+        _share(os.path.join(top, name), os.path.join(path, name))
+    _write_diff(repository, snapshot)
+    return snapshot._replace(problem=_problem(shared))
+
+
+def _problem(shared: Sequence[str]) -> str:
+    if not shared:
+        return ""
+    names = ", ".join(shared[:_MOST_NAMED]) + (", ..." if len(shared) > _MOST_NAMED else "")
+    return f"repositories inside of this one are shared, not set aside: {names}"
+
+
+def _committed(repository: _Repository, commit: str, path: str, outputs: Iterable[str]) -> Snapshot:
+    """Returns the snapshot that is to be checked out; its commit is made."""
+    top = repository.top
+    with _copied_index(repository, path) as index:
+        variables = {"GIT_INDEX_FILE": index, **_PATHS_AS_WRITTEN}
+        # what the user wants to be taken for unchanged may have changed
+        repository.git(*_PRESENT, "update-index", "-q", "--really-refresh", variables=variables)
+        left_out = [f":(exclude,literal){name}" for name in outputs]
+        add = (*_SPARSE_AS_WELL, "add", "--all", "--", ".", *left_out)
+        try:
+            repository.git(*add, variables=variables)
+        except SnapshotFailed as error:
+            if "No such file" not in error.reason:
+                raise
+            # it vanished meanwhile, as files of editors do
+            repository.git(*add, variables=variables)
+        tree = repository.git("write-tree", variables=variables).strip()
+    parent = []
+    if commit:
+        if repository.git("rev-parse", f"{commit}^{{tree}}").strip() == tree:
+            return Snapshot(path, commit, commit, top, changed=False)
+        parent = ["-p", commit]
+    hidden = repository.git("commit-tree", tree, *parent, "-m", _MESSAGE, variables=_AUTHOR).strip()
+    return Snapshot(path, commit, hidden, top, changed=True)
+
+
+def _hydra_outputs(top: str, cwd: str) -> set[str]:
+    return {os.path.join(each, name) for each in (top, cwd) for name in _OUTPUTS}
+
+
+def _outputs(untracked: Iterable[str], top: str, cwd: str, path: str) -> list[str]:
+    """Returns what is not tracked and holds output of runs, relative to the top. Pure.
+
+    These are Hydra's own directories, and what the snapshot itself goes to: of an untracked
+    directory that the user works in, only the part that leads there.
+    """
+    outputs: set[str] = set()
+    for name in untracked:
+        directory = os.path.join(top, name.rstrip("/"))
+        outputs.update(each for each in _hydra_outputs(top, cwd) if _below(each, directory))
+        if _below(path, directory):
+            both = os.path.commonpath((cwd, path))
+            first = os.path.relpath(path, both).split("/")[0]
+            outputs.add(os.path.join(both, first) if _below(both, directory) else directory)
+    return sorted(os.path.relpath(each, top) for each in outputs)
+
+
+@contextlib.contextmanager
+def _copied_index(repository: _Repository, path: str) -> Iterator[str]:
+    """Copies the index of the user, with what it knows of files, which spares reading them."""
+    answer = repository.git("rev-parse", "--git-path", "index")
+    original = os.path.join(repository.top, answer.removesuffix("\n"))
+    # where no `add` sees it
+    name = f"lllaunch-{os.getpid()}-{os.path.basename(_ref_of(path))}"
+    copy = os.path.join(os.path.dirname(original), name)
+    try:
+        with contextlib.suppress(FileNotFoundError), open(original, "rb") as source:
+            with open(copy, "wb") as target:
+                shutil.copyfileobj(source, target)
+            # git takes no file for unchanged that is as young as the index
+            known = os.fstat(source.fileno())
+            os.utime(copy, ns=(known.st_atime_ns, known.st_mtime_ns))
+        yield copy
+    finally:
+        for each in (copy, f"{copy}.lock"):
+            with contextlib.suppress(OSError):
+                os.unlink(each)
+
+
+def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
+    """Mends what leads nowhere in a worktree: submodules, relative links out of the repository.
+
+    Returns:
+        the submodules, and repositories inside of this one, that are linked.
+    """
+    shared = []
+    for entry in repository.git_tells("ls-tree", "-r", "-z", snapshot.tree_commit):
+        if not entry.startswith((_LINK, _SUBMODULE)):
+            continue
+        name = entry.partition("\t")[2]
+        original, copy = os.path.join(snapshot.top, name), os.path.join(snapshot.path, name)
+        with contextlib.suppress(FileNotFoundError):  # left out of a sparse checkout
+            if entry.startswith(_LINK):
+                _mend_link(original, copy, snapshot.top)
+            elif os.path.lexists(os.path.join(original, ".git")):
+                os.rmdir(copy)
+                os.symlink(original, copy)
+                shared.append(name)
+    return shared
+
+
+def _mend_link(original: str, copy: str, top: str) -> None:
+    target = os.readlink(copy)
+    place = os.path.normpath(os.path.join(os.path.dirname(original), target))
+    if not os.path.isabs(target) and not _below(place, top):
+        os.unlink(copy)
+        os.symlink(place, copy)
+
+
+def _shareable(names: Iterable[str], top: str, own: str, outputs: Sequence[str]) -> Iterator[str]:
+    """Yields what of the ignored names is linked.
+
+    Of a directory that the snapshot lies in it is what is beside that.
+    """
+    for name in (each.rstrip("/") for each in names):
+        original = os.path.join(top, name)
+        if name.endswith(("__pycache__", ".pyc")) or _below(original, own):
+            continue
+        if original == f"{own}.diff" or any(_below(original, each) for each in outputs):
+            continue
+        if _below(own, original):
+            inner = (os.path.join(name, each) for each in sorted(os.listdir(original)))
+            yield from _shareable(inner, top, own, outputs)
+        else:
+            yield name
+
+
+def _share(original: str, copy: str) -> None:
+    try:
+        os.symlink(original, copy)
+    except FileNotFoundError:
+        # nothing beside it is tracked
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        os.symlink(original, copy)
+    except (FileExistsError, NotADirectoryError):
+        pass  # it came to be while the snapshot was made
+
+
+def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
+    """Writes what `git apply` takes, unless it is too long."""
+    diff = ["diff-tree", "-p", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"]
+    output = [f"--output={snapshot.diff}"]  # straight to the disk, which is larger than memory
+    trees = [snapshot.commit, snapshot.tree_commit]
+    if not snapshot.commit:
+        trees = ["--root", "--no-commit-id", snapshot.tree_commit]
+    git = Git(repository.top, [*_SETTINGS, *diff, *output, *trees], repository.environ)
+    answer = git.end(_DIFF_PATIENCE)
+    cut = ""
+    if answer is None:
+        cut = f"git took longer than {_DIFF_PATIENCE:.0f} s"
+    elif git.status != 0:
+        raise SnapshotFailed(snapshot.diff, f"git diff-tree: {_complaints(answer[1], git.status)}")
+    with open(snapshot.diff, "ab") as file:
+        if file.tell() > _MOST_DIFF:
+            cut = f"it is larger than {_MOST_DIFF // 2**20} MiB"
+            file.truncate(_MOST_DIFF)
+        if cut:
+            line = f"\n[cut: {cut}; git diff {' '.join(trees[-2:])} has it all]\n"
+            file.write(line.encode())

@@ -1,0 +1,560 @@
+"""The code of a run as it was when the run was submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.errors import SnapshotFailed
+from lllaunch.run import snapshot as snapshots
+from lllaunch.run.build import build_facts
+from lllaunch.run.snapshot import Snapshot, remove, take, with_snapshot
+from lllaunch.testing import leaked_fds, live_descendants, open_fds
+
+pytestmark = [
+    pytest.mark.slow,  # some dozen gits each
+    pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"),
+]
+# of this machine's user nothing counts
+ENV = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+}
+
+
+def git(directory: Path | str, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=A", "-c", "user.email=a@b", *arguments],
+        cwd=directory,
+        env=ENV,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return os.fsdecode(done.stdout).strip()
+
+
+def repository(path: Path, files: dict[str, str] | None = None) -> Path:
+    path.mkdir(parents=True)
+    git(path, "init", "-q", "-b", "main")
+    for name, text in (files or {"train.py": "1\n", ".gitignore": "*.so\n__pycache__/\n"}).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    git(path, "add", ".")
+    git(path, "commit", "-q", "-m", "first")
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    return repository(tmp_path / "a tree")
+
+
+def taken(cwd: Path, path: Path, env: dict[str, str] = ENV) -> Snapshot:
+    found = take(str(cwd), str(path), env)
+    assert found is not None
+    return found
+
+
+def visible(tree: Path) -> tuple[Any, ...]:
+    """All of a repository that its user sees, and the index to the byte."""
+    return (
+        (tree / ".git" / "index").read_bytes() if (tree / ".git" / "index").exists() else b"",
+        (tree / ".git" / "HEAD").read_text(),
+        git(tree, "--no-optional-locks", "status", "--porcelain=v2", "--branch"),
+        git(tree, "for-each-ref", "refs/heads", "refs/tags", "refs/stash"),
+        sorted(os.listdir(tree)),
+    )
+
+
+def files_of(path: Path | str) -> set[str]:
+    found: set[str] = set()
+    for directory, inner, names in os.walk(path):
+        links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
+        found.update(os.path.relpath(os.path.join(directory, each), path) for each in names + links)
+    return found - {".git"}
+
+
+def test_all_that_is_not_committed_is_in_it_and_nothing_else_changes(tree: Path, tmp_path: Path):
+    for name in ("staged", "gone", "gone too", "tool", "both"):
+        (tree / name).write_text("old\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "second")
+    (tree / "staged").write_text("new\n")
+    (tree / "both").write_text("staged\n")
+    git(tree, "add", ".")
+    git(tree, "rm", "-q", "gone")
+    (tree / "both").write_text("not staged\n")
+    (tree / "gone too").unlink()
+    (tree / "tool").chmod(0o755)
+    (tree / "train.py").write_text("2\n")
+    strange = os.fsdecode(b"new\n\xff \xc3\xa4")
+    (tree / "pkg").mkdir()
+    (tree / "pkg" / strange).write_text("x")
+    (tree / "pkg" / "blob").write_bytes(bytes(range(256)))
+    (tree / "link").symlink_to("train.py")
+    git(tree, "add", "--intent-to-add", "link")
+    before = visible(tree)
+
+    code = tmp_path / "run" / "code"
+    found = taken(tree / "pkg", code)
+    assert visible(tree) == before
+    assert (found.path, found.top, found.changed) == (str(code), str(tree), True)
+    assert found.commit == git(tree, "rev-parse", "HEAD")
+    assert found.problem == ""
+    assert (code / "staged").read_text() == "new\n"
+    assert (code / "both").read_text() == "not staged\n"
+    assert (code / "train.py").read_text() == "2\n"
+    assert (code / "pkg" / strange).read_text() == "x"
+    assert os.readlink(code / "link") == "train.py"
+    assert (code / "tool").stat().st_mode & stat.S_IXUSR
+    assert files_of(code) == files_of(tree) - {
+        name for name in files_of(tree) if name.startswith(".git/")
+    }
+    assert git(code, "rev-parse", "HEAD") == found.tree_commit
+    assert git(code, "rev-parse", "HEAD^") == found.commit
+    assert git(code, "status", "--porcelain") == ""
+    # what the author does from now on is not seen there
+    (tree / "train.py").write_text("3\n")
+    assert (code / "train.py").read_text() == "2\n"
+
+    # the diff is enough to come to the same from the commit
+    again = tmp_path / "again"
+    git(tree, "worktree", "add", "-q", "--detach", str(again), found.commit)
+    git(again, "apply", "--index", found.diff)
+    assert git(again, "write-tree") == git(code, "rev-parse", "HEAD^{tree}")
+
+
+def test_the_same_content_is_the_same_commit(tree: Path, tmp_path: Path):
+    (tree / "new.py").write_text("1")
+    first = taken(tree, tmp_path / "1")
+    second = taken(tree, tmp_path / "2", {**ENV, "GIT_AUTHOR_NAME": "B", "TZ": "Asia/Tokyo"})
+    assert first.tree_commit == second.tree_commit != first.commit
+    remove(first, ENV)
+    git(tree, "gc", "-q", "--prune=now")
+    assert (tmp_path / "2" / "new.py").read_text() == "1"
+    shutil.rmtree(tmp_path / "2")
+    git(tree, "worktree", "prune")
+    git(tree, "reflog", "expire", "--expire=now", "--all")
+    git(tree, "gc", "-q", "--prune=now")
+    # the worktree was deleted by hand, and still its code can be had
+    assert git(tree, "show", f"{second.tree_commit}:new.py") == "1"
+    remove(second, ENV)
+    assert git(tree, "for-each-ref", "refs/lllaunch") == ""
+
+
+def test_git_of_the_user_that_runs_meanwhile(tree: Path, tmp_path: Path):
+    (tree / ".git" / "index.lock").write_text("")  # as a commit does while its editor is open
+    (tree / ".git" / "HEAD.lock").write_text("")
+    (tree / "new").write_text("x")
+    assert (Path(taken(tree, tmp_path / "code").path) / "new").exists()
+
+
+def test_a_clean_tree(tree: Path, tmp_path: Path):
+    found = taken(tree, tmp_path / "code")
+    assert (found.changed, found.tree_commit) == (False, found.commit)
+    assert Path(found.diff).read_text() == ""
+
+
+def test_no_repository_and_none_with_files(tmp_path: Path, tree: Path):
+    (tmp_path / "plain").mkdir()
+    assert take(str(tmp_path / "plain"), str(tmp_path / "code"), ENV) is None
+    assert take(str(tree / ".git"), str(tmp_path / "code"), ENV) is None
+    assert not (tmp_path / "code").exists()
+
+
+def test_before_the_first_commit(tmp_path: Path):
+    path = tmp_path / "new"
+    path.mkdir()
+    git(path, "init", "-q")
+    empty = taken(path, tmp_path / "empty")
+    assert (empty.commit, files_of(empty.path)) == ("", set())
+    (path / "train.py").write_text("1\n")
+    found = taken(path, tmp_path / "code")
+    assert (found.commit, found.changed) == ("", True)
+    assert (tmp_path / "code" / "train.py").read_text() == "1\n"
+    assert "+1" in Path(found.diff).read_text()
+    assert with_snapshot({}, found)["commit"] is None
+    remove(empty, ENV)
+    remove(found, ENV)
+
+
+def test_a_detached_head_and_a_linked_worktree(tree: Path, tmp_path: Path):
+    git(tree, "checkout", "-q", "--detach")
+    other = tmp_path / "other\nplace"
+    git(tree, "worktree", "add", "-q", "-b", "side", str(other))
+    (other / "side.py").write_text("1\n")
+    found = taken(other, tmp_path / "code\nplace")
+    assert found.top == str(other)
+    assert (Path(found.path) / "side.py").read_text() == "1\n"
+    assert not (tree / "side.py").exists()
+    assert git(other, "status", "--porcelain") == "?? side.py"
+    remove(found, ENV)
+    assert not os.path.exists(found.path)
+    assert git(tree, "worktree", "prune", "--verbose") == ""
+    assert git(tree, "worktree", "list", "--porcelain").count("worktree ") == 2
+
+
+def test_conflicts_are_refused(tree: Path, tmp_path: Path):
+    git(tree, "checkout", "-q", "-b", "side")
+    (tree / "train.py").write_text("side\n")
+    git(tree, "commit", "-q", "-a", "-m", "side")
+    git(tree, "checkout", "-q", "main")
+    (tree / "train.py").write_text("main\n")
+    git(tree, "commit", "-q", "-a", "-m", "main")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(tree, "merge", "side")
+    before = visible(tree)
+    with pytest.raises(
+        SnapshotFailed, match=r"conflicts.* in train.py; cluster.snapshot=none"
+    ) as e:
+        taken(tree, tmp_path / "code")
+    assert e.value.path == str(tree)
+    assert pickle.loads(pickle.dumps(e.value)).reason == e.value.reason
+    assert visible(tree) == before
+    assert not (tmp_path / "code").exists()
+    # in the middle of a merge, but resolved
+    git(tree, "checkout", "-q", "--ours", "train.py")
+    git(tree, "add", ".")
+    assert (Path(taken(tree, tmp_path / "code").path) / "train.py").read_text() == "main\n"
+
+
+def test_what_is_ignored_is_shared_and_survives(tree: Path, tmp_path: Path):
+    (tree / ".gitignore").write_text(
+        "*.so\n*.pyc\n__pycache__/\n/data/\ncache/*\n!cache/.keep\noutputs\n"
+    )
+    for name in (
+        *("data/set/1", "pkg/fast.so", "pkg/__init__.py", "pkg/__pycache__/a.pyc", "built/only.so"),
+        *("cache/.keep", "cache/1", "old/__pycache__/b.pyc", "outputs/1/log", "pkg/a.pyc"),
+    ):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("x")
+    code = tree / "outputs" / "2" / "code"
+    found = taken(tree, code)
+    assert files_of(code) == {
+        *(".gitignore", "train.py", "data", "pkg/fast.so", "pkg/__init__.py", "built/only.so"),
+        *("cache/.keep", "cache/1"),
+    }
+    assert os.readlink(code / "data") == str(tree / "data")
+    assert os.readlink(code / "pkg" / "fast.so") == str(tree / "pkg" / "fast.so")
+    remove(found, ENV)
+    remove(found, ENV)
+    assert not code.exists()
+    assert (tree / "data" / "set" / "1").read_text() == "x"
+    assert (tree / "cache" / "1").exists()
+    assert os.path.exists(found.diff)  # result.json names it
+
+
+def test_beside_an_ignored_directory_that_it_lies_in(tree: Path):
+    (tree / ".gitignore").write_text("work/\n")
+    for name in ("work/data/1", "work/runs/old"):
+        (tree / name).parent.mkdir(parents=True)
+        (tree / name).write_text("x")
+    found = taken(tree, tree / "work" / "runs" / "new" / "code")
+    code = Path(found.path)
+    assert (code / "work" / "data" / "1").read_text() == "x"
+    assert os.path.islink(code / "work" / "data")
+    assert not os.path.lexists(code / "work" / "runs" / "new")
+    remove(found, ENV)
+    assert (tree / "work" / "data" / "1").exists()
+
+
+def test_outputs_are_no_code_though_nobody_ignores_them(tree: Path):
+    for name in ("outputs/1/big", "multirun/1/big", "runs/1/big", "new/outputs/big", "new/mine.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    first = taken(tree / "new", tree / "runs" / "2" / "code")
+    assert files_of(first.path) == {".gitignore", "train.py", "new/mine.py"}
+    second = taken(tree / "new", tree / "new" / "mine" / "code")
+    assert files_of(second.path) == {".gitignore", "train.py", "new/mine.py", "runs/1/big"} | {
+        f"runs/2/{name}" for name in ("code", "code.diff")
+    }
+    assert "runs/2/code" in second.problem
+
+
+@pytest.mark.parametrize(
+    ("path", "outputs"),
+    [
+        ("/t/outputs/1/code", ["outputs"]),
+        ("/elsewhere", ["outputs"]),
+        ("/t/net/logs/1/code", ["net/logs", "outputs"]),
+        ("/t/other/logs/1/code", ["other", "outputs"]),
+    ],
+)
+def test_which_directories_are_of_outputs(path: str, outputs: list[str]):
+    untracked = ["outputs/", "net/", "other/", "a", "multirun.txt"]
+    found = snapshots._outputs(untracked, "/t", "/t/net", path)
+    assert found == sorted([*outputs, "net/multirun", "net/outputs"])
+
+
+def test_links_that_lead_out_lead_to_the_same_place(tree: Path, tmp_path: Path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "1").write_text("x")
+    (tree / "data").symlink_to("../shared")
+    (tree / "sub").mkdir()
+    (tree / "sub" / "inside").symlink_to("../train.py")
+    (tree / "broken").symlink_to("nowhere")
+    code = Path(taken(tree, tmp_path / "deep" / "er" / "code").path)
+    assert (code / "data" / "1").read_text() == "x"
+    assert os.readlink(code / "sub" / "inside") == "../train.py"
+    assert os.readlink(code / "broken") == "nowhere"
+
+
+def test_submodules_and_repositories_inside_are_shared(tree: Path, tmp_path: Path):
+    library = repository(tmp_path / "library", {"lib.py": "1\n"})
+    allowed = ("-c", "protocol.file.allow=always")
+    git(tree, *allowed, "submodule", "--quiet", "add", str(library), "third/lib")
+    git(tree, *allowed, "submodule", "--quiet", "add", str(library), "third/empty")
+    git(tree, "commit", "-q", "-m", "libraries")
+    git(tree, "submodule", "--quiet", "deinit", "third/empty")
+    repository(tree / "clone", {"clone.py": "1\n"})
+    found = taken(tree, tmp_path / "code")
+    code = Path(found.path)
+    assert (code / "third" / "lib" / "lib.py").exists()
+    assert (code / "clone" / "clone.py").exists()
+    assert os.listdir(code / "third" / "empty") == []
+    assert found.problem.endswith("shared, not set aside: clone, third/lib")
+    assert with_snapshot({}, found)["git_problem"] == found.problem
+    remove(found, ENV)
+    assert (tree / "third" / "lib" / "lib.py").exists()
+    assert git(tree, "worktree", "prune", "--verbose") == ""
+
+
+def test_files_that_git_is_told_to_take_for_unchanged(tree: Path, tmp_path: Path):
+    for name in ("assumed", "skipped", "skipped and gone"):
+        (tree / name).write_text("old\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "second")
+    git(tree, "update-index", "--assume-unchanged", "assumed")
+    git(tree, "update-index", "--skip-worktree", "skipped", "skipped and gone")
+    (tree / "assumed").write_text("new\n")
+    (tree / "skipped").write_text("new\n")
+    (tree / "skipped and gone").unlink()
+    code = Path(taken(tree, tmp_path / "code").path)
+    assert (code / "assumed").read_text() == "new\n"
+    assert (code / "skipped").read_text() == "new\n"
+    assert (code / "skipped and gone").read_text() == "old\n"
+    assert (
+        git(tree, "ls-files", "-v")
+        == "H .gitignore\nh assumed\nS skipped\nS skipped and gone\nH train.py"
+    )
+
+
+@pytest.mark.parametrize("index", ["--sparse-index", "--no-sparse-index"])
+def test_a_sparse_checkout(tree: Path, tmp_path: Path, index: str):
+    for name in ("in/a", "out/b", "in/deep/c"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("old\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "second")
+    git(tree, "sparse-checkout", "set", "--cone", index, "in")
+    assert not (tree / "out").exists()
+    (tree / "in" / "a").write_text("new\n")
+    (tree / "aside").mkdir()
+    (tree / "aside" / "new").write_text("new\n")
+    before = visible(tree)
+    found = taken(tree, tmp_path / "code")
+    assert visible(tree) == before
+    assert (tmp_path / "code" / "in" / "a").read_text() == "new\n"
+    assert git(tree, "show", f"{found.tree_commit}:out/b") == "old"
+    assert git(tree, "show", f"{found.tree_commit}:aside/new") == "new"
+
+
+def test_a_file_that_vanishes_meanwhile(tree: Path, tmp_path: Path, monkeypatch: Any):
+    original, failed = snapshots._answer, []
+
+    def answer(cwd: str, arguments: Any, *rest: Any) -> str:
+        if "add" in arguments and "--all" in arguments and not failed:
+            failed.append(arguments)
+            raise SnapshotFailed(cwd, "unable to stat '4913': No such file or directory")
+        return original(cwd, arguments, *rest)
+
+    monkeypatch.setattr(snapshots, "_answer", answer)
+    (tree / "new").write_text("x")
+    assert (Path(taken(tree, tmp_path / "code").path) / "new").exists()
+    assert len(failed) == 1
+
+
+def test_changes_that_stat_does_not_tell(tree: Path, tmp_path: Path):
+    # changed within the tick in which the index was written, to the same size
+    path = tree / "train.py"
+    for number in range(5):
+        path.write_text("1\n")
+        git(tree, "add", ".")
+        path.write_text("2\n")
+        times = path.stat()
+        os.utime(tree / ".git" / "index", ns=(times.st_atime_ns, times.st_mtime_ns))
+        found = taken(tree, tmp_path / str(number))
+        assert (Path(found.path) / "train.py").read_text() == "2\n"
+
+
+def test_hooks_filters_and_settings_of_the_user(tree: Path, tmp_path: Path):
+    hook = tmp_path / "hook"
+    hook.write_text(f"#!/bin/sh\necho $0 >> {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    for name in ("post-checkout", "post-index-change", "reference-transaction", "pre-commit"):
+        (tree / ".git" / "hooks" / name).symlink_to(hook)
+    for name, value in {
+        "core.fsmonitor": str(hook),
+        "core.splitIndex": "true",
+        "commit.gpgSign": "true",
+        "core.safecrlf": "true",
+        "diff.external": str(hook),
+        "filter.upper.clean": "tr a-z A-Z",
+        "filter.upper.smudge": "tr A-Z a-z",
+    }.items():
+        git(tree, "config", name, value)
+    (tree / ".gitattributes").write_text("*.up filter=upper\n*.txt text eol=crlf\n")
+    (tree / "a.up").write_text("abc\n")
+    (tree / "a.txt").write_bytes(b"a\nb\r\n")
+    (tmp_path / "ran").unlink(missing_ok=True)
+    shared = sorted((tree / ".git").glob("sharedindex.*"))
+    environ = {**ENV, "GIT_LITERAL_PATHSPECS": "1", "GIT_INDEX_FILE": "x", "LANGUAGE": "de"}
+    (tree / "outputs").mkdir()
+    (tree / "outputs" / "log").write_text("x")
+    found = taken(tree, tmp_path / "code", environ)
+    assert (tmp_path / "code" / "a.up").read_text() == "abc\n"
+    assert git(tree, "show", f"{found.tree_commit}:a.up") == "ABC"
+    assert not (tmp_path / "code" / "outputs").exists()
+    remove(found, environ)
+    assert not (tmp_path / "ran").exists()
+    assert sorted((tree / ".git").glob("sharedindex.*")) == shared
+
+
+def test_a_filter_that_hangs_is_ended(tree: Path, tmp_path: Path, monkeypatch: Any):
+    git(tree, "config", "filter.slow.clean", "sleep 1000")
+    (tree / ".gitattributes").write_text("*.big filter=slow\n")
+    (tree / "a.big").write_text("x")
+    monkeypatch.setattr(snapshots, "PATIENCE", 0.5)
+    fds = open_fds()
+    before = visible(tree)
+    with pytest.raises(SnapshotFailed, match="git add took longer"):
+        taken(tree, tmp_path / "code")
+    assert visible(tree) == before
+    assert not leaked_fds(fds)
+    deadline = time.monotonic() + 10
+    while live_descendants(os.getpid()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not live_descendants(os.getpid())
+    assert not list((tree / ".git").glob("lllaunch-*"))
+
+
+def test_what_git_refuses(tree: Path, tmp_path: Path, monkeypatch: Any):
+    with pytest.raises(SnapshotFailed, match=r"dubious ownership.*cluster.snapshot=none"):
+        taken(tree, tmp_path / "code", {**ENV, "GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"})
+    with pytest.raises(SnapshotFailed, match="git is not installed"):
+        taken(tree, tmp_path / "code", {**ENV, "PATH": str(tmp_path)})
+    # a repository in which nothing is yet
+    (tree / "clone").mkdir()
+    git(tree / "clone", "init", "-q")
+    with pytest.raises(SnapshotFailed, match="does not have a commit checked out"):
+        taken(tree, tmp_path / "code")
+    shutil.rmtree(tree / "clone")
+    monkeypatch.setattr(snapshots, "MOST_LINKS", 2)
+    for name in "abc":
+        (tree / f"{name}.so").write_text("x")
+    with pytest.raises(SnapshotFailed, match=r"3 ignored files .* ignore their directory"):
+        taken(tree, tmp_path / "code")
+    # nothing is left
+    assert sorted(os.listdir(tmp_path)) == ["a tree"]
+    assert git(tree, "for-each-ref", "refs/lllaunch") == ""
+    assert git(tree, "worktree", "list", "--porcelain").count("worktree ") == 1
+
+
+def test_a_place_that_is_taken_stays_as_it_is(tree: Path, tmp_path: Path):
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "precious").write_text("x")
+    with pytest.raises(SnapshotFailed, match="not empty"):
+        taken(tree, code)
+    assert (code / "precious").read_text() == "x"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SnapshotFailed, match="Not a directory"):
+        taken(tree, tmp_path / "file")
+    remove(Snapshot(str(code), "", "", str(tree), changed=False), ENV)
+    assert (code / "precious").read_text() == "x"
+    (code / "precious").unlink()
+    assert (Path(taken(tree, code).path) / "train.py").exists()
+
+
+def test_removing_what_is_half_gone(tree: Path, tmp_path: Path):
+    found = taken(tree, tmp_path / "code")
+    (tmp_path / "code" / ".git").unlink()
+    remove(found, ENV)
+    assert not (tmp_path / "code").exists()
+    found = taken(tree, tmp_path / "code")
+    shutil.rmtree(found.path)
+    git(tree, "worktree", "prune")
+    remove(found, ENV)
+    assert git(tree, "for-each-ref", "refs/lllaunch") == ""
+    found = taken(tree, tmp_path / "code")
+    shutil.rmtree(tree)
+    remove(found, ENV)
+    assert not (tmp_path / "code").exists()
+
+
+def test_a_diff_that_is_too_long_is_cut(tree: Path, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(snapshots, "_MOST_DIFF", 1000)
+    (tree / "long").write_text("line\n" * 1000)
+    found = taken(tree, tmp_path / "code")
+    text = Path(found.diff).read_text()
+    assert 1000 < len(text) < 1300
+    assert text.endswith(f"git diff {found.commit} {found.tree_commit} has it all]\n")
+
+
+def test_places(tree: Path, tmp_path: Path, monkeypatch: Any):
+    (tmp_path / "link").symlink_to(tree)
+    (tree / "data").symlink_to("/")
+    found = taken(tmp_path / "link", tree / "outputs" / "code")
+    code = str(tree / "outputs" / "code")
+    assert found.place(str(tree)) == code
+    assert found.place(str(tree / "sub" / "a.py")) == f"{code}/sub/a.py"
+    assert found.place(str(tmp_path / "link" / "sub" / "a.py")) == f"{code}/sub/a.py"
+    assert found.place(str(tmp_path / "link")) == code
+    assert found.place(str(tree / "data" / "x")) == f"{code}/data/x"
+    assert found.place(f"{tree}s/a.py") == f"{tree}s/a.py"
+    assert found.place(f"{code}/a.py") == f"{code}/a.py"
+    monkeypatch.chdir(tree)
+    assert found.place("conf") == f"{code}/conf"
+    monkeypatch.chdir(tmp_path)
+    assert found.place("conf") == "conf"
+
+
+def test_as_json(tree: Path, tmp_path: Path):
+    (tree / "new").write_text("x")
+    found = taken(tree, tmp_path / os.fsdecode(b"c\xff"))
+    document = json.loads(json.dumps(found.to_json()))
+    assert {type(value) for value in document.values()} == {str}
+    assert Snapshot.from_json(document) == found
+    assert Snapshot.from_json({**document, "changed": "false", "later": 1}).changed is False
+    del document["problem"]
+    assert Snapshot.from_json(document) == found
+    for broken in ({}, {**document, "path": None}, {**document, "top": 1}):
+        with pytest.raises(ValueError, match="no snapshot"):
+            Snapshot.from_json(broken)
+
+
+def test_what_result_json_says(tree: Path, tmp_path: Path):
+    (tree / "new").write_text("x")
+    found = taken(tree, tmp_path / "code")
+    facts = build_facts(found.path, environ=ENV)
+    build = with_snapshot(facts, found)
+    assert (build["commit"], build["dirty"]) == (found.commit, True)
+    assert build["snapshot"] == {
+        "path": found.path,
+        "diff": found.diff,
+        "tree_commit": found.tree_commit,
+    }
+    assert build["versions"] == facts["versions"]
+    assert "snapshot" not in facts
