@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lllaunch.app.command_line import VERBS, WrongUsage, arranged, program
+from lllaunch.app.command_line import HIDDEN_VERBS, VERBS, WrongUsage, arranged, program
 from lllaunch.app.early import only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
 
@@ -34,7 +34,7 @@ def main() -> int:
         words = [*words[1:2], "--help"]
     if not words:
         return _show_usage()
-    if words[0] in VERBS:
+    if words[0] in {*VERBS, *HIDDEN_VERBS}:
         return _perform(words[0], words[1:])
     if not {"--version", "-V"}.isdisjoint(words):
         return _show_version()
@@ -73,7 +73,7 @@ def _run(words: list[str]) -> int:
 
 
 def _perform(verb: str, argv: list[str]) -> int:
-    if verb != "rerun":
+    if verb not in {"rerun", "job"}:
         end_quietly_without_reader()
     try:
         return int(import_module(f"lllaunch.verbs.{verb}").main(argv))

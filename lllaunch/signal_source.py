@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.interrupts import take_interrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from typing_extensions import Self
@@ -76,10 +76,16 @@ class SignalSource:
             them.
         stops: whether SIGTSTP (Ctrl-Z) is noted, too. It is no reason to end: it never raises, and
             is not among those received; see ``stopping``.
+        notice: another one, which announces the end as SIGTERM does, and is taken for that; also if
+            it is ignored. Which of the two come, in what order and how often differs from cluster
+            to cluster, so all of them together are one SIGTERM.
+        noticed: called with the first of these, in the main thread.
 
     Attributes:
         quiet: that one, or None.
         stopping: whether SIGTSTP has come, and `stop_until_continued` is to be called.
+        announced: the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else
+            None.
     """
 
     def __init__(
@@ -89,6 +95,8 @@ class SignalSource:
         raises: bool = False,
         quiet: signal.Signals | None = None,
         stops: bool = False,
+        notice: signal.Signals | None = None,
+        noticed: Callable[[int], None] | None = None,
     ) -> None:
         if signals is None:
             named = os.environ.get(SIGNALS_TO_HANDLE)
@@ -99,6 +107,11 @@ class SignalSource:
         self.quiet = None if quiet in self._signals else quiet
         if self.quiet is not None:
             self._signals += (self.quiet,)
+        self._notice = notice
+        self._noticed = noticed
+        self.announced: int | None = None
+        if notice is not None:
+            self._signals += (notice,)
         self._stops = stops
         self.stopping = False
         if stops and signal.SIGTSTP not in self._signals:
@@ -129,7 +142,7 @@ class SignalSource:
         if self._wakes:
             self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for signum in self._signals:
-            if signal.getsignal(signum) is signal.SIG_IGN:
+            if signal.getsignal(signum) is signal.SIG_IGN and signum != self._notice:
                 # Started under nohup, for instance.
                 continue
             try:
@@ -183,6 +196,13 @@ class SignalSource:
         if self._stops and signum == signal.SIGTSTP:
             self.stopping = True
             return
+        if self._notice is not None and signum in {self._notice, signal.SIGTERM}:
+            if self.announced is not None:
+                return
+            self.announced = signum
+            if self._noticed is not None:
+                self._noticed(signum)
+            signum = signal.SIGTERM
         # the quiet one ends nobody
         if self._raise and signum != self.quiet:
             self._told = True

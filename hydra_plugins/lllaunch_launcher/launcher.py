@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.launcher import Launcher
 
-from lllaunch.config.launcher_schema import launcher_node
+from lllaunch.config.launcher_schema import launcher_node, slurm_launcher_node
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from lllaunch.app.sweeping.launcher import HydraSweep
 
-ConfigStore.instance().store(
-    group="hydra/launcher", name="lllaunch", node=launcher_node(), provider="lllaunch"
-)
+for _name, _node in (("lllaunch", launcher_node()), ("lllaunch_slurm", slurm_launcher_node())):
+    ConfigStore.instance().store(
+        group="hydra/launcher", name=_name, node=_node, provider="lllaunch"
+    )
 
 
 class LllaunchLauncher(Launcher):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from lllaunch.app.submitting import SubmittedFunction
+    from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 
@@ -29,6 +31,8 @@ def run(
     spawner: Spawner | None,
     config_name: str = PRIMARY,
     expect: Callable[[LaunchSpec], None] | None = None,
+    batch: BatchJob | None = None,
+    submitted: SubmittedFunction | None = None,
 ) -> int:
     """Runs the app on ``sys.argv``.
 
@@ -36,6 +40,8 @@ def run(
         spawner: started early, or None; the caller closes it.
         config_name: of the primary config.
         expect: called with what is about to be run; raises `LaunchError` if that is not right.
+        batch: as `lllaunch.app.job.Jobs` has it.
+        submitted: the same.
 
     Returns:
         The exit code.
@@ -43,7 +49,7 @@ def run(
     install()
     search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])
     Plugins.instance().register(search_path.ConfDirectories)
-    jobs = Jobs(spawner, expect)
+    jobs = Jobs(spawner, expect, batch=batch, submitted=submitted)
 
     def task(cfg: DictConfig) -> object:
         gc.enable()

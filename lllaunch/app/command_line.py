@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from lllaunch.run.files import relative_path, working_directory
 
+# What lllaunch calls itself, in a batch job.
+HIDDEN_VERBS = ("job",)
 VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stop", "wait")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 

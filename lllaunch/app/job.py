@@ -7,7 +7,7 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra import version
@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
 from lllaunch.app.gate import admit, has_rules
 from lllaunch.app.guarded_loader import GUARDED
-from lllaunch.app.naming import as_file_name, is_of_a_moment
+from lllaunch.app.naming import as_file_name, experiment_name, is_of_a_moment
 from lllaunch.app.planning import (
     Whereabouts,
     in_node_directory,
@@ -30,19 +30,24 @@ from lllaunch.app.planning import (
     perform,
     plan_job,
 )
+from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.files import link_atomic
 from lllaunch.run.lock import PATIENCE
+from lllaunch.run.submission import forget_submission
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
     from lllaunch.app.own_worker import UserFunction
+    from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.hydra_compat import Callbacks
+    from lllaunch.run.build import BuildQuery
     from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec, Nodes
 
@@ -56,6 +61,8 @@ class Jobs:
         spawner: started early, or None.
         expect: called with each run before it starts; raises `LaunchError` if it must not.
         function: what the workers run instead of the configured entrypoint, or None.
+        batch: the batch job that this is, for a run that was submitted; else None.
+        submitted: what workers call then, in place of ``function``; or None.
 
     Attributes:
         ledger: what they ended with.
@@ -68,6 +75,8 @@ class Jobs:
         spawner: Spawner | None,
         expect: Callable[[LaunchSpec], None] | None = None,
         function: Callable[[Any], Any] | None = None,
+        batch: BatchJob | None = None,
+        submitted: SubmittedFunction | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.spawner = spawner
@@ -76,7 +85,9 @@ class Jobs:
         # claimed and decided before Hydra writes anything
         self._directory: RunDirectory | None = None
         self._planned: LaunchSpec | None = None
-        self._user: UserFunction | None = None
+        self._user: UserFunction | SubmittedFunction | None = submitted
+        self._submitted = submitted
+        self._batch = batch
 
     def mark(self, task_function: Callable[..., object]) -> None:
         """Let `jobs_of` find these, where a launcher has the task function."""
@@ -133,7 +144,7 @@ class Jobs:
                 spec = self._decide_ahead(config, runtime.output_dir)
             except LaunchError:
                 return
-            admit(spec, config, users_own=self.function is not None)
+            admit(spec, config, users_own=self._users_own)
         finally:
             state.cfg = before
 
@@ -172,7 +183,7 @@ class Jobs:
         HydraConfig.instance().set_config(config)
         name = str(node.dir)
         link = os.path.join(_above_moments(node), "latest") if fresh else ""
-        nodes = _nodes_of(config)
+        nodes = None if self._batch is None and _is_for_cluster(config) else _nodes_of(config)
         if nodes is not None and nodes.rdzv_id and fresh:
             # that all nodes have in common, and no moment
             name, fresh = os.path.join(_above_moments(node), as_file_name(nodes.rdzv_id)), False
@@ -187,12 +198,14 @@ class Jobs:
         elif not fresh:
             directory = claimed.enter_context(_claim(name))
         self._directory, self._planned = directory, None
-        suffix = directory.path[len(os.path.abspath(name)) :]
+        # all nodes of a batch job see the run's directory, which is Hydra's there
+        output_dir = path if self._batch is not None else directory.path
+        suffix = output_dir[len(os.path.abspath(name)) :]
         runtime: Any = config.hydra.runtime
         with read_write(config.hydra), open_dict(node), open_dict(runtime):
             if suffix:
                 node.dir = name.rstrip("/") + suffix
-            runtime.output_dir = directory.path
+            runtime.output_dir = output_dir
         HydraConfig.instance().set_config(config)
         return link, path
 
@@ -205,7 +218,7 @@ class Jobs:
         assert self._directory is not None
         output = self._directory
         try:
-            spec = self._decide_ahead(config, output.path)
+            spec = self._decide_ahead(config, str(config.hydra.runtime.output_dir))
             self._expect_allowed(spec)
             log_dir = in_node_directory(spec).log_dir
             if not output.is_at(log_dir):
@@ -254,7 +267,11 @@ class Jobs:
 
             self._user = UserFunction.importable(self.function)
         where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
-        return plan_job(cfg, where, self._user)
+        return plan_job(
+            *(cfg, where, self._user),
+            users_own=self._submitted is not None,
+            submitted=self._batch is not None,
+        )
 
     def _expect_allowed(self, spec: LaunchSpec) -> None:
         """Expect that a run may start; Hydra's config is that of the job.
@@ -265,7 +282,11 @@ class Jobs:
         if self._expect is not None:
             self._expect(spec)
         config = root_of(HydraConfig.get())
-        admit(spec, config, users_own=self.function is not None)
+        admit(spec, config, users_own=self._users_own)
+
+    @property
+    def _users_own(self) -> bool:
+        return self.function is not None or self._submitted is not None
 
     def run(self, cfg: DictConfig) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
@@ -274,7 +295,7 @@ class Jobs:
             cfg: the job's config.
 
         Raises:
-            JobEnded: it did not succeed.
+            BatchEnded: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
         loader, node = GlobalHydra.instance().config_loader(), cast("Any", HydraConfig.get())
@@ -311,6 +332,10 @@ class Jobs:
         log_dir = in_node_directory(spec).log_dir
         if directory is not None and not directory.is_at(log_dir):
             directory = None
+        if self._batch is None:
+            forget_submission(log_dir)
+        if spec.cluster is not None and self._batch is None:
+            return self._submit(spec, cfg)
         remember(
             log_dir if spec.nodes is None else os.path.dirname(log_dir),
             spec.runtime_cwd,
@@ -321,14 +346,50 @@ class Jobs:
         try:
             outcome = perform(
                 *(spec, cfg, self._user, Console(), self.spawner),
-                build=lambda: query.result(modules=modules_of(spec), own=[spec.log_dir]),
+                build=lambda: self._build(query, spec),
                 directory=directory,
-                ended=self.ledger.over if single else None,
+                ended=self.ledger.over if single and self._batch is None else None,
+                job=self._batch,
             )
         finally:
             query.close()
+        if self._batch is not None:
+            self._batch.outcome, self._batch.ran = outcome, True
         tell_ci(outcome.directory)
         return outcome
+
+    def _build(self, query: BuildQuery, spec: LaunchSpec) -> Mapping[str, Any]:
+        """Return what the code is that a run has run."""
+        build = query.result(modules=modules_of(spec), own=[spec.log_dir])
+        snapshot = None if self._batch is None else self._batch.snapshot
+        if snapshot is None:
+            return build
+        from lllaunch.run.snapshot import with_snapshot  # noqa: PLC0415 - of batch jobs
+
+        return with_snapshot(build, snapshot)
+
+    def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunOutcome:
+        """Submit a run to its cluster, and follow it if that is asked for."""
+        # only of what goes to a cluster
+        from lllaunch.app.submitting import Following, follows, left, submit_run  # noqa: PLC0415
+        from lllaunch.console.console import Console  # noqa: PLC0415
+
+        assert spec.cluster is not None
+        if spec.log_dir != spec.output_dir:
+            raise ConfigError((_OTHER_LOG_DIR,))
+        remember(spec.output_dir, spec.runtime_cwd, os.environ)
+        config = root_of(HydraConfig.get())
+        name = experiment_name(config) or str(HydraConfig.get().job.name)
+        directory, console = self._directory, Console()
+        submission = submit_run(
+            *(spec, cfg, cast("UserFunction | None", self._user), name),
+            release=directory.release if directory is not None else bool,
+        )
+        where = shown_path(spec.output_dir, os.getcwd())
+        console.note(f"submitted job {submission.job}, the run is in {where}")
+        if not follows(spec.cluster):
+            return left(spec.output_dir)
+        return Following(spec.output_dir, console).run()
 
 
 def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
@@ -341,6 +402,20 @@ def _claim(path: str) -> RunDirectory:
     return RunDirectory.claim(
         path, PATIENCE, lambda text: print(f"lllaunch: {text}", file=sys.stderr)
     )
+
+
+_OTHER_LOG_DIR = Diagnostic(
+    "cluster",
+    "launch.log_dir",
+    "",
+    "is another directory than Hydra's, where the run of a cluster keeps its files",
+    "leave it out, and set hydra.run.dir",
+)
+
+
+def _is_for_cluster(config: DictConfig) -> bool:
+    """Return whether a run goes to a cluster, if its config is right."""
+    return OmegaConf.select(config, "cluster.backend", throw_on_missing=False) is not None
 
 
 def _nodes_of(config: DictConfig) -> Nodes | None:

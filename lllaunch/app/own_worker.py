@@ -25,7 +25,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -644,11 +644,13 @@ class UserFunction(NamedTuple):
         function: what is called with the config.
         reach: how workers find it; None if they are forked from the process that has it.
         script: how the launcher was started.
+        place: says where files of the code are that the workers run.
     """
 
     function: Callable[[Any], Any]
     reach: Reach | None
     script: UserScript
+    place: Callable[[str], str] = str
 
     @classmethod
     def importable(cls, function: Callable[[Any], Any]) -> UserFunction:
@@ -672,6 +674,14 @@ class UserFunction(NamedTuple):
         # read from standard input: there is nothing that workers could import
         lost = in_main and script == UserScript()
         return cls(function, None if lost else reach, script)
+
+    def placed(self, place: Callable[[str], str]) -> UserFunction:
+        """Return the same function where its code is in another place.
+
+        Args:
+            place: says where a file or directory is there.
+        """
+        return self._replace(place=place)
 
     @property
     def forked(self) -> bool:
@@ -697,14 +707,15 @@ class UserFunction(NamedTuple):
         if self.reach is None:
             return Forked(run_in_worker, (self.function, cfg))
         cwd = HydraConfig.get().runtime.cwd
+        path = self.script.path and self.place(self.script.path)
         call = HydraCall(
-            self.script,
+            replace(self.script, path=path),
             self.reach,
             pack(cfg),
             original_arguments(self.script, cwd),
             tuple(sys.orig_argv),
-            tuple(sys.path),
-            cwd,
+            tuple(self.place(each) if each else each for each in sys.path),
+            self.place(cwd),
         )
         return call.target()
 

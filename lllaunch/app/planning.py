@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.own_worker import UserFunction
+    from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.config.document import Sexagesimal
     from lllaunch.config.origin import Origins
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 
@@ -81,13 +83,14 @@ def _origins_of(loader: Any, config: Any) -> Origins:
 def plan_job(
     cfg: DictConfig,
     where: Whereabouts,
-    user: UserFunction | None,
+    user: UserFunction | SubmittedFunction | None,
     *,
     outer: str | None = None,
     users_own: bool = False,
     environ: Mapping[str, str] | None = None,
     here: bool = True,
     entrypoint_required: bool = True,
+    submitted: bool = False,
 ) -> LaunchSpec:
     """Decides what the run of a job is; Hydra's config is that of the job.
 
@@ -100,6 +103,7 @@ def plan_job(
         environ: the launcher's environment; None for the real one.
         here: as `lllaunch.config.resolve.resolve` has it.
         entrypoint_required: the same; without a ``user``.
+        submitted: the same.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -118,6 +122,7 @@ def plan_job(
         outer=outer,
         users_own=users_own,
         here=here,
+        submitted=submitted,
     )
     expect_quoted(cfg)
     if user is None:
@@ -142,7 +147,7 @@ _SEXAGESIMAL = 61
 
 
 def expect_quoted(cfg: DictConfig) -> None:
-    """Raise if ``nnodes`` is a range that YAML took for a number of base 60: ``1:4`` for 64.
+    """Raise if YAML took text for a number of base 60: ``nnodes: 1:4`` for 64.
 
     Only the file can tell it from a number that somebody wrote. So where it may be one, the files
     that the config is made of are read again.
@@ -153,19 +158,21 @@ def expect_quoted(cfg: DictConfig) -> None:
     Raises:
         ConfigError: as said; it names the file and the line.
     """
-    count = OmegaConf.select(cfg, "launch.nnodes", throw_on_resolution_failure=False)
-    if not isinstance(count, int) or count < _SEXAGESIMAL:
-        return
-    # Hydra's grammar knows no base 60
-    if any(re.match(r"\+*launch\.nnodes=", text) for text in HydraConfig.get().overrides.task):
-        return
-    for path, each in _sexagesimals():
-        if each.path[-1:] == ("nnodes",) and each.number == count:
-            message = f"is {each.text} as YAML reads it without quotes"
-            place = (relative_path(path, os.getcwd()), each.line)
-            raise ConfigError(
-                (Diagnostic("base-60", "launch.nnodes", str(count), message, "quote it", *place),)
-            )
+    for key in ("launch.nnodes", "cluster.time"):
+        count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+        # Hydra's grammar knows no base 60
+        given = rf"\+*{re.escape(key)}="
+        if not isinstance(count, int) or count < _SEXAGESIMAL:
+            continue
+        if any(re.match(given, text) for text in HydraConfig.get().overrides.task):
+            continue
+        for path, each in _sexagesimals():
+            if each.path[-1:] == (key.rpartition(".")[2],) and each.number == count:
+                message = f"is {each.text} as YAML reads it without quotes"
+                place = (relative_path(path, os.getcwd()), each.line)
+                raise ConfigError(
+                    (Diagnostic("base-60", key, str(count), message, "quote it", *place),)
+                )
 
 
 def _sexagesimals() -> Iterator[tuple[str, Sexagesimal]]:
@@ -200,7 +207,7 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
     raise ConfigError((problem,))
 
 
-def _expect_forks(spec: LaunchSpec, user: UserFunction) -> None:
+def _expect_forks(spec: LaunchSpec, user: UserFunction | SubmittedFunction) -> None:
     """Raises unless workers may be forked."""
     if spec.start_method == "spawn":
         function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
@@ -217,12 +224,13 @@ def _expect_forks(spec: LaunchSpec, user: UserFunction) -> None:
 def perform(
     spec: LaunchSpec,
     cfg: DictConfig,
-    user: UserFunction | None,
+    user: UserFunction | SubmittedFunction | None,
     console: Speaker,
     spawner: Spawner | None,
     build: Callable[[], Mapping[str, Any]] | None = None,
     directory: RunDirectory | None = None,
     ended: Callable[[int], None] | None = None,
+    job: BatchJob | None = None,
 ) -> RunOutcome:
     """Runs a job that `plan_job` planned; its result is on the disk when this returns.
 
@@ -235,6 +243,7 @@ def perform(
         build: as for `lllaunch.run.execute.execute`.
         directory: the same.
         ended: the same.
+        job: the same.
 
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
@@ -263,16 +272,20 @@ def perform(
         directory=directory,
         ended=ended,
         shared_plan=shared_plan,
+        job=job,
     )
 
 
 def in_node_directory(spec: LaunchSpec) -> LaunchSpec:
     """Return a spec whose log directory is that of this node, if the run has several."""
     nodes = spec.nodes
-    if nodes is None or spec.log_dir == spec.output_dir:
+    if nodes is None:
+        return spec
+    name = node_directory(nodes.node_rank)
+    if spec.log_dir == spec.output_dir and os.path.basename(spec.output_dir) == name:
         # Hydra's own is the node's already
         return spec
-    return replace(spec, log_dir=os.path.join(spec.log_dir, node_directory(nodes.node_rank)))
+    return replace(spec, log_dir=os.path.join(spec.log_dir, name))
 
 
 def node_directory(node_rank: int | None) -> str:

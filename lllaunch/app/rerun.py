@@ -22,6 +22,7 @@ from lllaunch.app.boundary import reason_of
 from lllaunch.app.command import run
 from lllaunch.app.naming import EXPERIMENTS, unlocked
 from lllaunch.app.search_path import AGAIN, PRIMARY
+from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.document import parse, read_text
 from lllaunch.config.plan import SOURCES, complete, portable_plan
 from lllaunch.config.secrets import redacted_overrides
@@ -30,6 +31,8 @@ from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from lllaunch.app.submitting import SubmittedFunction
+    from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 
@@ -63,7 +66,7 @@ class RerunRequest(NamedTuple):
 
     Attributes:
         path: of its plan.yaml.
-        plan: plain data, ``launch`` with the node under it.
+        plan: plain data, ``launch`` with the node under it, and ``cluster`` if it went to one.
         config: the primary config of the new run.
         cwd: where the first run was started; empty if nothing says.
     """
@@ -93,30 +96,72 @@ def read_again(directory: str) -> RerunRequest:
     Raises:
         ConfigError: it has no plan that could be read, or belongs to a user's own app.
     """
+    return _read_plan(directory, expect_named=True)
+
+
+def read_submitted(directory: str, *, named: bool) -> RerunRequest:
+    """Read what was submitted from a directory, to be run there.
+
+    Args:
+        directory: of the run, absolute.
+        named: whether the plan names what runs; else that is a function of a user's own app.
+
+    Raises:
+        ConfigError: there is no plan that could be read.
+    """
+    again = _read_plan(directory, expect_named=False)
+    config = dict(again.config)
+    node = dict(config["hydra"])
+    # what looks like an interpolation in it is none
+    node["run"] = {"dir": directory.replace("${", "\\${")}
+    # that of the submission stays
+    node["output_subdir"] = None
+    config["hydra"] = node
+    if not named:
+        launch = config["launch"]
+        config["launch"] = {key: launch[key] for key in launch if key not in {"entrypoint", "args"}}
+    return again._replace(config=config)
+
+
+def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
     path = os.path.join(directory, PLAN)
     plan = parse(read_text(path), path).data
-    if not isinstance(plan, dict) or not isinstance(plan.get("launch"), dict):
+    shaped = isinstance(plan, dict) and isinstance(plan.get("launch"), dict)
+    if not shaped or not isinstance(plan.get("cluster", {}), dict):
         raise ConfigError((Diagnostic("plan", path, "", "is no plan (launch: {...})"),))
     rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
     node = _mapping(hydra.get("hydra"))
     runtime = _mapping(node.get("runtime"))
-    _expect_ours(directory, node, plan["launch"])
+    if expect_named:
+        _expect_ours(directory, node, plan["launch"])
     kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: _experiment(node)}}}
     for keys in _KEPT:
         _keep(kept, node, keys)
     known = _mapping(rest.get("launch"))
     # what it does not name is what it was then, whatever the defaults are now
-    launch = {**complete(plan, SOURCES)["launch"], "locked": known.get("locked", False)}
+    completed = complete(plan, SOURCES)
+    launch = {**completed["launch"], "locked": known.get("locked", False)}
     config = {**rest, "launch": launch, "hydra": kept}
+    # what the plan does not say of it is no part of the run
+    config.pop("cluster", None)
+    if "cluster" in completed:
+        config["cluster"] = {**dict.fromkeys(CLUSTER_KEYS), **completed["cluster"]}
     return RerunRequest(path, plan, config, str(runtime.get("cwd") or ""))
 
 
-def run_again(again: RerunRequest, spawner: Spawner | None) -> int:
+def run_again(
+    again: RerunRequest,
+    spawner: Spawner | None,
+    batch: BatchJob | None = None,
+    submitted: SubmittedFunction | None = None,
+) -> int:
     """Runs it, with the overrides of ``sys.argv``.
 
     Args:
         again: what is run.
         spawner: started early, or None; the caller closes it.
+        batch: as `lllaunch.app.job.Jobs` has it.
+        submitted: the same.
 
     Returns:
         The exit code.
@@ -132,7 +177,7 @@ def run_again(again: RerunRequest, spawner: Spawner | None) -> int:
         raise ConfigError(
             (Diagnostic("plan", again.path, "", f"or what is beside it {message}"),)
         ) from None
-    return run(spawner, AGAIN, again.expect)
+    return run(spawner, AGAIN, again.expect, batch, submitted)
 
 
 def _read(path: str) -> dict[Any, Any]:

@@ -18,12 +18,13 @@ from lllaunch.documents import Fields, last_record, load_json, nanoseconds
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
-from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, state_of
+from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, read_run, state_of
 from lllaunch.run.causes import signal_name
 from lllaunch.run.directory import EVENTS, RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
 from lllaunch.run.result import ResultFile
+from lllaunch.run.submission import SUBMISSION
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import read_journal
@@ -67,6 +68,7 @@ _LONGEST_LINE = 2000
 _OUTCOMES: dict[str, Outcome] = {"succeeded": "succeeded", "failed": "failed"}
 UNFINISHED = {
     "running": "still running",
+    "queued": "still waiting in the queue of its cluster",
     "died": "no result.json: its launcher was killed, or the machine went down",
 }
 """What is to be said of a run that is not over, by the state of its directory."""
@@ -339,8 +341,15 @@ def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> 
     name = " ".join(overrides) or "run"
     events = os.path.join(found.path, EVENTS)
     over = result is not None and not _goes_on(events, result.ended_ns)
+    entry = read_run(found)[0] if SUBMISSION in found.names else None
+    if entry is not None and entry.queue:
+        over = False
     if result is not None and over:
         case = run_case(result, tree, _logs(result, "", hide), name)
+    elif entry is not None:
+        case = unfinished_case(name, entry.state)
+        message = tidy(entry.root_cause) or case.message
+        case = replace(case, message=message, exit_code=entry.exit_code)
     else:
         case = unfinished_case(name, state_of(lock_of("run", found.path)))
     case = replace(case, overrides=overrides)

@@ -14,13 +14,14 @@ import os
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import last_record, read_json
 from lllaunch.errors import LaunchError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT
@@ -28,13 +29,23 @@ from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import SIGNED, launcher_is_dead
 from lllaunch.run.result import ResultFile
-from lllaunch.sweep.directory import JOURNAL, SUMMARY
+from lllaunch.run.submission import (
+    SUBMISSION,
+    BatchEnded,
+    BatchSignalled,
+    BatchStarted,
+    read_history,
+    read_submission,
+)
+from lllaunch.sweep.directory import ARRAYS, JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from lllaunch.cluster.slurm import QueuedJob
+    from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.sweep.history import JobHistory, SweepResult
 
 _TAIL = 16 * 1024  # bytes
@@ -234,6 +245,8 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
         "started": None if entry.started_ns is None else isoformat(entry.started_ns),
         "seconds": entry.seconds,
         "overrides": list(entry.overrides),
+        "batch_job": entry.batch_job or None,
+        "queue": entry.queue or None,
     }
     if entry.kind == "sweep":
         return {**found, "counts": dict(sorted(entry.counts.items()))}
@@ -257,6 +270,7 @@ STATES = {
     "error": "lllaunch could not do its part",
     "running": "its launcher lives",
     "died": "its launcher ended without a result: it was killed, or the machine went down",
+    "queued": "it waits in a cluster's queue",
     "waiting": "a job of a running sweep that has not started",
     "not_run": "a job that its sweep did not come to",
     "unknown": "its files cannot be read, or do not say",
@@ -280,6 +294,10 @@ class ListEntry:
         value: what rank 0 returned, where that is short; else None.
         job: number of a job, else None.
         counts: of a sweep, the number of jobs by state.
+        batch_job: id of a run's batch job on a cluster, else empty.
+        queue: what the cluster says of that as long as it is not known to be over, such as
+            ``PENDING (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which
+            state there; else empty.
         load_overrides: returns the overrides of the command line.
     """
 
@@ -294,6 +312,8 @@ class ListEntry:
     value: Any = None
     job: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    batch_job: str = ""
+    queue: str = ""
     load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -302,17 +322,125 @@ class ListEntry:
         return self.load_overrides()
 
 
-def list_entries(roots: Iterable[str], depth: int = DEPTH) -> list[ListEntry]:
+NO_ANSWER = "no answer"
+"""What stands in place of a batch job's state where the cluster cannot be asked."""
+
+# How long it may take to submit a run and to write down its id, seconds; and how long a list of
+# jobs is good for one that was submitted within that time.
+_SUBMITTING, _FRESH = 150.0, 1.0
+# Questions about single jobs that are over, in a list of runs.
+_MOST_ENDINGS = 16
+
+
+class BatchQueue:
+    """What a cluster says of batch jobs; asked when it is first needed, of all of them at once."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, QueuedJob] | None = None
+        self._asked = 0.0
+        self._others: dict[str, QueuedJob | None] = {}
+        self._endings: dict[str, str] = {}
+        self._answers = True
+
+    def forget(self) -> None:
+        """Ask again."""
+        self._jobs, self._answers = None, True
+        self._others, self._endings = {}, {}
+
+    @property
+    def answers(self) -> bool:
+        """Whether the cluster can be asked from here, and answers."""
+        self._ask()
+        return self._answers
+
+    def find(self, submission: Submission, *, own: bool = True) -> QueuedJob | None:
+        """Return a batch job that is not over, None if it is.
+
+        Args:
+            submission: what was submitted.
+            own: whether this user did.
+        """
+        job = self._find(submission, own=own)
+        if job is None and self._answers and _is_recent(submission):
+            # it may have come into the queue after the others were asked for
+            if time.monotonic() - self._asked > _FRESH:
+                self._jobs = None
+            job = self._find(submission, own=own)
+        return job
+
+    def with_id(self, job: str) -> list[QueuedJob]:
+        """Return the jobs of this user that an id names: one, or the tasks of an array."""
+        jobs = self._ask()
+        return [each for id_, each in jobs.items() if id_ == job or id_.startswith(f"{job}_")]
+
+    def ending(self, job: str) -> str:
+        """Return the state that a batch job ended in, ``CANCELLED``; empty if nobody knows it.
+
+        Slurm forgets a job some minutes after its end. Of a long list the first ones are asked for.
+        """
+        if job not in self._endings and len(self._endings) < _MOST_ENDINGS and self.answers:
+            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+            try:
+                facts = slurm.job_facts(job)
+            except LaunchError:
+                facts = None
+            self._endings[job] = "" if facts is None else facts.state
+        return self._endings.get(job, "")
+
+    def _find(self, submission: Submission, *, own: bool) -> QueuedJob | None:
+        jobs, id_ = self._ask(), submission.job
+        if id_:
+            return jobs.get(id_) or (None if own else self._of_another_user(id_))
+        # who submitted it did not come to write down its id; tasks of an array share a directory
+        found = (job for job in jobs.values() if job.directory == submission.directory)
+        return next((job for job in found if "_" not in job.id), None)
+
+    def _of_another_user(self, job: str) -> QueuedJob | None:
+        if job not in self._others and self._answers:
+            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+            try:
+                self._others[job] = slurm.queued([job]).get(job)
+            except LaunchError:
+                self._answers = False
+        return self._others.get(job)
+
+    def _ask(self) -> dict[str, QueuedJob]:
+        if self._jobs is None:
+            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+            try:
+                self._answers = slurm.available()
+                self._jobs = slurm.queued() if self._answers else {}
+            except LaunchError:
+                self._jobs, self._answers = {}, False
+            self._asked = time.monotonic()
+        return self._jobs
+
+
+def _is_recent(submission: Submission) -> bool:
+    return time.time_ns() - submission.time_ns < _SUBMITTING * 1e9
+
+
+def list_entries(
+    roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
+) -> list[ListEntry]:
     """Returns the runs and sweeps below some directories, the newest first.
 
     Args:
         roots: where to look; each directory counts once.
         depth: as for `find`.
+        queue: as for `entry_of`.
     """
-    return sorted(newest(roots, depth), key=lambda entry: entry.started_ns or 0, reverse=True)
+    return sorted(
+        newest(roots, depth, queue), key=lambda entry: entry.started_ns or 0, reverse=True
+    )
 
 
-def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[ListEntry]:
+def newest(
+    roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
+) -> Iterator[ListEntry]:
     """Yield the same, as far as the times of files tell the order; each is read when it is due.
 
     Who wants a few of thousands stops early.
@@ -323,8 +451,9 @@ def newest(roots: Iterable[str], depth: int = DEPTH) -> Iterator[ListEntry]:
             key = os.path.realpath(each.path)
             if key not in found:
                 found[key] = began_ns(each), each
+    queue = queue or BatchQueue()
     for _, each in sorted(found.values(), key=lambda pair: pair[0], reverse=True):
-        yield entry_of(each)
+        yield entry_of(each, queue)
 
 
 def began_ns(found: FoundDirectory) -> int:
@@ -337,22 +466,48 @@ def began_ns(found: FoundDirectory) -> int:
     return _changed_ns(found.path) or 0
 
 
-def entry_of(found: FoundDirectory) -> ListEntry:
-    """Reads what became of a run or a sweep; never raises."""
-    return read_sweep(found.path)[0] if found.kind == "sweep" else read_run(found)[0]
+def entry_of(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntry:
+    """Reads what became of a run or a sweep; never raises.
+
+    Args:
+        found: its directory.
+        queue: of the cluster, if more than one is looked up.
+    """
+    if found.kind == "sweep":
+        return read_sweep(found.path, queue)[0]
+    return read_run(found, queue)[0]
+
+
+def entry_now(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntry:
+    """Return what is known of a run or a sweep by now, and not when it was found."""
+    return entry_of(look(found.path) or found, queue)
 
 
 # Runs
 
 
-def read_run(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
-    """Return what became of a run, and its result.json if that is of this run; never raises."""
+def read_run(
+    found: FoundDirectory, queue: BatchQueue | None = None
+) -> tuple[ListEntry, ResultFile | None]:
+    """Return what became of a run, and its result.json if that is of this run; never raises.
+
+    Args:
+        found: its directory.
+        queue: as for `entry_of`.
+    """
+    path = found.path
+    submission = read_submission(path) if SUBMISSION in found.names else None
+    if submission is not None:
+        return _read_submitted(found, submission, queue or BatchQueue())
+    return _read_local(found)
+
+
+def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
     path = found.path
     result = _result(path) if RESULT in found.names else None
     started_ns = _changed_ns(os.path.join(path, PLAN))
     if result is not None and not _is_of_former(result, started_ns):
         return _ended(result), result
-    attempts = sum(name.startswith("attempt_") for name in found.names)
     state = "unknown"
     if RESULT not in found.names or result is not None:
         state = state_of(lock_of("run", path)) if LOCK_NAME in found.names else "died"
@@ -362,10 +517,173 @@ def read_run(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
         state,
         started_ns=started_ns,
         seconds=_until(started_ns, path, state),
-        attempts=attempts,
+        attempts=_count_attempts(found),
         load_overrides=lambda: read_overrides(path),
     )
     return entry, None
+
+
+def _count_attempts(found: FoundDirectory) -> int:
+    return sum(name.startswith("attempt_") for name in found.names)
+
+
+# Runs on a cluster
+
+
+def _read_submitted(
+    found: FoundDirectory, submission: Submission, queue: BatchQueue
+) -> tuple[ListEntry, ResultFile | None]:
+    path = found.path
+    history = read_history(path)
+    entry = _in_queue(found, submission, history, queue)
+    if entry is not None:
+        return entry, None
+    # what it wrote between the first look and its end
+    history, names = read_history(path), _contents(path)[0]
+    result = _result(path) if RESULT in names else None
+    started_ns = _last_start(history)
+    if result is None or started_ns is None or (result.ended_ns or 0) < started_ns:
+        if is_held(lock_of("run", path)):
+            # another run in its directory, of this machine
+            return _read_local(found)
+        return _without_result(found, submission, history, queue), None
+    if _is_of_former(result, _changed_ns(os.path.join(path, PLAN))):
+        return _read_local(found)
+    ended = _ended(result)
+    last = history[-1][1]
+    reason = last.reason if isinstance(last, BatchEnded) else ""
+    cause = ended.root_cause or first_line(reason)
+    return replace(ended, batch_job=submission.job, root_cause=cause), result
+
+
+def _last_start(history: Sequence[tuple[int, QueueEvent]]) -> int | None:
+    starts = [time_ns for time_ns, event in history if isinstance(event, BatchStarted)]
+    return starts[-1] if starts else None
+
+
+def _in_queue(
+    found: FoundDirectory,
+    submission: Submission,
+    history: Sequence[tuple[int, QueueEvent]],
+    queue: BatchQueue,
+) -> ListEntry | None:
+    """Return what a submitted run does; None if its batch job is over."""
+    last = history[-1][1] if history else None
+    if isinstance(last, BatchEnded):
+        return None
+    job = queue.find(submission, own=_is_own(found))
+    if job is not None:
+        started = isinstance(last, (BatchStarted, BatchSignalled)) and job.state != "PENDING"
+        state, said = "running" if started else "queued", queue_text(job)
+    elif not queue.answers:
+        state = "running" if is_held(lock_of("run", found.path)) else "unknown"
+        said = NO_ANSWER
+    elif not submission.job and _is_recent(submission):
+        state, said = "queued", "being submitted"
+    else:
+        return None
+    began_ns = _last_start(history) if state == "running" else None
+    began_ns = began_ns or submission.time_ns or None
+    return ListEntry(
+        "run",
+        found.path,
+        state,
+        started_ns=began_ns,
+        # of one that waits: for how long it does
+        seconds=_until(began_ns, found.path, "running"),
+        attempts=_count_attempts(found),
+        batch_job=submission.job or (job.id if job is not None else ""),
+        queue=said,
+        load_overrides=lambda: read_overrides(found.path),
+    )
+
+
+def _is_own(found: FoundDirectory) -> bool:
+    """Return whether this user has submitted a run."""
+    try:
+        return os.lstat(os.path.join(found.path, SUBMISSION)).st_uid == os.getuid()
+    except OSError:
+        return True
+
+
+def queue_text(job: QueuedJob) -> str:
+    """Return ``PENDING (Priority)`` of a batch job that waits, ``RUNNING (node1)`` of another."""
+    where = job.nodes or job.reason
+    return job.state if where in {"", "None"} else f"{job.state} ({where})"
+
+
+_CANCELLED = 143
+"""Exit code of a run that SIGTERM ended; one that was cancelled in the queue gets it, too."""
+
+
+def cancelled(history: Sequence[tuple[int, QueueEvent]]) -> BatchEnded:
+    """Return how a run ended whose batch job was cancelled, if it has not said so itself.
+
+    Args:
+        history: of the run.
+    """
+    last = history[-1][1] if history else None
+    if isinstance(last, (BatchStarted, BatchSignalled)):
+        return BatchEnded(_CANCELLED, "its batch job was cancelled, and was killed before its end")
+    again = " again" if history else ""
+    return BatchEnded(_CANCELLED, f"its batch job was cancelled before it started{again}")
+
+
+def _without_result(
+    found: FoundDirectory,
+    submission: Submission,
+    history: Sequence[tuple[int, QueueEvent]],
+    queue: BatchQueue,
+) -> ListEntry:
+    """Return what became of a run whose batch job is over, and has left no result."""
+    state, code, cause = _end_of_job(submission, history, queue)
+    started_ns = _last_start(history)
+    seconds = None
+    if started_ns is not None:
+        event = (last_event(found.path) or {}).get("time_ns")
+        last = max(history[-1][0], event if isinstance(event, int) else 0)
+        seconds = max(0, last - started_ns) / 1e9
+    return ListEntry(
+        "run",
+        found.path,
+        state,
+        exit_code=code,
+        started_ns=started_ns or submission.time_ns or None,
+        seconds=seconds,
+        attempts=_count_attempts(found),
+        root_cause=first_line(cause),
+        batch_job=submission.job,
+        load_overrides=lambda: read_overrides(found.path),
+    )
+
+
+def _end_of_job(
+    submission: Submission, history: Sequence[tuple[int, QueueEvent]], queue: BatchQueue
+) -> tuple[str, int | None, str]:
+    """Return a state, an exit code and why, of a batch job that has left no result."""
+    last = history[-1][1] if history else None
+    if not submission.job and last is None:
+        return "error", int(ExitCode.ERROR), "its submission failed, or was broken off"
+    said = (
+        "" if isinstance(last, BatchEnded) or not submission.job else queue.ending(submission.job)
+    )
+    if said.startswith("CANCELLED"):
+        last = cancelled(history)
+    if isinstance(last, BatchEnded):
+        return _state_of_code(last.exit_code), last.exit_code, last.reason
+    if said:
+        return "died", None, f"Slurm says of its batch job: {said}"
+    if last is None or not isinstance(last, (BatchStarted, BatchSignalled)):
+        return "died", None, "its batch job ended before the run started in it"
+    return "died", None, ""
+
+
+def _state_of_code(code: int) -> str:
+    if code > 128:  # 128 + a signal's number
+        return "signalled"
+    if code in {ExitCode.WORKERS_FAILED, ExitCode.WATCHDOG}:
+        return "failed"
+    return "error" if code else "succeeded"
 
 
 def _ended(result: ResultFile) -> ListEntry:
@@ -417,8 +735,13 @@ def _changed_ns(path: str) -> int | None:
 # Sweeps
 
 
-def read_sweep(path: str) -> tuple[ListEntry, SweepResult | None]:
-    """Return what became of a sweep, and what is known of its jobs; never raises."""
+def read_sweep(path: str, queue: BatchQueue | None = None) -> tuple[ListEntry, SweepResult | None]:
+    """Return what became of a sweep, and what is known of its jobs; never raises.
+
+    Args:
+        path: its directory.
+        queue: as for `entry_of`.
+    """
     result = sweep_result(path)
     if result is None:
         began = _changed_ns(os.path.join(path, JOURNAL))
@@ -435,10 +758,41 @@ def read_sweep(path: str) -> tuple[ListEntry, SweepResult | None]:
         exit_code=result.exit_code,
         started_ns=started_ns,
         seconds=seconds,
-        counts=Counter(_state_of_job(job, state) for job in result.jobs),
         load_overrides=lambda: redacted_overrides(result.command),
     )
-    return entry, result
+    if _is_submitted(path):
+        return _with_submitted(entry, [*_jobs(entry, result, queue)]), result
+    counts = Counter(_state_of_job(job, state) for job in result.jobs)
+    return replace(entry, counts=counts), result
+
+
+def _is_submitted(sweep: str) -> bool:
+    return os.path.isdir(os.path.join(sweep, ARRAYS))
+
+
+def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
+    """Return what is known of a sweep whose jobs go on without its launcher.
+
+    Args:
+        sweep: as its launcher has left it.
+        jobs: as they are now.
+    """
+    counts = Counter(job.state for job in jobs)
+    said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
+    queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
+    sweep = replace(sweep, counts=counts, queue=queue)
+    if sweep.state in {"running", "signalled"} and not queue:
+        return sweep
+    if queue:
+        goes_on = sweep.state == "running" or counts["running"]
+        seconds = None if sweep.started_ns is None else (time.time_ns() - sweep.started_ns) / 1e9
+        state = "running" if goes_on else "queued"
+        return replace(sweep, state=state, exit_code=None, seconds=seconds)
+    if sweep.exit_code is None and counts["not_run"]:
+        return sweep
+    well = counts.keys() <= {"succeeded"}
+    state, code = ("succeeded", ExitCode.SUCCESS) if well else ("failed", ExitCode.SWEEP)
+    return replace(sweep, state=state, exit_code=int(code))
 
 
 def sweep_result(path: str) -> SweepResult | None:
@@ -474,15 +828,31 @@ def _state_of_sweep(path: str, code: int | None) -> str:
     return "succeeded" if code == 0 else "failed"
 
 
-def jobs_of(sweep: ListEntry) -> Iterator[ListEntry]:
-    """Yields the jobs of a sweep by number, as its journal tells of them."""
+def jobs_of(sweep: ListEntry, queue: BatchQueue | None = None) -> Iterator[ListEntry]:
+    """Yields the jobs of a sweep by number, as its journal tells of them.
+
+    Of jobs that were submitted their own directories tell.
+
+    Args:
+        sweep: the sweep.
+        queue: as for `entry_of`.
+    """
     result = sweep_result(sweep.path)
-    for job in result.jobs if result is not None else ():
+    if result is not None:
+        yield from _jobs(sweep, result, queue)
+
+
+def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> Iterator[ListEntry]:
+    submitted = _is_submitted(sweep.path)
+    # what was not submitted goes on with the launcher alone
+    state = _state_of_sweep(sweep.path, result.exit_code) if submitted else sweep.state
+    queue = queue or BatchQueue()
+    for job in result.jobs:
         ended = job.result
-        yield ListEntry(
+        entry = ListEntry(
             "job",
             os.path.join(sweep.path, job.directory) if job.directory else sweep.path,
-            _state_of_job(job, sweep.state),
+            _state_of_job(job, state),
             exit_code=None if ended is None else ended.exit_code,
             started_ns=job.started_ns or None,
             seconds=None if ended is None else ended.seconds,
@@ -492,6 +862,16 @@ def jobs_of(sweep: ListEntry) -> Iterator[ListEntry]:
             job=job.job,
             load_overrides=partial(redacted_overrides, job.overrides),
         )
+        yield _submitted_job(entry, queue) if submitted and job.directory else entry
+
+
+def _submitted_job(job: ListEntry, queue: BatchQueue) -> ListEntry:
+    """Return what is known of a job by now; the same if it was not submitted."""
+    names, _ = _contents(job.path)
+    if SUBMISSION not in names:
+        return job
+    run, _ = read_run(FoundDirectory(job.path, "run", names), queue)
+    return replace(run, kind="job", job=job.job, load_overrides=job.load_overrides)
 
 
 def _state_of_job(job: JobHistory, sweep: str) -> str:
@@ -537,8 +917,8 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
 
     Args:
         name: its directory, or something in it: its result.json (under whatever name), the
-            directory of an attempt or a worker; the end of its path; or ``latest``, for the newest
-            of this directory.
+            directory of an attempt or a worker; the end of its path; the id of its batch job; or
+            ``latest``, for the newest of this directory.
         cwd: what relative paths count from; the working directory if None.
 
     Returns:
@@ -621,6 +1001,11 @@ def _named(name: str, cwd: str | None) -> FoundDirectory:
         for each in find(root)
         if each.path.endswith(f"/{name.rstrip('/')}")
     }
+    if not found and _JOB_ID.fullmatch(name):
+        found = {os.path.realpath(each.path): each for each in _of_batch_job(name, cwd)}
+        if not found:
+            reason = "does not exist, and is the batch job of no run that was started here"
+            raise NoSuchRun(name, reason, _hint(""))
     if not found:
         raise NoSuchRun(name, "does not exist", _hint(""))
     first, *others = found.values()
@@ -628,6 +1013,50 @@ def _named(name: str, cwd: str | None) -> FoundDirectory:
         paths = ", ".join(sorted(each.path for each in found.values())[:_MOST_NAMED])
         raise NoSuchRun(name, f"names {len(found)} runs: {paths}", "say which one")
     return first
+
+
+# 123, or 123_4 of an array's task
+_JOB_ID = re.compile(r"\d+(?:_\d+)?", re.ASCII)
+
+
+def _of_batch_job(job: str, cwd: str | None) -> list[FoundDirectory]:
+    """Return the runs that a batch job has, or the sweep whose array has its id.
+
+    What is in the queue is found by its directory, wherever it was started; all else is looked for
+    where runs were started from here.
+    """
+    places = {each.directory for each in BatchQueue().with_id(job)}
+    queued = [each for each in map(_submitted_in, places) if each is not None]
+    found = [each for place in queued for each in _having(place, job)]
+    if found:
+        return found
+    return [each for root in roots_of(cwd) for place in find(root) for each in _having(place, job)]
+
+
+def _submitted_in(path: str) -> FoundDirectory | None:
+    """Return the run or the sweep whose batch job has a working directory."""
+    sweep, separator, _ = path.rpartition(f"/{ARRAYS}/")
+    return look(sweep if separator and _is_submitted(sweep) else path)
+
+
+def _having(found: FoundDirectory, job: str) -> list[FoundDirectory]:
+    """Return a run if a batch job is its own; of a sweep those jobs, or itself for all."""
+    if found.kind == "run":
+        return [found] if SUBMISSION in found.names and _batch_job(found.path) == job else []
+    if ARRAYS not in found.names:
+        return []
+    result = sweep_result(found.path)
+    paths = [os.path.join(found.path, each.directory) for each in result.jobs] if result else []
+    ids = {path: _batch_job(path) for path in paths}
+    if any(id_.startswith(f"{job}_") for id_ in ids.values()):
+        return [found]
+    runs = (look(path) for path, id_ in ids.items() if id_ == job)
+    return [run for run in runs if run is not None]
+
+
+def _batch_job(directory: str) -> str:
+    submission = read_submission(directory)
+    return "" if submission is None else submission.job
 
 
 def _hint(directory: str) -> str:

@@ -28,6 +28,7 @@ from lllaunch.signal_source import (
     SignalSource,
     named_signals,
 )
+from lllaunch.spawner.forks import NOTICE
 from lllaunch.spec import ENABLE_FILE_TIMER
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from lllaunch.run.nodes import RunNodes
     from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.protocol import Forked, Target
     from lllaunch.spec import LaunchSpec
@@ -76,6 +78,7 @@ def execute(
     directory: RunDirectory | None = None,
     ended: Callable[[int], None] | None = None,
     shared_plan: Mapping[str, Any] | None = None,
+    job: BatchJob | None = None,
 ) -> RunOutcome:
     """Runs one experiment to its end and says on the console what became of it.
 
@@ -97,6 +100,8 @@ def execute(
         ended: called with the exit code when all is written and shown, while signals are still
             kept from having another effect.
         shared_plan: of several nodes, what all of them must have in common; redacted.
+        job: the batch job that this is, or None. A signal that announces its end ends the run, as
+            SIGTERM does; and a run that has been in one before goes on counting its restarts.
 
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
@@ -116,7 +121,7 @@ def execute(
             outcome = run.outcome().with_error(str(error), error.exit_code)
             console.finished(outcome)
             return outcome
-        return run.perform(directory, plan_text, spawner, targets, ended, shared_plan)
+        return run.perform(directory, plan_text, spawner, targets, ended, shared_plan, job)
 
 
 class _Run:
@@ -147,6 +152,7 @@ class _Run:
         targets: Callable[[Mapping[str, str]], Target | Forked] | None,
         ended: Callable[[int], None] | None,
         shared_plan: Mapping[str, Any] | None,
+        job: BatchJob | None,
     ) -> RunOutcome:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)
@@ -161,7 +167,13 @@ class _Run:
                 f"{each.setting}={each.value} ({each.variable})" for each in self._spec.detected
             )
             self._console.note(f"from the environment: {', '.join(taken)}")
-        source = SignalSource(self._spec.signals, quiet=STACKS_ON, stops=True)
+        source = SignalSource(
+            self._spec.signals,
+            quiet=STACKS_ON,
+            stops=True,
+            notice=None if job is None else NOTICE,
+            noticed=None if job is None else job.signalled,
+        )
         nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:
             try:
@@ -172,8 +184,9 @@ class _Run:
 
                     nodes = RunNodes(self._spec, directory, observer, shared_plan or {})
                 group = nodes.group if nodes is not None else None
+                earlier = directory.next_attempt() if job is not None and job.continues else 0
                 signum = run_group(
-                    self._spec, directory, observer, signals, spawner, targets, group
+                    self._spec, directory, observer, signals, spawner, targets, group, earlier
                 )
             except LaunchError as error:
                 failure = str(error), error.exit_code

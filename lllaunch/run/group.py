@@ -128,6 +128,7 @@ def run_group(
     spawner: Spawner | None = None,
     targets: Targets | None = None,
     nodes: NodeGroup | None = None,
+    earlier: int = 0,
 ) -> int | None:
     """Runs all attempts; what became of them is known to the observer afterwards.
 
@@ -139,6 +140,7 @@ def run_group(
         spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
         nodes: the nodes of the run; None if this is the only one.
+        earlier: how many attempts there were before, in other batch jobs of the same run.
 
     Returns:
         the signal to the launcher that ended the run, or None.
@@ -166,7 +168,7 @@ def run_group(
             if targets is None:
                 _check(spec, spawner, observer, signals)
             group = _Group(spec, directory, observer, signals, spawner, targets, nodes, began)
-            return _supervise(group, spec, observer, signals, nodes)
+            return _supervise(group, spec, observer, signals, nodes, earlier)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
@@ -179,11 +181,12 @@ def _supervise(
     observer: RunObserver,
     signals: SignalSource,
     nodes: NodeGroup | None,
+    earlier: int,
 ) -> int | None:
     """Take the group through its attempts; return the signal that ended it, or None."""
     supervisor = Supervisor(
         spec.nproc,
-        Machine(spec.max_restarts, policy=spec.restart, alone=nodes is None),
+        Machine(spec.max_restarts, policy=spec.restart, alone=nodes is None, earlier=earlier),
         group.start,
         signals=signals,
         watchdog=group.watchdog,

@@ -11,19 +11,28 @@ import sys
 # Python ignores these itself, and a Python worker started by exec would have them so.
 _IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 _CANNOT_BE_SET = frozenset({signal.SIGKILL, signal.SIGSTOP})
+BATCH_JOB = "LLLAUNCH_JOB"
+"""Set in a cluster's batch job that lllaunch has submitted, to the job's id."""
+NOTICE = signal.SIGUSR2
+"""Announces the end of a batch job to all of its processes; only the launcher acts on it."""
 STOP_AND_CONTINUE = frozenset({signal.SIGTSTP, signal.SIGCONT})
 """What a process blocks whose parent stops and continues it, so that neither is ever missed."""
 
 
 def ignored_at_start() -> frozenset[signal.Signals]:
-    """Signals that were ignored when this process was executed, by ``nohup`` for instance."""
-    return frozenset(
+    """Signals that were ignored when this process was executed, by ``nohup`` for instance.
+
+    In a batch job of ours the one that announces its end is always among them: a worker that does
+    not handle it would end of it.
+    """
+    ignored = frozenset(
         signum
         for signum in signal.valid_signals()
         if isinstance(signum, signal.Signals)
         and signum not in _IGNORED_BY_PYTHON
         and signal.getsignal(signum) is signal.SIG_IGN
     )
+    return ignored | {NOTICE} if BATCH_JOB in os.environ else ignored
 
 
 def ignore_all() -> None:

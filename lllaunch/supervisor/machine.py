@@ -694,6 +694,8 @@ class Machine:
         policy: what it is started again for, and how soon.
         alone: whether this is the only node; else the others are told why an attempt ends, and what
             all agree on decides.
+        earlier: how often the group was started before, by another launcher, whose restarts this
+            one goes on counting.
 
     Attributes:
         state: of the group.
@@ -708,11 +710,13 @@ class Machine:
         policy: RestartPolicy | None = None,
         *,
         alone: bool = True,
+        earlier: int = 0,
     ) -> None:
         self.state = GroupState.INIT
         self.attempt = 0
         self.alive: frozenset[int] = frozenset()
         self._budget = RestartBudget(max_restarts, spawner_retries, policy or RestartPolicy())
+        self._budget.counted = earlier
         self._wait = 0.0
         # Why the attempt, or the run, ends: the first reason, or a signal.
         self._reason: Reason | None = None

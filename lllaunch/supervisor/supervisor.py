@@ -221,7 +221,8 @@ class Supervisor:
     def _signalled(self, signum: int) -> Event:
         if signum == self._signals.quiet:
             return StacksAsked(Asked(signum))
-        forward = forwards()
+        # what another signal stands for nobody else sends
+        forward = forwards() or self._signals.announced not in {None, signum}
         look = self.watchdog.interrupted(signum) if forward and self.machine.healthy else None
         return SignalReceived(signum, forward, look)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LOCK_NAME = ".lllaunch-sweep.lock"
 JOURNAL = "sweep.jsonl"
 SUMMARY = "sweep.json"
+ARRAYS = "submitted"
+"""Where the directories of what went to a cluster are."""
 
 _LONGEST = 18  # digits; a number is a signed 64-bit one for most readers of JSON
 

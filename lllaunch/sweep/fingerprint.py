@@ -37,6 +37,8 @@ CONFIG_LIMIT = 256 * 1024
 """Longest canonical config that is worth keeping to show a difference, characters of JSON."""
 
 _OTHERS = ("launch", "hydra")
+# where a job runs, a node of the config beside launch
+_CLUSTER = "cluster"
 
 
 def job_config(
@@ -167,7 +169,14 @@ def overrides_key(overrides: Sequence[str], neutral: bool = True) -> str:
     """
     texts = [text.strip() for text in overrides]
     if not neutral:
-        texts = [text for text in texts if not _is_neutral(_path(text))]
+        # of an app of the user's own the name may be another thing's, unless it is chosen from
+        # configs
+        ours = any(_path(text) == (_CLUSTER,) for text in texts)
+        texts = [
+            text
+            for text in texts
+            if not _is_neutral(_path(text)) and not (ours and _path(text)[0] == _CLUSTER)
+        ]
     return _digest(_ordered(texts))
 
 

@@ -233,7 +233,9 @@ class Sweep:
 
     def _signalled(self, signum: int) -> None:
         if signum != self._source.quiet:
-            self._tell(v.SweepSignalled(signum, forwards()))
+            # what another signal stands for nobody else sends
+            stands_for = self._source.announced not in {None, signum}
+            self._tell(v.SweepSignalled(signum, forwards() or stands_for))
         elif forwards():
             # each job shows where its workers stand, and the sweep goes on
             for job in self._running():

@@ -18,6 +18,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
+from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
 from lllaunch.sweep.history import (
     SweepHistory,
@@ -260,6 +261,35 @@ class SweepSession:
             self.write(self.result(), numbers, overrides)
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
+
+    def end_in_queue(self, number: int, directory: str, *, last: bool) -> v.JobEnded | None:
+        """Write down what became of a job that a cluster has had, if it is over.
+
+        Args:
+            number: of the job.
+            directory: of its run, absolute.
+            last: whether the cluster does not know it any more: it is over, whatever it has said.
+
+        Returns:
+            How it ended, None if it has not.
+        """
+        said = account_of(directory).last
+        if not isinstance(said, BatchEnded) and not last:
+            return None
+        try:
+            run, unreadable = read_result(directory), ""
+        except OutputError as error:
+            run, unreadable = None, f"its result cannot be read: {error}"
+        result = result_of(run)
+        code = said.exit_code if isinstance(said, BatchEnded) else 0
+        code = believed(code, result)
+        if result is None or result.exit_code != code:
+            reason = said.reason if isinstance(said, BatchEnded) else ""
+            why = unreadable or reason or "its batch job ended without a result"
+            result = Result(_state(code), code, first_line(why))
+        self.journal.keep(EndedRecord(number, 0, result))
+        kind = run.cause_type if run is not None and code else ""
+        return v.JobEnded(number, code, cause_of(code, kind), result.root_cause if code else "")
 
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""

@@ -15,8 +15,18 @@ from lllaunch.config.values import parse_ranks
 from lllaunch.documents import Fields
 from lllaunch.errors import Unfit
 from lllaunch.files import read_text
-from lllaunch.results.store import LATEST, NoSuchRun, is_held, locate, lock_of, read_run
+from lllaunch.results.store import (
+    LATEST,
+    BatchQueue,
+    NoSuchRun,
+    entry_now,
+    is_held,
+    locate,
+    lock_of,
+    read_run,
+)
 from lllaunch.run.directory import ATTEMPT, EVENTS
+from lllaunch.run.submission import LOG, SUBMISSION
 from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.workers.tail import Follower
 
@@ -30,12 +40,13 @@ Shows what the workers of a run have written, from the files that it keeps: of t
 all ranks one after the other, standard output before standard error. Where there is more than one
 rank, each line begins with its rank.
 
-RUN is the directory of a run or of a job of a sweep; the end of its path; or 'latest', the default:
-what was started last from here."""
+RUN is the directory of a run or of a job of a sweep; the end of its path; the id of its batch job;
+or 'latest', the default: what was started last from here."""
 _STREAMS = ("stdout", "stderr")
 _NODE = re.compile(r"node_.+")
-# Between two looks at whether there is another attempt, and whether the run is over, seconds.
-_PAUSE = 0.5
+# Between two looks at whether there is another attempt, and whether the run is over, seconds; and
+# between two questions to a cluster.
+_PAUSE, _CLUSTER_PAUSE = 0.5, 5.0
 
 
 class WorkerLog(NamedTuple):
@@ -81,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--attempt", metavar="N", type=_number, help="of this attempt; default: the last one"
     )
+    parser.add_argument(
+        "--launcher",
+        action="store_true",
+        help="what the launcher of a run on a cluster has said, in its batch job",
+    )
     return parser
 
 
@@ -103,6 +119,10 @@ def _show(given: argparse.Namespace) -> None:
     if found.kind == "sweep":
         raise NoSuchRun(found.path, "is a sweep", "'ls --jobs' lists its jobs, each a directory")
 
+    if given.launcher:
+        _show_launcher(found, follow=given.follow)
+        return
+
     def chosen(attempt: int) -> list[WorkerLog]:
         return [
             log
@@ -119,6 +139,57 @@ def _show(given: argparse.Namespace) -> None:
     if not shown:
         raise _why_none(found, given)
     _tell_of_elsewhere(found)
+
+
+def _show_launcher(found: FoundDirectory, *, follow: bool) -> None:
+    """Show what a launcher said in its batch job.
+
+    Raises:
+        NoSuchRun: it was in none, or has not begun.
+    """
+    path = os.path.join(found.path, LOG)
+    if SUBMISSION not in found.names and not os.path.exists(path):
+        raise NoSuchRun(found.path, "was run here: its launcher wrote to its terminal")
+    follower, goes_on = _follower(found), _GoesOn(found)
+    follower.add(path, b"", sys.stdout)
+    follower.start()
+    try:
+        while follow and goes_on():
+            time.sleep(_PAUSE)
+    finally:
+        follower.stop()
+    if not os.path.exists(path):
+        raise NoSuchRun(found.path, "has not started in its batch job")
+
+
+def _follower(found: FoundDirectory) -> Follower:
+    return Follower("logs", elsewhere=SUBMISSION in found.names)
+
+
+class _GoesOn:
+    """Says whether a run goes on, and what it waits for.
+
+    Args:
+        found: the run.
+    """
+
+    def __init__(self, found: FoundDirectory) -> None:
+        self._found = found
+        self._queue, self._asked = BatchQueue(), time.monotonic()
+        self._waits = False
+
+    def __call__(self) -> bool:
+        if SUBMISSION not in self._found.names:
+            return bool(is_held(lock_of("run", self._found.path)))
+        if time.monotonic() - self._asked > _CLUSTER_PAUSE:
+            self._queue.forget()
+            self._asked = time.monotonic()
+        entry = entry_now(self._found, self._queue)
+        if entry.state == "queued" and not self._waits:
+            complain(f"job {entry.batch_job}: {entry.queue}")
+        self._waits = entry.state == "queued"
+        # a run of this machine in the same directory is in no queue
+        return bool(entry.queue) or entry.state == "running"
 
 
 def _print(logs: Sequence[WorkerLog], *, one: bool) -> bool:
@@ -141,13 +212,13 @@ def _follow(
 ) -> bool:
     """Show files as they grow until the run is over; return whether there were any."""
     known: set[WorkerLog] = set()
-    lock, follower = lock_of("run", found.path), Follower("logs")
+    follower, goes_on = _follower(found), _GoesOn(found)
     first = _last_attempt(found.path)
     follower.start()
     try:
         while True:
             # before the files: what was written until then is shown
-            goes_on = is_held(lock)
+            more = goes_on()
             # all that follow the first: one may have been short
             later = range(first, _last_attempt(found.path) + 1)
             numbers = later if attempt is None else (attempt,)
@@ -157,7 +228,7 @@ def _follow(
                 if log not in known:
                     known.add(log)
                     follower.add(log.path, _prefix(log, one=one or not several), sys.stdout)
-            if not goes_on:
+            if not more:
                 return bool(known)
             time.sleep(_PAUSE)
     finally:
@@ -244,7 +315,12 @@ def _loads(line: str) -> object:
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
     there = sorted(set(_attempts(found.path)))
     if not there:
-        return NoSuchRun(found.path, "has begun no attempt")
+        hint = ""
+        if os.path.exists(os.path.join(found.path, LOG)):
+            hint = "'logs --launcher' shows what its launcher said in the batch job"
+        elif SUBMISSION in found.names and (said := entry_now(found).queue):
+            hint = f"its batch job: {said}; 'logs -f' waits for it"
+        return NoSuchRun(found.path, "has begun no attempt", hint)
     if given.attempt is not None and given.attempt not in there:
         reason = f"has no attempt {given.attempt}, only {_listed(there)}"
         return NoSuchRun(found.path, reason)

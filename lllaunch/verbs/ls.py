@@ -19,6 +19,7 @@ from lllaunch.console.wording import counted, shown_path
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.store import (
     STATES,
+    BatchQueue,
     ListEntry,
     NoSuchRun,
     jobs_of,
@@ -37,13 +38,15 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Lists runs and sweeps, the newest first: when they began, where they are, what became of them,
 how long they took, how often their workers were started, what rank 0 returned, and the
-overrides of their command lines."""
+overrides of their command lines; of runs on a cluster their batch jobs, and what is said of them
+there."""
 _LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
 # What is left out first where a terminal is narrow.
-_SPARE = ("tries", "code", "value")
+_SPARE = ("tries", "job", "code", "value")
 _STYLES = {
     "succeeded": "good",
     "running": "busy",
+    "queued": "busy",
     "failed": "bad",
     "signalled": "bad",
     "error": "bad",
@@ -104,8 +107,9 @@ def _list(given: argparse.Namespace) -> None:
             raise NoSuchRun(directory, "is not a directory")
     roots = given.dirs or roots_of()
     # of a few of them no more is read than is shown
-    entries = list_entries(roots) if given.limit is None else newest(roots)
-    found = list(itertools.islice(_chosen(entries, given), given.limit))
+    queue = BatchQueue()
+    entries = newest(roots, queue=queue) if given.limit else list_entries(roots, queue=queue)
+    found = list(itertools.islice(_chosen(entries, given, queue), given.limit))
     cwd = os.getcwd()
     if given.json:
         print_json([plain(entry, os.path.join(cwd, entry.path)) for entry in found])
@@ -118,13 +122,15 @@ def _list(given: argparse.Namespace) -> None:
         complain(f"no {what}{like} found in {' or '.join(roots)}")
 
 
-def _chosen(entries: Iterable[ListEntry], given: argparse.Namespace) -> Iterator[ListEntry]:
+def _chosen(
+    entries: Iterable[ListEntry], given: argparse.Namespace, queue: BatchQueue
+) -> Iterator[ListEntry]:
     """Yields what is to be shown, jobs after their sweeps."""
     for entry in entries:
         wanted = entry.kind == "sweep" or not given.sweeps
         if wanted and (given.state is None or entry.state in given.state):
             yield entry
-        for job in jobs_of(entry) if given.jobs and entry.kind == "sweep" else ():
+        for job in jobs_of(entry, queue) if given.jobs and entry.kind == "sweep" else ():
             if given.state is None or job.state in given.state:
                 yield job
 
@@ -141,6 +147,7 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         ("when", [_when(entry) for entry in entries], False),
         ("path", [_path(entry, cwd) for entry in entries], False),
         ("state", [_worded(entry.state) for entry in entries], False),
+        ("job", [_job(entry) for entry in entries], False),
         ("code", [_number(entry.exit_code) for entry in entries], True),
         ("time", [_time(entry) for entry in entries], True),
         ("tries", [_number(entry.attempts) for entry in entries], True),
@@ -165,6 +172,10 @@ def _when(entry: ListEntry) -> str:
 
 def _path(entry: ListEntry, cwd: str) -> str:
     return one_line(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
+
+
+def _job(entry: ListEntry) -> str:
+    return one_line(f"{entry.batch_job} {entry.queue}".strip())
 
 
 def _number(number: int | None) -> str:

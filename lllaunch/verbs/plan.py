@@ -44,10 +44,12 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.redact import Redactor
 from lllaunch.sweep.machine import find_machine
+from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (
     Parser,
     commit_text,
+    complain,
     perform,
     print_json,
     print_lines,
@@ -178,7 +180,8 @@ each value where it came from. Nothing is started, imported or written."""
 _EPILOG = """\
 Behind a value stands the file and line, the choice of a group or the override that gave it, what
 that won over, and behind '<-' where what it refers to came from. The plan is the same on every
-machine; what is not stands in the comments at the end.
+machine; what is not stands in the comments at the end. Of a run on a cluster its batch file stands
+there, and the cluster is asked whether it would take it; what it says against that is a warning.
 
 --format trainjob prints a TrainJob of Kubeflow Trainer: its pods run the same command with
 launch.nnodes=auto, and nothing but the reviewed plan if that is locked, or has a lock.
@@ -186,6 +189,9 @@ launch.nnodes=auto, and nothing but the reviewed plan if that is locked, or has 
 exit codes: 0; 1 if Hydra cannot compose the config; 2 if something is wrong with it; 5 if the plan
 differs from its lock (--diff), or the project's conf/lllaunch.yaml does not allow it."""
 _HERE = "On this machine, and no part of the plan:"
+_BATCH = "The batch file, and no part of the plan:"
+_BATCH_OF_SWEEP = "The batch file of its first job; a sweep submits such jobs as arrays:"
+_OUTPUT_DIR = "<output_dir>"
 _PATH, _THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 
 
@@ -281,10 +287,11 @@ def _show(
     as_json: bool,
     changed: bool,
 ) -> None:
-    if as_json:
-        print_json(_document(runs, build, sweep=sweep))
-        return
     first = runs[0]
+    batch = _batch_file(first, portable=build is None)
+    if as_json:
+        print_json({**_document(runs, build, sweep=sweep), **batch})
+        return
     plan = essential(first.readable) if changed else first.readable
     lines = annotated(plan, first.told.comment)
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
@@ -294,7 +301,58 @@ def _show(
     if build is not None:
         variables = ((v.name, f"{v.value}: {v.why}") for v in _variables(first, sweep=sweep))
         lines += comment_lines(_HERE, [*_of_this_machine(first, build), *variables])
+    if batch:
+        text = batch["batch"] or f"none: {batch['batch_problem']}"
+        title = _BATCH_OF_SWEEP if sweep else _BATCH
+        lines += [AnnotatedLine("", f"# {line}".rstrip()) for line in [title, *text.splitlines()]]
     print_rows((StyledText(line.text), StyledText(line.comment, "faint")) for line in lines)
+
+
+def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
+    """Return the batch file of a run that goes to a cluster, or why there is none.
+
+    Args:
+        run: the run, or the first job of a sweep.
+        portable: whether it is to be the same on every machine.
+
+    Returns:
+        ``batch`` and ``batch_problem``, one of which is None; nothing for a run of this machine.
+    """
+    spec = run.spec
+    if spec.cluster is None or portable:
+        return {}
+    # only of what goes to a cluster
+    from lllaunch.app.submitting import batch_text  # noqa: PLC0415
+
+    # of a run that is named after the moment nobody knows the directory yet
+    unknown = "${" in run.directory or "<" in run.directory
+    shown = _OUTPUT_DIR if unknown else spec.output_dir
+    name = run.name or os.path.basename(spec.entrypoint.text)
+    try:
+        text = batch_text(replace(spec, output_dir=shown, log_dir=shown), name)
+    except LaunchError as error:
+        return {"batch": None, "batch_problem": first_line(str(error))}
+    text = Redactor.of(spec)(text)
+    _ask_cluster(replace(spec, output_dir=os.getcwd(), log_dir=os.getcwd()), name)
+    return {"batch": text, "batch_problem": None}
+
+
+def _ask_cluster(spec: LaunchSpec, name: str) -> None:
+    """Warn if a cluster would not take a run; where it cannot be asked nothing is said.
+
+    Args:
+        spec: the run, in a directory that is there.
+        name: of the batch job, unless its settings have one.
+    """
+    from lllaunch.app.submitting import batch_text  # noqa: PLC0415 - as above
+    from lllaunch.cluster import slurm  # noqa: PLC0415 - as above
+
+    if not slurm.available():
+        return
+    with contextlib.suppress(LaunchError):
+        problem = slurm.test_only(batch_text(spec, name))
+        if problem is not None:
+            complain(f"warning: the cluster would not take the run: {problem}")
 
 
 def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:
@@ -307,9 +365,11 @@ def _of_this_machine(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[
     if "file" not in run.resolved["entrypoint"]:
         yield "entrypoint", file_of(run.spec) or "unknown without importing it"
     word = run.plan["launch"]["nproc"]
-    if word in WORDS:
+    # of a run that goes elsewhere nothing is counted here
+    submits = run.spec.cluster is not None
+    if word in WORDS and not submits:
         yield "nproc", f"{word} is {_count(run, word)}"
-    if run.plan["launch"]["nnodes"] == AUTO:
+    if run.plan["launch"]["nnodes"] == AUTO and not submits:
         yield "nnodes", _auto_text()
     yield "commit", commit_text(build)
     yield "versions", versions_text(build)
@@ -362,7 +422,8 @@ def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
 def _counted(run: Reviewed) -> LaunchSpec:
     """Return the run with as many workers as it would have here."""
     word = run.plan["launch"]["nproc"]
-    number = _count(run, word) if word in WORDS else ""
+    counted = word in WORDS and run.spec.cluster is None
+    number = _count(run, word) if counted else ""
     return replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
 
 
@@ -406,7 +467,7 @@ def _document(
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
     jobs = [_job_of_json(run, first) for run in runs]
     return {
-        "launch": jsonable(plan["launch"]),
+        **jsonable(plan),
         "resolved": first.resolved,
         "origins": {
             ".".join(map(str, path)): origin_json(first.told.chain(path))

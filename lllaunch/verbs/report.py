@@ -23,7 +23,7 @@ _DESCRIPTION = """\
 Tells what became of a run or a sweep, from the files that it has left.
 
 PATH is the directory of a run or a sweep, or its result.json or sweep.json; the end of such a path;
-or 'latest', the default: what was started last from here."""
+the id of a batch job; or 'latest', the default: what was started last from here."""
 _EPILOG = """\
 formats:
   text    for people

@@ -24,9 +24,9 @@ from lllaunch.verbs.printing import Parser, commit_text, complain
 _DESCRIPTION = """\
 Runs the plan of a run again, in a new directory.
 
-RUN is the directory of a run or of a job of a sweep, a file in it, the end of its path, or
-'latest', the default: what was started last from here. What is run is its plan.yaml, not what the
-config would come to today. Variables from the environment are read anew."""
+RUN is the directory of a run or of a job of a sweep, a file in it, the end of its path, the id of
+its batch job, or 'latest', the default: what was started last from here. What is run is its
+plan.yaml, not what the config would come to today. Variables from the environment are read anew."""
 _EPILOG = """\
 Overrides may only be Hydra's own, such as hydra.run.dir=DIR. Relative paths start where they did in
 the first run, if that directory is still there.

@@ -7,9 +7,10 @@ import os
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.summary import Setting, summary_rows
@@ -19,6 +20,7 @@ from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
 from lllaunch.results.store import (
     LATEST,
+    NO_ANSWER,
     ListEntry,
     holder,
     last_event,
@@ -29,6 +31,15 @@ from lllaunch.results.store import (
     read_sweep,
 )
 from lllaunch.run.directory import PLAN
+from lllaunch.run.events import isoformat
+from lllaunch.run.submission import (
+    LOG,
+    BatchEnded,
+    BatchStarted,
+    Requeued,
+    read_history,
+    read_submission,
+)
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
@@ -44,13 +55,15 @@ from lllaunch.verbs.printing import (
 if TYPE_CHECKING:
     from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
     from lllaunch.run.result import ResultFile
+    from lllaunch.run.submission import QueueEvent
     from lllaunch.sweep.history import JobHistory, SweepResult
 
 _DESCRIPTION = """\
 Shows what ran and what became of it, from the files that a run or a sweep has left.
 
 RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
-result.json; the end of its path; or 'latest', the default: what was started last from here."""
+result.json; the end of its path; the id of its batch job on a cluster; or 'latest', the default:
+what was started last from here."""
 _LONGEST_VALUE = 200  # characters
 _MOST_VALUES = 16
 _SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
@@ -90,12 +103,14 @@ def _show(given: argparse.Namespace) -> None:
     if given.json:
         print_json(_json(entry, run, text))
     else:
-        print_rows(run_rows(entry, run, text, _outcome(run, text), cwd))
+        print_rows(run_rows(entry, run, text, _outcome(run, text), cwd, batch_of(entry)))
 
 
 def _json(entry: ListEntry, run: ResultFile | None, text: str | None) -> dict[str, Any]:
+    batch = batch_of(entry)
     return {
         **plain(entry, entry.path),
+        "submission": None if batch is None else batch.to_json(),
         "plan_hash": None if run is None else run.plan_hash or None,
         "build": None if run is None else run.fields.value("build"),
         "plan": text,
@@ -134,6 +149,7 @@ def run_rows(
     text: str | None,
     outcome: RunOutcome | None,
     cwd: str,
+    batch: BatchFacts | None = None,
 ) -> list[Row]:
     """Returns what is shown of a run.
 
@@ -143,8 +159,12 @@ def run_rows(
         text: its plan.yaml, or None.
         outcome: what became of it, if that is known.
         cwd: directory that paths below it are shown relative to.
+        batch: its way through a cluster's queue, if it was submitted.
     """
-    rows = [*_facts([*_head(entry, cwd), *(_origin(run) if run is not None else ())]), ()]
+    facts = [*_head(entry, cwd)]
+    facts += [] if batch is None else _of_batch(entry, batch)
+    facts += [] if run is None else _origin(run)
+    rows = [*_facts(facts), ()]
     if text is not None:
         rows += [(StyledText(f"{PLAN}:", "faint"),)]
         rows += [(StyledText(f"  {line}".rstrip()),) for line in text.splitlines()]
@@ -158,6 +178,113 @@ def run_rows(
     else:
         rows += _without_outcome(entry, cwd)
     return rows
+
+
+class BatchFacts(NamedTuple):
+    """The way of a run through a cluster's queue.
+
+    Attributes:
+        submitted_ns: when, nanoseconds since the epoch; 0 if that is not known.
+        starts: how often its batch job started.
+        nodes: where it started last.
+        requeues: when it went back into the queue, and why.
+        waited: for how long it was in the queue in all, seconds.
+        ran: for how long it ran in all, seconds. Of a start that was lost with its node nobody
+            knows the end; what it waited then is in it.
+        reason: why it did not go back into the queue, or an empty string.
+    """
+
+    submitted_ns: int
+    starts: int
+    nodes: tuple[str, ...]
+    requeues: tuple[tuple[int, Requeued], ...]
+    waited: float
+    ran: float
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same for programs."""
+        return {
+            "submitted": isoformat(self.submitted_ns) if self.submitted_ns else None,
+            "starts": self.starts,
+            "nodes": list(self.nodes),
+            "requeues": [
+                {"time": isoformat(time_ns), "cause": back.cause, "detail": back.detail or None}
+                for time_ns, back in self.requeues
+            ],
+            "waited": self.waited,
+            "ran": self.ran,
+            "reason": self.reason or None,
+        }
+
+
+def batch_of(entry: ListEntry) -> BatchFacts | None:
+    """Return the way of a run through a cluster's queue; None if it was not submitted."""
+    if not entry.batch_job and not entry.queue:
+        return None
+    submission, history = read_submission(entry.path), read_history(entry.path)
+    if submission is None:
+        return None
+    last = (last_event(entry.path) or {}).get("time_ns")
+    until_ns = time.time_ns() if entry.queue else last
+    return batch_facts(submission.time_ns, history, until_ns if isinstance(until_ns, int) else 0)
+
+
+def batch_facts(
+    submitted_ns: int, history: Sequence[tuple[int, QueueEvent]], until_ns: int
+) -> BatchFacts:
+    """Return what the history of a submitted run comes to. Pure.
+
+    Args:
+        submitted_ns: when it was submitted, nanoseconds since the epoch.
+        history: as `lllaunch.run.submission.read_history` returns it.
+        until_ns: now, of a run that is not over; else when it was heard of last.
+    """
+    waited = ran = 0
+    since, runs, over = submitted_ns, False, False
+    for time_ns, event in history:
+        if isinstance(event, (BatchStarted, BatchEnded, Requeued)):
+            passed = max(0, time_ns - since) if since else 0
+            waited, ran = (waited, ran + passed) if runs else (waited + passed, ran)
+            since, runs = time_ns, isinstance(event, BatchStarted)
+            over = isinstance(event, BatchEnded)
+    if not over and since:
+        passed = max(0, until_ns - since)
+        waited, ran = (waited, ran + passed) if runs else (waited + passed, ran)
+    starts = [event for _, event in history if isinstance(event, BatchStarted)]
+    last = history[-1][1] if history else None
+    return BatchFacts(
+        submitted_ns,
+        len(starts),
+        starts[-1].nodes if starts else (),
+        tuple((time_ns, event) for time_ns, event in history if isinstance(event, Requeued)),
+        waited / 1e9,
+        ran / 1e9,
+        last.reason if isinstance(last, BatchEnded) else "",
+    )
+
+
+def _of_batch(entry: ListEntry, batch: BatchFacts) -> Iterator[tuple[str, str]]:
+    state = f": {entry.queue}" if entry.queue else ""
+    yield "batch job", (entry.batch_job or "id unknown") + state
+    yield "nodes", ", ".join(batch.nodes)
+    submitted = _local(batch.submitted_ns) if batch.submitted_ns else "at an unknown time"
+    ran = f", ran for {duration(batch.ran)}" if batch.starts else ""
+    yield "submitted", f"{submitted}; waited for {duration(batch.waited)}{ran}"
+    if batch.starts > 1 or batch.requeues:
+        causes = Counter(_WHY_BACK[back.cause] for _, back in batch.requeues)
+        parts = [why if times == 1 else f"{why} ({times} times)" for why, times in causes.items()]
+        back = f"; put back into the queue: {', '.join(parts)}" if parts else ""
+        yield "starts", f"{batch.starts}{back}"
+    yield "not put back", batch.reason
+
+
+_WHY_BACK = {
+    "preempted": "preempted",
+    "timeout": "time limit",
+    "node_failure": "a node was lost",
+    "failed": "tried again after a failure",
+}
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> list[Row]:
@@ -177,8 +304,9 @@ def _head(entry: ListEntry, cwd: str) -> Iterator[tuple[str, str]]:
         began = _local(entry.started_ns)
         verb = "for" if entry.state == "running" else "took"
         took = "" if entry.seconds is None else f", {verb} {duration(entry.seconds)}"
-        yield "began", began + took
-    if entry.state == "running":
+        # of one that waits the time of its submission is told with the queue
+        yield "began", "" if entry.queue and entry.state != "running" else began + took
+    if entry.state == "running" and not entry.queue:
         yield "launcher", holder(lock_of(entry.kind, entry.path))
     if entry.kind == "sweep":
         yield "jobs", counts_of(entry).partition(": ")[2]
@@ -270,13 +398,21 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
     at = nanoseconds(event.get("time"))
     if event.get("type") and at is not None:
         yield (StyledText(f"last event  {_local(at)} {event['type']}"),)
-    why = _WHY.get(entry.state, _WHY["unknown"])
-    yield (StyledText(f"lllaunch: {why}", "busy" if entry.state == "running" else "error"),)
-    yield (StyledText(f"Logs: {shown_path(os.path.join(entry.path, 'latest'), cwd)}"),)
+    told = entry.batch_job and entry.root_cause
+    why = _WHY.get(entry.state, "" if told else _WHY["unknown"])
+    if entry.queue == NO_ANSWER:
+        why = "Slurm cannot be asked, and its files do not say that it is over"
+    style = "busy" if entry.state in {"queued", "running"} else "error"
+    yield from [(StyledText(f"lllaunch: {why}", style),)] if why else ()
+    log = os.path.join(entry.path, LOG)
+    logs = log if os.path.exists(log) else os.path.join(entry.path, "latest")
+    if entry.state != "queued" or entry.attempts:
+        yield (StyledText(f"Logs: {shown_path(logs, cwd)}"),)
 
 
 _WHY = {
     "running": "running",
+    "queued": "waiting in the queue of its cluster",
     "died": "its launcher ended without a result: it was killed, or the machine went down",
     "unknown": "its result.json cannot be understood, or it cannot be determined whether it runs",
 }

@@ -9,20 +9,38 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import shown_path
 from lllaunch.linux.process import send_signal, wait_readable
-from lllaunch.results.store import LATEST, NoSuchRun, entry_of, holder, is_held, locate, lock_of
+from lllaunch.results.store import (
+    LATEST,
+    NO_ANSWER,
+    NoSuchRun,
+    cancelled,
+    entry_now,
+    entry_of,
+    holder,
+    is_held,
+    jobs_of,
+    locate,
+    lock_of,
+)
 from lllaunch.run.lock import open_launcher
+from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.verbs.printing import Parser, perform, print_lines
-from lllaunch.verbs.wait import entry_now, outcome_text, until_released
+from lllaunch.verbs.wait import outcome_text, until_over, until_released
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lllaunch.results.store import FoundDirectory, ListEntry
 
 _DESCRIPTION = """\
 Ends a run or a sweep: its launcher gets SIGTERM, and does what it does at Ctrl-C. The workers get
 the signal, and launch.grace_period to save what they have. Returns when it is over.
 
-RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; or 'latest',
-the default: what was started last from here."""
+Of a run on a cluster the batch job is cancelled: that takes it from the queue, or does the same as
+Ctrl-C; what is not over within Slurm's KillWait is killed.
+
+RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; the id of
+its batch job; or 'latest', the default: what was started last from here."""
 # Between two signals with --now, seconds: those that come at once are one.
 _PAUSE = 0.2
 
@@ -51,6 +69,14 @@ def _stop(given: argparse.Namespace) -> None:
     found = locate(given.run)
     lock = lock_of(found.kind, found.path)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
+    entry = entry_now(found)
+    if entry.queue:
+        _cancel(found, entry, where, now=given.now)
+        print_lines([f"{where}: {outcome_text(until_over(found))}"])
+        return
+    if entry.batch_job:
+        print_lines([f"{where}: is over: {outcome_text(entry)}"])
+        return
     held = is_held(lock)
     if held is False:
         print_lines([f"{where}: is over: {outcome_text(entry_of(found))}"])
@@ -72,3 +98,45 @@ def _stop(given: argparse.Namespace) -> None:
         os.close(pidfd)
     until_released(lock)
     print_lines([f"{where}: {outcome_text(entry_now(found))}"])
+
+
+def _cancel(found: FoundDirectory, entry: ListEntry, where: str, *, now: bool) -> None:
+    """Cancel the batch jobs of a run or a sweep, and wait until they are over.
+
+    Raises:
+        NoSuchRun: the cluster does not answer.
+        SlurmFailed: it did not do it.
+    """
+    from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+    if NO_ANSWER in entry.queue:
+        raise NoSuchRun(where, "is on a cluster, and Slurm cannot be asked", "stop it from there")
+    cancelled_at: dict[str, int] = {}
+
+    def cancel(entry: ListEntry) -> None:
+        """Cancel what goes on, once for each time that it came into the queue."""
+        jobs = [job for job in _open_jobs(entry) if job.batch_job]
+        times = {job.batch_job: account_of(job.path).requeues for job in jobs}
+        due = [job for job in jobs if cancelled_at.get(job.batch_job) != times[job.batch_job]]
+        running = {job.batch_job for job in due if job.state == "running"}
+        if running and now:
+            # Their workers do not get the grace period. It is sent to the step that lllaunch runs
+            # in: of a whole job Slurm makes SIGTERM of it, and kills after KillWait.
+            slurm.cancel({f"{job}.0" for job in running}, signal="KILL")
+        if due:
+            slurm.cancel({job.batch_job for job in due})
+        cancelled_at.update(times)
+
+    before = [job.path for job in _open_jobs(entry)]
+    until_over(found, cancel)
+    for path in before:
+        # what had not started, or was killed at once, has not said how it ended
+        history = read_history(path)
+        if not history or not isinstance(history[-1][1], BatchEnded):
+            append(path, cancelled(history))
+
+
+def _open_jobs(entry: ListEntry) -> list[ListEntry]:
+    """Return a run, or those of a sweep, whose batch job is not over."""
+    entries = [*jobs_of(entry)] if entry.kind == "sweep" else [entry]
+    return [each for each in entries if each.queue]

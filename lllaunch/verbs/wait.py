@@ -6,17 +6,26 @@ import argparse
 import contextlib
 import fcntl
 import os
+import time
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.results.store import LATEST, STATES, ListEntry, entry_of, locate, lock_of, look
+from lllaunch.results.store import (
+    LATEST,
+    STATES,
+    BatchQueue,
+    ListEntry,
+    entry_now,
+    locate,
+    lock_of,
+)
 from lllaunch.text import duration
-from lllaunch.verbs.printing import Parser, perform, print_lines
+from lllaunch.verbs.printing import Parser, complain, perform, print_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lllaunch.results.store import FoundDirectory
 
@@ -24,8 +33,11 @@ _DESCRIPTION = """\
 Waits until a run or a sweep is over, says in a line what became of it, and exits with its exit
 code. One that is over already is not waited for.
 
-RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; or 'latest',
-the default: what was started last from here."""
+RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; the id of
+its batch job; or 'latest', the default: what was started last from here."""
+
+# Between two questions to a cluster, seconds: at first, and at most.
+_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,11 +59,45 @@ def _parser() -> argparse.ArgumentParser:
 
 def _wait(given: argparse.Namespace) -> int:
     found = locate(given.run)
-    until_released(lock_of(found.kind, found.path))
-    entry = entry_now(found)
+    entry = until_over(found)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
     print_lines([f"{where}: {outcome_text(entry)}"])
     return ExitCode.ERROR if entry.exit_code is None else entry.exit_code
+
+
+def until_over(
+    found: FoundDirectory, look: Callable[[ListEntry], object] | None = None
+) -> ListEntry:
+    """Wait until a run or a sweep is over, here or on a cluster.
+
+    Args:
+        found: where it is.
+        look: called with what is known of it, each time that a cluster was asked.
+
+    Returns:
+        What became of it.
+
+    Raises:
+        OutputError: as `until_released` has it.
+    """
+    queue, pause = BatchQueue(), _PAUSE
+    entry = entry_now(found, queue)
+    silent = False
+    while entry.queue:
+        if look is not None:
+            look(entry)
+        if not queue.answers and not silent:
+            silent = True
+            complain("Slurm cannot be asked; waiting until the files of the run say its end")
+        # nobody tells of a change there, and its scheduler is not to be asked too often
+        time.sleep(pause)
+        pause = min(1.2 * pause, _LONGEST_PAUSE)
+        queue.forget()
+        entry = entry_now(found, queue)
+    if entry.batch_job:
+        return entry
+    until_released(lock_of(found.kind, found.path))
+    return entry_now(found, queue)
 
 
 def until_released(lock: str) -> None:
@@ -80,16 +126,11 @@ def until_released(lock: str) -> None:
             raise OutputError(lock, reason) from error
 
 
-def entry_now(found: FoundDirectory) -> ListEntry:
-    """Returns what is known of a run or a sweep by now, and not when it was found."""
-    return entry_of(look(found.path) or found)
-
-
 def outcome_text(entry: ListEntry) -> str:
     """Returns what became of a run or a sweep, after how long and why."""
     took = "" if entry.seconds is None else f" after {duration(entry.seconds)}"
     if entry.exit_code is None:
-        return f"{entry.state}{took}: {STATES[entry.state]}"
+        return f"{entry.state}{took}: {entry.root_cause or STATES[entry.state]}"
     text = entry.state if not entry.exit_code else f"{entry.state}, exit code {entry.exit_code}"
     cause = f": {entry.root_cause}" if entry.root_cause else ""
     return f"{text}{took}{cause}"

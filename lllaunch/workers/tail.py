@@ -158,12 +158,14 @@ class Watching:
     Args:
         wake: an eventfd that ends a wait; not closed here.
         poll_interval: seconds between looks at files that inotify cannot watch.
+        elsewhere: as for `Follower`.
     """
 
-    def __init__(self, wake: int, poll_interval: float) -> None:
+    def __init__(self, wake: int, poll_interval: float, *, elsewhere: bool = False) -> None:
         self._wake = wake
         self._poll_interval = poll_interval
-        self._warned = False
+        # what is meant to be so needs no warning
+        self._warned = elsewhere
         self._changed: dict[FollowedFile, None] = {}
         self._polled: set[FollowedFile] = set()
         self._next_look = 0.0
@@ -175,8 +177,11 @@ class Watching:
         self._poll_wake.register(wake, select.POLLIN)
         self._poll_all = select.poll()
         self._poll_all.register(wake, select.POLLIN)
-        opened = open_inotify()
         self._inotify: Inotify | None = None
+        self._reason = ""
+        if elsewhere:
+            return
+        opened = open_inotify()
         if isinstance(opened, Inotify):
             self._inotify = opened
             self._poll_all.register(opened.fileno(), select.POLLIN)
@@ -574,9 +579,13 @@ class Follower:
     Args:
         name: name of the thread.
         poll_interval: seconds between looks at files that inotify cannot watch.
+        elsewhere: whether other machines write to the files, of which no kernel tells.
     """
 
-    def __init__(self, name: str = "tail", poll_interval: float = 1.0) -> None:
+    def __init__(
+        self, name: str = "tail", poll_interval: float = 1.0, *, elsewhere: bool = False
+    ) -> None:
+        self._elsewhere = elsewhere
         self._name = name
         self._added: collections.deque[FollowedFile] = collections.deque()
         self._files: list[FollowedFile] = []
@@ -711,7 +720,7 @@ class Follower:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         watching: Watching | None = None
         try:
-            watching = Watching(wake, self._poll_interval)
+            watching = Watching(wake, self._poll_interval, elsewhere=self._elsewhere)
             while not self._stopping:
                 self._take_added(watching)
                 busy = self._look(watching)

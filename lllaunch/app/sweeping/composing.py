@@ -16,6 +16,8 @@ from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.guarded_loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.cluster.values import format_nnodes
+from lllaunch.config.cluster import KEY as CLUSTER
+from lllaunch.config.cluster import asks_for_cluster, launchers_cluster
 from lllaunch.config.launcher_schema import TARGET
 from lllaunch.errors import ConfigError, Diagnostic
 
@@ -63,6 +65,7 @@ class Composer:
         master: as above.
         users_own: as above.
         sweep_dir: the sweep's directory, absolute; empty for where the config says.
+        for_cluster: whether the jobs run on a cluster.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Composer:
         self.master = master
         self.users_own = users_own
         self.sweep_dir = ""
+        self.for_cluster = asks_for_cluster(with_launchers_cluster(master))
 
     def compose(
         self, overrides: Sequence[str], number: int, directory: str | None = None
@@ -118,7 +122,7 @@ class Composer:
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
             spec = plan_job(
-                job.whole,
+                with_launchers_cluster(job.whole),
                 job.where,
                 self.user,
                 outer=LAUNCHER,
@@ -126,7 +130,7 @@ class Composer:
                 environ=around,
                 here=here,
             )
-        if job.whole.hydra.launcher.get("_target_") == TARGET:
+        if job.whole.hydra.launcher.get("_target_") == TARGET and spec.cluster is None:
             _expect_one_node(spec)
         return spec
 
@@ -137,6 +141,23 @@ class Composer:
             directory = None
         sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
         return _placed(config, sweep_dir, directory)
+
+
+def with_launchers_cluster(config: DictConfig) -> DictConfig:
+    """Return a config whose ``cluster`` is the launcher's, if it has none of its own.
+
+    Args:
+        config: whole.
+    """
+    if asks_for_cluster(config):
+        return config
+    cluster = launchers_cluster(config.hydra.launcher)
+    if cluster is None:
+        return config
+    config = copy.deepcopy(config)
+    with read_write(config), open_dict(config):
+        config[CLUSTER] = cluster
+    return config
 
 
 def _expect_one_node(spec: LaunchSpec) -> None:

@@ -263,9 +263,12 @@ class SweepJobs:
             (where.runtime_cwd, "<cwd>"),
         )
         launch = with_sources(plan_node(spec)["launch"], config.whole, LAUNCHER, "launch")
-        if launch["nproc"] is None or launch["nproc"] in WORDS:
+        counted = spec.cluster is None
+        if counted and (launch["nproc"] is None or launch["nproc"] in WORDS):
             # of a job its outcome may depend on how many there are
             launch["nproc"] = spec.nproc
+        if spec.cluster is not None and spec.cluster.nodes > 1:
+            launch["nnodes"] = spec.cluster.nodes
         # where they are not told otherwise, workers are where the command was given
         if launch["cwd"] == where.runtime_cwd:
             launch["cwd"] = MARKS.cwd

@@ -29,15 +29,16 @@ from lllaunch.app.naming import as_written, is_of_a_moment
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import locating
 from lllaunch.app.returned import load
-from lllaunch.app.sweeping.composing import LAUNCHER, Composer
+from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
 from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.probes import compared, probe
 from lllaunch.app.sweeping.resume import check, command
+from lllaunch.config.cluster import asks_for_cluster
 from lllaunch.config.job_config import redacted_overrides
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.wording import counted
+from lllaunch.console.wording import counted, shown_path
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
@@ -103,7 +104,7 @@ def launch(
         launcher.sweep = None
         sweep.close()
     launcher.exit_code = launcher.exit_code or finish.exit_code
-    if finish.signum is not None:
+    if finish.signum is not None or sweep.left:
         raise AppEnded(finish.exit_code)
     return [sweep.returned(batch, index) for index in range(len(overrides))]
 
@@ -164,6 +165,7 @@ class HydraSweep:
 
     Attributes:
         at_once: whether the sweeper asks for all jobs at once, so that a resume can, too.
+        left: whether jobs are in a cluster's queue that this launcher does not follow.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class HydraSweep:
         self._batches = 0
         # the last of several, while the sweep's summary is not written and shown
         self._open: JobBatch | None = None
+        self.left = False
 
     @classmethod
     def begin(
@@ -267,7 +270,8 @@ class HydraSweep:
             LaunchError: the sweep itself failed, or could not be written down.
         """
         self._open = batch
-        console = SweepConsole(machine=_machine_text(self._jobs.machine))
+        where = "Slurm" if self._jobs.composer.for_cluster else _machine_text(self._jobs.machine)
+        console = SweepConsole(machine=where)
         failure: LaunchError | None = None
         finish: FinishSweep | None = None
         # one that comes while the end is written and told does not keep that from being done
@@ -288,7 +292,9 @@ class HydraSweep:
                 finish = self._sweep(batch, console, signals)
             except LaunchError as error:
                 failure = error
-            if self.at_once or finish is None or finish.signum is not None:
+            if self.left:
+                self._tell_left()
+            elif self.at_once or finish is None or finish.signum is not None:
                 failure = self._conclude(batch, console, failure)
             else:
                 self._session.write_now_and_then(batch.numbers, batch.label)
@@ -301,6 +307,9 @@ class HydraSweep:
         return finish
 
     def _sweep(self, batch: JobBatch, console: SweepConsole, signals: SignalSource) -> FinishSweep:
+        if self._jobs.composer.for_cluster:
+            return self._submit(batch, console, signals)
+
         def prepare(number: int) -> Prepared | Broken:
             """In the process of a job: compose it."""
             index = batch.index(number)
@@ -338,6 +347,33 @@ class HydraSweep:
             signals=signals,
         )
         return sweep.run()
+
+    def _submit(self, batch: JobBatch, console: SweepConsole, signals: SignalSource) -> FinishSweep:
+        # only of what goes to a cluster
+        from lllaunch.app.sweeping.submitted import SubmittedSweep  # noqa: PLC0415
+
+        def observe(event: object) -> None:
+            if isinstance(event, Settle):
+                batch.ends[event.number] = event
+            console.observe(event)
+
+        policy = self._settings.policy
+        sweep = SubmittedSweep(
+            *(self._session, self._jobs, policy, batch, observe, signals), at_once=self.at_once
+        )
+        finish = sweep.run()
+        self.left = sweep.left
+        return finish
+
+    def _tell_left(self) -> None:
+        """Say that the jobs go on without this launcher, and what looks after them."""
+        self._open = None
+        where = shown_path(self._session.path, os.getcwd())
+        print(
+            f"lllaunch: the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
+            f"'lllaunch stop {where}' ends them, hydra.launcher.resume={where} goes on with it",
+            file=sys.stderr,
+        )
 
     def _review(self, number: int, prepared: Prepared) -> Prepared | Broken:
         """Refuse a job that would write where another one does."""
@@ -537,7 +573,10 @@ def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
     # of settings that are wrong, what the machine has to do with can be looked at all the same
     raw: Any = settings or OmegaConf.to_container(config.hydra.launcher)
     gpus, cpus = (_of(raw, name) for name in ("gpus", "cpus"))
-    machine = attempt(lambda: find_machine(os.environ, gpus, cpus, key=LAUNCHER))
+    elsewhere = asks_for_cluster(with_launchers_cluster(config))
+    machine = attempt(
+        lambda: SweepMachine() if elsewhere else find_machine(os.environ, gpus, cpus, key=LAUNCHER)
+    )
     if settings is not None:
         found = settings
         sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd

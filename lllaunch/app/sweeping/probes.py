@@ -205,7 +205,9 @@ def probe(
         if isinstance(answer, Broken):
             return _Look(answer)
         planned: Any = answer.payload
-        why = never_fits(answer.need, room)
+        # what a cluster has is not known here
+        here = planned.spec.cluster is None
+        why = never_fits(answer.need, room) if here else ""
         fault = Broken(int(ExitCode.CONFIG), why) if why else None
         return _Look(fault, answer.warm, plan_hash(planned.spec) if locked else "")
 
@@ -218,7 +220,7 @@ def probe(
         raise SweepRefused(faults)
     if locked:
         jobs.admitted = {job_name(overrides[index]): each.plan for index, each in found.items()}
-    warm = found[0].warm if found else None
+    warm = found[0].warm if found and not jobs.composer.for_cluster else None
     if warm is not None:
         spawners.start(warm)
 

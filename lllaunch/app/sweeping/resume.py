@@ -19,6 +19,8 @@ KEY = "hydra.launcher.resume"
 DIRECTORY = "hydra.sweep.dir"
 MULTIRUN = "multirun.yaml"
 
+# of a sweep on a cluster, whether this launcher stays
+_DETACH = "cluster.detach"
 _CONFIG_NAME, _CONFIG_DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
 # Of the sweep that is resumed, the command line says these anew.
 _SAID_ANEW = frozenset({KEY, DIRECTORY, "hydra.mode", "hydra.run.dir"})
@@ -57,8 +59,10 @@ def _key(text: str) -> str:
 
 
 def _names_a_job(word: str) -> bool:
-    """Whether a word is an override that is not Hydra's own."""
+    """Whether a word is an override that is not Hydra's own, nor about this launcher."""
     if word.startswith("-") or not (word.startswith("~") or "=" in word):
+        return False
+    if _key(word) == _DETACH:
         return False
     return not _key(word).startswith(("hydra.", "hydra/"))
 

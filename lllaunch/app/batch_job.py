@@ -1,0 +1,372 @@
+"""What a batch job does that lllaunch has submitted: runs the run, and decides what follows.
+
+The run that was submitted from a directory is run there: its plan.yaml is read as `rerun` reads
+one, and is resolved on this machine. Afterwards the job's first node decides whether the run goes
+back into the queue, and writes that down before it asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lllaunch.app.early import prestarted
+from lllaunch.cluster import slurm
+from lllaunch.console.console import Console
+from lllaunch.documents import read_json
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.run.directory import RESULT
+from lllaunch.run.files import naming
+from lllaunch.run.result import ResultFile
+from lllaunch.run.snapshot import Snapshot
+from lllaunch.run.submission import (
+    LOG,
+    SUBMISSION,
+    BatchEnded,
+    BatchJob,
+    BatchStarted,
+    EndFacts,
+    Requeued,
+    account_of,
+    append,
+    decide,
+    read_submission,
+)
+from lllaunch.spawner.forks import flush_streams
+from lllaunch.sweep.arrays import read_tasks
+from lllaunch.sweep.policy import cause_of
+from lllaunch.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lllaunch.app.rerun import RerunRequest
+    from lllaunch.app.submitting import SubmittedFunction
+    from lllaunch.cluster.slurm import JobFacts
+    from lllaunch.run.submission import Limits, QueueEvent, RequeueCause, Submission
+    from lllaunch.spawner.client import Spawner
+
+# Of a job that is taken back; Slurm ends this process within that time.
+_TAKEN_BACK_SECONDS = 120.0
+# Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
+_PATIENCE = 10.0
+
+
+def job_id() -> str:
+    """Return the id of the batch job that this process is in, ``123`` or ``123_4``.
+
+    Raises:
+        ConfigError: it is in none.
+    """
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}") for name in ("JOB_ID", "TASK_ID"))
+    found = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+    if not found:
+        text = "is for the batch jobs that lllaunch submits, and this is none"
+        raise ConfigError((Diagnostic("cluster", "job", "", text, "to run a plan again: rerun"),))
+    return found
+
+
+def leads() -> bool:
+    """Return whether this is the job's first node."""
+    return os.environ.get("SLURM_NODEID", "0") == "0"
+
+
+def run_in_job(
+    directory: str,
+    job: str,
+    submission: Submission | None = None,
+    work: Callable[[BatchJob, Submission], int] | None = None,
+) -> int:
+    """Run what was submitted from a directory, and decide whether it goes back into the queue.
+
+    Args:
+        directory: of the run, absolute.
+        job: id of this batch job.
+        submission: what was submitted; None for what the directory says.
+        work: what is done, if that is not one run; returns an exit code.
+
+    Returns:
+        The exit code of the run.
+
+    Raises:
+        LaunchError: it could not be run.
+    """
+    submission = submission or read_submission(directory)
+    if submission is None:
+        problem = Diagnostic("cluster", "DIR", repr(directory), f"holds no {SUBMISSION}")
+        raise ConfigError((problem,))
+    first = leads()
+    account, facts = account_of(directory), _facts(job)
+    batch = BatchJob(
+        directory,
+        account,
+        None if facts is None else facts.end_time,
+        leads=first,
+        continues=account.starts > 0 if first else restart_count() > 0,
+        snapshot=None if submission.snapshot is None else Snapshot.from_json(submission.snapshot),
+    )
+    if first:
+        if isinstance(account.last, BatchEnded) and account.last.exit_code == 0:
+            _say("the run has succeeded already")
+            return int(ExitCode.SUCCESS)
+        begin(batch, job, submission.limits)
+    try:
+        code = _run(batch) if work is None else work(batch, submission)
+    except LaunchError as error:
+        if first:
+            note(batch, BatchEnded(error.exit_code, first_line(str(error))))
+        raise
+    if first:
+        _end(batch, submission, code, job)
+    return code
+
+
+def run_task(directory: str, job: str) -> int:
+    """Run the jobs of a task of an array.
+
+    Args:
+        directory: of the array, absolute.
+        job: id of this batch job, ``123_4``.
+
+    Raises:
+        LaunchError: they could not be run.
+    """
+    index = int(job.rpartition("_")[2])
+    tasks, submission = read_tasks(directory), read_submission(directory)
+    if submission is None or index >= len(tasks):
+        problem = Diagnostic("cluster", "DIR", repr(directory), f"has no task {index}")
+        raise ConfigError((problem,))
+    task, submission = tasks[index], submission._replace(job=job, directory="")
+    if len(task) == 1:
+        own = task[0].directory
+        _write_submission(own, submission)
+        redirect(os.path.join(own, LOG))
+        return run_in_job(own, job, submission)
+    from lllaunch.app.sweeping.packed import run_pack  # noqa: PLC0415 - heavy
+
+    for each in task:
+        _write_submission(each.directory, submission)
+    above = os.path.join(directory, str(index))
+    with naming(above):
+        os.makedirs(above, exist_ok=True)
+    _write_submission(above, submission)
+    return run_in_job(above, job, submission, partial(run_pack, task))
+
+
+def _write_submission(directory: str, submission: Submission) -> None:
+    """Write what was submitted, unless who has submitted it has come to do that."""
+    known = read_submission(directory)
+    if leads() and (known is None or known.job != submission.job):
+        submission.write(directory)
+
+
+def redirect(path: str) -> None:
+    """Let this process write into a file from now on.
+
+    Raises:
+        OutputError: it cannot be opened.
+    """
+    with naming(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    flush_streams()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
+    """Write down that the job starts, and how it ended last, if that was without a word.
+
+    Args:
+        batch: the job.
+        job: its id.
+        limits: how often the run goes back into the queue; None for as often as it comes.
+
+    Raises:
+        RequeueRefused: it has been taken back into the queue too often.
+    """
+    account, last = batch.account, batch.account.last
+    back = account.lost()
+    if back is not None:
+        note(batch, back)
+    elif isinstance(last, Requeued) and last.by == "slurm":
+        back = last
+    note(batch, BatchStarted(job, tuple(slurm.node_names(_nodelist())), batch.end_time))
+    reason = "" if back is None or limits is None else account.refusal(back.cause, limits)
+    if reason:
+        note(batch, BatchEnded(int(ExitCode.ERROR), reason))
+        raise RequeueRefused(reason)
+
+
+def _facts(job: str) -> JobFacts | None:
+    """Return what Slurm says of this job; None if it says nothing in time."""
+    slurm.TIMEOUT = _PATIENCE
+    try:
+        return slurm.job_facts(job)
+    except LaunchError as error:
+        _say(str(error))
+        return None
+
+
+def _say(text: str) -> None:
+    Console().note(text)
+
+
+def _nodelist() -> str:
+    return os.environ.get("SLURM_JOB_NODELIST", "")
+
+
+def note(batch: BatchJob, event: QueueEvent) -> None:
+    """Write an event of a run down."""
+    append(batch.directory, event)
+    batch.account.add(event)
+
+
+def _run(batch: BatchJob) -> int:
+    again, function = read_run(batch.directory)
+    enter_code(again.cwd, batch.snapshot)
+    spawner = prestarted(())
+    try:
+        return perform(batch, again, function, spawner)
+    finally:
+        if spawner is not None:
+            spawner.close()
+
+
+def read_run(directory: str) -> tuple[RerunRequest, SubmittedFunction | None]:
+    """Return what a run of a batch job is.
+
+    Args:
+        directory: of the run, absolute.
+
+    Returns:
+        Its plan; and what its workers call, if the plan does not say it.
+
+    Raises:
+        LaunchError: it cannot be read.
+    """
+    # Hydra is imported
+    from lllaunch.app.rerun import read_submitted  # noqa: PLC0415
+    from lllaunch.app.submitting import read_function  # noqa: PLC0415
+
+    function = read_function(directory)
+    return read_submitted(directory, named=function is None), function
+
+
+def perform(
+    batch: BatchJob,
+    again: RerunRequest,
+    function: SubmittedFunction | None,
+    spawner: Spawner | None,
+) -> int:
+    """Run what `read_run` has read; return its exit code."""
+    from lllaunch.app.rerun import run_again  # noqa: PLC0415 - as above
+
+    sys.argv[1:] = []
+    return run_again(again, spawner, batch, function)
+
+
+def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
+    """Work where the command was given, or there in the snapshot of the code, and import from it.
+
+    Args:
+        cwd: where the command was given, absolute.
+        snapshot: of the code, or None.
+
+    Raises:
+        OutputError: it is not there.
+    """
+    place = str if snapshot is None else snapshot.place
+    cwd = place(cwd)
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise OutputError(cwd, error.strerror or str(error)) from error
+    # the first is that of `python -m`, which began elsewhere
+    before, sys.path[:] = sys.path[1:], [cwd, *map(place, sys.path[1:])]
+    # of an editable install, which leads to the code of now: other interpreters look here first
+    moved = [now for now, then in zip(sys.path[1:], before, strict=True) if now != then]
+    if moved:
+        former = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        os.environ["PYTHONPATH"] = os.pathsep.join([*moved, *map(place, former)])
+
+
+def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
+    """Decide whether the run goes back into the queue, write that down, and do it."""
+    outcome = batch.outcome
+    announced = batch.announced and code != ExitCode.SUCCESS and batch.ran
+    facts = _facts(job) if announced else None
+    ending = None if facts is None else slurm.ending(facts, restart_count())
+    result = ResultFile.from_json(read_json(os.path.join(batch.directory, RESULT)), batch.directory)
+    kind = "" if result is None or outcome is None else result.cause_type
+    decision = decide(
+        batch.account,
+        EndFacts(
+            code,
+            signalled=announced,
+            cause=_CAUSES.get(ending or ""),
+            seconds_left=batch.seconds_left,
+            failure=None if outcome is None or outcome.signum else cause_of(code, kind),
+            cancelled=ending == "cancelled",
+            taken_back=ending == "requeued",
+        ),
+        submission.limits,
+    )
+    note(batch, decision)
+    if isinstance(decision, BatchEnded):
+        if decision.reason:
+            _say(f"the run does not go back into the queue: {decision.reason}")
+        return
+    _say(f"the run goes back into the queue: {worded(decision)}")
+    if decision.by == "slurm":
+        return
+    try:
+        slurm.requeue(job)
+    except LaunchError as error:
+        note(batch, BatchEnded(code, str(error)))
+        raise
+    # Slurm ends what is left of the job
+    time.sleep(_TAKEN_BACK_SECONDS)
+
+
+_CAUSES: dict[str, RequeueCause] = {
+    "preempted": "preempted",
+    "timeout": "timeout",
+    "node": "node_failure",
+}
+
+
+def restart_count() -> int:
+    """Return how often this batch job was put back into the queue, as its environment says."""
+    text = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def worded(back: Requeued) -> str:
+    """Return why a run goes back into the queue, for people."""
+    if back.cause == "failed":
+        return f"it failed ({back.detail}), and is tried again"
+    return {
+        "preempted": "it was preempted",
+        "timeout": "its time limit is near",
+        "node_failure": "a node was lost",
+    }[back.cause]
+
+
+@dataclass(eq=False)
+class RequeueRefused(LaunchError):
+    """A run has been taken back into the queue too often.
+
+    Attributes:
+        reason: how often, and how often it may.
+    """
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the run {self.reason}: it is not started again"

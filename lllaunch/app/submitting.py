@@ -1,0 +1,354 @@
+"""A run that goes to a cluster: its directory is made ready, submitted, and followed or left."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from lllaunch.clock import now_ns
+from lllaunch.cluster import slurm
+from lllaunch.config.plan import plan_config
+from lllaunch.console.wording import shown_path
+from lllaunch.documents import read_json
+from lllaunch.errors import ConfigError, Diagnostic, OutputError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.results.store import BatchQueue, entry_now, locate
+from lllaunch.run.directory import PLAN, RESULT
+from lllaunch.run.files import write_atomic
+from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.result import ResultFile
+from lllaunch.run.snapshot import Snapshot, remove, take
+from lllaunch.run.submission import (
+    CODE,
+    FUNCTION,
+    LOG,
+    SCRIPT,
+    Limits,
+    Submission,
+    forget_submission,
+    read_submission,
+)
+from lllaunch.spawner.protocol import Function
+from lllaunch.workers.tail import Follower
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.app.own_worker import UserFunction
+    from lllaunch.console.console import Console
+    from lllaunch.results.store import ListEntry
+    from lllaunch.spec import Cluster, Entrypoint, LaunchSpec
+
+# Between two looks at a queue, seconds: at first, and at most.
+_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
+
+
+class SubmittedFunction(NamedTuple):
+    """What workers of a user's own app call, as the batch job finds it in the run's directory.
+
+    It stands for `lllaunch.app.own_worker.UserFunction`, which only the process of the script has.
+
+    Attributes:
+        entrypoint: what the run's messages and its plan call it.
+        preload: modules that every worker needs.
+        module: of the function that each worker runs.
+        qualname: its name there.
+        call: its pickled arguments.
+    """
+
+    entrypoint: Entrypoint
+    preload: tuple[str, ...]
+    module: str
+    qualname: str
+    call: bytes
+    forked: bool = False
+
+    def target(self, cfg: DictConfig) -> Function:  # noqa: ARG002 - it was made of the submitted one
+        """Return what each worker runs."""
+        return Function(self.module, self.qualname, self.call)
+
+
+def read_function(directory: str) -> SubmittedFunction | None:
+    """Return what workers call in the run of a directory; None if its plan says it.
+
+    Raises:
+        OutputError: it cannot be read.
+    """
+    path = os.path.join(directory, FUNCTION)
+    try:
+        with open(path, "rb") as file:
+            found = pickle.loads(file.read())  # noqa: S301 - made by `make_ready`, for this user alone
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    assert isinstance(found, SubmittedFunction)
+    return found
+
+
+def make_ready(
+    spec: LaunchSpec,
+    cfg: DictConfig,
+    user: UserFunction | None,
+    snapshot: Snapshot | None,
+    directory: str,
+) -> None:
+    """Write what a batch job needs to run a run: its plan, and what workers call.
+
+    Args:
+        spec: the run.
+        cfg: its config; Hydra's is that of the job.
+        user: as for `lllaunch.app.planning.plan_job`.
+        snapshot: of the code that it runs, or None.
+        directory: of the run; it is there.
+
+    Raises:
+        ConfigError: its workers could only be forked from this process.
+        NotPicklable: its config cannot be sent to them.
+        OutputError: a file cannot be written.
+    """
+    # of an earlier submission, whose end is not this one's
+    forget_submission(directory)
+    if user is not None:
+        write_private(os.path.join(directory, FUNCTION), _packed(user, cfg, snapshot))
+    plan = plan_config(spec).encode("utf-8", "surrogateescape")
+    write_atomic(os.path.join(directory, PLAN), plan)
+
+
+def write_private(path: str, data: bytes) -> None:
+    """Write a file that only this user may read.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    former = os.umask(0o077)
+    try:
+        write_atomic(path, data)
+    finally:
+        os.umask(former)
+
+
+def _packed(user: UserFunction, cfg: DictConfig, snapshot: Snapshot | None) -> bytes:
+    if snapshot is not None:
+        user = user.placed(snapshot.place)
+    target = user.target(cfg)
+    if not isinstance(target, Function):
+        problem = Diagnostic(
+            "cluster",
+            "cluster",
+            "",
+            f"needs a function that workers can import, and {user.entrypoint.text} is none",
+            "put it at the top level of its module",
+        )
+        raise ConfigError((problem,))
+    function = SubmittedFunction(
+        user.entrypoint, user.preload, target.module, target.qualname, target.call
+    )
+    return pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
+
+
+def snapshot_of(cluster: Cluster, cwd: str, directory: str, name: str = CODE) -> Snapshot | None:
+    """Take a snapshot of the code if a run is to have one.
+
+    Args:
+        cluster: where it goes.
+        cwd: where the command was given, absolute.
+        directory: of the run or the sweep, in which the snapshot goes.
+        name: of the snapshot there.
+
+    Raises:
+        SnapshotFailed: git could not do it.
+        OutputError: it cannot be written.
+    """
+    if cluster.snapshot == "none":
+        return None
+    return take(cwd, os.path.join(directory, name), os.environ)
+
+
+def command_of(*words: str) -> list[str]:
+    """Return the command line of a batch job."""
+    return [sys.executable, "-m", "lllaunch", "job", *words]
+
+
+def batch_text(spec: LaunchSpec, name: str) -> str:
+    """Return the batch file of a run.
+
+    Args:
+        spec: the run.
+        name: of the batch job, unless its settings have one.
+    """
+    cluster = spec.cluster
+    assert cluster is not None
+    return slurm.batch_text(
+        cluster,
+        command=command_of(spec.output_dir),
+        directory=spec.output_dir,
+        output=os.path.join(spec.output_dir, LOG),
+        name=name,
+    )
+
+
+def submit_run(
+    spec: LaunchSpec,
+    cfg: DictConfig,
+    user: UserFunction | None,
+    name: str,
+    release: Callable[[], object],
+) -> Submission:
+    """Submit a run whose directory is claimed and has its ``.hydra``.
+
+    Args:
+        spec: the run.
+        cfg: its config; Hydra's is that of the job.
+        user: as for `lllaunch.app.planning.plan_job`.
+        name: of the batch job, unless its settings have one.
+        release: gives the directory back; called before the batch job can start.
+
+    Raises:
+        LaunchError: it cannot be submitted.
+    """
+    cluster, directory = spec.cluster, spec.output_dir
+    assert cluster is not None
+    slurm.expect_available()
+    text = batch_text(spec, name)
+    problem = slurm.test_only(text)
+    if problem is not None:
+        raise slurm.SubmitFailed("sbatch --test-only", problem, exit_code=int(ExitCode.CONFIG))
+    snapshot = snapshot_of(cluster, spec.runtime_cwd, directory)
+    make_ready(spec, cfg, user, snapshot, directory)
+    submission = Submission(
+        "",
+        directory,
+        now_ns(),
+        socket.gethostname(),
+        Limits(cluster.requeue, cluster.signal_delay),
+        snapshot=None if snapshot is None else snapshot.to_json(),
+    )
+    # its id may be lost with this process; the directory then tells which it is
+    submission.write(directory)
+    release()
+    try:
+        job = slurm.submit(text, os.path.join(directory, SCRIPT))
+    except slurm.SubmitFailed as error:
+        if not error.unsure:
+            forget_submission(directory)
+            if snapshot is not None:
+                remove(snapshot)
+        raise
+    submission = submission._replace(job=job)
+    submission.write(directory)
+    return submission
+
+
+def follows(cluster: Cluster) -> bool:
+    """Return whether the launcher stays until a run is over."""
+    if cluster.detach is not None:
+        return not cluster.detach
+    return sys.stdout.isatty()
+
+
+def left(directory: str) -> RunOutcome:
+    """Return what becomes of a launcher whose run goes on without it.
+
+    Args:
+        directory: of the run.
+    """
+    return RunOutcome("succeeded", int(ExitCode.SUCCESS), directory)
+
+
+def ask(what: str) -> Literal["leave", "cancel", "follow"]:
+    """Ask on the terminal what Ctrl-C is to mean; another one means to leave.
+
+    Args:
+        what: is in the queue.
+    """
+    sys.stderr.write(f"\nlllaunch: leave {what}, cancel, or follow on? [L/c/f] ")
+    sys.stderr.flush()
+    try:
+        answer = sys.stdin.readline().strip().lower()
+    except KeyboardInterrupt:
+        return "leave"
+    return "cancel" if answer[:1] == "c" else "follow" if answer[:1] == "f" else "leave"
+
+
+class Following:
+    """Shows a submitted run until it is over, or until Ctrl-C.
+
+    Args:
+        directory: of the run.
+        console: tells what the batch job does.
+    """
+
+    def __init__(self, directory: str, console: Console) -> None:
+        self._directory = directory
+        self._console = console
+        self._queue = BatchQueue()
+        self._said = ""
+
+    def run(self) -> RunOutcome:
+        """Follow it; return what became of it, or of this launcher where it was left."""
+        follower = Follower("follow", elsewhere=True)
+        follower.add(os.path.join(self._directory, LOG), b"", sys.stdout)
+        follower.start()
+        try:
+            while True:
+                try:
+                    return self._until_over()
+                except KeyboardInterrupt:
+                    if not self._interrupted():
+                        return left(self._directory)
+        finally:
+            follower.stop()
+
+    def _until_over(self) -> RunOutcome:
+        pause = _PAUSE
+        while True:
+            entry = self._look()
+            if not entry.queue:
+                return self._ended(entry)
+            time.sleep(pause)
+            pause = min(pause * 1.2, _LONGEST_PAUSE)
+
+    def _look(self) -> ListEntry:
+        self._queue.forget()
+        entry = entry_now(locate(self._directory), self._queue)
+        if entry.queue and entry.queue != self._said:
+            self._said = entry.queue
+            self._console.note(f"job {entry.batch_job}: {entry.queue}")
+        return entry
+
+    def _ended(self, entry: ListEntry) -> RunOutcome:
+        path = os.path.join(self._directory, RESULT)
+        result = ResultFile.from_json(read_json(path), self._directory)
+        if entry.exit_code is not None and result is not None and result.outcome is not None:
+            return result.outcome
+        why = f": {entry.root_cause}" if entry.root_cause else ""
+        self._console.warning(f"the run has ended without a result{why}; see {LOG}")
+        code = int(ExitCode.ERROR) if entry.exit_code is None else entry.exit_code
+        return RunOutcome("error", code, self._directory)
+
+    def _interrupted(self) -> bool:
+        """Ask what Ctrl-C is to mean; return whether to follow on."""
+        where = shown_path(self._directory, os.getcwd())
+        asks = sys.stdin.isatty() and sys.stderr.isatty()
+        answer = ask("the job") if asks else "leave"
+        if answer == "cancel":
+            self._cancel()
+        elif answer == "leave":
+            self._left(where)
+        return answer != "leave"
+
+    def _left(self, where: str) -> None:
+        self._console.note(
+            f"left; 'lllaunch logs -f {where}' follows it, 'lllaunch stop {where}' ends it"
+        )
+
+    def _cancel(self) -> None:
+        submission = read_submission(self._directory)
+        if submission is not None and submission.job:
+            slurm.cancel([submission.job])

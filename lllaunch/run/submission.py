@@ -1,0 +1,450 @@
+"""A run that was submitted to a cluster: what its directory tells of its way through the queue.
+
+``submission.json`` says what was submitted, and ``submission.jsonl`` what became of it, one JSON
+object a line: each start and end of the batch job, each signal that announced an end, and each
+decision to take the run back into the queue, which stands there before anything is done about it.
+docs/design/slurm.md says what Slurm does by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from lllaunch.clock import now_ns
+from lllaunch.documents import Fields, read_json
+from lllaunch.files import read_text, write_all
+from lllaunch.run.events import isoformat
+from lllaunch.run.files import naming, write_atomic
+from lllaunch.spec import Requeue
+
+if TYPE_CHECKING:
+    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.snapshot import Snapshot
+
+SUBMISSION = "submission.json"
+HISTORY = "submission.jsonl"
+LOG = "launcher.log"
+"""What the run's launcher says in the batch job, in the run's directory."""
+SCRIPT = "submission.sh"
+"""The batch file, in the run's directory."""
+FUNCTION = "function.pkl"
+"""What workers call in a user's own app, in the run's directory."""
+CODE = "code"
+"""The snapshot of the code, in the directory of a run or a sweep."""
+
+RequeueCause = Literal["preempted", "timeout", "node_failure", "failed"]
+
+# A notice that comes so long before the time limit, at most, is about it; beside the delay that
+# was asked for. Slurm sends it up to a minute early.
+_EARLY = 75.0
+
+
+class Limits(NamedTuple):
+    """How often a run goes back into the queue.
+
+    Attributes:
+        requeue: after the cluster has ended it.
+        signal_delay: how long before its time limit it is told to end, seconds.
+        retries: after it has failed, by cause.
+    """
+
+    requeue: Requeue = Requeue()
+    signal_delay: float = 0.0
+    retries: Mapping[str, int] = {}
+
+
+class Submission(NamedTuple):
+    """What was submitted.
+
+    Attributes:
+        job: the batch job's id, ``123``, or ``123_4`` of an array; empty as long as it is not
+            written down.
+        directory: the working directory of the batch job, absolute, by which Slurm knows it, too.
+        time_ns: when, nanoseconds since the epoch.
+        host: where.
+        limits: how often the run goes back into the queue.
+        snapshot: of the code, as `lllaunch.run.snapshot.Snapshot` writes it; None without one.
+    """
+
+    job: str
+    directory: str
+    time_ns: int = 0
+    host: str = ""
+    limits: Limits = Limits()
+    snapshot: Mapping[str, Any] | None = None
+
+    def write(self, directory: str) -> None:
+        """Write it into the directory of a run.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        document = {
+            "job": self.job or None,
+            "directory": self.directory,
+            "time": isoformat(self.time_ns),
+            "time_ns": self.time_ns,
+            "host": self.host,
+            "requeue": dataclasses.asdict(self.limits.requeue),
+            "signal_delay": self.limits.signal_delay,
+            "retries": dict(self.limits.retries),
+            "snapshot": self.snapshot,
+        }
+        data = json.dumps(document, indent=2).encode() + b"\n"
+        write_atomic(os.path.join(directory, SUBMISSION), data)
+
+
+def read_submission(directory: str) -> Submission | None:
+    """Return what was submitted from a directory; None if nothing was."""
+    document = read_json(os.path.join(directory, SUBMISSION))
+    if document is None:
+        return None
+    fields = Fields(document)
+    requeue, retries = fields.inner("requeue"), fields.inner("retries")
+    counts = {name: requeue.integer(name) for name in requeue.document}
+    return Submission(
+        fields.text("job"),
+        fields.text("directory"),
+        fields.integer("time_ns") or 0,
+        fields.text("host"),
+        Limits(
+            Requeue(**{name: count for name, count in counts.items() if count is not None}),
+            fields.number("signal_delay") or 0.0,
+            {name: retries.integer(name) or 0 for name in retries.document},
+        ),
+        fields.inner("snapshot").document or None,
+    )
+
+
+def forget_submission(directory: str) -> None:
+    """Take away what a directory tells of a submission: another run begins there.
+
+    Raises:
+        OutputError: it cannot be taken away.
+    """
+    for name in (SUBMISSION, HISTORY):
+        path = os.path.join(directory, name)
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+@dataclass(frozen=True)
+class BatchStarted:
+    """The batch job has started.
+
+    Attributes:
+        job: its id.
+        nodes: their names.
+        end_time: when its time is over, seconds since the epoch; None where nobody says.
+    """
+
+    job: str
+    nodes: tuple[str, ...] = ()
+    end_time: float | None = None
+
+
+@dataclass(frozen=True)
+class BatchSignalled:
+    """A signal announced the end of the batch job.
+
+    Attributes:
+        signal: its name.
+    """
+
+    signal: str
+
+
+@dataclass(frozen=True)
+class BatchEnded:
+    """The run ended in the batch job, and is over.
+
+    Attributes:
+        exit_code: of its launcher.
+        reason: why it is not taken back into the queue, or an empty string.
+    """
+
+    exit_code: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """The run is taken back into the queue.
+
+    Attributes:
+        cause: why.
+        by: ``lllaunch``, which asks for it after this; or ``slurm``, which has done it.
+        detail: of a failure, its cause as ``retries`` calls it; else empty.
+    """
+
+    cause: RequeueCause
+    by: Literal["lllaunch", "slurm"]
+    detail: str = ""
+
+
+QueueEvent = BatchStarted | BatchSignalled | BatchEnded | Requeued
+
+
+class EndFacts(NamedTuple):
+    """What is known when a run has ended in a batch job.
+
+    Attributes:
+        exit_code: of its launcher.
+        signalled: whether a signal announced the end of the batch job, and it ended then.
+        cause: what that was about, as far as the cluster says; else None.
+        seconds_left: how long before its time limit the signal came; None where nobody says.
+        failure: what it failed of, as ``retries`` of a sweep calls it; None if it did not, or if
+            another try would be in vain.
+        cancelled: whether somebody has cancelled the batch job.
+        taken_back: whether Slurm takes it back into the queue itself.
+    """
+
+    exit_code: int
+    signalled: bool = False
+    cause: RequeueCause | None = None
+    seconds_left: float | None = None
+    failure: str | None = None
+    cancelled: bool = False
+    taken_back: bool = False
+
+
+class Account:
+    """What the history of a submitted run comes to; made of its events in order.
+
+    Attributes:
+        starts: how often its batch job has started.
+        job: the id that it had last, or an empty string.
+        nodes: where it started last.
+        last: the last event, None without one.
+    """
+
+    def __init__(self, events: Sequence[QueueEvent] = ()) -> None:
+        self.starts = 0
+        self.job = ""
+        self.nodes: tuple[str, ...] = ()
+        self.last: QueueEvent | None = None
+        self._counts: Counter[str] = Counter()
+        self._signalled = False
+        self._open = False
+        for event in events:
+            self.add(event)
+
+    def add(self, event: QueueEvent) -> None:
+        """Take note of the next event."""
+        self.last = event
+        if isinstance(event, BatchStarted):
+            self.starts += 1
+            self.job, self.nodes = event.job, event.nodes
+            self._signalled, self._open = False, True
+        elif isinstance(event, BatchSignalled):
+            self._signalled = True
+        else:
+            self._open = False
+        if isinstance(event, Requeued):
+            self._counts[event.detail or event.cause] += 1
+
+    def count(self, cause: str) -> int:
+        """Return how often it went back into the queue for a cause."""
+        return self._counts[cause]
+
+    @property
+    def requeues(self) -> int:
+        """How often it went back into the queue."""
+        return sum(self._counts.values())
+
+    def lost(self) -> Requeued | None:
+        """Return how the last start ended, if that was without a word; None if it was not.
+
+        Called at the next one: Slurm has taken the run back. A node that fails says nothing, a
+        preemption signals first.
+        """
+        if not self._open:
+            return None
+        return Requeued("preempted" if self._signalled else "node_failure", "slurm")
+
+    def refusal(self, cause: RequeueCause, limits: Limits) -> str:
+        """Return why a run must not start again after a cause; empty if it may."""
+        most = getattr(limits.requeue, cause)
+        count = self.count(cause)
+        if count <= most:
+            return ""
+        return f"{_ENDED[cause]} {_times(count)}; cluster.requeue.{cause} is {most}"
+
+
+_ENDED = {
+    "preempted": "was preempted",
+    "timeout": "reached its time limit",
+    "node_failure": "lost a node",
+}
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
+    """Decide whether a run that has ended in its batch job goes back into the queue. Pure.
+
+    Args:
+        account: of the run so far.
+        facts: what is known of its end.
+        limits: how often it goes back.
+    """
+    code = facts.exit_code
+    if facts.cancelled:
+        return BatchEnded(code, "it was cancelled")
+    if not facts.signalled:
+        return _try_again(account, facts, limits)
+    if facts.taken_back:
+        return Requeued("preempted", "slurm")
+    left = facts.seconds_left
+    near = left is not None and left <= limits.signal_delay + _EARLY
+    cause = facts.cause or ("timeout" if near else "preempted")
+    most = getattr(limits.requeue, cause)
+    count = account.count(cause)
+    if count >= most:
+        text = f"it {_ENDED[cause]} {_times(count + 1)}, and cluster.requeue.{cause} is {most}"
+        return BatchEnded(code, text)
+    return Requeued(cause, "lllaunch")
+
+
+def _try_again(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
+    """Decide about a run that no signal has ended."""
+    kind = facts.failure
+    most = 0 if kind is None else limits.retries.get(kind, 0)
+    if kind is None or not most:
+        return BatchEnded(facts.exit_code)
+    if account.count(kind) >= most:
+        reason = f"it was tried again {_times(most)}, as retries.{kind} says"
+        return BatchEnded(facts.exit_code, reason)
+    return Requeued("failed", "lllaunch", kind)
+
+
+# Files
+
+
+def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
+    """Return the events of a submitted run in order, but for what cannot be read.
+
+    Args:
+        directory: of the run.
+
+    Returns:
+        Nanoseconds since the epoch, and the event.
+    """
+    found = []
+    for line in (read_text(os.path.join(directory, HISTORY)) or "").split("\n")[:-1]:
+        with contextlib.suppress(ValueError, RecursionError):
+            fields = Fields(json.loads(line))
+            event = _event(fields)
+            if event is not None:
+                found.append((fields.integer("time_ns") or 0, event))
+    return found
+
+
+def _event(fields: Fields) -> QueueEvent | None:
+    kind = fields.text("type")
+    if kind == "BatchStarted":
+        return BatchStarted(fields.text("job"), fields.texts("nodes"), fields.number("end_time"))
+    if kind == "BatchSignalled":
+        return BatchSignalled(fields.text("signal"))
+    if kind == "BatchEnded":
+        return BatchEnded(fields.integer("exit_code") or 0, fields.text("reason"))
+    cause = fields.text("cause")
+    if kind == "Requeued" and cause in {*_ENDED, "failed"}:
+        by: Any = fields.text("by")
+        known: Any = cause
+        return Requeued(known, by, fields.text("detail"))
+    return None
+
+
+def account_of(directory: str) -> Account:
+    """Return what the history of a submitted run comes to.
+
+    Args:
+        directory: of the run.
+    """
+    return Account([event for _, event in read_history(directory)])
+
+
+def append(directory: str, event: QueueEvent) -> None:
+    """Write an event down; it is on the disk when this returns.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    path, time_ns = os.path.join(directory, HISTORY), now_ns()
+    line = {
+        "time": isoformat(time_ns),
+        "time_ns": time_ns,
+        "type": type(event).__name__,
+        **dataclasses.asdict(event),
+    }
+    with naming(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            # half a line of a job that was killed: the next begins its own
+            broken = os.fstat(fd).st_size > 0 and not _ends_well(path)
+            write_all(fd, (b"\n" if broken else b"") + json.dumps(line).encode() + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _ends_well(path: str) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+@dataclass
+class BatchJob:
+    """The batch job that a launcher runs in.
+
+    Attributes:
+        directory: of the run, absolute.
+        account: of the run, with this start.
+        end_time: when the job's time is over, seconds since the epoch; None where nobody says.
+        leads: whether this is the job's first node, whose launcher writes and decides.
+        continues: whether the run has started before.
+        announced: whether a signal has announced the job's end.
+        seconds_left: how long before that; None if none has, or nobody says.
+        ran: whether what was to run has run, to whatever end.
+        outcome: what became of the run, if it is one; None as long as it has not ended.
+        snapshot: of the code that runs, or None.
+    """
+
+    directory: str
+    account: Account = field(default_factory=Account)
+    end_time: float | None = None
+    leads: bool = True
+    continues: bool = False
+    announced: bool = False
+    seconds_left: float | None = None
+    ran: bool = False
+    outcome: RunOutcome | None = None
+    snapshot: Snapshot | None = None
+
+    def signalled(self, signum: int) -> None:
+        """Write down, at once, that the end of the job was announced.
+
+        Args:
+            signum: the signal that did.
+        """
+        self.announced = True
+        if self.end_time is not None:
+            self.seconds_left = max(0.0, self.end_time - now_ns() / 1e9)
+        if self.leads:
+            event = BatchSignalled(signal.Signals(signum).name)
+            self.account.add(event)
+            # whatever it is that cannot be written, the run is to end in time
+            with contextlib.suppress(Exception):
+                append(self.directory, event)

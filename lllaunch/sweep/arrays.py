@@ -1,0 +1,196 @@
+"""Jobs of a sweep that go to a cluster: which of them share an allocation, and which an array.
+
+A cluster takes jobs as arrays, each of tasks that ask for the same; a task runs one job, or with
+``cluster.pack`` several. The planning is pure. Each array has a directory of its own below the
+sweep's, which says what its tasks run before the array is submitted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from lllaunch.documents import Fields, read_json
+from lllaunch.run.files import naming, write_atomic
+from lllaunch.run.submission import Submission, read_submission
+from lllaunch.spec import Cluster
+from lllaunch.sweep.directory import ARRAYS
+from lllaunch.sweep.pool import Need, need_of
+from lllaunch.sweep.protocol import SpawnerKey
+
+TASKS = "tasks.json"
+OUTPUT = "%a.log"
+"""What a task says before it knows which run it is, in the directory of its array."""
+
+
+class ArrayJob(NamedTuple):
+    """A job of a sweep, as a task of an array finds it.
+
+    Attributes:
+        number: of the job in its sweep.
+        directory: of its run, absolute.
+        warm: which spawner it can share with others of its task; None for none.
+    """
+
+    number: int
+    directory: str
+    warm: SpawnerKey | None = None
+
+
+class Array(NamedTuple):
+    """Tasks that are submitted together.
+
+    Attributes:
+        cluster: what each of them asks for.
+        tasks: the jobs of each.
+    """
+
+    cluster: Cluster
+    tasks: tuple[tuple[ArrayJob, ...], ...]
+
+    @property
+    def jobs(self) -> Iterator[tuple[int, ArrayJob]]:
+        """The jobs in order, each with the index of its task."""
+        for index, task in enumerate(self.tasks):
+            for job in task:
+                yield index, job
+
+
+def arrays_of(jobs: Iterable[tuple[ArrayJob, Cluster]], most: int) -> list[Array]:
+    """Return the arrays that jobs make. Pure.
+
+    Args:
+        jobs: in order, each with where it goes.
+        most: how many tasks an array has at most, 1 or more.
+    """
+    alike: list[tuple[Cluster, list[ArrayJob]]] = []
+    for job, cluster in jobs:
+        for known, members in alike:
+            if known == cluster:
+                members.append(job)
+                break
+        else:
+            alike.append((cluster, [job]))
+    found = []
+    for cluster, members in alike:
+        pack = cluster.pack
+        tasks = [tuple(members[at : at + pack]) for at in range(0, len(members), pack)]
+        for at in range(0, len(tasks), most):
+            found.append(Array(cluster, tuple(tasks[at : at + most])))
+    return found
+
+
+def new_directory(sweep: str) -> str:
+    """Make the directory of another array of a sweep; return it, absolute.
+
+    Args:
+        sweep: the sweep's directory, absolute.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    above = os.path.join(sweep, ARRAYS)
+    with naming(above):
+        os.makedirs(above, exist_ok=True)
+        taken = [int(name) for name in os.listdir(above) if re.fullmatch(r"\d{1,9}", name)]
+        path = os.path.join(above, str(max(taken, default=-1) + 1))
+        os.mkdir(path)
+    return path
+
+
+def write_tasks(directory: str, array: Array) -> None:
+    """Write what the tasks of an array run.
+
+    Args:
+        directory: of the array.
+        array: its tasks.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    tasks = [[_plain(job) for job in task] for task in array.tasks]
+    data = json.dumps({"tasks": tasks}, indent=1).encode() + b"\n"
+    write_atomic(os.path.join(directory, TASKS), data)
+
+
+def read_tasks(directory: str) -> tuple[tuple[ArrayJob, ...], ...]:
+    """Return what the tasks of an array run; nothing if that cannot be read.
+
+    Args:
+        directory: of the array.
+    """
+    document = read_json(os.path.join(directory, TASKS)) or {}
+    tasks = document.get("tasks")
+    return tuple(
+        tuple(job for each in task if (job := _job(Fields(each))) is not None)
+        for task in (tasks if isinstance(tasks, list) else ())
+        if isinstance(task, list)
+    )
+
+
+def _plain(job: ArrayJob) -> dict[str, Any]:
+    return {"job": job.number, "directory": job.directory, "warm": job.warm}
+
+
+def _job(fields: Fields) -> ArrayJob | None:
+    number, directory = fields.integer("job"), fields.text("directory")
+    if number is None or not directory:
+        return None
+    warm = fields.value("warm")
+    if not isinstance(warm, list) or len(warm) != 3:
+        return ArrayJob(number, directory)
+    preload, cwd, changes = warm
+    pairs = tuple((str(name), value) for name, value in changes)
+    return ArrayJob(number, directory, SpawnerKey(tuple(preload), str(cwd), pairs))
+
+
+class KnownArray(NamedTuple):
+    """An array that was made ready, and perhaps submitted.
+
+    Attributes:
+        directory: its own, absolute.
+        submission: what was submitted; without an id if that was not written down.
+        tasks: the jobs of each task.
+    """
+
+    directory: str
+    submission: Submission
+    tasks: tuple[tuple[ArrayJob, ...], ...]
+
+
+def known_arrays(sweep: str) -> list[KnownArray]:
+    """Return the arrays of a sweep, in the order in which they were made.
+
+    Args:
+        sweep: the sweep's directory, absolute.
+    """
+    above = os.path.join(sweep, ARRAYS)
+    try:
+        names = [name for name in os.listdir(above) if re.fullmatch(r"\d{1,9}", name)]
+    except OSError:
+        return []
+    found = []
+    for name in sorted(names, key=int):
+        directory = os.path.join(above, name)
+        submission = read_submission(directory)
+        if submission is not None:
+            found.append(KnownArray(directory, submission, read_tasks(directory)))
+    return found
+
+
+def need_in_task(launch: Mapping[str, Any], gpus: int, cpus: int) -> Need:
+    """Return what a job needs of the machine of its task. Pure.
+
+    Args:
+        launch: of its plan, complete.
+        gpus: how many there are.
+        cpus: the same of cores.
+    """
+    nproc, resources = launch.get("nproc"), launch.get("resources") or {}
+    counts = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}
+    workers = nproc if isinstance(nproc, int) else counts.get(str(nproc), 1) or 1
+    per_proc = (resources.get("gpus_per_proc"), resources.get("cpus_per_proc"))
+    return need_of(workers, per_proc, gpus > 0, cpus)

@@ -1,0 +1,38 @@
+"""``python -m lllaunch job DIR``: what a batch job calls on each of its nodes; not for people."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from lllaunch.app.batch_job import job_id, run_in_job, run_task
+from lllaunch.errors import LaunchError
+from lllaunch.spawner.forks import BATCH_JOB, NOTICE
+from lllaunch.verbs.printing import Parser, complain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DESCRIPTION = """\
+Runs, in a batch job, what was submitted from a directory."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    # until somebody acts on it: it ends who does not
+    signal.signal(NOTICE, signal.SIG_IGN)
+    parser = Parser("job", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="of the run, absolute")
+    parser.add_argument("--array", action="store_true", help="it is that of an array of runs")
+    given = parser.parse_args(argv)
+    try:
+        job = os.environ[BATCH_JOB] = job_id()
+        return (run_task if given.array else run_in_job)(given.directory, job)
+    except LaunchError as error:
+        complain(str(error))
+        return error.exit_code

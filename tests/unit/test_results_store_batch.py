@@ -1,0 +1,484 @@
+"""Runs that were submitted to a cluster, as commands tell of them; its queue is a table here."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lllaunch.cluster import slurm
+from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
+from lllaunch.results.report import load
+from lllaunch.results.store import (
+    BatchQueue,
+    ListEntry,
+    NoSuchRun,
+    entry_now,
+    jobs_of,
+    list_entries,
+    locate,
+    read_sweep,
+)
+from lllaunch.run.submission import (
+    LOG,
+    BatchEnded,
+    BatchSignalled,
+    BatchStarted,
+    QueueEvent,
+    Requeued,
+    Submission,
+    append,
+    read_history,
+)
+from lllaunch.verbs import logs, ls, show, stop, wait
+from lllaunch.verbs.show import batch_facts
+
+STARTED = BatchStarted("7", ("node0", "node1"))
+RESULT = {
+    "version": 1,
+    "state": "succeeded",
+    "exit_code": 0,
+    "started": "2024-05-01T10:00:00.000000Z",
+    "ended": "2999-05-01T10:00:00.000000Z",
+    "seconds": 1.5,
+    "attempts": [],
+}
+
+
+class FakeSlurm:
+    """What the commands of Slurm answer."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, QueuedJob] = {}
+        self.ended: dict[str, str] = {}
+        self.answers = True
+        self.asked: list[Any] = []
+        self.cancelled: list[tuple[list[str], str | None]] = []
+        self.then: list[Any] = []
+
+    def queued(self, ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
+        self.asked.append(None if ids is None else [*ids])
+        if self.then and len(self.asked) > 1:
+            self.then.pop(0)()
+        if not self.answers:
+            raise SlurmFailed("squeue", "no answer")
+        return {id_: job for id_, job in self.jobs.items() if ids is None or id_ in ids}
+
+    def job_facts(self, job: str) -> JobFacts | None:
+        self.asked.append(job)
+        return JobFacts(job, self.ended[job]) if job in self.ended else None
+
+    def cancel(self, ids: Collection[str], *, signal: str | None = None) -> None:
+        self.cancelled.append((sorted(ids), signal))
+        for id_ in ids if signal is None else ():
+            self.jobs.pop(id_, None)
+
+    def add(self, job: str, state: str, reason: str = "None", where: object = "/d") -> None:
+        nodes = "node[0-1]" if state == "RUNNING" else ""
+        self.jobs[job] = QueuedJob(job, state, reason, nodes, str(where), "name")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSlurm:
+    fake = FakeSlurm()
+    for name in ("queued", "job_facts", "cancel"):
+        monkeypatch.setattr(slurm, name, getattr(fake, name))
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    monkeypatch.setattr(wait, "_PAUSE", 0.01)
+    monkeypatch.setattr(logs, "_PAUSE", 0.01)
+    monkeypatch.setattr(logs, "_CLUSTER_PAUSE", 0.0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+def submitted(path: str, *events: QueueEvent, job: str = "7", ago: float = 1000.0) -> str:
+    """A run that was submitted, of which the cluster has made what its events say."""
+    os.makedirs(os.path.join(path, ".hydra"))
+    for name in (".lllaunch.lock", "plan.yaml"):
+        Path(path, name).touch()
+    Path(path, ".hydra", "overrides.yaml").write_text("- a=1\n")
+    Submission(job, os.path.abspath(path), int(time.time_ns() - ago * 1e9)).write(path)
+    for event in events:
+        append(path, event)
+    return path
+
+
+def ended(path: str, **more: object) -> None:
+    Path(path, "result.json").write_text(json.dumps({**RESULT, **more}))
+
+
+def entry(path: str) -> ListEntry:
+    return entry_now(locate(path))
+
+
+@pytest.mark.parametrize(
+    ("events", "job", "state", "queue"),
+    [
+        ([], ("PENDING", "Priority"), "queued", "PENDING (Priority)"),
+        ([], ("PENDING", "None"), "queued", "PENDING"),
+        # its launcher has not come to say so
+        ([], ("RUNNING", "None"), "queued", "RUNNING (node[0-1])"),
+        ([STARTED], ("RUNNING", "None"), "running", "RUNNING (node[0-1])"),
+        ([STARTED, BatchSignalled("SIGUSR2")], ("COMPLETING", ""), "running", "COMPLETING"),
+        ([STARTED, Requeued("timeout", "lllaunch")], ("COMPLETING", ""), "queued", "COMPLETING"),
+        # taken back by Slurm, without a word
+        ([STARTED], ("PENDING", "BeginTime"), "queued", "PENDING (BeginTime)"),
+    ],
+)
+def test_what_is_in_the_queue(
+    fake: FakeSlurm, events: list[QueueEvent], job: tuple[str, str], state: str, queue: str
+) -> None:
+    fake.add("7", *job)
+    # of an earlier start
+    path = submitted("run", *events)
+    ended(path, ended="2024-05-01T10:00:00.000000Z")
+    found = entry(path)
+    assert (found.state, found.queue, found.batch_job) == (state, queue, "7")
+    assert (found.exit_code, found.overrides) == (None, ("a=1",))
+    assert found.seconds is not None
+
+
+CANCELLED = "its batch job was cancelled before it started"
+
+
+@pytest.mark.parametrize(
+    ("events", "slurm_says", "state", "code", "cause"),
+    [
+        ([], "", "died", None, "its batch job ended before the run started in it"),
+        ([], "CANCELLED", "signalled", 143, CANCELLED),
+        ([STARTED], "", "died", None, ""),
+        ([STARTED], "NODE_FAIL", "died", None, "Slurm says of its batch job: NODE_FAIL"),
+        (
+            [STARTED],
+            "CANCELLED",
+            "signalled",
+            143,
+            "its batch job was cancelled, and was killed before its end",
+        ),
+        (
+            [STARTED, Requeued("preempted", "slurm")],
+            "CANCELLED",
+            "signalled",
+            143,
+            f"{CANCELLED} again",
+        ),
+        ([BatchEnded(143, CANCELLED)], "", "signalled", 143, CANCELLED),
+        ([STARTED, BatchEnded(1, "was preempted")], "", "error", 1, "was preempted"),
+        ([STARTED, BatchEnded(3)], "", "failed", 3, ""),
+    ],
+)
+def test_what_left_the_queue_without_a_result(
+    fake: FakeSlurm,
+    events: list[QueueEvent],
+    slurm_says: str,
+    state: str,
+    code: int | None,
+    cause: str,
+) -> None:
+    fake.ended = {"7": slurm_says} if slurm_says else {}
+    path = submitted("run", *events)
+    # of a start before the last one, or of an earlier run
+    ended(path, ended="2024-05-01T10:00:00.000000Z")
+    found = entry(path)
+    assert (found.state, found.exit_code, found.root_cause) == (state, code, cause)
+    assert (found.queue, found.batch_job) == ("", "7")
+
+
+def test_a_run_that_is_over_has_its_result_and_asks_nobody(fake: FakeSlurm) -> None:
+    path = submitted("run", STARTED, BatchEnded(0))
+    ended(path)
+    assert entry(path).state == "succeeded"
+    assert fake.asked == []
+    # its launcher was killed between result and history
+    path = submitted("other", STARTED, job="8")
+    ended(path, state="failed", exit_code=3)
+    assert (entry(path).state, entry(path).exit_code) == ("failed", 3)
+
+
+def test_a_run_that_is_just_being_submitted(fake: FakeSlurm) -> None:
+    path = submitted("run", job="", ago=1)
+    assert (entry(path).state, entry(path).queue) == ("queued", "being submitted")
+    # who submitted it was killed before it wrote the id down
+    fake.add("12", "PENDING", "Priority", os.path.abspath(path))
+    assert (entry(path).batch_job, entry(path).queue) == ("12", "PENDING (Priority)")
+    path = submitted("long ago", job="")
+    assert (entry(path).state, entry(path).exit_code) == ("error", 1)
+    assert entry(path).root_cause == "its submission failed, or was broken off"
+
+
+def test_a_job_that_came_after_the_list_of_jobs(fake: FakeSlurm) -> None:
+    queue = BatchQueue()
+    assert queue.answers
+    path = submitted("run", ago=1)
+    fake.add("7", "PENDING")
+    queue._asked -= 10
+    assert entry_now(locate(path), queue).state == "queued"
+
+
+def test_where_slurm_does_not_answer(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answers = False
+    path = submitted("run", STARTED)
+    assert (entry(path).state, entry(path).queue) == ("unknown", "no answer")
+    assert stop.main([path]) == 2
+    assert "is on a cluster, and Slurm cannot be asked" in capsys.readouterr().err
+    assert show.main([path]) == 0
+    assert "Slurm cannot be asked, and its files do not say" in capsys.readouterr().out
+    fake.then = [lambda: append(path, BatchEnded(0))]
+    ended(path)
+    assert wait.main([path]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("run: succeeded")
+    assert err.count("Slurm cannot be asked; waiting") == 1
+
+
+def test_a_list_asks_the_cluster_once(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        submitted(f"outputs/{number}", job=str(number))
+        fake.add(str(number), "PENDING", "Priority")
+    ended(submitted("outputs/over", STARTED, BatchEnded(0), job="9"))
+    assert ls.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [
+        "when",
+        "path",
+        "state",
+        "job",
+        "code",
+        "time",
+        "tries",
+        "overrides",
+    ]
+    assert sum("queued     0 PENDING (Priority)" in line for line in lines) == 1
+    assert sum("  succeeded  9 " in line for line in lines) == 1
+    assert fake.asked == [None]
+    assert len(list_entries(["outputs"])) == 6
+    assert ls.main(["--json", "--state", "queued", "--limit", "1"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["queue"] == "PENDING (Priority)"
+    assert one["batch_job"] in "01234"
+    assert ls.main(["--json", "--state", "succeeded"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["batch_job"], one["queue"]) == ("9", None)
+    monkeypatch.setattr(ls, "columns", lambda: 60)
+    ls.main([])
+    assert "Priority" not in capsys.readouterr().out
+
+
+def test_a_list_without_batch_jobs_has_no_column_for_them(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.makedirs("outputs/1")
+    ended("outputs/1")
+    ls.main([])
+    assert "job" not in capsys.readouterr().out.split()
+    assert fake.asked == []
+
+
+# A sweep
+
+
+def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) -> None:
+    path = tmp_path / "multirun" / "1"
+    path.mkdir(parents=True)
+    document = {
+        "version": 1,
+        "command": ["-m"],
+        "exit_code": 0,
+        "jobs": [
+            {"job": number, "state": "composed", "directory": str(number), "overrides": []}
+            for number in range(4)
+        ],
+    }
+    (path / "sweep.json").write_text(json.dumps(document))
+    run = submitted(str(path / "0"), STARTED, BatchEnded(0), job="7_0")
+    ended(run)
+    submitted(str(path / "1"), STARTED, job="7_1")
+    submitted(str(path / "2"), job="7_2")
+    fake.add("7_1", "RUNNING", where=path / "submitted" / "0")
+    fake.add("7_2", "PENDING", "Priority", path / "submitted" / "0")
+    assert fake.asked == []
+    # without arrays nothing below it is looked at
+    assert read_sweep(str(path))[0].counts == {"not_run": 4}
+    (path / "submitted" / "0").mkdir(parents=True)
+    Submission("7", str(path / "submitted" / "0")).write(str(path / "submitted" / "0"))
+    found, _ = read_sweep(str(path))
+    assert (found.state, found.exit_code) == ("running", None)
+    assert found.queue == "1 PENDING, 1 RUNNING"
+    assert found.counts == {"succeeded": 1, "running": 1, "queued": 1, "not_run": 1}
+    jobs = [*jobs_of(found)]
+    assert [job.state for job in jobs] == ["succeeded", "running", "queued", "not_run"]
+    assert [job.job for job in jobs] == [0, 1, 2, 3]
+    assert [job.batch_job for job in jobs] == ["7_0", "7_1", "7_2", ""]
+    # by id: from the queue, from files, and all of an array
+    assert locate("7_1").path == str(path / "1")
+    assert os.path.realpath(locate("7_0").path) == str(path / "0")
+    assert locate("7").path == str(path)
+    fake.jobs.clear()
+    assert os.path.realpath(locate("7").path) == str(path)
+    fake.ended = {"7_1": "CANCELLED", "7_2": "CANCELLED"}
+    found, _ = read_sweep(str(path))
+    assert (found.state, found.exit_code, found.queue) == ("failed", 6, "")
+
+
+# By id
+
+
+def test_a_run_by_the_id_of_its_batch_job(fake: FakeSlurm, tmp_path: Path) -> None:
+    path = submitted("outputs/a", STARTED, BatchEnded(0), job="123")
+    ended(path)
+    assert locate("123").path == "outputs/a"
+    elsewhere = submitted(str(tmp_path / "far" / "away"), job="124")
+    with pytest.raises(NoSuchRun, match="is the batch job of no run that was started here"):
+        locate("124")
+    fake.add("124", "PENDING", where=elsewhere)
+    assert locate("124").path == elsewhere
+    # what is called so comes first
+    os.makedirs("outputs/124")
+    ended("outputs/124")
+    assert locate("124").path == "outputs/124"
+    with pytest.raises(NoSuchRun, match="does not exist"):
+        locate("nothing")
+
+
+# Verbs
+
+
+def test_show_tells_the_way_through_the_queue(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    back = Requeued("preempted", "lllaunch")
+    path = submitted("run", STARTED, back, STARTED, back, STARTED)
+    fake.add("7", "RUNNING")
+    assert show.main([path]) == 0
+    out = capsys.readouterr().out
+    lines = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in out.splitlines()}
+    assert lines["batch job"] == "7: RUNNING (node[0-1])"
+    assert lines["nodes"] == "node0, node1"
+    assert lines["starts"] == "3; put back into the queue: preempted (2 times)"
+    assert "waited for 16 min" in lines["submitted"] or "waited for 1" in lines["submitted"]
+    assert show.main(["--json", path]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["batch_job"]) == ("running", "7")
+    assert found["submission"]["starts"] == 3
+    assert [back["cause"] for back in found["submission"]["requeues"]] == ["preempted"] * 2
+    os.makedirs("local")
+    ended("local")
+    assert show.main(["--json", "local"]) == 0
+    assert json.loads(capsys.readouterr().out)["submission"] is None
+
+
+def test_how_long_a_run_waited_and_ran() -> None:
+    second = 10**9
+    back = Requeued("timeout", "lllaunch")
+    history: list[tuple[int, QueueEvent]] = [(13 * second, STARTED)]
+    history += [(20 * second, back), (30 * second, STARTED)]
+    facts = batch_facts(10 * second, history, 35 * second)
+    assert (facts.waited, facts.ran, facts.starts) == (13, 12, 2)
+    over = [*history, (31 * second, BatchEnded(3, "enough"))]
+    facts = batch_facts(10 * second, over, 99 * second)
+    assert (facts.waited, facts.ran, facts.reason) == (13, 8, "enough")
+    assert batch_facts(10 * second, [], 12 * second).waited == 2
+
+
+def test_a_report_of_what_waits_or_was_cancelled(fake: FakeSlurm) -> None:
+    path = submitted("run", STARTED, Requeued("timeout", "lllaunch"))
+    ended(path)
+    fake.add("7", "PENDING")
+    report = load(locate(path))
+    assert not report.finished
+    assert report.cases[0].message == "still waiting in the queue of its cluster"
+    path = submitted("other", BatchEnded(143, CANCELLED), job="8")
+    assert load(locate(path)).cases[0].message == CANCELLED
+
+
+def test_stop_takes_a_run_from_the_queue_and_says_so(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = submitted("run")
+    fake.add("7", "PENDING")
+    assert stop.main([path, "--now"]) == 0
+    assert capsys.readouterr().out == f"run: signalled, exit code 143: {CANCELLED}\n"
+    assert fake.cancelled == [(["7"], None)]
+    # it is known without the cluster from then on
+    fake.answers = False
+    assert entry(path).state == "signalled"
+    assert wait.main([path]) == 143
+    assert stop.main([path]) == 0
+    assert f"is over: signalled, exit code 143: {CANCELLED}" in capsys.readouterr().out
+
+
+def test_stop_of_one_that_puts_itself_back_stops_it_again(fake: FakeSlurm) -> None:
+    path = submitted("run", STARTED)
+    fake.add("7", "RUNNING")
+
+    def back() -> None:
+        append(path, Requeued("preempted", "lllaunch"))
+        fake.add("7", "PENDING")
+
+    fake.then = [lambda: None, back]
+    assert stop.main([path, "--now"]) == 0
+    assert fake.cancelled == [(["7.0"], "KILL"), (["7"], None), (["7"], None)]
+    assert [type(event).__name__ for _, event in read_history(path)][-1] == "BatchEnded"
+
+
+def test_wait_is_for_the_end_of_the_queue(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = submitted("outputs/run")
+    fake.add("7", "PENDING")
+
+    def over() -> None:
+        append(path, STARTED)
+        append(path, BatchEnded(3))
+        ended(path, state="failed", exit_code=3)
+
+    fake.then = [lambda: None, over]
+    assert wait.main(["7"]) == 3
+    assert capsys.readouterr().out.startswith("outputs/run: failed, exit code 3")
+
+
+def test_logs_wait_for_a_run_that_is_queued(
+    fake: FakeSlurm, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = submitted("outputs/run")
+    fake.add("7", "PENDING", "Resources")
+    assert logs.main([path]) == 2
+    assert "'logs -f' waits for it" in capfd.readouterr().err
+
+    def over() -> None:
+        append(path, STARTED)
+        os.makedirs(os.path.join(path, "attempt_0", "0"))
+        Path(path, "attempt_0", "0", "stdout.log").write_text("hello\n")
+        Path(path, LOG).write_text("from the launcher\n")
+        append(path, BatchEnded(0))
+        ended(path)
+
+    fake.then = [lambda: None, lambda: None, over]
+    assert logs.main(["7", "-f"]) == 0
+    out, err = capfd.readouterr()
+    assert out == "hello\n"
+    assert err == "lllaunch: job 7: PENDING (Resources)\n"
+    assert logs.main([path, "--launcher"]) == 0
+    assert capfd.readouterr().out == "from the launcher\n"
+
+
+def test_logs_of_launchers(fake: FakeSlurm, capfd: pytest.CaptureFixture[str]) -> None:
+    path = submitted("run", STARTED, BatchEnded(1))
+    assert logs.main([path, "--launcher"]) == 2
+    assert "has not started in its batch job" in capfd.readouterr().err
+    Path(path, LOG).write_text("no module\n")
+    assert logs.main([path]) == 2
+    assert "'logs --launcher' shows what its launcher said" in capfd.readouterr().err
+    os.makedirs("local")
+    ended("local")
+    assert logs.main(["local", "--launcher"]) == 2
+    assert "its launcher wrote to its terminal" in capfd.readouterr().err
+    assert fake.asked == []
