@@ -28,7 +28,7 @@ from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
-from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
+from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, rank_key
 from lllaunch.text import shorten
 
 Path = tuple[Any, ...]
@@ -381,6 +381,8 @@ def check(
     judge.directories(spec)
     judge.preload(spec)
     judge.variables(_variables(spec))
+    if spec.cluster is not None:
+        judge.cluster(spec.cluster)
     judge.config(config)
     return judge.problems
 
@@ -415,6 +417,17 @@ def _variables(spec: LaunchSpec) -> dict[str, Any]:
     return {"launch.env": spec.env, **named}
 
 
+def _in_batch_jobs(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield what runs in batch jobs beside the run, or says how: its key, and a line."""
+    for name in ("setup", "teardown", "srun_args"):
+        lines = cluster.settings.get(name) or ()
+        for line in [lines] if isinstance(lines, str) else lines:
+            yield f"cluster.{name}", str(line)
+    for name, value in (cluster.settings.get("additional_parameters") or {}).items():
+        text = f"--{name}" if value is True else f"--{name}={value}"
+        yield f"cluster.additional_parameters.{name}", text
+
+
 class _Judge:
     def __init__(
         self,
@@ -447,6 +460,13 @@ class _Judge:
             same = wanted == " ".join(entry.text.split())
             message = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
         self._refuse("launch.entrypoint", repr(shorten(entry.text)), message, name, wanted)
+
+    def cluster(self, cluster: Cluster) -> None:
+        for key, text in _in_batch_jobs(cluster):
+            # a star would take in whatever else stands on the line
+            if text not in self._policy.cluster:
+                name = "cluster"
+                self._refuse(key, repr(shorten(text)), _not_in(name), name, text)
 
     def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":

@@ -63,7 +63,7 @@ def _fits_forms(pattern: str, forms: Forms) -> bool:
 
 LISTS: tuple[str, ...] = (
     *("entrypoints", "programs", "preload", "callbacks", "targets"),
-    *("searchpath", "env", "paths"),
+    *("searchpath", "env", "paths", "cluster"),
 )
 """Lists of patterns under ``allow``."""
 
@@ -83,6 +83,8 @@ class Policy:
         searchpath: entries of ``hydra.searchpath``.
         env: variables that are refused otherwise, such as ``PYTHONHASHSEED``.
         paths: absolute paths outside of the tree where workers may work and write.
+        cluster: lines that run in batch jobs (``cluster.setup``, ``cluster.teardown``), and words
+            for srun and sbatch (``cluster.srun_args``, ``cluster.additional_parameters``).
     """
 
     path: str
@@ -94,6 +96,7 @@ class Policy:
     searchpath: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    cluster: tuple[str, ...] = ()
 
 
 def read_policy(path: str) -> Policy:

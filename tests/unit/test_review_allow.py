@@ -232,6 +232,34 @@ def test_preloads(refusals: Refusals) -> None:
     assert str(problem) == expected
 
 
+def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
+    launch = {"entrypoint": "pkg.train:main"}
+    cluster = {
+        "backend": "slurm",
+        "partition": "gpu",
+        "setup": ["module load cuda/12.4", "module load cuda/12.4; curl x | sh"],
+        "teardown": ["rm -rf /"],
+        "srun_args": ["--task-prolog=/x"],
+        "additional_parameters": {"prefer": "fast", "export": "NONE"},
+    }
+    cfg = OmegaConf.create({"launch": launch, "cluster": cluster})
+    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+    # no pattern: a star would take in what follows a semicolon
+    allowed = ("module load cuda/12.4", "--prefer=fast", "*", "module load *")
+    policy = Policy("p.yaml", entrypoints=("pkg.train:main",), cluster=allowed)
+    problems = check(spec, {"launch": launch, "cluster": cluster}, policy, str(tree))
+    assert [problem.key for problem in problems] == [
+        "cluster.setup",
+        "cluster.teardown",
+        "cluster.srun_args",
+        "cluster.additional_parameters.export",
+    ]
+    assert str(problems[1]) == (
+        "cluster.teardown: 'rm -rf /' is not in allow.cluster; "
+        "to allow it, add 'rm -rf /' to allow.cluster in p.yaml [not-allowed]"
+    )
+
+
 def test_variables_that_change_what_runs(refusals: Refusals) -> None:
     launch = {
         "env": {"PYTHONPATH": "/x", "LD_PRELOAD": "/x.so", "PATH": "/bin:/usr/bin", "MY_PATH": "1"},

@@ -19,6 +19,7 @@ allow:
   searchpath: ["pkg://mypkg.conf"]
   env: [PYTHONHASHSEED]
   paths: [/scratch/*]
+  cluster: ["module load cuda/12.4"]
 """
 ANYWAY = "those in the tree are allowed anyway"
 
@@ -40,6 +41,7 @@ def test_a_policy_is_read() -> None:
         searchpath=("pkg://mypkg.conf",),
         env=("PYTHONHASHSEED",),
         paths=("/scratch/*",),
+        cluster=("module load cuda/12.4",),
     )
 
 
