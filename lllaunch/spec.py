@@ -151,6 +151,9 @@ class Nodes:
     join_timeout: float = 600.0
 
 
+Snapshots = Literal["git", "temporary", "none"]
+
+
 @dataclass(frozen=True)
 class Requeue:
     """How often a cluster takes a run that it has ended back into its queue.
@@ -181,8 +184,9 @@ class Cluster:
         pack: how many jobs of a sweep share an allocation, at least 1.
         detach: whether the launcher leaves once the run is submitted; None: where it has no
             terminal.
-        snapshot: ``git``: the run's code is what it was when it was submitted; ``none``: what it
-            is when it runs.
+        snapshot: ``git``: the run's code is what it was when it was submitted; ``temporary``: the
+            same, and it is removed when nothing needs it any more; ``none``: what it is when it
+            runs.
     """
 
     # a comment may come from the environment
@@ -193,7 +197,7 @@ class Cluster:
     array_parallelism: int = 256
     pack: int = 1
     detach: bool | None = None
-    snapshot: Literal["git", "none"] = "git"
+    snapshot: Snapshots = "git"
 
 
 class Detected(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.naming import as_written
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
-from lllaunch.run.files import relative_path
+from lllaunch.run.files import is_below, relative_path
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.snapshot import Snapshot
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
@@ -273,6 +275,38 @@ def perform(
         ended=ended,
         shared_plan=shared_plan,
         job=job,
+    )
+
+
+def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]) -> LaunchSpec:
+    """Return a spec whose workers run the code of a snapshot.
+
+    Args:
+        spec: the run.
+        snapshot: of the code.
+        environ: the launcher's environment.
+    """
+
+    def place(path: str) -> str:
+        # the run's own directory may be in the repository, too
+        return path if is_below(path, spec.output_dir) else snapshot.place(path)
+
+    entrypoint, env = spec.entrypoint, dict(spec.derived_env)
+    if os.path.isabs(entrypoint.name):
+        entrypoint = replace(entrypoint, name=place(entrypoint.name))
+    known = env.get("PYTHONPATH") or spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")
+    # of an editable install, which leads to the code of now: first is what is looked in first
+    moved = [place(each) for each in sys.path if each and place(each) != each]
+    paths = [*moved, *map(place, filter(None, known.split(os.pathsep)))]
+    if paths:
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return replace(
+        spec,
+        entrypoint=entrypoint,
+        cwd=place(spec.cwd),
+        spawner_cwd=place(spec.spawner_cwd) if spec.spawner_cwd else "",
+        runtime_cwd=place(spec.runtime_cwd),
+        derived_env=env,
     )
 
 

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,6 +21,7 @@ from lllaunch.config.fields import (
     Findings,
     did_you_mean,
     known_items,
+    one_of,
     read_choice,
     read_count,
     read_flag,
@@ -32,9 +33,9 @@ from lllaunch.config.read import Reader
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
 from lllaunch.config.values import parse_duration
-from lllaunch.errors import Unfit
+from lllaunch.errors import Diagnostic, Unfit
 from lllaunch.macros import names_in
-from lllaunch.spec import Cluster, Path, Requeue
+from lllaunch.spec import Cluster, Path, Requeue, Snapshots
 
 KEY: Final = "cluster"
 BACKEND: Final = "slurm"
@@ -196,20 +197,51 @@ def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what ``hydra.launcher`` says of a cluster, as the root node would; None if nothing.
 
     With ``cluster``, a name or a mapping, there may be submitit's keys beside it, so that a config
-    of its launcher need not be changed but for the launcher's name.
+    of its launcher need not be changed but for the launcher's name. References to other values
+    stay: what they come to may be a secret.
 
     Args:
         node: the launcher's node of the config, or its keys and values.
     """
-    cluster = node.get(KEY)
+    cluster, given = node.get(KEY), _as_written(node)
     if cluster is None:
         return None
-    found: dict[str, Any] = (
-        {"backend": cluster} if isinstance(cluster, str) else {"backend": BACKEND, **cluster}
-    )
-    beside = {name: node.get(name) for name in LAUNCHERS_KEYS if node.get(name) is not None}
-    return {**beside, **found}
+    named = {"backend": cluster} if isinstance(cluster, str) else _as_written(cluster)
+    beside = {name: given[name] for name in LAUNCHERS_KEYS if given.get(name) is not None}
+    return {"backend": BACKEND, **beside, **named}
 
+
+def _as_written(node: Mapping[str, Any]) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
+    return dict(plain)
+
+
+def of_launcher(problem: Diagnostic, node: Mapping[str, Any], key: str) -> Diagnostic:
+    """Return a problem with a cluster under the keys by which ``hydra.launcher`` has said it.
+
+    Args:
+        problem: with what `launchers_cluster` has returned.
+        node: the launcher's node of the config.
+        key: its dotted key.
+    """
+    cluster = node.get(KEY)
+    within = frozenset(cluster if isinstance(cluster, Mapping) else ())
+
+    def name(match: re.Match[str]) -> str:
+        word = match["name"]
+        if word is None or (word == "backend" and word not in within):
+            return f"{key}.{KEY}"
+        below = word in within or (bool(within - {"backend"}) and word not in node)
+        return f"{key}.{KEY}.{word}" if below else f"{key}.{word}"
+
+    texts = (problem.message, problem.hint, problem.expected)
+    message, hint, expected = (_DOTTED.sub(name, text) for text in texts)
+    where = _OWN_KEY.sub(name, problem.key)
+    return replace(problem, key=where, message=message, hint=hint, expected=expected)
+
+
+_OWN_KEY = re.compile(rf"^{KEY}(?:\.(?P<name>\w+))?(?![\w])")
+_DOTTED = re.compile(rf"(?<![\w.]){KEY}\.(?P<name>[a-z]\w*)")
 
 LAUNCHERS_KEYS = (*(name for name in _KNOWN if name != "backend"), *sorted(IGNORED - {"_target_"}))
 """What may stand in ``hydra.launcher`` beside ``cluster``."""
@@ -360,7 +392,7 @@ class _Reading:
             "array_parallelism": self._own("array_parallelism", _read_one_or_more),
             "pack": self._own("pack", _read_one_or_more),
             "detach": self._own("detach", read_flag),
-            "snapshot": self._own("snapshot", _read_snapshot),
+            "snapshot": self._own("snapshot", read_snapshot),
         }
         given = {name: value for name, value in own.items() if value is not None}
         return ClusterNode(Cluster(settings, **given), own["nodes"], self._sources)
@@ -642,10 +674,18 @@ def _read_exclusive(value: object) -> bool | str | None:
     return read_choice(value, ("user", "mcs", "topo"), {})
 
 
-def _read_snapshot(value: object) -> str:
+def read_snapshot(value: object) -> Snapshots:
+    """Read whether a run has a snapshot of the code.
+
+    Raises:
+        Unfit: it is none of what there is.
+    """
     if value is False:
-        raise Unfit("git or none", "did you mean 'none'?", code=KEY)
-    return read_choice(value, ("git", "none"), {})
+        raise Unfit(one_of(SNAPSHOTS), "did you mean 'none'?", code="choice")
+    return cast("Snapshots", read_choice(value, SNAPSHOTS, {}))
+
+
+SNAPSHOTS = get_args(Snapshots)
 
 
 def _read_option(value: object) -> str:

@@ -41,6 +41,7 @@ def launcher_node() -> DictConfig:
         "retry_delay": "0s",
         "resume": None,
         "cluster": None,
+        "snapshot": None,
         **dict.fromkeys(LAUNCH_FIELDS),
         # As in the launch node: whoever replaces the name of a preset by a mapping is told.
         "watchdog": {"preset": None},

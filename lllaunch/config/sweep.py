@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from lllaunch.config.cluster import LAUNCHERS_KEYS
+from lllaunch.config.cluster import LAUNCHERS_KEYS, read_snapshot
+from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
 from lllaunch.config.fields import (
     Findings,
     known_items,
@@ -22,11 +23,12 @@ from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Unfit
+from lllaunch.spec import Snapshots
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 SWEEP_KEYS: tuple[str, ...] = (
     *("max_parallel", "gpus", "cpus", "pin_cpus", "on_failure", "retries", "retry_delay"),
-    "resume",
+    *("resume", "snapshot"),
 )
 SYNONYMS = {
     **LAUNCH_SYNONYMS,
@@ -49,7 +51,7 @@ SYNONYMS = {
 _HYDRAS = ("_target_", "_recursive_", "_convert_", "_partial_")
 # Each job has its own.
 _OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
-# A sweep has one machine.
+# A sweep has one machine, unless it goes to a cluster.
 _OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
 _ALL_WORDS = frozenset({"all", "auto", "any", "every"})
 _NONE_WORDS = frozenset({"none", "no", "off", "false"})
@@ -71,6 +73,8 @@ class SweepSettings(NamedTuple):
         cpus: the same for cores.
         pin_cpus: whether each job is bound to the cores of its lease.
         resume: directory of the sweep that this one goes on with, as written; None for a new one.
+        snapshot: whether the jobs run the code as it was when the sweep began. Of a cluster's
+            sweep its own setting says so.
     """
 
     policy: SweepPolicy = SweepPolicy()
@@ -78,6 +82,7 @@ class SweepSettings(NamedTuple):
     cpus: int | tuple[int | str, ...] | None = None
     pin_cpus: bool = False
     resume: str | None = None
+    snapshot: Snapshots = "none"
 
 
 def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> SweepSettings:
@@ -93,11 +98,12 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     """
     register_resolvers()
     findings = Findings()
-    names = (*SWEEP_KEYS, "cluster", *LAUNCH_FIELDS, *_HYDRAS)
-    elsewhere = frozenset(LAUNCHERS_KEYS if node.get("cluster") is not None else ())
-    given = _refuse_keys_of_jobs(node, key, findings)
-    written = dict.fromkeys(name for name in given if name not in elsewhere)
-    known_items(written, key, names, SYNONYMS, findings)
+    names, synonyms = (*SWEEP_KEYS, "cluster", *LAUNCH_FIELDS, *_HYDRAS), SYNONYMS
+    submits = node.get("cluster") is not None
+    if submits:
+        names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
+    written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings, submits=submits))
+    known_items(written, key, names, synonyms, findings)
     items = Reader(findings).read_items(node, key, SWEEP_KEYS)
     reading = _Reading(items, key, findings)
     policy = SweepPolicy(
@@ -112,6 +118,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         cpus=reading.limit("cpus", "CPU slots"),
         pin_cpus=reading.scalar("pin_cpus", read_flag, False),
         resume=reading.scalar("resume", read_text, None),
+        snapshot=reading.scalar("snapshot", read_snapshot, "none"),
     )
     findings.raise_if_any([f"{key}.{name}" for name in SWEEP_KEYS])
     return settings
@@ -187,13 +194,16 @@ class _Reading:
         return Retries(**{cause: number for cause, number in numbers.items() if number is not None})
 
 
-def _refuse_keys_of_jobs(node: Mapping[str, Any], key: str, findings: Findings) -> Iterable[str]:
+def _refuse_keys_of_jobs(
+    node: Mapping[str, Any], key: str, findings: Findings, *, submits: bool
+) -> Iterable[str]:
     """Notes settings that only a job can have; returns the names of the others."""
-    for name in _OF_JOBS:
+    of_jobs = (*_OF_JOBS, *_OF_SEVERAL) if submits else _OF_JOBS
+    for name in of_jobs:
         if name in node:
             expected = "unknown setting: each job has its own"
             findings.add_about(f"{key}.{name}", expected, f"set launch.{name}", code="unknown-key")
-    for name in _OF_SEVERAL:
+    for name in () if submits else _OF_SEVERAL:
         if name in node:
             message = "unknown setting: the jobs of a sweep run on one machine"
             hint = "start a run of several nodes by itself, without -m"

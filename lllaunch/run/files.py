@@ -74,6 +74,12 @@ def working_directory() -> str:
         return os.devnull
 
 
+def is_below(path: str, directory: str) -> bool:
+    """Return whether a path is a directory or leads into it, as far as their names tell. Pure."""
+    top = directory.rstrip("/")
+    return path == top or path.startswith(f"{top}/")
+
+
 def relative_path(path: str, cwd: str) -> str:
     """Returns a path relative to a directory if it is that or below it, else as it is. Pure.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SnapshotFailed
 from lllaunch.run.build import Git, complaint, refusal
+from lllaunch.run.files import naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,9 @@ PATIENCE = 600.0
 
 MOST_LINKS = 50_000
 """How many ignored files and directories are linked at most."""
+
+CODE = "code"
+"""What a snapshot is called, in the directory of a run or a sweep."""
 
 _DIFF_PATIENCE = 60.0  # seconds; the diff is for people, nothing depends on it
 _MOST_DIFF = 16 * 1024 * 1024  # bytes
@@ -199,6 +203,55 @@ def _claim(path: str) -> None:
 def _failed(error: OSError, path: str, **hint: str) -> SnapshotFailed:
     name = error.filename if isinstance(error.filename, str) else path
     return SnapshotFailed(name, error.strerror or str(error), **hint)
+
+
+def free_place(directory: str) -> str:
+    """Return where a snapshot can be in a directory: ``code``, ``code_1``, ...
+
+    Args:
+        directory: absolute.
+    """
+    path, number = os.path.join(directory, CODE), 0
+    while os.path.lexists(path):
+        number += 1
+        path = os.path.join(directory, f"{CODE}_{number}")
+    return path
+
+
+def hold(snapshot: Snapshot, holders: Iterable[str]) -> None:
+    """Let a snapshot be removed when the last of some holders lets it go.
+
+    Args:
+        snapshot: that nobody else holds.
+        holders: names of files.
+
+    Raises:
+        OutputError: it cannot be written down.
+    """
+    above = f"{snapshot.path}.holders"
+    with naming(above):
+        os.makedirs(above, exist_ok=True)
+        for holder in holders:
+            with open(os.path.join(above, holder), "wb"):
+                pass
+
+
+def let_go(snapshot: Snapshot, holder: str) -> None:
+    """Let go of a snapshot, and remove it if nobody else holds it; of one that stays, do nothing.
+
+    Args:
+        snapshot: of the code.
+        holder: as `hold` has it.
+
+    Raises:
+        SnapshotFailed: it cannot be removed.
+    """
+    above = f"{snapshot.path}.holders"
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(above, holder))
+        # of two that let go at once, one finds it empty
+        os.rmdir(above)
+        remove(snapshot)
 
 
 def remove(snapshot: Snapshot, environ: Mapping[str, str] | None = None) -> None:

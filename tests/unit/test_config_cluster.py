@@ -306,7 +306,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"detach": 1}, "cluster.detach: expected true or false, got 1"),
     (
         {"snapshot": False},
-        "cluster.snapshot: expected git or none, got false; did you mean 'none'?",
+        "cluster.snapshot: expected git, temporary or none, got false; did you mean 'none'?",
     ),
     (
         {"additional_parameters": ["a"]},

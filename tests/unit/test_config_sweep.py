@@ -46,7 +46,7 @@ def test_the_stored_node_says_the_defaults() -> None:
 
 def test_the_stored_node_has_every_key_and_no_other() -> None:
     assert tuple(key for key in KEYS if key not in OF_JOBS) == LAUNCH_FIELDS
-    assert {*launcher_node()} == {*SWEEP_KEYS, *LAUNCH_FIELDS, *HYDRAS}
+    assert {*launcher_node()} == {*SWEEP_KEYS, "cluster", *LAUNCH_FIELDS, *HYDRAS}
     assert not {*SWEEP_KEYS} & {*LAUNCH_FIELDS}
     assert OmegaConf.to_container(launcher_node().retries) == Retries()._asdict()
     # a job has one node

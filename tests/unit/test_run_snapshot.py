@@ -17,7 +17,7 @@ import pytest
 from lllaunch.errors import SnapshotFailed
 from lllaunch.run import snapshot as snapshots
 from lllaunch.run.build import build_facts
-from lllaunch.run.snapshot import Snapshot, remove, take, with_snapshot
+from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take, with_snapshot
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 pytestmark = [
@@ -558,3 +558,24 @@ def test_what_result_json_says(tree: Path, tmp_path: Path):
     }
     assert build["versions"] == facts["versions"]
     assert "snapshot" not in facts
+
+
+def test_a_snapshot_goes_with_the_last_who_holds_it(tree: Path, tmp_path: Path) -> None:
+    snapshot = taken(tree, tmp_path / "code")
+    hold(snapshot, ["launcher"])
+    hold(snapshot, ["0_0", "0_1"])
+    for holder in ("0_1", "launcher", "0_1"):
+        let_go(snapshot, holder)
+        assert os.path.isdir(snapshot.path)
+    let_go(snapshot, "0_0")
+    assert not os.path.lexists(snapshot.path)
+    assert not os.path.lexists(f"{snapshot.path}.holders")
+    # nobody else finds anything to remove
+    let_go(snapshot, "0_0")
+
+
+def test_one_that_nobody_holds_stays(tree: Path, tmp_path: Path) -> None:
+    snapshot = taken(tree, tmp_path / "code")
+    let_go(snapshot, "run")
+    assert os.path.isdir(snapshot.path)
+    assert free_place(str(tmp_path)) == str(tmp_path / "code_1")

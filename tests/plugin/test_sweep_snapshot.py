@@ -1,0 +1,149 @@
+"""Jobs of a sweep on this machine that run the code as it was when the sweep began."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.launching import until
+from support.sweeping import Ending, SweepProject
+
+# Each job waits until it may go on, and tells which code it is.
+WORK = """
+import os, time
+from pathlib import Path
+import part
+
+def go(wait):
+    top = Path(os.environ["TOP"])
+    (top / f"began-{os.environ['JOB']}").touch()
+    while wait and not (top / "go-on").exists():
+        time.sleep(0.02)
+    return f"{part.VERSION} {Path(__file__).parent.name} {Path.cwd().name}"
+"""
+LAUNCH = "{entrypoint: 'work:go', args: {wait: '${wait}'}, env: {JOB: '${hydra:job.num}'}}"
+
+
+def git(root: Path, *words: str) -> str:
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(
+        ["git", *author, *words], cwd=root, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> SweepProject:
+    project = SweepProject(tmp_path)
+    project.write("work.py", WORK)
+    project.write("part.py", "VERSION = 'first'\n")
+    project.write(".gitignore", "sweep\n*.txt\nbegan-*\ngo-on\n")
+    project.experiment("test", LAUNCH, "wait: true\nx: 0\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    # not committed, and in the snapshot all the same
+    project.write("part.py", "VERSION = 'second'\n")
+    return project
+
+
+def swept(project: SweepProject, snapshot: str, *overrides: str) -> Ending:
+    """Run two jobs, one after the other; the code changes while the first one runs."""
+    sweep = project.start(
+        *("+exp=test", "x=1,2", "hydra.launcher.max_parallel=1"),
+        f"hydra.launcher.snapshot={snapshot}",
+        *overrides,
+        env={"TOP": str(project.root)},
+    )
+    until(lambda: (project.root / "began-0").exists() or sweep.process.poll() is not None, "a job")
+    project.write("part.py", "VERSION = 'third'\n")
+    (project.root / "go-on").touch()
+    return sweep.finish()
+
+
+def returned(project: SweepProject) -> list[Any]:
+    jobs = project.document()["jobs"]
+    return [job["return_value"] for job in sorted(jobs, key=lambda job: job["job"])]
+
+
+def build(project: SweepProject, job: int) -> dict[str, Any]:
+    result = json.loads((project.sweep / str(job) / "result.json").read_text())
+    found: dict[str, Any] = result["build"]
+    return found
+
+
+def test_all_jobs_run_the_code_as_it_was(project: SweepProject) -> None:
+    ended = swept(project, "git")
+    assert ended.code == 0, ended.err
+    assert returned(project) == ["second code code"] * 2
+    found = build(project, 1)
+    assert found["commit"] == git(project.root, "rev-parse", "HEAD").strip()
+    assert found["dirty"]
+    assert found["snapshot"]["path"] == str(project.sweep / "code")
+    assert "+VERSION = 'second'" in Path(found["snapshot"]["diff"]).read_text()
+    # what the job was is said without the snapshot, so that it can be run again
+    plan = (project.sweep / "1" / "plan.yaml").read_text()
+    assert "code" not in plan
+
+
+def test_without_one_a_job_runs_what_is_there(project: SweepProject) -> None:
+    ended = swept(project, "none")
+    assert ended.code == 0, ended.err
+    top = project.root.name
+    assert returned(project) == [f"second {top} {top}", f"third {top} {top}"]
+    assert "snapshot" not in build(project, 0)
+
+
+def test_a_temporary_one_is_gone_with_the_sweep(project: SweepProject) -> None:
+    ended = swept(project, "temporary")
+    assert ended.code == 0, ended.err
+    assert returned(project) == ["second code code"] * 2
+    assert not (project.sweep / "code").exists()
+    assert len(git(project.root, "worktree", "list").splitlines()) == 1
+    assert git(project.root, "for-each-ref", "refs/lllaunch") == ""
+    # what was run can still be told
+    assert "+VERSION = 'second'" in (project.sweep / "code.diff").read_text()
+
+
+def test_a_resumed_sweep_has_one_of_its_own(project: SweepProject) -> None:
+    project.write("part.py", "VERSION = 'second'\nassert False\n")
+    ended = swept(project, "git")
+    assert ended.code == 6
+    ended = project.run("hydra.launcher.resume=sweep", env={"TOP": str(project.root)})
+    assert ended.code == 0, ended.err
+    assert returned(project) == ["third code_1 code_1"] * 2
+
+
+def test_a_script_of_the_users_own_is_that_of_then(project: SweepProject) -> None:
+    project.write(
+        "app.py",
+        "import os, hydra, work\n\n"
+        "@hydra.main(version_base=None, config_path=None)\n"
+        "def main(cfg):\n"
+        "    return f'{work.go(True)} {os.path.basename(os.path.dirname(__file__))}'\n\n"
+        "main()\n",
+    )
+    sweep = project.start(
+        *("hydra/launcher=lllaunch", "hydra.launcher.max_parallel=1", "+x=1,2"),
+        "hydra.launcher.snapshot=git",
+        python=("app.py", "-m"),
+        env={"TOP": str(project.root), "JOB": "0"},
+    )
+    until(lambda: (project.root / "began-0").exists() or sweep.process.poll() is not None, "a job")
+    project.write("part.py", "VERSION = 'third'\n")
+    (project.root / "go-on").touch()
+    ended = sweep.finish()
+    assert ended.code == 0, ended.err
+    # the script's own directory is what it is run from
+    assert [text.split()[0] for text in returned(project)] == ["second"] * 2
+    assert [text.split()[-1] for text in returned(project)] == ["code"] * 2
+
+
+def test_what_there_is_not_is_said(project: SweepProject) -> None:
+    ended = project.run("+exp=test", "x=1,2", "hydra.launcher.snapshot=gti")
+    assert ended.code == 2
+    assert "hydra.launcher.snapshot: expected git, temporary or none, got 'gti'" in ended.err
+    assert "did you mean 'git'?" in ended.err
