@@ -78,7 +78,7 @@ class SignalSource:
             is not among those received; see ``stopping``.
         notice: another one, which announces the end as SIGTERM does, and is taken for that; also if
             it is ignored. Which of the two come, in what order and how often differs from cluster
-            to cluster, so all of them together are one SIGTERM.
+            to cluster, so all of them together are one SIGTERM, whatever ``signals`` are.
         noticed: called with the first of these, in the main thread.
 
     Attributes:
@@ -111,7 +111,8 @@ class SignalSource:
         self._noticed = noticed
         self.announced: int | None = None
         if notice is not None:
-            self._signals += (notice,)
+            others = {notice, signal.SIGTERM}.difference(self._signals)
+            self._signals += tuple(sorted(others))
         self._stops = stops
         self.stopping = False
         if stops and signal.SIGTSTP not in self._signals:

@@ -7,10 +7,12 @@ back into the queue, and writes that down before it asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,10 +22,11 @@ from lllaunch.console.console import Console
 from lllaunch.documents import read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.run.causes import NodeGone
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
 from lllaunch.run.result import ResultFile
-from lllaunch.run.snapshot import Snapshot
+from lllaunch.run.snapshot import Snapshot, let_go
 from lllaunch.run.submission import (
     LOG,
     SUBMISSION,
@@ -38,7 +41,7 @@ from lllaunch.run.submission import (
     read_submission,
 )
 from lllaunch.spawner.forks import flush_streams
-from lllaunch.sweep.arrays import read_tasks
+from lllaunch.sweep.arrays import holder_of, read_tasks
 from lllaunch.sweep.policy import cause_of
 from lllaunch.text import first_line
 
@@ -47,7 +50,8 @@ if TYPE_CHECKING:
 
     from lllaunch.app.rerun import RerunRequest
     from lllaunch.app.submitting import SubmittedFunction
-    from lllaunch.cluster.slurm import JobFacts
+    from lllaunch.cluster.slurm import Ending, JobFacts
+    from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.submission import Limits, QueueEvent, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
 
@@ -110,20 +114,50 @@ def run_in_job(
         continues=account.starts > 0 if first else restart_count() > 0,
         snapshot=None if submission.snapshot is None else Snapshot.from_json(submission.snapshot),
     )
+    signal.signal(signal.SIGTERM, batch.remember)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    _warn_of_cores()
     if first:
         if isinstance(account.last, BatchEnded) and account.last.exit_code == 0:
             _say("the run has succeeded already")
+            _end_others(job)
             return int(ExitCode.SUCCESS)
         begin(batch, job, submission.limits)
     try:
         code = _run(batch) if work is None else work(batch, submission)
-    except LaunchError as error:
         if first:
+            _end(batch, submission, code, job)
+    except LaunchError as error:
+        if first and not isinstance(batch.account.last, BatchEnded):
             note(batch, BatchEnded(error.exit_code, first_line(str(error))))
+        if first:
+            _end_others(job)
         raise
-    if first:
-        _end(batch, submission, code, job)
+    finally:
+        if first and isinstance(batch.account.last, BatchEnded):
+            _let_go(batch, submission)
     return code
+
+
+def _warn_of_cores() -> None:
+    """Say so if this process may use fewer cores than the job has asked for here.
+
+    Of ``srun`` without its own ``--cpus-per-task`` versions of Slurm make one core.
+    """
+    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    allowed = len(os.sched_getaffinity(0))
+    if asked.isdecimal() and allowed < min(int(asked), os.cpu_count() or 1):
+        _say(
+            f"cluster.cpus_per_task is {asked}, and Slurm lets this job use {allowed} of them here"
+        )
+
+
+def _let_go(batch: BatchJob, submission: Submission) -> None:
+    """Let go of a temporary snapshot."""
+    if batch.snapshot is not None and submission.holder:
+        # not from within
+        os.chdir(batch.directory)
+        let_go(batch.snapshot, submission.holder)
 
 
 def run_task(directory: str, job: str) -> int:
@@ -141,7 +175,8 @@ def run_task(directory: str, job: str) -> int:
     if submission is None or index >= len(tasks):
         problem = Diagnostic("cluster", "DIR", repr(directory), f"has no task {index}")
         raise ConfigError((problem,))
-    task, submission = tasks[index], submission._replace(job=job, directory="")
+    holder = holder_of(directory, index)
+    task, submission = tasks[index], submission._replace(job=job, directory="", holder=holder)
     if len(task) == 1:
         own = task[0].directory
         _write_submission(own, submission)
@@ -200,7 +235,21 @@ def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
     reason = "" if back is None or limits is None else account.refusal(back.cause, limits)
     if reason:
         note(batch, BatchEnded(int(ExitCode.ERROR), reason))
+        _end_others(job)
         raise RequeueRefused(reason)
+
+
+def _end_others(job: str) -> None:
+    """Cancel a job that is over for its first node, whose other nodes would wait for that.
+
+    One whose node is lost would be put back into the queue by Slurm.
+    """
+    if os.environ.get("SLURM_NNODES", "1") == "1":
+        return
+    # what this process still has to say
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(LaunchError):
+        slurm.cancel([job])
 
 
 def _facts(job: str) -> JobFacts | None:
@@ -297,13 +346,17 @@ def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
 
 
 def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
-    """Decide whether the run goes back into the queue, write that down, and do it."""
+    """Decide whether the run goes back into the queue, write that down, and do it.
+
+    What announces the end once more waits meanwhile, also for the commands that this asks.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     outcome = batch.outcome
     announced = batch.announced and code != ExitCode.SUCCESS and batch.ran
-    facts = _facts(job) if announced else None
-    ending = None if facts is None else slurm.ending(facts, restart_count())
     result = ResultFile.from_json(read_json(os.path.join(batch.directory, RESULT)), batch.directory)
     kind = "" if result is None or outcome is None else result.cause_type
+    lost_node = _has_lost_node(outcome, kind, announced=announced)
+    ending = _ending(job) if announced or lost_node else None
     decision = decide(
         batch.account,
         EndFacts(
@@ -314,24 +367,48 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
             failure=None if outcome is None or outcome.signum else cause_of(code, kind),
             cancelled=ending == "cancelled",
             taken_back=ending == "requeued",
+            lost_node=lost_node,
         ),
         submission.limits,
     )
-    note(batch, decision)
     if isinstance(decision, BatchEnded):
+        failed = code != ExitCode.SUCCESS and not batch.ran
+        said = f"it could not be started; {LOG} says why" if failed else ""
+        note(batch, replace(decision, reason=decision.reason or said))
         if decision.reason:
             _say(f"the run does not go back into the queue: {decision.reason}")
+        if lost_node or failed:
+            _end_others(job)
         return
+    note(batch, decision)
     _say(f"the run goes back into the queue: {worded(decision)}")
     if decision.by == "slurm":
         return
     try:
         slurm.requeue(job)
     except LaunchError as error:
-        note(batch, BatchEnded(code, str(error)))
-        raise
+        # Slurm may have come first, and refuses what it has done itself
+        if _ending(job) != "requeued":
+            note(batch, BatchEnded(code, first_line(str(error))))
+            raise
     # Slurm ends what is left of the job
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     time.sleep(_TAKEN_BACK_SECONDS)
+
+
+def _ending(job: str) -> Ending | None:
+    """Return why this job is being ended; None if it is not, or if nobody says."""
+    facts = _facts(job)
+    return None if facts is None else slurm.ending(facts, restart_count())
+
+
+def _has_lost_node(outcome: RunOutcome | None, kind: str, *, announced: bool) -> bool:
+    """Return whether a run has failed of the loss of a node, or had lost one when it was ended."""
+    if outcome is None or not outcome.exit_code:
+        return False
+    lost = any(node.state == "lost" and node.said for node in outcome.nodes)
+    return kind == NodeGone.__name__ or (announced and lost)
 
 
 _CAUSES: dict[str, RequeueCause] = {

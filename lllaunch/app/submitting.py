@@ -22,9 +22,8 @@ from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.files import write_atomic
 from lllaunch.run.outcome import RunOutcome
 from lllaunch.run.result import ResultFile
-from lllaunch.run.snapshot import Snapshot, remove, take
+from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take
 from lllaunch.run.submission import (
-    CODE,
     FUNCTION,
     LOG,
     SCRIPT,
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
     from lllaunch.results.store import ListEntry
     from lllaunch.spec import Cluster, Entrypoint, LaunchSpec
 
+# Of a snapshot that is no other run's.
+_HOLDER = "run"
 # Between two looks at a queue, seconds: at first, and at most.
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 
@@ -152,14 +153,13 @@ def _packed(user: UserFunction, cfg: DictConfig, snapshot: Snapshot | None) -> b
     return pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
 
 
-def snapshot_of(cluster: Cluster, cwd: str, directory: str, name: str = CODE) -> Snapshot | None:
+def snapshot_of(cluster: Cluster, cwd: str, directory: str) -> Snapshot | None:
     """Take a snapshot of the code if a run is to have one.
 
     Args:
         cluster: where it goes.
         cwd: where the command was given, absolute.
         directory: of the run or the sweep, in which the snapshot goes.
-        name: of the snapshot there.
 
     Raises:
         SnapshotFailed: git could not do it.
@@ -167,7 +167,7 @@ def snapshot_of(cluster: Cluster, cwd: str, directory: str, name: str = CODE) ->
     """
     if cluster.snapshot == "none":
         return None
-    return take(cwd, os.path.join(directory, name), os.environ)
+    return take(cwd, free_place(directory), os.environ)
 
 
 def command_of(*words: str) -> list[str]:
@@ -227,8 +227,11 @@ def submit_run(
         now_ns(),
         socket.gethostname(),
         Limits(cluster.requeue, cluster.signal_delay),
-        snapshot=None if snapshot is None else snapshot.to_json(),
+        None if snapshot is None else snapshot.to_json(),
+        _HOLDER,
     )
+    if snapshot is not None and cluster.snapshot == "temporary":
+        hold(snapshot, [_HOLDER])
     # its id may be lost with this process; the directory then tells which it is
     submission.write(directory)
     release()

@@ -99,7 +99,15 @@ class Console:
             # Nothing of the experiment's failed, so nothing else says why.
             self._say(f"why ({root.explanation.sure}): {root.explanation.text}")
 
-    def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
+    def signalled(
+        self,
+        signum: int,
+        workers: int,
+        grace: float,
+        *,
+        forwarded: bool,
+        announced: int | None = None,
+    ) -> None:
         """Says that a signal came and what follows.
 
         Args:
@@ -107,8 +115,16 @@ class Console:
             workers: how many live workers got it.
             grace: seconds that they have until SIGKILL.
             forwarded: False if they get it from elsewhere (a Slurm step).
+            announced: the signal that it stands for, if that announced the end of a batch job.
         """
         whom = counted(workers, "worker")
+        if announced is not None:
+            told = f"{_signal_name(signum)} goes to {whom}" if forwarded else f"{whom} got it too"
+            self._say(
+                f"{_signal_name(announced)} received, the batch job is about to end: {told}; "
+                f"SIGKILL follows in {duration(grace)}"
+            )
+            return
         whom = f"forwarded to {whom}" if forwarded else f"{whom} got it too"
         self._say(
             f"{_signal_name(signum)} received, {whom}; SIGKILL follows in {duration(grace)}, or "

@@ -90,6 +90,8 @@ def last_event(directory: str) -> dict[str, Any] | None:
 
 _OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
 _OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
+# Within the directory of a run, and no runs themselves.
+_PARTS = ("attempt_", "node_")
 
 
 class FoundDirectory(NamedTuple):
@@ -135,7 +137,7 @@ def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
             left += [
                 (os.path.join(path, name), levels - 1)
                 for name in directories
-                if not (name.startswith(".") or (kind and name.startswith("attempt_")))
+                if not (name.startswith(".") or (kind and name.startswith(_PARTS)))
             ]
 
 
@@ -524,7 +526,10 @@ def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
 
 
 def _count_attempts(found: FoundDirectory) -> int:
-    return sum(name.startswith("attempt_") for name in found.names)
+    # of several nodes each has a directory of its own
+    nodes = (name for name in found.names if name.startswith("node_"))
+    parts = [found.names, *(_contents(os.path.join(found.path, name))[0] for name in nodes)]
+    return max(sum(name.startswith("attempt_") for name in part) for part in parts)
 
 
 # Runs on a cluster
@@ -553,7 +558,10 @@ def _read_submitted(
     last = history[-1][1]
     reason = last.reason if isinstance(last, BatchEnded) else ""
     cause = ended.root_cause or first_line(reason)
-    return replace(ended, batch_job=submission.job, root_cause=cause), result
+    # those of earlier starts, too
+    numbers = [each.integer("attempt") or 0 for each in result.fields.objects("attempts")]
+    attempts = numbers[-1] + 1 if numbers else _count_attempts(found)
+    return replace(ended, batch_job=submission.job, root_cause=cause, attempts=attempts), result
 
 
 def _last_start(history: Sequence[tuple[int, QueueEvent]]) -> int | None:

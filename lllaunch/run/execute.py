@@ -176,6 +176,8 @@ class _Run:
         )
         nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:
+            if job is not None and job.early is not None:
+                signal.raise_signal(job.early)
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
                 if self._spec.nodes is not None:

@@ -382,7 +382,15 @@ class Speaker(Protocol):
     ) -> None:
         """A failed attempt is followed by another one, after ``wait`` seconds."""
 
-    def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
+    def signalled(
+        self,
+        signum: int,
+        workers: int,
+        grace: float,
+        *,
+        forwarded: bool,
+        announced: int | None = None,
+    ) -> None:
         """A signal came; the workers get it, and SIGKILL after ``grace`` seconds."""
 
     def killing(self, signum: int | None, workers: int) -> None:
@@ -515,7 +523,10 @@ class RunObserver:
         if received is None or (self._spec.imports and self.recorder.importing):
             return  # the imports end at once: there is nothing to wait for
         alive, grace = self.recorder.alive, self._spec.grace_period
-        self._console.signalled(received.signum, alive, grace, forwarded=received.forward)
+        forwarded, announced = received.forward, received.announced
+        self._console.signalled(
+            received.signum, alive, grace, forwarded=forwarded, announced=announced
+        )
 
     # What comes after it
 

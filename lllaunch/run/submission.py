@@ -37,8 +37,6 @@ SCRIPT = "submission.sh"
 """The batch file, in the run's directory."""
 FUNCTION = "function.pkl"
 """What workers call in a user's own app, in the run's directory."""
-CODE = "code"
-"""The snapshot of the code, in the directory of a run or a sweep."""
 
 RequeueCause = Literal["preempted", "timeout", "node_failure", "failed"]
 
@@ -72,6 +70,7 @@ class Submission(NamedTuple):
         host: where.
         limits: how often the run goes back into the queue.
         snapshot: of the code, as `lllaunch.run.snapshot.Snapshot` writes it; None without one.
+        holder: how this job holds the snapshot, if that is temporary; else empty.
     """
 
     job: str
@@ -80,6 +79,7 @@ class Submission(NamedTuple):
     host: str = ""
     limits: Limits = Limits()
     snapshot: Mapping[str, Any] | None = None
+    holder: str = ""
 
     def write(self, directory: str) -> None:
         """Write it into the directory of a run.
@@ -97,6 +97,7 @@ class Submission(NamedTuple):
             "signal_delay": self.limits.signal_delay,
             "retries": dict(self.limits.retries),
             "snapshot": self.snapshot,
+            "holder": self.holder,
         }
         data = json.dumps(document, indent=2).encode() + b"\n"
         write_atomic(os.path.join(directory, SUBMISSION), data)
@@ -121,6 +122,7 @@ def read_submission(directory: str) -> Submission | None:
             {name: retries.integer(name) or 0 for name in retries.document},
         ),
         fields.inner("snapshot").document or None,
+        fields.text("holder"),
     )
 
 
@@ -205,6 +207,7 @@ class EndFacts(NamedTuple):
             another try would be in vain.
         cancelled: whether somebody has cancelled the batch job.
         taken_back: whether Slurm takes it back into the queue itself.
+        lost_node: whether the run has lost one of its nodes. It often notices before Slurm does.
     """
 
     exit_code: int
@@ -214,6 +217,7 @@ class EndFacts(NamedTuple):
     failure: str | None = None
     cancelled: bool = False
     taken_back: bool = False
+    lost_node: bool = False
 
 
 class Account:
@@ -301,13 +305,14 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
     code = facts.exit_code
     if facts.cancelled:
         return BatchEnded(code, "it was cancelled")
-    if not facts.signalled:
+    if not (facts.signalled or facts.lost_node):
         return _try_again(account, facts, limits)
+    otherwise: RequeueCause = "node_failure" if facts.lost_node else "preempted"
     if facts.taken_back:
-        return Requeued("preempted", "slurm")
+        return Requeued(otherwise, "slurm")
     left = facts.seconds_left
     near = left is not None and left <= limits.signal_delay + _EARLY
-    cause = facts.cause or ("timeout" if near else "preempted")
+    cause = facts.cause or ("timeout" if near else otherwise)
     most = getattr(limits.requeue, cause)
     count = account.count(cause)
     if count >= most:
@@ -416,6 +421,7 @@ class BatchJob:
         leads: whether this is the job's first node, whose launcher writes and decides.
         continues: whether the run has started before.
         announced: whether a signal has announced the job's end.
+        early: such a signal, if it came before the run could act on it; else None.
         seconds_left: how long before that; None if none has, or nobody says.
         ran: whether what was to run has run, to whatever end.
         outcome: what became of the run, if it is one; None as long as it has not ended.
@@ -428,10 +434,16 @@ class BatchJob:
     leads: bool = True
     continues: bool = False
     announced: bool = False
+    early: int | None = None
     seconds_left: float | None = None
     ran: bool = False
     outcome: RunOutcome | None = None
     snapshot: Snapshot | None = None
+
+    def remember(self, signum: int, _: object = None) -> None:
+        """Take note, as a handler, of a signal that comes before the run or after it."""
+        if not self.ran:
+            self.early = self.early or signum
 
     def signalled(self, signum: int) -> None:
         """Write down, at once, that the end of the job was announced.

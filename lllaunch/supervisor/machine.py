@@ -134,11 +134,14 @@ class SignalReceived:
         forward: False if the workers get it from elsewhere (a Slurm step).
         look: what to take the workers' stacks for before they get it; None to let them have it at
             once.
+        announced: the signal that it stands for, if that announced the end of a batch job; else
+            None.
     """
 
     signum: int
     forward: bool = True
     look: Asked | None = None
+    announced: int | None = None
 
 
 @dataclass(frozen=True)

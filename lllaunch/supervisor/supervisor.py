@@ -222,9 +222,12 @@ class Supervisor:
         if signum == self._signals.quiet:
             return StacksAsked(Asked(signum))
         # what another signal stands for nobody else sends
-        forward = forwards() or self._signals.announced not in {None, signum}
-        look = self.watchdog.interrupted(signum) if forward and self.machine.healthy else None
-        return SignalReceived(signum, forward, look)
+        announced = self._signals.announced
+        forward = forwards() or announced not in {None, signum}
+        # who announces an end asks for nothing, and there is little time
+        asks = announced is None and forward and self.machine.healthy
+        look = self.watchdog.interrupted(signum) if asks else None
+        return SignalReceived(signum, forward, look, announced)
 
     def _timed(self) -> list[Event]:
         found: list[Event] = []

@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """
     # until somebody acts on it: it ends who does not
     signal.signal(NOTICE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parser = Parser("job", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="of the run, absolute")
     parser.add_argument("--array", action="store_true", help="it is that of an array of runs")

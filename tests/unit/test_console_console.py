@@ -65,6 +65,20 @@ ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
                 "SIGKILL follows in 0.5 s, or now on a second signal"
             ),
         ),
+        (
+            lambda console: console.signalled(15, 2, 30, forwarded=True, announced=12),
+            (
+                "SIGUSR2 received, the batch job is about to end: SIGTERM goes to 2 workers; "
+                "SIGKILL follows in 30 s"
+            ),
+        ),
+        (
+            lambda console: console.signalled(15, 1, 30, forwarded=False, announced=15),
+            (
+                "SIGTERM received, the batch job is about to end: 1 worker got it too; "
+                "SIGKILL follows in 30 s"
+            ),
+        ),
         (lambda console: console.killing(2, 1), "SIGINT again, killing 1 worker"),
         (lambda console: console.killing(None, 2), "the grace period is over, killing 2 workers"),
         (lambda console: console.warning("odd"), "warning: odd"),

@@ -201,6 +201,31 @@ def test_a_run_that_is_over_has_its_result_and_asks_nobody(fake: FakeSlurm) -> N
     assert (entry(path).state, entry(path).exit_code) == ("failed", 3)
 
 
+def test_attempts_are_those_of_all_starts(fake: FakeSlurm) -> None:
+    path = submitted("run", STARTED, Requeued("preempted", "slurm"), STARTED)
+    fake.add("7", "RUNNING")
+    for name in ("attempt_0", "attempt_1"):
+        os.makedirs(os.path.join(path, name))
+    assert entry(path).attempts == 2
+    append(path, BatchEnded(0))
+    ended(path, attempts=[{"attempt": 1}])
+    assert entry(path).attempts == 2
+    # each node has them in a directory of its own
+    path = submitted("other", STARTED, job="8")
+    fake.add("8", "RUNNING")
+    for name in ("node_0/attempt_0", "node_0/attempt_1", "node_1/attempt_1"):
+        os.makedirs(os.path.join(path, name))
+    assert entry(path).attempts == 2
+
+
+def test_what_nodes_have_in_a_run_is_no_run(fake: FakeSlurm) -> None:
+    path = submitted("run", STARTED)
+    os.makedirs(os.path.join(path, "node_0"))
+    for name in (".lllaunch.lock", "plan.yaml"):
+        Path(path, "node_0", name).touch()
+    assert [each.path for each in list_entries(["run"])] == ["run"]
+
+
 def test_a_run_that_is_just_being_submitted(fake: FakeSlurm) -> None:
     path = submitted("run", job="", ago=1)
     assert (entry(path).state, entry(path).queue) == ("queued", "being submitted")

@@ -88,6 +88,22 @@ class TestDecide:
         facts = SIGNALLED._replace(seconds_left=10.0, taken_back=True)
         assert decide(account(STARTED), facts, LIMITS) == Requeued("preempted", "slurm")
 
+    def test_a_lost_node_counts_whoever_notices_it(self) -> None:
+        lost = EndFacts(3, failure="failure", lost_node=True)
+        back = Requeued("node_failure", "lllaunch")
+        assert decide(account(STARTED), lost, LIMITS) == back
+        assert decide(account(STARTED, back, STARTED), lost, LIMITS) == BatchEnded(
+            3, "it lost a node 2 times, and cluster.requeue.node_failure is 1"
+        )
+        taken = SIGNALLED._replace(lost_node=True, taken_back=True)
+        assert decide(account(STARTED), taken, LIMITS) == Requeued("node_failure", "slurm")
+
+    def test_a_lost_node_is_not_what_a_time_limit_or_another_job_ends(self) -> None:
+        near = SIGNALLED._replace(lost_node=True, seconds_left=120.0)
+        assert decide(account(STARTED), near, LIMITS) == Requeued("timeout", "lllaunch")
+        known = SIGNALLED._replace(lost_node=True, cause="preempted")
+        assert decide(account(STARTED), known, LIMITS) == Requeued("preempted", "lllaunch")
+
     def test_a_cancelled_job_is_over(self) -> None:
         found = decide(account(STARTED), SIGNALLED._replace(cancelled=True), LIMITS)
         assert found == BatchEnded(143, "it was cancelled")
@@ -181,6 +197,15 @@ class TestBatchJob:
         assert job.announced
         assert job.seconds_left is None
         assert read_history(os.fspath(tmp_path)) == []
+
+    def test_remembers_what_comes_before_the_run(self) -> None:
+        job = BatchJob("/nowhere")
+        job.remember(15)
+        job.remember(12)
+        assert job.early == 15
+        over = BatchJob("/nowhere", ran=True)
+        over.remember(15)
+        assert over.early is None
 
     def test_ends_all_the_same_where_nothing_can_be_written(self) -> None:
         job = BatchJob("/proc/nowhere", account(STARTED))

@@ -169,3 +169,50 @@ def test_a_fork_does_not_take_what_was_noted_for_its_own(came: list[int]) -> Non
     source.leave()
     assert came == []
     assert signal.SIGTSTP not in signal.sigpending()
+
+
+@pytest.fixture
+def terminations() -> Iterator[list[int]]:
+    """What came of SIGTERM to the handler that was there before."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda n, _: found.append(n))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("sent", "announced"),
+    [
+        ([USR2], USR2),
+        ([signal.SIGTERM], signal.SIGTERM),
+        ([USR2, signal.SIGTERM], USR2),
+        ([signal.SIGTERM, USR2, signal.SIGTERM, USR2], signal.SIGTERM),
+    ],
+)
+@pytest.mark.parametrize("signals", [(USR1,), (USR1, signal.SIGTERM)])
+def test_all_that_announces_the_end_is_one_signal(
+    sent: list[signal.Signals],
+    announced: signal.Signals,
+    signals: tuple[signal.Signals, ...],
+    came: list[int],
+    terminations: list[int],
+) -> None:
+    heard: list[int] = []
+    with SignalSource(signals, notice=USR2, noticed=heard.append) as source:
+        assert source.announced is None
+        for signum in sent:
+            signal.raise_signal(signum)
+        signal.raise_signal(USR1)
+        assert source.received() == [signal.SIGTERM, USR1]
+        assert source.announced == announced
+    assert heard == [announced]
+    assert (came, terminations) == ([], [])
+
+
+def test_what_announces_the_end_is_noted_though_it_is_ignored(came: list[int]) -> None:
+    signal.signal(USR2, signal.SIG_IGN)
+    with SignalSource([USR1], notice=USR2) as source:
+        signal.raise_signal(USR2)
+        assert source.received() == [signal.SIGTERM]
+    assert signal.getsignal(USR2) is signal.SIG_IGN
+    assert came == []

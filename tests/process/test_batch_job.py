@@ -1,0 +1,203 @@
+"""What a batch job does, without a cluster: `lllaunch job DIR`, where nobody answers for Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launching import until
+from support.project import Project, environment
+
+from lllaunch.run.submission import (
+    BatchEnded,
+    BatchSignalled,
+    BatchStarted,
+    QueueEvent,
+    Requeued,
+    Submission,
+    append,
+    read_history,
+)
+
+SECONDS = 60.0
+# It saves how far it is on SIGTERM, and goes on from there.
+TRAIN = """
+import json, os, signal, sys, time
+
+ignored = signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(json.dumps({"ignored": ignored, "restart": restart}), flush=True)
+
+def save(*_):
+    open("saved", "w").close()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+with open("began.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("began.new", f"began-{restart}")
+if os.path.exists("saved"):
+    sys.exit(0)
+time.sleep(600)
+"""
+
+
+class Batch:
+    """A run's directory, as it was submitted, and the batch jobs in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.run = root, root / "run"
+        self.jobs: list[subprocess.Popen[str]] = []
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        env = environment() | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", **variables}
+        # no Slurm is asked
+        env["PATH"] = os.path.dirname(sys.executable)
+        with (self.root / "log").open("a") as log:
+            job = subprocess.Popen(
+                [sys.executable, "-m", "lllaunch", "job", str(self.run)],
+                cwd=self.root,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        self.jobs.append(job)
+        return job
+
+    def events(self) -> list[QueueEvent]:
+        return [event for _, event in read_history(str(self.run))]
+
+    @property
+    def log(self) -> str:
+        return (self.root / "log").read_text()
+
+    def printed(self, attempt: int) -> dict[str, object]:
+        path = self.run / f"attempt_{attempt}" / "0" / "stdout.log"
+        found: dict[str, object] = json.loads(path.read_text().splitlines()[0])
+        return found
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Iterator[Batch]:
+    project = Project(tmp_path)
+    project.write("train.py", TRAIN)
+    project.experiment("test", "{entrypoint: train.py, redirects: all, grace_period: 10}")
+    # what the submission leaves: a plan and the config
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "lllaunch", "+exp=test", "hydra.run.dir=run"),
+            "launch.entrypoint=/bin/true",
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = Batch(tmp_path)
+    plan = (found.run / "plan.yaml").read_text().replace("/bin/true", "train.py")
+    (found.run / "plan.yaml").write_text(plan)
+    for name in ("result.json", "events.jsonl", "latest"):
+        (found.run / name).unlink()
+    (found.run / "attempt_0" / "0").rename(tmp_path / "gone")
+    (found.run / "attempt_0").rmdir()
+    Submission("7", str(found.run)).write(str(found.run))
+    yield found
+    for job in found.jobs:
+        job.kill()
+        job.wait()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
+def test_what_announces_the_end_lets_the_worker_save(batch: Batch, signum: signal.Signals) -> None:
+    job = batch.start()
+    until(lambda: (batch.root / "began-0").exists() or job.poll() is not None, "the worker")
+    # Slurm would send SIGTERM to the worker, too
+    os.kill(job.pid, signum)
+    if signum == signal.SIGTERM:
+        os.kill(int((batch.root / "began-0").read_text()), signal.SIGTERM)
+    assert job.wait(SECONDS) != 0
+    assert (batch.root / "saved").exists(), batch.log
+    started, signalled, decided, *rest = batch.events()
+    assert isinstance(started, BatchStarted)
+    assert signalled == BatchSignalled(signum.name)
+    # written down before it is asked for, which nobody answers here
+    assert decided == Requeued("preempted", "lllaunch")
+    (ended,) = rest
+    assert isinstance(ended, BatchEnded)
+    assert "scontrol" in ended.reason
+    # the notice is for the launcher alone
+    assert batch.printed(0) == {"ignored": True, "restart": "0"}
+
+
+def test_one_that_comes_before_the_run_is_not_lost(batch: Batch) -> None:
+    job = batch.start()
+    until(lambda: batch.events() or job.poll() is not None, "the start")
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(SECONDS) != 0
+    events = batch.events()
+    assert events[1:3] == [BatchSignalled("SIGTERM"), Requeued("preempted", "lllaunch")], batch.log
+
+
+def test_the_next_start_goes_on_counting(batch: Batch) -> None:
+    append(str(batch.run), BatchStarted("7"))
+    (batch.run / "attempt_0").mkdir()
+    (batch.root / "saved").touch()
+    job = batch.start()
+    assert job.wait(SECONDS) == 0, batch.log
+    # it ended without a word, so a node was lost
+    assert batch.events()[1] == Requeued("node_failure", "slurm")
+    assert batch.events()[-1] == BatchEnded(0)
+    assert batch.printed(1)["restart"] == "1"
+    # another job of the same run has nothing to do
+    again = batch.start()
+    assert again.wait(SECONDS) == 0
+    assert "the run has succeeded already" in batch.log
+    assert not (batch.run / "attempt_2").exists()
+
+
+def test_a_run_that_lost_nodes_too_often_is_not_started(batch: Batch) -> None:
+    for _ in range(4):
+        append(str(batch.run), BatchStarted("7"))
+        append(str(batch.run), Requeued("node_failure", "slurm"))
+    job = batch.start()
+    assert job.wait(SECONDS) == 1
+    said = "lost a node 4 times; cluster.requeue.node_failure is 3"
+    assert batch.events()[-1] == BatchEnded(1, said)
+    assert said in batch.log
+    assert not (batch.run / "attempt_0").exists()
+
+
+def test_a_plan_that_comes_to_another_one_is_not_run(batch: Batch) -> None:
+    with (batch.run / "plan.yaml").open("a") as plan:
+        plan.write("  locked: true\n")
+    job = batch.start()
+    assert job.wait(SECONDS) in {2, 5}
+    ended = batch.events()[-1]
+    assert isinstance(ended, BatchEnded)
+    assert ended.exit_code == job.returncode
+    assert ended.reason
+
+
+def test_out_of_a_batch_job_it_says_so(batch: Batch) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lllaunch", "job", str(batch.run)],
+        cwd=batch.root,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "is for the batch jobs that lllaunch submits, and this is none" in done.stderr

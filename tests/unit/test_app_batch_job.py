@@ -1,0 +1,134 @@
+"""What a batch job decides at the end of what it runs; Slurm's answers are made up here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lllaunch.app import batch_job
+from lllaunch.app.batch_job import RequeueRefused, run_in_job
+from lllaunch.cluster import slurm
+from lllaunch.cluster.slurm import JobFacts, SlurmFailed
+from lllaunch.errors import OutputError
+from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.submission import (
+    BatchEnded,
+    BatchJob,
+    BatchSignalled,
+    BatchStarted,
+    Limits,
+    QueueEvent,
+    Requeued,
+    Submission,
+    append,
+    read_history,
+)
+from lllaunch.spec import Requeue
+
+
+class FakeSlurm:
+    """What Slurm says of the job, one answer for each question, and what it is told."""
+
+    def __init__(self) -> None:
+        self.restarts = [0]
+        self.refuses = False
+        self.told: list[str] = []
+
+    def job_facts(self, job: str) -> JobFacts:
+        restarts = self.restarts.pop(0) if len(self.restarts) > 1 else self.restarts[0]
+        return JobFacts(job, "RUNNING", restarts=restarts)
+
+    def requeue(self, job: str) -> None:
+        self.told.append(f"requeue {job}")
+        if self.refuses:
+            raise SlurmFailed(f"scontrol requeue {job}", "Job is pending execution")
+
+    def cancel(self, ids: list[str]) -> None:
+        self.told.append(f"cancel {' '.join(ids)}")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
+    found = FakeSlurm()
+    for name in ("job_facts", "requeue", "cancel"):
+        monkeypatch.setattr(slurm, name, getattr(found, name))
+    monkeypatch.setattr(slurm, "TIMEOUT", slurm.TIMEOUT)
+    monkeypatch.setattr(batch_job.time, "sleep", lambda _: None)
+    for name in [each for each in os.environ if each.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    before, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield found
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGTERM, before)
+
+
+def told_to_end(batch: BatchJob, _: Submission) -> int:
+    batch.signalled(signal.SIGTERM)
+    batch.ran, batch.outcome = True, RunOutcome("signalled", 143, batch.directory, signum=15)
+    return 143
+
+
+def events(directory: Path) -> list[QueueEvent]:
+    return [event for _, event in read_history(str(directory))]
+
+
+BACK = Requeued("preempted", "lllaunch")
+
+
+def test_a_run_that_is_told_to_end_is_put_back(fake: FakeSlurm, tmp_path: Path) -> None:
+    submission = Submission("7", str(tmp_path))
+    assert run_in_job(str(tmp_path), "7", submission, told_to_end) == 143
+    assert events(tmp_path) == [BatchStarted("7"), BatchSignalled("SIGTERM"), BACK]
+    assert fake.told == ["requeue 7"]
+
+
+def test_what_slurm_has_put_back_meanwhile_is_not_over(fake: FakeSlurm, tmp_path: Path) -> None:
+    # at the start, when it decides, and after it was refused
+    fake.restarts, fake.refuses = [0, 0, 1], True
+    assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end) == 143
+    assert events(tmp_path)[-1] == BACK
+
+
+def test_what_slurm_does_not_put_back_is_over(fake: FakeSlurm, tmp_path: Path) -> None:
+    fake.refuses = True
+    with pytest.raises(SlurmFailed, match="Job is pending execution"):
+        run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end)
+    last = events(tmp_path)[-1]
+    assert last == BatchEnded(143, "`scontrol requeue 7`: Job is pending execution")
+
+
+def test_what_did_not_begin_has_a_reason(fake: FakeSlurm, tmp_path: Path) -> None:
+    submission = Submission("7", str(tmp_path))
+    assert run_in_job(str(tmp_path), "7", submission, lambda *_: 5) == 5
+    last = BatchEnded(5, "it could not be started; launcher.log says why")
+    assert events(tmp_path) == [BatchStarted("7"), last]
+    assert fake.told == []
+
+
+@pytest.mark.parametrize(("nodes", "told"), [("1", []), ("2", ["cancel 7"])])
+def test_nodes_do_not_wait_for_a_first_one_that_does_not_come(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, told: list[str]
+) -> None:
+    monkeypatch.setenv("SLURM_NNODES", nodes)
+    submission = Submission("7", str(tmp_path), limits=Limits(Requeue(node_failure=0)))
+
+    def fails(batch: BatchJob, _: Submission) -> int:
+        raise OutputError(batch.directory, "is gone")
+
+    with pytest.raises(OutputError, match="is gone"):
+        run_in_job(str(tmp_path), "7", submission, fails)
+    assert isinstance(events(tmp_path)[-1], BatchEnded)
+    assert fake.told == told
+    # it was lost then, and may not be
+    append(str(tmp_path), BatchStarted("7"))
+    with pytest.raises(RequeueRefused, match="lost a node once"):
+        run_in_job(str(tmp_path), "7", submission, fails)
+    assert fake.told == told * 2
+    append(str(tmp_path), BatchEnded(0))
+    assert run_in_job(str(tmp_path), "7", submission, fails) == 0
+    assert fake.told == told * 3
