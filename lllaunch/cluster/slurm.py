@@ -237,7 +237,10 @@ def _program(name: str) -> str:
 
 
 def _run(
-    *words: str, given: str | None = None, environ: Mapping[str, str] | None = None
+    *words: str,
+    given: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    holding: Collection[int] = (),
 ) -> _Answer:
     """Call a command once.
 
@@ -256,6 +259,7 @@ def _run(
         encoding="utf-8",
         errors="surrogateescape",
         env=_environ() if environ is None else environ,
+        pass_fds=tuple(holding),
         timeout=TIMEOUT,
         check=False,
     )
@@ -667,12 +671,13 @@ def _srun(cpus: Any, further: Sequence[str], command: Sequence[str]) -> str:
 # Orders
 
 
-def submit(text: str, path: str) -> str:
+def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
     """Write a batch file and submit it; return the job's id. It is tried once.
 
     Args:
         text: of the batch file.
         path: where it goes; only this user may read it.
+        holding: descriptors that sbatch has open until it has ended, also without this process.
 
     Raises:
         OutputError: the file cannot be written.
@@ -687,7 +692,7 @@ def submit(text: str, path: str) -> str:
         raise OutputError(path, error.strerror or str(error)) from error
     words = ("sbatch", "--parsable", path)
     try:
-        answer = _run(*words, environ=_submitting(text))
+        answer = _run(*words, environ=_submitting(text), holding=holding)
     except subprocess.TimeoutExpired:
         said = _NO_ANSWER.format(TIMEOUT)
         raise SubmitFailed(shlex.join(words), said, unsure=True) from None
@@ -818,3 +823,8 @@ _FULL = re.compile(
 def is_full(said: str) -> bool:
     """Returns whether sbatch said that there are too many jobs in the queue by now. Pure."""
     return bool(_FULL.search(said))
+
+
+def is_silent(said: str) -> bool:
+    """Returns whether a command said that the controller did not answer. Pure."""
+    return bool(_BUSY.search(said)) or said.startswith(_NO_ANSWER.partition("{")[0])

@@ -353,7 +353,8 @@ class Board:
 
     def _end(self, event: v.JobEnded, now: float) -> Iterable[Change]:
         job = self._job(event.number)
-        job.seconds, job.exit_code, job.why = now - job.since, event.exit_code, event.why
+        job.seconds = now - job.since if event.seconds is None else event.seconds
+        job.exit_code, job.why = event.exit_code, event.why
         self._ended += 1
         self._seconds += job.seconds
         return ()

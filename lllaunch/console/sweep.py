@@ -397,6 +397,10 @@ class SweepConsole:
             self._changed = True
         self._refresh(now)
 
+    def note(self, text: str) -> None:
+        """Says something about the sweep as a whole."""
+        self._say([(StyledText(f"lllaunch: {text}"),)])
+
     def finished(
         self,
         result: SweepResult,
@@ -567,7 +571,15 @@ class JobConsole(Console):
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """Nothing: the sweep tells that the job was started."""
 
-    def signalled(self, signum: int, workers: int, grace: float, *, forwarded: bool) -> None:
+    def signalled(
+        self,
+        signum: int,
+        workers: int,
+        grace: float,
+        *,
+        forwarded: bool,
+        announced: int | None = None,
+    ) -> None:
         """Nothing: the sweep's launcher got the signal first, and said so."""
 
     def killing(self, signum: int | None, workers: int) -> None:

@@ -83,6 +83,16 @@ def arrays_of(jobs: Iterable[tuple[ArrayJob, Cluster]], most: int) -> list[Array
     return found
 
 
+def holder_of(directory: str, index: int) -> str:
+    """Return what the task of an array is called that holds a snapshot of the code.
+
+    Args:
+        directory: of the array.
+        index: of the task.
+    """
+    return f"{os.path.basename(directory)}_{index}"
+
+
 def new_directory(sweep: str) -> str:
     """Make the directory of another array of a sweep; return it, absolute.
 
@@ -139,12 +149,20 @@ def _job(fields: Fields) -> ArrayJob | None:
     number, directory = fields.integer("job"), fields.text("directory")
     if number is None or not directory:
         return None
-    warm = fields.value("warm")
-    if not isinstance(warm, list) or len(warm) != 3:
-        return ArrayJob(number, directory)
-    preload, cwd, changes = warm
-    pairs = tuple((str(name), value) for name, value in changes)
-    return ArrayJob(number, directory, SpawnerKey(tuple(preload), str(cwd), pairs))
+    return ArrayJob(number, directory, _spawner_key(fields.value("warm")))
+
+
+def _spawner_key(warm: Any) -> SpawnerKey | None:
+    """Return which spawner a job shares; none if that cannot be read, which costs time only."""
+    try:
+        preload, cwd, changes = warm
+        pairs = tuple((name, value) for name, value in changes)
+        texts = [*preload, cwd, *(name for name, _ in pairs)]
+    except (TypeError, ValueError):
+        return None
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    return SpawnerKey(tuple(preload), cwd, pairs)
 
 
 class KnownArray(NamedTuple):

@@ -9,8 +9,10 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from lllaunch.run.directory import EVENTS, PLAN, RESULT
 from lllaunch.run.files import naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
+from lllaunch.run.submission import SUBMISSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ SUMMARY = "sweep.json"
 ARRAYS = "submitted"
 """Where the directories of what went to a cluster are."""
 
+_TRACES = frozenset({RESULT, EVENTS, SUBMISSION})
 _LONGEST = 18  # digits; a number is a signed 64-bit one for most readers of JSON
 
 
@@ -84,7 +87,8 @@ class SweepDirectory(HeldDirectory):
         """Returns the numbers that entries of the directory have for a name.
 
         No new job gets one of these: with Hydra's default ``hydra.sweep.subdir`` it would run in
-        the directory of something that the journal does not know.
+        the directory of something that the journal does not know. Where a job was only made ready
+        for a cluster nothing has run.
 
         Raises:
             OutputError: the directory cannot be read.
@@ -94,7 +98,19 @@ class SweepDirectory(HeldDirectory):
         return frozenset(
             int(name)
             for name in names
-            if name.isascii() and name.isdecimal() and len(name) <= _LONGEST
+            if name.isascii()
+            and name.isdecimal()
+            and len(name) <= _LONGEST
+            and not self._is_only_ready(name)
+        )
+
+    def _is_only_ready(self, name: str) -> bool:
+        try:
+            names = os.listdir(os.path.join(self.path, name))
+        except OSError:
+            return False
+        return PLAN in names and not any(
+            each in _TRACES or each.startswith("attempt_") for each in names
         )
 
 

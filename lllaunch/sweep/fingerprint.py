@@ -157,7 +157,7 @@ def _reads_as_json(text: str) -> bool:
     return True
 
 
-def overrides_key(overrides: Sequence[str], neutral: bool = True) -> str:
+def overrides_key(overrides: Sequence[str], neutral: bool = True, *, clusters: bool = False) -> str:
     """Returns the fingerprint of a job's overrides.
 
     Their order does not matter, except between overrides of the same key, or of a key and one
@@ -166,12 +166,12 @@ def overrides_key(overrides: Sequence[str], neutral: bool = True) -> str:
     Args:
         overrides: as Hydra lists them for the job, such as ``["+exp=resnet", "params.lr=0.1"]``.
         neutral: whether those of keys in `NEUTRAL` count.
+        clusters: whether the config's node ``cluster`` says where a job runs. In an app of the
+            user's own it may be another thing's, unless it is chosen from configs.
     """
     texts = [text.strip() for text in overrides]
     if not neutral:
-        # of an app of the user's own the name may be another thing's, unless it is chosen from
-        # configs
-        ours = any(_path(text) == (_CLUSTER,) for text in texts)
+        ours = clusters or any(_path(text) == (_CLUSTER,) for text in texts)
         texts = [
             text
             for text in texts

@@ -133,6 +133,8 @@ def match_jobs(
     overrides: Sequence[Sequence[str]],
     taken: Collection[int] = (),
     first: int = 0,
+    *,
+    clusters: bool = False,
 ) -> tuple[Match, ...]:
     """Finds the old job of each new one. Needs no config.
 
@@ -141,6 +143,7 @@ def match_jobs(
         overrides: of each job of the new sweep, in its order.
         taken: more numbers that no new job may get.
         first: the number that the first job of a new sweep would get.
+        clusters: as `lllaunch.sweep.fingerprint.overrides_key` has it.
 
     Returns:
         the number of each job, in the order of ``overrides``. No number occurs twice. A job that
@@ -151,7 +154,7 @@ def match_jobs(
     above = max(free, default=first - 1) + 1
     matched: dict[int, OldJob] = {}
     for neutral in (True, False):
-        _pair(free, overrides, matched, neutral)
+        _pair(free, overrides, matched, neutral, clusters)
     new = [index for index in range(len(overrides)) if index not in matched]
     given = {index: first + index for index in new if first + index not in known}
     known.update(given.values())
@@ -168,15 +171,18 @@ def _pair(
     overrides: Sequence[Sequence[str]],
     matched: dict[int, OldJob],
     neutral: bool,
+    clusters: bool,
 ) -> None:
     """Matches jobs with equal keys: takes them from ``free``, adds them to ``matched``."""
     wanted: dict[str, list[int]] = {}
     for index, texts in enumerate(overrides):
         if index not in matched:
-            wanted.setdefault(overrides_key(texts, neutral), []).append(index)
+            key = overrides_key(texts, neutral, clusters=clusters)
+            wanted.setdefault(key, []).append(index)
     known: dict[str, list[OldJob]] = {}
     for job in free.values():
-        known.setdefault(overrides_key(job.history.overrides, neutral), []).append(job)
+        key = overrides_key(job.history.overrides, neutral, clusters=clusters)
+        known.setdefault(key, []).append(job)
     for key, indexes in wanted.items():
         # where there are more than needed, those that have finished
         best = sorted(known.get(key, ()), key=lambda job: (not job.finished, job.number))
@@ -193,6 +199,7 @@ def plan_resume(
     taken: Collection[int] = (),
     first: int = 0,
     config_of: Callable[[int], Mapping[str, Any] | None] = lambda number: None,  # noqa: ARG005
+    clusters: bool = False,
 ) -> ResumePlan:
     """Decides what becomes of each job of a sweep that is resumed.
 
@@ -205,12 +212,13 @@ def plan_resume(
         first: the number that the first job of a new sweep would get.
         config_of: the config of an old job, canonical, None if that was not kept; asked for those
             whose fingerprint has changed.
+        clusters: as `match_jobs` has it.
 
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.
     """
     jobs = tuple(old)
-    matches = match_jobs(jobs, overrides, taken, first)
+    matches = match_jobs(jobs, overrides, taken, first, clusters=clusters)
     finished = [
         (index, match.old)
         for index, match in enumerate(matches)

@@ -196,12 +196,14 @@ class JobEnded:
         cause: what it failed of, see `lllaunch.sweep.policy.cause_of`; None if it succeeded, or if
             another attempt would be in vain.
         why: the first failure in one line, or empty.
+        seconds: how long it took, where that is not what the observer sees; else None.
     """
 
     number: int
     exit_code: int
     cause: RestartCause | None = None
     why: str = ""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

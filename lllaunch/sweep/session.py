@@ -18,7 +18,6 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
-from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
 from lllaunch.sweep.history import (
     SweepHistory,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from lllaunch.run.submission import BatchEnded
     from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.processes import JobProcess
@@ -177,6 +177,8 @@ class SweepSession:
         jobs: Sequence[Sequence[str]],
         first_number: int,
         compose: Callable[[Sequence[JobToCompare]], Generator[NewJob, None, None]],
+        *,
+        clusters: bool = False,
     ) -> Batch:
         """Gives the jobs of a batch their numbers; of a resumed sweep, finds those of before.
 
@@ -186,6 +188,7 @@ class SweepSession:
             first_number: that of the first job, as the sweeper counts.
             compose: composes the jobs that have finished, for comparison, one after another; their
                 directories are those that the journal has.
+            clusters: as `lllaunch.sweep.fingerprint.overrides_key` has it.
 
         Raises:
             ConfigError: the config of a job that has finished has changed, or what ``compose``
@@ -207,6 +210,7 @@ class SweepSession:
             taken=self._directory.numbers(),
             first=first_number,
             config_of=self.journal.config_of,
+            clusters=clusters,
         )
         self.journal.append(self._resumption)
         self._resumption = None
@@ -262,34 +266,31 @@ class SweepSession:
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 
-    def end_in_queue(self, number: int, directory: str, *, last: bool) -> v.JobEnded | None:
-        """Write down what became of a job that a cluster has had, if it is over.
+    def end_in_queue(self, number: int, directory: str, said: BatchEnded | None) -> v.JobEnded:
+        """Write down what became of a job that a cluster has had, and that is over.
 
         Args:
             number: of the job.
             directory: of its run, absolute.
-            last: whether the cluster does not know it any more: it is over, whatever it has said.
+            said: its last word, None if there was none.
 
         Returns:
-            How it ended, None if it has not.
+            How it ended.
         """
-        said = account_of(directory).last
-        if not isinstance(said, BatchEnded) and not last:
-            return None
         try:
             run, unreadable = read_result(directory), ""
         except OutputError as error:
             run, unreadable = None, f"its result cannot be read: {error}"
         result = result_of(run)
-        code = said.exit_code if isinstance(said, BatchEnded) else 0
-        code = believed(code, result)
+        code = believed(0 if said is None else said.exit_code, result)
         if result is None or result.exit_code != code:
-            reason = said.reason if isinstance(said, BatchEnded) else ""
+            reason = "" if said is None else said.reason
             why = unreadable or reason or "its batch job ended without a result"
             result = Result(_state(code), code, first_line(why))
         self.journal.keep(EndedRecord(number, 0, result))
         kind = run.cause_type if run is not None and code else ""
-        return v.JobEnded(number, code, cause_of(code, kind), result.root_cause if code else "")
+        why = result.root_cause if code else ""
+        return v.JobEnded(number, code, cause_of(code, kind), why, result.seconds)
 
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from lllaunch.results.store import (
     NO_ANSWER,
     ListEntry,
     holder,
+    jobs_of,
     last_event,
     locate,
     lock_of,
@@ -40,6 +42,7 @@ from lllaunch.run.submission import (
     read_history,
     read_submission,
 )
+from lllaunch.sweep.directory import ARRAYS
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
@@ -92,6 +95,11 @@ def _show(given: argparse.Namespace) -> None:
     found = found._replace(path=os.path.abspath(found.path))
     if found.kind == "sweep":
         entry, sweep = read_sweep(found.path)
+        if sweep is not None and os.path.isdir(os.path.join(found.path, ARRAYS)):
+            live = {job.job: job for job in jobs_of(entry) if job.batch_job}
+            sweep = replace(
+                sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs)
+            )
         if given.json:
             summary = None if sweep is None else sweep.to_json()
             print_json({**plain(entry, entry.path), "summary": summary})
@@ -433,7 +441,7 @@ def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int
     rows = _facts(list(_head(entry, cwd)))
     if sweep is None:
         return [*rows, (), (StyledText("lllaunch: its journal cannot be understood", "error"),)]
-    running = entry.state == "running"
+    running = entry.state in {"queued", "running"}
     overrides = [set(job.overrides) for job in sweep.jobs]
     common = set.intersection(*overrides) if len(overrides) > 1 else set()
     if running:
@@ -443,6 +451,19 @@ def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int
     shown = summary_rows(sweep, setting)
     # the last line says how it ended
     return [*rows, *(shown[:-1] if running else shown)]
+
+
+def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
+    """Return what is known of a job whose batch job may say more than the journal."""
+    if entry is None:
+        return job
+    if entry.exit_code is None or job.result is not None:
+        return job._replace(state=entry.state)
+    from lllaunch.sweep.journal import Result  # noqa: PLC0415 - most are shown without one
+
+    value = None if entry.value is None else json.dumps(entry.value)
+    result = Result(entry.state, entry.exit_code, entry.root_cause, entry.seconds, value)
+    return job._replace(state=entry.state, result=result)
 
 
 def _of_running(job: JobHistory) -> JobHistory:

@@ -185,12 +185,21 @@ class Slurm:
 
     def _read_again(self) -> None:
         """Let Slurm read its settings: those that only a restart of it changes, too."""
+        with self.without_controller():
+            pass
+        self.call("scontrol", "reconfigure")
+
+    @contextlib.contextmanager
+    def without_controller(self) -> Iterator[None]:
+        """Nobody answers within the block; jobs go on."""
         pid = int((self.root / "run" / "slurmctld.pid").read_text())
         os.kill(pid, signal.SIGTERM)
         _patiently(lambda: gone(pid), "the end of slurmctld", WAIT)
-        self.call("slurmctld", "-f", str(self.root / "etc" / "slurm.conf"))
-        _patiently(self._answers, "an answer of slurmctld", WAIT)
-        self.call("scontrol", "reconfigure")
+        try:
+            yield
+        finally:
+            self.call("slurmctld", "-f", str(self.root / "etc" / "slurm.conf"))
+            _patiently(self._answers, "an answer of slurmctld", WAIT)
 
     def _answers(self) -> bool:
         words = self.command("scontrol", "ping")

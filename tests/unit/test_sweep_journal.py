@@ -383,8 +383,13 @@ def test_a_sweep_directory_is_held_by_one(tmp_path) -> None:
 def test_numbers_of_directories_that_are_there_are_known(tmp_path) -> None:
     for name in ("0", "17", "x", "1e3", "-4", "٣", "9" * 30, "latest"):
         (tmp_path / name).mkdir()
+    # made ready for a cluster by a launcher that was killed then; and what went there
+    for name in ("20", "21"):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / "plan.yaml").touch()
+    (tmp_path / "21" / "submission.json").touch()
     with SweepDirectory.claim(str(tmp_path)) as directory:
-        assert directory.numbers() == {0, 17}
+        assert directory.numbers() == {0, 17, 21}
 
 
 @pytest.mark.parametrize("time_ns", [-1, 10**21, 10**30])

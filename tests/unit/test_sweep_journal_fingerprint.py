@@ -199,6 +199,8 @@ def test_swapping_neighbours_that_have_nothing_in_common_changes_nothing(texts, 
 def test_overrides_that_do_not_change_the_outcome_can_be_left_out() -> None:
     some = ["lr=1", "launch.watchdog.stall=5m", "+launch.tee=all", "launch/watchdog=strict"]
     assert overrides_key(some, neutral=False) == overrides_key(["lr=1"])
+    elsewhere = ["lr=1", "cluster.detach=true"]
+    assert overrides_key(elsewhere, neutral=False, clusters=True) == overrides_key(["lr=1"])
     assert overrides_key(some) != overrides_key(["lr=1"])
     for kept in ("launch.nproc=2", "launch={tee: all}", "tee=all", "launch.teeth=1"):
         assert overrides_key(["lr=1", kept], neutral=False) != overrides_key(["lr=1"])

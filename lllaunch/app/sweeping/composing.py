@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra import version
@@ -17,7 +18,7 @@ from lllaunch.app.guarded_loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import KEY as CLUSTER
-from lllaunch.config.cluster import asks_for_cluster, launchers_cluster
+from lllaunch.config.cluster import asks_for_cluster, launchers_cluster, of_launcher
 from lllaunch.config.launcher_schema import TARGET
 from lllaunch.errors import ConfigError, Diagnostic
 
@@ -121,15 +122,16 @@ class Composer:
         _check_env_set(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
-            spec = plan_job(
-                with_launchers_cluster(job.whole),
-                job.where,
-                self.user,
-                outer=LAUNCHER,
-                users_own=self.users_own,
-                environ=around,
-                here=here,
-            )
+            with naming_launchers(job.whole):
+                spec = plan_job(
+                    with_launchers_cluster(job.whole),
+                    job.where,
+                    self.user,
+                    outer=LAUNCHER,
+                    users_own=self.users_own,
+                    environ=around,
+                    here=here,
+                )
         if job.whole.hydra.launcher.get("_target_") == TARGET and spec.cluster is None:
             _expect_one_node(spec)
         return spec
@@ -158,6 +160,23 @@ def with_launchers_cluster(config: DictConfig) -> DictConfig:
     with read_write(config), open_dict(config):
         config[CLUSTER] = cluster
     return config
+
+
+@contextlib.contextmanager
+def naming_launchers(config: DictConfig) -> Iterator[None]:
+    """Let a `ConfigError` of the block name the keys of the launcher, where the cluster is its.
+
+    Args:
+        config: whole.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if asks_for_cluster(config) or not asks_for_cluster(with_launchers_cluster(config)):
+            raise
+        node = config.hydra.launcher
+        error.problems = tuple(of_launcher(each, node, LAUNCHER) for each in error.problems)
+        raise
 
 
 def _expect_one_node(spec: LaunchSpec) -> None:

@@ -17,9 +17,10 @@ from omegaconf import OmegaConf
 from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.naming import job_name
-from lllaunch.app.planning import locating, perform
+from lllaunch.app.planning import in_snapshot, locating, perform
 from lllaunch.app.returned import load, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
+from lllaunch.config.cluster import KEY as CLUSTER
 from lllaunch.config.job_config import public_config, redacted_overrides, with_sources
 from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.secrets import literals
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from lllaunch.app.sweeping.composing import Composer, JobConfig
     from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
     from lllaunch.sweep.machine import SweepMachine
@@ -99,6 +101,7 @@ class JobTask:
         spawner: a warm one, or None.
         build: what the code is that they run, or None.
         reported: the failures that other jobs have reported.
+        snapshot: of the code that they run, or None.
 
     Attributes:
         outcome: what became of the run; None if it could not be started.
@@ -111,8 +114,10 @@ class JobTask:
         spawner: Spawner | None,
         build: Mapping[str, Any] | None,
         reported: Reported,
+        snapshot: Snapshot | None,
     ) -> None:
         self._reported = reported
+        self._snapshot = snapshot
         self._spec = spec
         self._build = build
         self._composer = composer
@@ -126,6 +131,8 @@ class JobTask:
             JobEnded: it did not succeed.
         """
         user = self._composer.user
+        if user is not None and self._snapshot is not None:
+            user = user.placed(self._snapshot.place)
         build = None if self._build is None else lambda: self._build or {}
         outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
         self.outcome = outcome
@@ -217,6 +224,7 @@ class SweepJobs:
     Attributes:
         build: what the code is that the jobs run (`lllaunch.run.build`), None if not known.
         admitted: hash of the plan of each job of a locked sweep, when it was tried beforehand.
+        snapshot: of the code that the jobs run on this machine; None for what it is then.
     """
 
     def __init__(
@@ -233,6 +241,7 @@ class SweepJobs:
         self.build: Mapping[str, Any] | None = None
         self._reported = Reported()
         self.admitted: Mapping[str, str] = {}
+        self.snapshot: Snapshot | None = None
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
         """Composes a job and decides what it is.
@@ -253,6 +262,7 @@ class SweepJobs:
         job = JobOf(overrides, self.composer.master, admitted)
         with locating(self.composer.context.config_loader, config.whole):
             spec = self.composer.plan(config, everything)
+            self._expect_same_place(spec)
             self._expect_own_gpus(spec, config)
             admit(spec, config.whole, job, users_own=users_own)
         spec = with_threads(spec, self.machine, {**self._environ, **os.environ})
@@ -279,6 +289,8 @@ class SweepJobs:
         whole = {name: value for name, value in whole.items() if name != "nnodes"}
         former = functools.partial(job_config, whole, rest, places)
         with env_override(config.whole.hydra.job.env_set):
+            if self.snapshot is not None:
+                spec = in_snapshot(spec, self.snapshot, os.environ)
             warm = self._warm_key(spec)
         return Planned(config, spec, identity, warm, former)
 
@@ -325,7 +337,9 @@ class SweepJobs:
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
-        task = JobTask(planned.spec, self.composer, spawner, self.build, self._reported)
+        task = JobTask(
+            planned.spec, self.composer, spawner, self.build, self._reported, self.snapshot
+        )
         functools.update_wrapper(task, self._task_function)
         try:
             done = run_job(
@@ -348,6 +362,15 @@ class SweepJobs:
             # what it raised: the run could not be started
             return int(done.return_value or 0)
         return task.outcome.exit_code
+
+    def _expect_same_place(self, spec: LaunchSpec) -> None:
+        """Raises if the job goes to a cluster and others run here, or the other way round."""
+        if (spec.cluster is not None) == self.composer.for_cluster:
+            return
+        here, there = "runs here", "goes to a cluster"
+        first, this = (there, here) if self.composer.for_cluster else (here, there)
+        message = f"is such that the job {this}, and the first one of the sweep {first}"
+        raise ConfigError((Diagnostic(CLUSTER, CLUSTER, "", message, "make two sweeps of them"),))
 
     def _expect_own_gpus(self, spec: LaunchSpec, config: JobConfig) -> None:
         """Raises if the job says itself which GPUs its workers see: the lease does."""

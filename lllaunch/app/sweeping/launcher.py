@@ -24,6 +24,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch import __version__
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
+from lllaunch.app.guarded_loader import load_job
 from lllaunch.app.job import jobs_of
 from lllaunch.app.naming import as_written, is_of_a_moment
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
@@ -31,7 +32,7 @@ from lllaunch.app.planning import locating
 from lllaunch.app.returned import load
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
 from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
-from lllaunch.app.sweeping.probes import compared, probe
+from lllaunch.app.sweeping.probes import compared, is_group, probe
 from lllaunch.app.sweeping.resume import check, command
 from lllaunch.config.cluster import asks_for_cluster
 from lllaunch.config.job_config import redacted_overrides
@@ -48,7 +49,7 @@ from lllaunch.run.build import BuildQuery
 from lllaunch.run.directory import RESULT
 from lllaunch.run.outcome import ReturnValue
 from lllaunch.signal_source import STACKS_ON, SignalSource
-from lllaunch.sweep.directory import JOURNAL
+from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
@@ -59,6 +60,7 @@ from lllaunch.sweep.session import Batch, SweepSession
 from lllaunch.sweep.spawner_pool import SpawnerPool
 
 if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
@@ -208,13 +210,15 @@ class HydraSweep:
         """
         if threading.current_thread() is not threading.main_thread():
             raise NotInMainThread
-        config = launcher.config
-        with locating(launcher.hydra_context.config_loader, config):
-            settings, machine = read_settings(config)
+        config, loader = launcher.config, launcher.hydra_context.config_loader
+        for_cluster = goes_to_cluster(loader, config, overrides)
+        with locating(loader, config):
+            settings, machine = read_settings(config, for_cluster=for_cluster)
         ours = jobs_of(launcher.task_function)
         user = _user(ours, launcher.task_function)
         environ = dict(os.environ)
         composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
+        composer.for_cluster = for_cluster
         jobs = SweepJobs(composer, launcher.task_function, machine, environ)
         with contextlib.ExitStack() as undo:
             spawners = SpawnerPool(environ, prestarted=None if ours is None else ours.spawner)
@@ -230,6 +234,7 @@ class HydraSweep:
             composer.sweep_dir = session.path
             # once for all jobs
             jobs.build = query.result(own=[session.path])
+            _take_snapshot(jobs, settings, session.path, undo)
             if launcher.on_begin is not None:
                 launcher.on_begin(session.resumed)
             leases = Leases(machine, lock_cpus=settings.pin_cpus)
@@ -259,7 +264,9 @@ class HydraSweep:
         """
         labels = Labels(overrides, marks=self._jobs.composer.users_own)
         compose = compared(self._jobs, overrides, labels, self._session.path)
-        batch = self._session.plan(labels, first, compose)
+        composer = self._jobs.composer
+        clusters = not composer.users_own or asks_for_cluster(composer.master)
+        batch = self._session.plan(labels, first, compose, clusters=clusters)
         self._batches += 1
         return JobBatch(overrides, labels, batch, self._batches - 1)
 
@@ -359,11 +366,13 @@ class HydraSweep:
 
         policy = self._settings.policy
         sweep = SubmittedSweep(
-            *(self._session, self._jobs, policy, batch, observe, signals), at_once=self.at_once
+            *(self._session, self._jobs, policy, batch, observe, signals, console.note),
+            at_once=self.at_once,
         )
-        finish = sweep.run()
-        self.left = sweep.left
-        return finish
+        try:
+            return sweep.run()
+        finally:
+            self.left = sweep.left
 
     def _tell_left(self) -> None:
         """Say that the jobs go on without this launcher, and what looks after them."""
@@ -469,6 +478,28 @@ class HydraSweep:
         return SweptJob(filter_overrides(overrides), directory, failure, compose)
 
 
+def _take_snapshot(
+    jobs: SweepJobs, settings: SweepSettings, directory: str, undo: contextlib.ExitStack
+) -> None:
+    """Let the jobs run the code as it is now, if the sweep says so.
+
+    Raises:
+        SnapshotFailed: git could not do it.
+    """
+    if settings.snapshot == "none" or jobs.composer.for_cluster:
+        return
+    # only of sweeps that have one
+    from lllaunch.run.snapshot import free_place, remove, take, with_snapshot  # noqa: PLC0415
+
+    cwd = str(jobs.composer.master.hydra.runtime.cwd)
+    snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ)
+    if snapshot is None:
+        return
+    jobs.build = with_snapshot(jobs.build or {}, snapshot)
+    if settings.snapshot == "temporary":
+        undo.callback(remove, snapshot)
+
+
 def _user(ours: Jobs | None, task_function: Callable[[Any], Any]) -> UserFunction | None:
     """Return what workers run instead of the configured entrypoint, None for that.
 
@@ -550,11 +581,14 @@ def _batch_size(config: DictConfig) -> object:
 T = TypeVar("T")
 
 
-def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
+def read_settings(
+    config: DictConfig, *, for_cluster: bool = False
+) -> tuple[SweepSettings, SweepMachine]:
     """Returns the launcher's settings, and what they let it lease.
 
     Args:
         config: what the sweep itself was composed to.
+        for_cluster: whether the jobs go to a cluster: nothing is leased here.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -573,10 +607,9 @@ def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
     # of settings that are wrong, what the machine has to do with can be looked at all the same
     raw: Any = settings or OmegaConf.to_container(config.hydra.launcher)
     gpus, cpus = (_of(raw, name) for name in ("gpus", "cpus"))
-    elsewhere = asks_for_cluster(with_launchers_cluster(config))
-    machine = attempt(
-        lambda: SweepMachine() if elsewhere else find_machine(os.environ, gpus, cpus, key=LAUNCHER)
-    )
+    machine: SweepMachine | None = SweepMachine()
+    if not for_cluster:
+        machine = attempt(lambda: find_machine(os.environ, gpus, cpus, key=LAUNCHER))
     if settings is not None:
         found = settings
         sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
@@ -591,6 +624,31 @@ def read_settings(config: DictConfig) -> tuple[SweepSettings, SweepMachine]:
 
 def _of(settings: Any, name: str) -> Any:
     return getattr(settings, name) if isinstance(settings, SweepSettings) else settings.get(name)
+
+
+def goes_to_cluster(
+    loader: ConfigLoader, config: DictConfig, overrides: Sequence[Sequence[str]]
+) -> bool:
+    """Return whether the jobs of a sweep go to a cluster, as the first of them says.
+
+    Args:
+        loader: Hydra's.
+        config: what the sweep was composed to. What is swept is not in it: clusters, or
+            experiments that choose theirs.
+        overrides: of each job.
+    """
+    if asks_for_cluster(with_launchers_cluster(config)):
+        return True
+    stated = frozenset(as_written(config.hydra.overrides.task))
+    swept = [text for text in overrides[0] if text not in stated] if overrides else []
+    keys = [text.partition("=")[0].lstrip("+~").partition("@")[0] for text in swept]
+    # composing takes as long as some short jobs
+    if not any(key.startswith("cluster.") or is_group(loader, key) for key in keys):
+        return False
+    try:
+        return asks_for_cluster(with_launchers_cluster(load_job(loader, config, overrides[0])))
+    except Exception:  # noqa: BLE001 - of Hydra; it is told where jobs are tried
+        return False
 
 
 # The sweep's directory
@@ -633,6 +691,8 @@ def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSess
 
 
 def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
+    if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
+        _expect_none_queued(place)
     session = SweepSession.begin(
         place,
         command=redacted_overrides(as_written(config.hydra.overrides.task)),
@@ -642,6 +702,27 @@ def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
     )
     remember(session.path, config.hydra.runtime.cwd, os.environ)
     return session
+
+
+def _expect_none_queued(place: str) -> None:
+    """Raise if jobs of a sweep that is there are on a cluster: two would run in one directory.
+
+    Raises:
+        ConfigError: some are.
+        SlurmFailed: nobody can tell.
+    """
+    from lllaunch.cluster import slurm  # noqa: PLC0415 - only of what went to a cluster
+
+    arrays = os.path.join(os.path.abspath(place), ARRAYS, "")
+    try:
+        queued = [job for job in slurm.queued().values() if job.directory.startswith(arrays)]
+    except slurm.SlurmMissing:
+        return
+    if queued:
+        message = f"holds a sweep of which {counted(len(queued), 'batch job')} are not over"
+        hint = f"hydra.launcher.resume={place} goes on with it, 'lllaunch stop {place}' ends it"
+        problem = Diagnostic("sweeper", "hydra.sweep.dir", repr(place), message, hint)
+        raise ConfigError((problem,))
 
 
 # What Hydra is told of a job

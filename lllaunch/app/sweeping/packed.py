@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import lllaunch.sweep.schedule as v
 from lllaunch.app.batch_job import begin, enter_code, note, perform, read_run, redirect
 from lllaunch.config.plan import complete
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import read_overrides
-from lllaunch.run.submission import LOG, BatchEnded, BatchJob, Submission, account_of
+from lllaunch.run.submission import (
+    LOG,
+    BatchEnded,
+    BatchJob,
+    Requeued,
+    Submission,
+    account_of,
+    append,
+)
 from lllaunch.signal_source import STACKS_ON, SignalSource
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
@@ -24,6 +34,7 @@ from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.spawner_pool import SpawnerPool
+from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
@@ -100,8 +111,15 @@ class _Pack:
         source = SignalSource(
             quiet=STACKS_ON, notice=NOTICE, noticed=self._batch.signalled, stops=True
         )
+
+        def observe(event: object) -> None:
+            self._note(event)
+            console.observe(event)
+
         try:
             with source as signals:
+                if self._batch.early is not None:
+                    signal.raise_signal(self._batch.early)
                 console.began(self._batch.directory, len(self._jobs), self._label, policy=policy)
                 Sweep(
                     self._machine,
@@ -110,7 +128,7 @@ class _Pack:
                     None,
                     self._prepare,
                     self._execute,
-                    console.observe,
+                    observe,
                     [*self._jobs],
                     warm=spawners,
                     label=self._label,
@@ -121,6 +139,14 @@ class _Pack:
             console.close()
             leases.close()
             spawners.close()
+
+    def _note(self, event: object) -> None:
+        """Write down of a job that it has failed, and whether it is tried again."""
+        if isinstance(event, v.Retry) and event.cause is not None:
+            append(self._jobs[event.number].directory, Requeued("failed", "lllaunch", event.cause))
+        elif isinstance(event, v.Settle) and event.state is v.JobState.FAILED:
+            code = event.exit_code or int(ExitCode.ERROR)
+            append(self._jobs[event.number].directory, BatchEnded(code, first_line(event.why)))
 
     def _label(self, number: int) -> Sequence[str]:
         return read_overrides(self._jobs[number].directory)
@@ -159,7 +185,7 @@ class _Pack:
         )
         begin(batch, self._submission.job, None)
         code = perform(batch, again, function, spawner)
-        if code == 0 or not batch.announced:
+        if code == 0:
             note(batch, BatchEnded(code))
         sys.stdout.flush()
         return code

@@ -129,11 +129,11 @@ def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[
     """
     referenced = frozenset() if master is None else references(master)
     # to ask Hydra takes milliseconds, and a sweep has few keys
-    is_group = functools.cache(lambda key: _is_group(loader, key))
+    chooses = functools.cache(lambda key: is_group(loader, key))
 
     def matters(override: str) -> bool:
         key = override.partition("=")[0].lstrip("+~").partition("@")[0]
-        if key == "launch" or key.startswith("launch.") or is_group(key):
+        if key == "launch" or key.startswith("launch.") or chooses(key):
             return True
         return any(
             f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}.") for path in referenced
@@ -173,7 +173,8 @@ def _below(raw: Any, path: str) -> Any:
     return raw
 
 
-def _is_group(loader: ConfigLoader, key: str) -> bool:
+def is_group(loader: ConfigLoader, key: str) -> bool:
+    """Return whether a key is a config group, such as ``exp`` or ``model/optimizer``."""
     parent, _, name = key.rpartition("/")
     return name in loader.list_groups(parent)
 

@@ -12,8 +12,10 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.utils import filter_overrides
@@ -21,23 +23,28 @@ from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
 from lllaunch.app.submitting import ask, command_of, follows, make_ready, snapshot_of
+from lllaunch.app.sweeping.composing import naming_launchers
 from lllaunch.app.sweeping.jobs import Planned
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
+from lllaunch.console.wording import counted
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.process import wait
+from lllaunch.results.store import cancelled
+from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
-from lllaunch.run.snapshot import Snapshot
+from lllaunch.run.snapshot import Snapshot, hold, let_go
 from lllaunch.run.submission import (
-    CODE,
     SCRIPT,
+    BatchEnded,
     BatchSignalled,
     BatchStarted,
     Limits,
     Submission,
     account_of,
+    read_history,
     read_submission,
 )
 from lllaunch.sweep.arrays import (
@@ -45,16 +52,18 @@ from lllaunch.sweep.arrays import (
     Array,
     ArrayJob,
     arrays_of,
+    holder_of,
     known_arrays,
     new_directory,
     write_tasks,
 )
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.sweep.history import forget_result
-from lllaunch.sweep.journal import OverRecord, StartedRecord
+from lllaunch.sweep.journal import ComposedRecord, OverRecord, Skipped, StartedRecord
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared, Tick, record_of
+from lllaunch.text import duration
 
 if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import JobConfig
@@ -66,10 +75,31 @@ if TYPE_CHECKING:
     from lllaunch.sweep.policy import SweepPolicy
     from lllaunch.sweep.session import SweepSession
 
+# Of a temporary snapshot, until all jobs that need it are in the queue.
+_HOLDER = "launcher"
 # Between two looks at a queue, seconds: at first, and at most.
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 # A job that is gone from the queue without a word is so at so many looks: it may just come back.
 _LOOKS = 3
+# How long the cluster may be silent while jobs are followed, seconds.
+_PATIENCE = 600.0
+
+
+@dataclass(eq=False)
+class ClusterSilent(LaunchError):
+    """The cluster has not answered for long; its jobs go on, and were left.
+
+    Attributes:
+        seconds: for how long.
+        said: by its command.
+    """
+
+    seconds: float
+    said: str
+
+    def __str__(self) -> str:
+        silence = f"Slurm has not answered for {duration(self.seconds)}"
+        return f"{silence}, so its jobs are left: {self.said}"
 
 
 class ReadyJob(NamedTuple):
@@ -91,20 +121,34 @@ class SubmittedJob:
         number: of the job.
         directory: of its run, absolute.
         id: of its batch job.
+        shares: whether other jobs are in the same batch job, which may run when this is over.
         running: whether it was seen to run.
         gone: at how many looks in a row it was not in the queue.
         cancelled: whether this launcher has cancelled it.
     """
 
-    __slots__ = ("cancelled", "directory", "gone", "id", "number", "running")
+    __slots__ = ("cancelled", "directory", "gone", "id", "number", "running", "shares")
 
-    def __init__(self, number: int, directory: str, id: str) -> None:  # noqa: A002 - Slurm's word
+    def __init__(self, number: int, directory: str, id: str, *, shares: bool) -> None:  # noqa: A002 - Slurm's word
         self.number = number
         self.directory = directory
         self.id = id
+        self.shares = shares
         self.running = False
         self.gone = 0
         self.cancelled = False
+
+
+class ReadyArray(NamedTuple):
+    """An array whose directory says what its tasks run.
+
+    Attributes:
+        directory: its own, absolute.
+        submission: what is submitted, without an id.
+    """
+
+    directory: str
+    submission: Submission
 
 
 class SubmittedSweep:
@@ -117,6 +161,7 @@ class SubmittedSweep:
         batch: the jobs.
         observer: gets what happens, in the words of a sweep on this machine.
         signals: notes the signals that end this launcher, and not the jobs.
+        say: tells people something in a line.
         at_once: whether these are all jobs of the sweep.
 
     Attributes:
@@ -131,11 +176,13 @@ class SubmittedSweep:
         batch: JobBatch,
         observer: Callable[[object], None],
         signals: SignalSource,
+        say: Callable[[str], object],
         *,
         at_once: bool,
     ) -> None:
         self.left = False
         self._at_once = at_once
+        self._say = say
         self._session = session
         self._jobs = jobs
         self._policy = policy
@@ -149,6 +196,17 @@ class SubmittedSweep:
         # of what is to be submitted
         self._answers: dict[int, Prepared] = {}
         self._snapshot_json: Mapping[str, str] | None = None
+        self._held: Snapshot | None = None
+        # the first of those, if the cluster had no room for it
+        self._ready: ReadyArray | None = None
+        # whether that may have come into the queue nevertheless
+        self._unsure = False
+        # what was submitted, with its id
+        self._arrays: list[tuple[Array, str]] = []
+        self._waits_for_room = False
+        self._stops = False
+        # since when the cluster has not answered, by the monotonic clock
+        self._silent: float | None = None
 
     def run(self) -> v.FinishSweep:
         """Submit what is not in the queue, and follow all jobs to their ends, or leave them.
@@ -159,55 +217,72 @@ class SubmittedSweep:
         """
         numbers = self._batch.to_run()
         self._observer(v.BeginSweep(len(numbers)))
-        self._take_up(numbers)
-        ready = self._compose([number for number in numbers if number not in self._in_queue])
-        self._plan_arrays(ready)
-        self._submit()
-        if self._detached and (self._in_queue or self._to_submit):
-            return self._leave(None)
-        return self._follow()
+        try:
+            self._take_up(numbers)
+            known = len(self._in_queue)
+            self._plan_arrays(self._compose(numbers))
+            if known:
+                text = "that an earlier launcher has submitted are followed"
+                self._say(f"{counted(known, 'job')} {text}")
+            self._submit()
+            return self._follow()
+        except LaunchError:
+            # what is in the queue goes on
+            self.left = bool(self._in_queue)
+            raise
 
     # What is in the queue already
 
     def _take_up(self, numbers: Sequence[int]) -> None:
         """Find jobs that an earlier launcher has submitted, and that are not over."""
+        if not self._session.resumed:
+            return
         if not os.path.isdir(os.path.join(self._session.path, ARRAYS)):
             return
-        queued = slurm.queued()
+        queued, wanted = slurm.queued(), frozenset(numbers)
         for array in known_arrays(self._session.path):
             of_array = array.submission.job or _id_of(queued, array.directory)
             for index, task in enumerate(array.tasks):
+                known = f"{of_array}_{index}"
                 for job in task:
-                    known = f"{of_array}_{index}"
-                    if job.number not in numbers or not of_array or known not in queued:
+                    if job.number not in wanted or not of_array:
+                        continue
+                    # or it has succeeded since results were read
+                    if known not in queued and not _has_succeeded(job.directory, known):
                         continue
                     if read_submission(job.directory) is None:
                         array.submission._replace(job=known, directory="").write(job.directory)
                     self._batch.directories[job.number] = job.directory
-                    self._in_queue[job.number] = SubmittedJob(job.number, job.directory, known)
+                    self._in_queue[job.number] = SubmittedJob(
+                        job.number, job.directory, known, shares=len(task) > 1
+                    )
 
     # Composing
 
-    def _compose(self, numbers: Sequence[int]) -> dict[int, ReadyJob]:
-        """Make the directories of jobs ready.
+    def _compose(self, all_numbers: Sequence[int]) -> dict[int, ReadyJob]:
+        """Make the directories of the jobs ready that are not in the queue.
+
+        Args:
+            all_numbers: of all jobs.
 
         Raises:
             SweepRefused: some cannot run.
         """
-        if not numbers:
+        if not all_numbers:
             return {}
-        cores = len(os.sched_getaffinity(0))
-        with contextlib.closing(map_in_forks(self._cluster_of, numbers[:1], 1)) as answers:
+        with contextlib.closing(map_in_forks(self._cluster_of, all_numbers[:1], 1)) as answers:
             first = next(answers)
-        snapshot = None
         if first is not None:
             # a sweeper that asks for one batch after another wants to know what became of each
-            leaves = not follows(first) if self._at_once else first.detach is True
-            self._detached = leaves
-            snapshot = self._snapshot(first)
+            self._detached = not follows(first) if self._at_once else first.detach is True
+        numbers = [number for number in all_numbers if number not in self._in_queue]
+        if not numbers:
+            return {}
+        snapshot = None if first is None else self._snapshot(first)
+        cores = len(os.sched_getaffinity(0))
 
         def ready(number: int) -> ReadyJob:
-            return self._ready(number, snapshot)
+            return self._make_ready(number, snapshot)
 
         with contextlib.closing(map_in_forks(ready, numbers, cores)) as made:
             found = dict(zip(numbers, made, strict=True))
@@ -223,12 +298,13 @@ class SubmittedSweep:
         return found
 
     def _snapshot(self, cluster: Cluster) -> Snapshot | None:
-        above, name, number = self._session.path, CODE, 0
-        while os.path.lexists(os.path.join(above, name)):
-            number += 1
-            name = f"{CODE}_{number}"
         cwd = str(self._jobs.composer.master.hydra.runtime.cwd)
-        return snapshot_of(cluster, cwd, above, name)
+        snapshot = snapshot_of(cluster, cwd, self._session.path)
+        if snapshot is not None and cluster.snapshot == "temporary":
+            # as long as jobs are to be submitted
+            hold(snapshot, [_HOLDER])
+            self._held = snapshot
+        return snapshot
 
     def _cluster_of(self, number: int) -> Cluster | None:
         """In a fork: where a job goes, None if it cannot run."""
@@ -244,7 +320,7 @@ class SubmittedSweep:
             directory = os.path.join(self._session.path, directory)
         return self._jobs.prepare(batch.overrides[index], batch.labels[index], number, directory)
 
-    def _ready(self, number: int, snapshot: Snapshot | None) -> ReadyJob:
+    def _make_ready(self, number: int, snapshot: Snapshot | None) -> ReadyJob:
         """In a fork: compose a job, and write what its batch job needs."""
         answer = self._prepare(number)
         if isinstance(answer, Broken):
@@ -255,7 +331,8 @@ class SubmittedSweep:
             why = "launch.log_dir: a job of a cluster keeps its files in Hydra's directory"
             return ReadyJob(Broken(int(ExitCode.CONFIG), why, answer.overrides, answer.directory))
         cluster = spec.cluster
-        if cluster is not None and cluster.pack > 1 and cluster.nodes > 1:
+        assert cluster is not None
+        if cluster.pack > 1 and cluster.nodes > 1:
             why = (
                 f"cluster.pack: expected 1, as a job has {cluster.nodes} nodes, got {cluster.pack}"
             )
@@ -264,7 +341,8 @@ class SubmittedSweep:
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
             self._write_hydra(config, self._batch.overrides[self._batch.index(number)])
-            make_ready(spec, config.own(), self._jobs.composer.user, snapshot, spec.output_dir)
+            with naming_launchers(config.whole):
+                make_ready(spec, config.own(), self._jobs.composer.user, snapshot, spec.output_dir)
         except LaunchError as error:
             return ReadyJob(Broken(error.exit_code, str(error), answer.overrides))
         return ReadyJob(answer._replace(payload=None, need=Need()), spec.cluster)
@@ -318,34 +396,89 @@ class SubmittedSweep:
             jobs.append((ArrayJob(number, directory, answer.warm), job.cluster))
         if jobs:
             slurm.expect_available()
-            self._to_submit = deque(arrays_of(jobs, slurm.limits().max_array_size))
+            arrays = arrays_of(jobs, slurm.limits().max_array_size)
+            self._expect_accepted(arrays)
+            self._to_submit = deque(arrays)
             self._answers = {
                 number: job.answer
                 for number, job in ready.items()
                 if isinstance(job.answer, Prepared)
             }
 
+    def _expect_accepted(self, arrays: Sequence[Array]) -> None:
+        """Raise if the cluster would not accept an array: none is submitted then.
+
+        Raises:
+            SubmitFailed: it would not.
+        """
+        asked: list[Cluster] = []
+        for array in arrays:
+            if array.cluster in asked:
+                continue
+            asked.append(array.cluster)
+            problem = slurm.test_only(self._batch_text(array, array.cluster, self._session.path))
+            if problem is not None:
+                command = "sbatch --test-only"
+                raise slurm.SubmitFailed(command, problem, exit_code=int(ExitCode.CONFIG))
+
     def _submit(self) -> None:
         """Submit as many arrays as the cluster takes.
 
         Raises:
-            LaunchError: it takes none, and has none of this sweep.
+            LaunchError: it takes none, and had none of this sweep; or another reason.
         """
         while self._to_submit:
             try:
                 self._submit_one(self._to_submit[0])
             except slurm.SubmitFailed as error:
-                if not (slurm.is_full(error.said) and self._in_queue):
+                had = bool(self._in_queue or self._arrays)
+                if not (had and slurm.is_full(error.said)):
                     raise
+                if not self._waits_for_room:
+                    self._waits_for_room = True
+                    waiting = sum(1 for array in self._to_submit for _ in array.jobs)
+                    text = "not submitted yet, as the site takes no more now"
+                    self._say(f"{counted(waiting, 'job')} {text} ({error.said})")
                 return
             self._to_submit.popleft()
+        if self._held is not None:
+            let_go(self._held, _HOLDER)
+            self._held = None
 
     def _submit_one(self, array: Array) -> None:
-        cluster = array.cluster
+        if self._ready is None:
+            self._ready = self._ready_array(array)
+        directory, submission = self._ready
+        id_ = _id_of(slurm.queued(), directory) if self._unsure else ""
+        if not id_:
+            text = self._batch_text(array, self._after_others(array), directory)
+            path = os.path.join(directory, SCRIPT)
+            try:
+                # who resumes the sweep waits until it is known what is in the queue
+                id_ = slurm.submit(text, path, holding=self._session.locks)
+            except slurm.SubmitFailed as error:
+                self._unsure = error.unsure
+                id_ = _id_of(slurm.queued(), directory) if error.unsure else ""
+                if not id_:
+                    raise
+        self._ready, self._unsure = None, False
+        self._arrays.append((array, id_))
+        submission = submission._replace(job=id_)
+        submission.write(directory)
+        for index, job in array.jobs:
+            known = f"{id_}_{index}"
+            submission._replace(job=known, directory="").write(job.directory)
+            self._in_queue[job.number] = SubmittedJob(
+                job.number, job.directory, known, shares=len(array.tasks[index]) > 1
+            )
+
+    def _ready_array(self, array: Array) -> ReadyArray:
+        """Write down that jobs go to the queue, and what the tasks of their array run."""
         for _, job in array.jobs:
             self._write_down(job)
         directory = new_directory(self._session.path)
         write_tasks(directory, array)
+        cluster = array.cluster
         limits = Limits(
             cluster.requeue, cluster.signal_delay, _counts(self._policy.retries._asdict())
         )
@@ -353,40 +486,67 @@ class SubmittedSweep:
             "", directory, now_ns(), socket.gethostname(), limits, self._snapshot_json
         )
         submission.write(directory)
-        parallel = cluster.array_parallelism
-        if self._policy.max_parallel is not None:
-            parallel = min(parallel, max(1, self._policy.max_parallel // cluster.pack))
-        text = slurm.batch_text(
+        if self._snapshot_json is not None and cluster.snapshot == "temporary":
+            holders = [holder_of(directory, index) for index in range(len(array.tasks))]
+            hold(Snapshot.from_json(self._snapshot_json), holders)
+        return ReadyArray(directory, submission)
+
+    def _batch_text(self, array: Array, cluster: Cluster, directory: str) -> str:
+        return slurm.batch_text(
             cluster,
             command=command_of("--array", directory),
             directory=directory,
             output=os.path.join(directory, OUTPUT),
             name=str(self._jobs.composer.master.hydra.job.name),
-            array=(len(array.tasks), parallel),
+            array=(len(array.tasks), self._parallel(cluster)),
         )
-        id_ = slurm.submit(text, os.path.join(directory, SCRIPT))
-        submission = submission._replace(job=id_)
-        submission.write(directory)
-        for index, job in array.jobs:
-            known = f"{id_}_{index}"
-            submission._replace(job=known, directory="").write(job.directory)
-            self._in_queue[job.number] = SubmittedJob(job.number, job.directory, known)
+
+    def _parallel(self, cluster: Cluster) -> int:
+        """Return how many tasks run at the same time at most."""
+        most = self._policy.max_parallel
+        if most is None:
+            return cluster.array_parallelism
+        return min(cluster.array_parallelism, max(1, most // cluster.pack))
+
+    def _after_others(self, array: Array) -> Cluster:
+        """Return what an array asks for: to start after the last of its kind, if need be.
+
+        Slurm counts what runs at the same time in each array by itself.
+        """
+        cluster = array.cluster
+        alike = [(other, id_) for other, id_ in self._arrays if other.cluster == cluster]
+        known = {job.id.partition("_")[0] for job in self._in_queue.values()}
+        others = [(len(other.tasks), id_) for other, id_ in alike if id_ in known]
+        count = len(array.tasks) + sum(tasks for tasks, _ in others)
+        given = str(cluster.settings.get("dependency", ""))
+        # its parts stand for each other where there is a question mark
+        if not others or count <= self._parallel(cluster) or "?" in given:
+            return cluster
+        after = ",".join(filter(None, [given, f"afterany:{others[-1][1]}"]))
+        return replace(cluster, settings={**cluster.settings, "dependency": after})
 
     def _write_down(self, job: ArrayJob) -> None:
         """Write into the journal that a job goes to the queue, and forget what was before."""
-        answer, journal = self._answers[job.number], self._session.journal
-        relative = os.path.relpath(job.directory, self._session.path)
-        inside = not relative.startswith(os.pardir)
-        journal.append(record_of(job.number, answer, relative if inside else job.directory))
+        journal = self._session.journal
+        journal.append(self._composed(job))
         forget_result(job.directory)
         journal.append(StartedRecord(job.number))
+
+    def _composed(self, job: ArrayJob) -> ComposedRecord:
+        relative = os.path.relpath(job.directory, self._session.path)
+        inside = not relative.startswith(os.pardir)
+        answer = self._answers[job.number]
+        return record_of(job.number, answer, relative if inside else job.directory)
 
     # Following
 
     def _follow(self) -> v.FinishSweep:
         pause = _PAUSE
         while self._in_queue or self._to_submit:
-            self._look()
+            if self._detached and not self._to_submit:
+                return self._leave(None)
+            if not self._ask():
+                pause = _LONGEST_PAUSE
             if not self._in_queue and not self._to_submit:
                 break
             wait([self._signals], seconds=pause)
@@ -396,7 +556,6 @@ class SubmittedSweep:
                     continue
                 if not self._follows_on(signum):
                     return self._leave(signum)
-            self._submit()
         ends = self._ends
         summary = Summary(
             succeeded=ends[v.JobState.SUCCEEDED],
@@ -409,49 +568,117 @@ class SubmittedSweep:
         self._session.journal.keep(OverRecord(finish.exit_code))
         return finish
 
+    def _ask(self) -> bool:
+        """Look what has become of jobs, and submit more; return whether the cluster answers.
+
+        Raises:
+            ClusterSilent: it has not for long.
+            LaunchError: another reason.
+        """
+        try:
+            self._look()
+            self._submit()
+        except (slurm.SlurmFailed, slurm.SubmitFailed) as error:
+            if isinstance(error, slurm.SubmitFailed) and not slurm.is_silent(error.said):
+                raise
+            self._note_silence(str(error))
+            return False
+        if self._silent is not None:
+            self._silent = None
+            self._say("Slurm answers again")
+        return True
+
+    def _note_silence(self, said: str) -> None:
+        now = time.monotonic()
+        if self._silent is None:
+            self._silent = now
+            text = f"it is asked again for {duration(_PATIENCE)}; jobs go on meanwhile"
+            self._say(f"Slurm does not answer ({said}): {text}")
+        elif now - self._silent >= _PATIENCE:
+            raise ClusterSilent(_PATIENCE, said)
+
     def _look(self) -> None:
         """Ask the cluster, and take note of what has changed."""
         queued = slurm.queued()
         for job in [*self._in_queue.values()]:
             found = queued.get(job.id)
-            if found is not None:
+            if found is None:
+                job.gone += 1
+            else:
                 job.gone = 0
-                if found.state != "PENDING" and not job.running and _runs(job.directory):
-                    job.running = True
-                    starts = account_of(job.directory).starts
-                    self._observer(v.StartJob(job.number, Lease(), max(0, starts - 1)))
-                elif found.state == "PENDING":
-                    job.running = False
-                continue
-            job.gone += 1
-            end = self._session.end_in_queue(job.number, job.directory, last=job.gone >= _LOOKS)
-            if end is not None:
-                self._over(job, end)
+                self._note_start(job, found)
+            if found is None or job.shares:
+                self._look_for_end(job)
+        if self._stops:
+            self._cancel_waiting()
         self._observer(Tick())
 
-    def _over(self, job: SubmittedJob, end: v.JobEnded) -> None:
-        """A job has ended."""
+    def _note_start(self, job: SubmittedJob, found: QueuedJob) -> None:
+        if found.state == "PENDING":
+            job.running = False
+        elif not job.running and _runs(job.directory):
+            self._tell_start(job)
+
+    def _tell_start(self, job: SubmittedJob) -> None:
+        job.running = True
+        starts = account_of(job.directory).starts
+        self._observer(v.StartJob(job.number, Lease(), max(0, starts - 1)))
+
+    def _look_for_end(self, job: SubmittedJob) -> None:
+        """See whether a job is over: it has said so, or is gone without a word."""
+        history = read_history(job.directory)
+        said = history[-1][1] if history else None
+        if not isinstance(said, BatchEnded) and job.gone < _LOOKS:
+            return
+        started = any(isinstance(event, BatchStarted) for _, event in history)
+        told = isinstance(said, BatchEnded) and said.exit_code <= 128
+        was_cancelled = not told and _was_cancelled(job, started=started)
+        if was_cancelled and not isinstance(said, BatchEnded):
+            said = cancelled(history)
         del self._in_queue[job.number]
+        if was_cancelled and not started:
+            assert isinstance(said, BatchEnded)
+            self._not_run(job.number, said.reason, said.exit_code)
+            return
+        if not job.running:
+            # it was short
+            self._tell_start(job)
+        end = self._session.end_in_queue(
+            job.number, job.directory, said if isinstance(said, BatchEnded) else None
+        )
         self._observer(end)
         state = v.JobState.FAILED if end.exit_code else v.JobState.SUCCEEDED
-        if end.exit_code and (job.cancelled or _was_cancelled(job.id, end)):
-            state = v.JobState.CANCELLED if job.running else v.JobState.NOT_RUN
+        if end.exit_code and was_cancelled:
+            state = v.JobState.CANCELLED
         self._ends[state] += 1
         self._observer(v.Settle(job.number, state, 1, end.exit_code, end.why))
         limit = self._policy.max_failures
         if limit is not None and self._ends[v.JobState.FAILED] >= limit:
             self._stop_submitting()
 
+    def _not_run(self, number: int, why: str = "", exit_code: int | None = None) -> None:
+        """A job has not been started, and is not going to be."""
+        self._session.journal.keep(Skipped(number, why or v.JobState.NOT_RUN.value))
+        self._ends[v.JobState.NOT_RUN] += 1
+        self._observer(v.Settle(number, v.JobState.NOT_RUN, 0, exit_code, why))
+
     def _stop_submitting(self) -> None:
         """Enough have failed: nothing starts any more, what runs goes on."""
+        self._stops = True
+        self._drop_arrays()
+
+    def _drop_arrays(self) -> None:
+        """Leave what was not submitted."""
         for array in self._to_submit:
             for _, job in array.jobs:
-                self._ends[v.JobState.NOT_RUN] += 1
-                self._observer(v.Settle(job.number, v.JobState.NOT_RUN))
+                self._session.journal.keep(self._composed(job))
+                self._not_run(job.number)
         self._to_submit.clear()
+
+    def _cancel_waiting(self) -> None:
         waiting = [job for job in self._in_queue.values() if not (job.running or job.cancelled)]
         if waiting:
-            slurm.cancel([job.id for job in waiting], pending_only=True)
+            slurm.cancel({job.id for job in waiting}, pending_only=True)
         for each in waiting:
             each.cancelled = True
 
@@ -463,14 +690,18 @@ class SubmittedSweep:
             return False
         answer = ask("the jobs")
         if answer == "cancel":
-            slurm.cancel([job.id for job in self._in_queue.values()])
+            slurm.cancel({job.id for job in self._in_queue.values()})
             for job in self._in_queue.values():
                 job.cancelled = True
-            self._to_submit.clear()
+            self._drop_arrays()
         return answer != "leave"
 
     def _leave(self, signum: int | None) -> v.FinishSweep:
         self.left = True
+        waiting = sum(1 for array in self._to_submit for _ in array.jobs)
+        if waiting:
+            text = "not submitted: only a launcher that goes on with the sweep does that"
+            self._say(f"{counted(waiting, 'job')} {text}")
         code = ExitCode.SUCCESS if signum in {None, signal.SIGINT} else for_signal(int(signum or 0))
         return v.FinishSweep(Summary(), int(code), signum)
 
@@ -490,11 +721,22 @@ def _runs(directory: str) -> bool:
     return isinstance(account_of(directory).last, (BatchStarted, BatchSignalled))
 
 
-def _was_cancelled(id_: str, end: v.JobEnded) -> bool:
-    if end.exit_code <= 128:
+def _was_cancelled(job: SubmittedJob, *, started: bool) -> bool:
+    """Return whether somebody has cancelled a job's batch job, this launcher or another."""
+    if job.cancelled and not started:
+        return True
+    try:
+        facts = slurm.job_facts(job.id)
+    except LaunchError:
         return False
-    facts = slurm.job_facts(id_)
     return facts is not None and facts.state == "CANCELLED"
+
+
+def _has_succeeded(directory: str, known: str) -> bool:
+    """Return whether a job has succeeded in a batch job."""
+    account = account_of(directory)
+    ended = isinstance(account.last, BatchEnded) and account.last.exit_code == 0
+    return ended and account.job == known and os.path.exists(os.path.join(directory, RESULT))
 
 
 def _counts(retries: Mapping[str, int]) -> dict[str, int]:

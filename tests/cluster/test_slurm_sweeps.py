@@ -1,0 +1,790 @@
+"""Sweeps on a real Slurm: submitted as arrays, followed or left, killed and gone on with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.launching import text_of, until
+from support.project import Project, environment, quiet_environment
+from support.sweeping import Ending, Running
+
+from cluster.slurm import Slurm
+from lllaunch.linux.gpus import PRETEND
+
+# Far more than any of these sweeps takes, of which some go back into the queue: it bounds a hang.
+SECONDS = 120.0
+
+# What each job runs. It notes when it starts and ends, and goes on where an earlier start had come.
+WORK = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+def note(job, **more):
+    line = {"job": job, "time": time.time(), **more}
+    with open("notes.jsonl", "a") as file:
+        file.write(json.dumps(line) + chr(10))
+
+def main(job, does, x=0):
+    saved = Path(f"step-{job}")
+    step = int(saved.read_text()) if saved.exists() else 0
+    started = 1 + sum(note["job"] == job and note["what"] == "start" for note in notes())
+    facts = {"node": os.uname().nodename, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    note(job, what="start", step=step, task=os.environ.get("SLURM_ARRAY_TASK_ID"), **facts)
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    if does == "wait":
+        while not (Path("go").exists() or Path(f"go-{job}").exists()):
+            time.sleep(0.05)
+            step += 1
+            if told:
+                saved.write_text(str(step))
+                note(job, what="saved", step=step)
+                sys.exit(143)
+    elif does == "some":
+        time.sleep(0.5)
+    note(job, what="end", step=step)
+    if does == "fail" or (does == "once" and started == 1):
+        raise ValueError(f"job {job} cannot")
+    return x * 10
+
+def notes():
+    path = Path("notes.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+"""
+
+EXPERIMENT = """
+defaults:
+  - override /cluster: slurm
+  - _self_
+
+x: 0
+does: ok
+
+launch:
+  entrypoint: work:main
+  args: {job: "${hydra:job.num}", does: "${does}", x: "${x}"}
+  nproc: 1
+  grace_period: 3s
+
+cluster: {mem_gb: 0.1, timeout_min: 5, detach: false, snapshot: none}
+"""
+
+
+class Sweeps(Project):
+    """A project whose sweep is in ``sweep``, and what is known of it.
+
+    Args:
+        slurm: where its jobs go.
+        root: the project's directory.
+    """
+
+    def __init__(self, slurm: Slurm, root: Path) -> None:
+        super().__init__(root)
+        self.slurm = slurm
+        self.sweep = root / "sweep"
+        self._started = 0
+        self._running: list[Running] = []
+        self.write("work.py", WORK)
+        self.write("conf/exp/test.yaml", f"# @package _global_\n{EXPERIMENT}")
+
+    # Launchers
+
+    def start(
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        python: tuple[str, ...] = ("-m", "lllaunch", "-m", "+exp=test"),
+    ) -> Running:
+        """Starts a sweep in ``sweep``; with ``hydra.launcher.resume=sweep`` goes on with it."""
+        self._started += 1
+        where = () if _resumes(args) else ("hydra.sweep.dir=sweep",)
+        environ = environment() | quiet_environment() | {PRETEND: ""} | dict(env or {})
+        command = [sys.executable, *python, *where, *args]
+        self._running.append(Running(command, self.root, environ, self._started))
+        return self._running[-1]
+
+    def run(self, *args: str, **options: Any) -> Ending:
+        return self.start(*args, **options).finish(SECONDS)
+
+    def resume(self, *args: str, **options: Any) -> Ending:
+        return self.run("hydra.launcher.resume=sweep", *args, **options)
+
+    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Gives another command, such as ``wait``, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "lllaunch", *words],
+            cwd=self.root,
+            env=environment() | quiet_environment() | {PRETEND: ""},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for each in self._running:
+            if each.process.poll() is None:
+                each.kill()
+
+    def go(self, job: int | None = None) -> None:
+        """Lets jobs end that wait; all of them, or one."""
+        (self.root / ("go" if job is None else f"go-{job}")).touch()
+
+    def tool(self, name: str, text: str) -> dict[str, str]:
+        """Puts a script before one of Slurm's commands; ``$REAL`` is that. Returns a PATH."""
+        path = self.write(f"tools/{name}", f"#!/bin/bash\nREAL={self.slurm.tools / name}\n{text}")
+        path.chmod(0o755)
+        return {"PATH": f"{path.parent}:{os.environ['PATH']}"}
+
+    # What became of jobs
+
+    def notes(self, what: str = "start") -> list[dict[str, Any]]:
+        lines = text_of(self.root / "notes.jsonl").splitlines()
+        return [note for note in map(json.loads, lines) if note["what"] == what]
+
+    def starts(self) -> Counter[int]:
+        """How often each job was started, as the jobs have noted it."""
+        return Counter(note["job"] for note in self.notes())
+
+    def history(self, job: int | str) -> list[dict[str, Any]]:
+        path = self.sweep / str(job) / "submission.jsonl"
+        return [json.loads(line) for line in text_of(path).splitlines()]
+
+    def submitted(self) -> list[str]:
+        """The id of each array that was submitted, as its directory has it."""
+        paths = sorted(self.sweep.glob("submitted/*/submission.json"))
+        return [json.loads(path.read_text())["job"] for path in paths]
+
+    def node(self, task: str) -> str:
+        """The node on which a task runs."""
+        return self.slurm.facts(task)["NodeList"]
+
+    def document(self) -> Any:
+        return json.loads((self.sweep / "sweep.json").read_text())
+
+    def states(self) -> dict[int, str]:
+        return {job["job"]: job["state"] for job in self.document()["jobs"]}
+
+    def values(self) -> dict[int, Any]:
+        return {job["job"]: job.get("return_value") for job in self.document()["jobs"]}
+
+    def listed(self) -> tuple[Any, dict[int, str]]:
+        """The sweep and its jobs' states, as ``ls --jobs`` tells them."""
+        done = self.verb("ls", "--json", "--jobs")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        (sweep,) = [entry for entry in found if entry["kind"] == "sweep"]
+        return sweep, {each["job"]: each["state"] for each in found if each["kind"] == "job"}
+
+    def until_started(self, *jobs: int, times: int = 1) -> None:
+        until(
+            lambda: all(self.starts()[job] >= times for job in jobs),
+            f"{times} starts of {jobs}: {self.starts()}",
+            SECONDS,
+        )
+
+
+def _resumes(args: tuple[str, ...]) -> bool:
+    return any(arg.startswith("hydra.launcher.resume=") for arg in args)
+
+
+@pytest.fixture
+def sweeps(slurm: Slurm, tmp_path: Path) -> Iterator[Sweeps]:
+    found = Sweeps(slurm, tmp_path / "it's a ü")
+    yield found
+    found.close()
+
+
+def shown_states(text: str) -> list[str]:
+    """The states of jobs in a table of ``show``."""
+    return re.findall(r"^ +\d+  .*?(running|queued|succeeded|failed) ", text, re.MULTILINE)
+
+
+def most_at_a_time(sweeps: Sweeps) -> int:
+    """How many jobs were between their start and their end at the same time."""
+    changes = [(note["time"], 1) for note in sweeps.notes()]
+    changes += [(note["time"], -1) for note in sweeps.notes("end")]
+    most = now = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+# Arrays
+
+
+def test_more_jobs_than_an_array_may_have_are_several_arrays_that_share_one_limit(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    slurm.configure(MaxArraySize=4)
+    ended = sweeps.run("x=range(10)", "does=some", "cluster.array_parallelism=2")
+    assert ended.code == 0, ended.err
+    ids = sweeps.submitted()
+    assert len(set(ids)) == 3
+    lasts = [slurm.facts(f"{each}_{last}") for each, last in zip(ids, (3, 3, 1), strict=True)]
+    assert [facts["ArrayJobId"] for facts in lasts] == ids
+    assert sweeps.starts() == dict.fromkeys(range(10), 1)
+    assert most_at_a_time(sweeps) == 2
+    assert sweeps.values() == {job: 10 * job for job in range(10)}
+    assert sweeps.document()["exit_code"] == 0
+    assert "sweep of 10 jobs in sweep, Slurm" in ended.err
+    assert "objective" in ended.err
+    assert "10 of 10 jobs succeeded" in ended.err
+
+
+def test_one_job_that_cannot_run_keeps_all_from_being_submitted(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    def refused(*args: str, **options: Any) -> str:
+        ended = sweeps.run(*args, **options)
+        assert ended.code == 2, ended.err
+        assert slurm.queue() == []
+        assert sweeps.submitted() == []
+        assert not sweeps.starts()
+        return ended.err
+
+    said = refused("+launch.max_restarts=0,1,2,x,4")
+    assert "+launch.max_restarts=x:" in said
+    assert "nothing was started" in said
+    assert said.count("launch.max_restarts: expected") == 1
+    said = refused("x=1,2", "cluster.partition=nowhere")
+    assert "invalid partition specified: nowhere" in said
+    sweeps.write("conf/exp/here.yaml", "# @package _global_\nlaunch: {entrypoint: /bin/true}\n")
+    said = refused("+exp=test,here", python=("-m", "lllaunch", "-m"))
+    assert "cluster: is such that the job runs here, and the first one" in said
+    said = refused("x=1,2", "hydra.sweep.subdir=same")
+    assert "the directory is that of job 0" in said
+
+
+def test_each_job_may_ask_for_something_else(slurm: Slurm, sweeps: Sweeps) -> None:
+    # what is swept is not in the config of the sweep itself
+    sweeps.write("conf/cluster/other.yaml", "defaults: [slurm]\ncomment: other\n")
+    text = EXPERIMENT.replace("  - override /cluster: slurm\n", "")
+    sweeps.write("conf/exp/any.yaml", f"# @package _global_\n{text}")
+    any_cluster = ("-m", "lllaunch", "-m", "+exp=any")
+    ended = sweeps.run("cluster=slurm,other", "x=1,2", python=any_cluster)
+    assert ended.code == 0, ended.err
+    assert [slurm.facts(each).get("Comment") for each in sweeps.submitted()] == [None, "other"]
+    assert sweeps.values() == {0: 10, 1: 20, 2: 10, 3: 20}
+    assert sweeps.starts() == dict.fromkeys(range(4), 1)
+
+
+# Packs
+
+
+def test_a_pack_shares_the_gpus_of_its_allocation(sweeps: Sweeps) -> None:
+    ended = sweeps.run(
+        *("does=some,some,some,once,fail,some,some,some", "hydra.launcher.retries={failure:1}"),
+        *("cluster.pack=4", "cluster.gpus_per_node=2", "launch.resources.gpus_per_proc=1"),
+        *("launch.nproc=1", "cluster.cpus_per_task=2"),
+        env={PRETEND: "0,1,2,3,4,5,6,7"},
+    )
+    assert ended.code == 6, ended.err
+    assert "7 of 8 jobs succeeded" in ended.err
+    assert sweeps.states() == {**dict.fromkeys(range(8), "succeeded"), 4: "failed"}
+    # one that fails is tried again beside the others, which it ends not
+    assert sweeps.starts() == {**dict.fromkeys(range(8), 1), 3: 2, 4: 2}
+    assert len(sweeps.submitted()) == 1
+    starts = sweeps.notes()
+    assert Counter(note["task"] for note in starts) == {"0": 5, "1": 5}
+    seen = {task: {note["gpus"] for note in starts if note["task"] == task} for task in "01"}
+    # each has one of the two GPUs that its allocation has, and nobody else at that time
+    assert [len(gpus) for gpus in seen.values()] == [2, 2]
+    assert {note["gpus"] for note in starts} <= {*"01234567"}
+    beside = [
+        (one, other)
+        for one in starts
+        for other in starts
+        if one is not other and one["node"] == other["node"] and _overlap(sweeps, one, other)
+    ]
+    assert beside
+    assert all(one["gpus"] != other["gpus"] for one, other in beside)
+
+
+def _overlap(sweeps: Sweeps, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool(one["time"] <= other["time"] < _end_of(sweeps, one))
+
+
+def _end_of(sweeps: Sweeps, start: dict[str, Any]) -> float:
+    ends = [note["time"] for note in sweeps.notes("end") if note["job"] == start["job"]]
+    return float(min(end for end in ends if end >= start["time"]))
+
+
+def test_a_pack_that_is_preempted_goes_on_where_it_was(slurm: Slurm, sweeps: Sweeps) -> None:
+    launcher = sweeps.start(
+        *("does=ok,wait,wait,ok", "cluster.pack=4", "cluster.cpus_per_task=2"),
+        *("+cluster.exclusive=true", "cluster.array_parallelism=1"),
+    )
+    sweeps.until_started(0, 1, 2)
+    (array,) = until(lambda: [id_ for id_ in sweeps.submitted() if id_], "an id")
+    node = sweeps.node(f"{array}_0")
+    # what is over is told while the others of its pack go on
+    launcher.said("job 0 succeeded")
+    slurm.sbatch("-p", "high", "-w", node, "--exclusive", "-o/dev/null", "--wrap=sleep 1")
+    sweeps.until_started(1, 2, times=2)
+    sweeps.go()
+    ended = launcher.finish(SECONDS)
+    assert ended.code == 0, ended.err
+    starts = sweeps.starts()
+    assert (starts[0], starts[1], starts[2], starts[3]) == (1, 2, 2, 1)
+    saved = {note["job"]: note["step"] for note in sweeps.notes("saved")}
+    second = {note["job"]: note["step"] for note in sweeps.notes() if note["step"]}
+    assert saved == second
+    assert set(saved) == {1, 2}
+
+
+# Launchers that die, and launchers that leave
+
+
+def test_a_launcher_killed_before_it_submits_leaves_a_sweep_that_begins(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    # what the site allows is asked for between composing and submitting
+    path = sweeps.tool(
+        "scontrol", "touch composed\nwhile kill -0 $PPID 2>/dev/null; do sleep 0.1; done"
+    )
+    launcher = sweeps.start("x=range(5)", env=path)
+    until((sweeps.root / "composed").exists, "all jobs composed")
+    assert (sweeps.sweep / "4" / "plan.yaml").exists()
+    launcher.kill()
+    assert slurm.queue() == []
+    ended = sweeps.resume("x=range(5)")
+    assert ended.code == 0, ended.err
+    assert sweeps.starts() == dict.fromkeys(range(5), 1)
+    assert sweeps.values() == {job: 10 * job for job in range(5)}
+
+
+# Submits, and kills who has called it before that knows; later calls do nothing else.
+KILLING = """
+[ "$1" = --test-only ] && exec $REAL "$@"
+[ -e killed ] && exec $REAL "$@"
+touch killed
+kill -KILL $PPID
+# whoever goes on with the sweep does not look before it is known whether there is a job
+until [ -e go-on ]; do sleep 0.05; done
+exec $REAL "$@"
+"""
+
+
+def test_nothing_is_submitted_twice_whenever_launchers_are_killed(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    slurm.configure(MaxArraySize=3)
+    jobs = ("x=range(5)", "does=wait")
+    path = sweeps.tool("sbatch", KILLING)
+    killed = sweeps.start(*jobs, env=path)
+    assert killed.process.wait(SECONDS) == -signal.SIGKILL
+    # its sbatch goes on
+    second = sweeps.start("hydra.launcher.resume=sweep", *jobs)
+    second.said("waiting")
+    assert slurm.queue() == []
+    (sweeps.root / "go-on").touch()
+    sweeps.until_started(*range(5))
+    second.kill()
+    third = sweeps.start("hydra.launcher.resume=sweep", *jobs)
+    third.said("5 jobs that an earlier launcher has submitted are followed")
+    sweeps.go()
+    ended = third.finish(SECONDS)
+    assert ended.code == 0, ended.err
+    assert sweeps.starts() == dict.fromkeys(range(5), 1)
+    for job in range(5):
+        assert [line["type"] for line in sweeps.history(job)] == ["BatchStarted", "BatchEnded"]
+    assert len(sweeps.submitted()) == 2
+    assert sweeps.values() == {job: 10 * job for job in range(5)}
+
+
+def test_a_sweep_that_was_left_is_looked_at_waited_for_and_collected(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    jobs = ("does=wait,once,wait", "x=1", "cluster.array_parallelism=2")
+    ended = sweeps.run(*jobs, "cluster.detach=null")
+    assert ended.code == 0, ended.err
+    assert "lllaunch wait sweep" in ended.err
+    sweeps.until_started(0, 1, 2)
+    until(lambda: sweeps.listed()[1][1] == "failed", "the end of job 1")
+    sweep, states = sweeps.listed()
+    assert (sweep["state"], states) == ("running", {0: "running", 1: "failed", 2: "running"})
+    shown = sweeps.verb("show", "sweep")
+    assert shown.returncode == 0, shown.stderr
+    assert shown_states(shown.stdout) == ["running", "failed", "running"]
+    # where jobs of one are in the queue no other sweep begins
+    ended = sweeps.run("does=ok,ok,ok", "x=1")
+    assert ended.code == 2, ended.err
+    assert "holds a sweep of which 2 batch jobs are not over" in ended.err
+    sweeps.go()
+    waited = sweeps.verb("wait", "sweep")
+    assert waited.returncode == 6, (waited.stdout, waited.stderr)
+    sweep, states = sweeps.listed()
+    assert (sweep["state"], sweep["exit_code"]) == ("failed", 6)
+    assert states == {0: "succeeded", 1: "failed", 2: "succeeded"}
+    assert sweeps.verb("wait", "sweep").returncode == 6
+    shown = sweeps.verb("show", "sweep")
+    assert shown_states(shown.stdout) == ["succeeded", "failed", "succeeded"]
+    # what has finished is collected, what has failed runs again
+    ended = sweeps.resume(*jobs)
+    assert ended.code == 0, ended.err
+    assert sweeps.starts() == {0: 1, 1: 2, 2: 1}
+    assert sweeps.values() == {0: 10, 1: 10, 2: 10}
+    assert sweeps.verb("wait", "sweep").returncode == 0
+    assert "3 succeeded" in sweeps.verb("show", "sweep").stdout
+
+
+# Failures
+
+
+def test_a_job_that_fails_is_tried_again_as_often_as_retries_say(sweeps: Sweeps) -> None:
+    ended = sweeps.run("does=ok,once,fail", "hydra.launcher.retries={failure:1}")
+    assert ended.code == 6, ended.err
+    assert sweeps.states() == {0: "succeeded", 1: "succeeded", 2: "failed"}
+    assert sweeps.starts() == {0: 1, 1: 2, 2: 2}
+    assert "job 2 cannot" in sweeps.document()["jobs"][2]["root_cause"]
+    types = [line["type"] for line in sweeps.history(1)]
+    assert types == ["BatchStarted", "Requeued", "BatchStarted", "BatchEnded"]
+    assert "2 of 3 jobs succeeded" in ended.err
+
+
+def test_after_the_first_failure_nothing_starts_any_more(slurm: Slurm, sweeps: Sweeps) -> None:
+    slurm.configure(MaxArraySize=4)
+    stops = ("hydra.launcher.on_failure=stop", "cluster.array_parallelism=2")
+    launcher = sweeps.start("does=wait,fail,wait,ok,ok,ok", *stops)
+    # one runs in the place of the one that has failed, the others wait
+    sweeps.until_started(0, 1)
+    until(lambda: len(slurm.queue()) <= 2, "the end of those that wait", SECONDS)
+    sweeps.go()
+    ended = launcher.finish(SECONDS)
+    assert ended.code == 6, ended.err
+    states = sweeps.states()
+    assert (states[0], states[1]) == ("succeeded", "failed")
+    assert {states[job] for job in (4, 5)} == {"skipped"}
+    assert not {4, 5} & {*sweeps.starts()}
+    assert "does=ok" in sweeps.document()["jobs"][5]["overrides"]
+
+
+# Ends that Slurm brings about
+
+
+def test_a_task_is_put_back_by_itself(slurm: Slurm, sweeps: Sweeps) -> None:
+    launcher = sweeps.start(
+        *("does=wait,wait,wait", "+cluster.exclusive=true", "cluster.cpus_per_task=1"),
+        *("cluster.timeout_min=1", "cluster.signal_delay_s=45"),
+    )
+    sweeps.until_started(0, 1, 2)
+    (array,) = until(lambda: [id_ for id_ in sweeps.submitted() if id_], "an id")
+    node = sweeps.node(f"{array}_1")
+    sweeps.go(0)
+    slurm.sbatch("-p", "high", "-w", node, "--exclusive", "-o/dev/null", "--wrap=sleep 1")
+    until(lambda: {note["job"] for note in sweeps.notes("saved")} == {1}, "job 1's end", SECONDS)
+    sweeps.go(1)
+    # the last one, whose id is that of the array, until its time is nearly over
+    sweeps.until_started(1, 2, times=2)
+    sweeps.go()
+    ended = launcher.finish(SECONDS)
+    assert ended.code == 0, ended.err
+    assert sweeps.starts() == {0: 1, 1: 2, 2: 2}
+    causes = {
+        job: [line["cause"] for line in sweeps.history(job) if line["type"] == "Requeued"]
+        for job in range(3)
+    }
+    assert causes == {0: [], 1: ["preempted"], 2: ["timeout"]}
+    assert all(note["step"] for note in sweeps.notes()[3:])
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["followed", "left"])
+def test_stop_ends_all_jobs_of_a_sweep(slurm: Slurm, sweeps: Sweeps, lives: bool) -> None:
+    detach = f"cluster.detach={str(not lives).lower()}"
+    launcher = sweeps.start("x=range(3)", "does=wait", "cluster.array_parallelism=2", detach)
+    if not lives:
+        assert launcher.finish(SECONDS).code == 0
+    sweeps.until_started(0, 1)
+    stopped = sweeps.verb("stop", "sweep")
+    assert stopped.returncode == 0, stopped.stderr
+    assert slurm.queue() == []
+    # they had their time to save
+    assert {note["job"] for note in sweeps.notes("saved")} == {0, 1}
+    if lives:
+        ended = launcher.finish(SECONDS)
+        assert ended.code == 6, ended.err
+        assert sweeps.states() == {0: "signalled", 1: "signalled", 2: "skipped"}
+        assert "0 of 3 jobs succeeded" in ended.err
+    assert set(sweeps.starts()) == {0, 1}
+    assert sweeps.verb("wait", "sweep").returncode not in {0, 2}
+
+
+# A user's own app
+
+TRAIN = """
+import os
+import hydra
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def train(cfg):
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
+    return {"lr": cfg.lr, "rank": os.environ["RANK"], "in_job": "SLURM_JOB_ID" in os.environ}
+
+if __name__ == "__main__":
+    train()
+"""
+
+APP = """
+defaults:
+  - override hydra/launcher: lllaunch
+  - override hydra/sweeper: lllaunch
+  - _self_
+lr: 0.1
+"""
+
+SUBMITIT = """
+defaults:
+  - override hydra/launcher: lllaunch_slurm
+  - override hydra/sweeper: lllaunch
+  - _self_
+lr: 0.1
+hydra:
+  launcher:
+    submitit_folder: ${hydra.sweep.dir}/.submitit/%j
+    partition: main
+    timeout_min: 5
+    cpus_per_task: 2
+    mem_gb: 0.1
+    nodes: 1
+    tasks_per_node: 1
+    comment: ${oc.env:COMMENT}
+    setup: [export GIVEN=yes]
+    array_parallelism: 2
+    additional_parameters: {nice: 5}
+    detach: false
+"""
+
+
+def test_an_app_returns_on_slurm_what_it_returns_here(slurm: Slurm, sweeps: Sweeps) -> None:
+    sweeps.write("train.py", TRAIN)
+    sweeps.write("configs/train.yaml", APP)
+    sweeps.write("configs/submitit.yaml", SUBMITIT)
+    app = ("train.py", "-m")
+
+    def swept(*args: str, env: Mapping[str, str] | None = None) -> dict[int, Any]:
+        ended = sweeps.run("lr=1,2", *args, python=app, env=env)
+        assert ended.code == 0, ended.err
+        values = sweeps.values()
+        assert {value.pop("in_job") for value in values.values()} == {bool(args)}
+        return values
+
+    here = swept()
+    assert here == {0: {"lr": 1, "rank": "0"}, 1: {"lr": 2, "rank": "0"}}
+    there = swept(
+        *("hydra/launcher=lllaunch", "hydra.launcher.cluster=slurm"),
+        *("+hydra.launcher.detach=false", "+hydra.launcher.mem_gb=0.1"),
+    )
+    assert there == here
+    secret = {"COMMENT": "not to be written"}
+    assert swept("--config-name=submitit", env=secret) == here
+    (array,) = sweeps.submitted()[-1:]
+    facts = slurm.facts(f"{array}_1")
+    assert (facts["Partition"], facts["TimeLimit"], facts["NumCPUs"]) == ("main", "00:05:00", "2")
+    assert "not to be written" not in (sweeps.sweep / "0" / "plan.yaml").read_text()
+
+
+def test_what_is_wrong_in_the_launchers_node_is_named_by_its_key(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    sweeps.write("train.py", TRAIN)
+    sweeps.write("configs/train.yaml", APP)
+    sweeps.write("configs/submitit.yaml", SUBMITIT)
+
+    def refused(*args: str, config: str = "train") -> str:
+        app = ("train.py", "-m", f"--config-name={config}")
+        ended = sweeps.run("lr=1,2", *args, python=app, env={"COMMENT": "none"})
+        assert ended.code == 2, ended.err
+        assert slurm.queue() == []
+        return ended.err
+
+    said = refused("+hydra.launcher.partion=main", config="submitit")
+    assert "hydra.launcher.partion: unknown setting; did you mean 'partition'?" in said
+    said = refused("hydra.launcher.timeout_min=soon", config="submitit")
+    assert "hydra.launcher.timeout_min: expected a number of minutes" in said
+    said = refused("hydra.launcher.tasks_per_node=8", config="submitit")
+    assert "hydra.launcher.tasks_per_node: expected 1, got 8" in said
+    said = refused("hydra.launcher.cluster=slurn")
+    assert "hydra.launcher.cluster: expected 'slurm', got 'slurn'; did you mean 'slurm'?" in said
+    said = refused("hydra.launcher.cluster={backend: slurm, partion: main}")
+    assert "hydra.launcher.cluster.partion: unknown setting; did you mean 'partition'?" in said
+
+
+# A function that no module has under its name.
+LOCAL = """
+import hydra
+
+def made():
+    @hydra.main(version_base="1.3", config_path="configs", config_name="train")
+    def train(cfg):
+        return 1
+    return train
+
+if __name__ == "__main__":
+    made()()
+"""
+
+
+def test_a_function_that_workers_cannot_import_is_refused(slurm: Slurm, sweeps: Sweeps) -> None:
+    sweeps.write("local.py", LOCAL)
+    sweeps.write("configs/train.yaml", APP)
+    ended = sweeps.run("lr=1,2", "hydra.launcher.cluster=slurm", python=("local.py", "-m"))
+    assert ended.code == 2, ended.err
+    assert "hydra.launcher.cluster: needs a function that workers can import" in ended.err
+    assert slurm.queue() == []
+
+
+def test_optuna_chooses_by_what_jobs_on_slurm_returned(sweeps: Sweeps) -> None:
+    reason = "Optuna's sweeper is not there"
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason=reason)
+    sweeps.write(
+        "conf/exp/optuna.yaml",
+        """\
+        # @package _global_
+        defaults:
+          - test
+          - override /hydra/sweeper: optuna
+          - override /hydra/sweeper/sampler: random
+          - _self_
+        hydra:
+          sweeper:
+            direction: maximize
+            n_trials: 4
+            n_jobs: 2
+            sampler: {seed: 3}
+            params: {x: "range(1, 100)"}
+        """,
+    )
+    ended = sweeps.run("cluster.detach=null", python=("-m", "lllaunch", "-m", "+exp=optuna"))
+    assert ended.code == 0, ended.err
+    values = sweeps.values()
+    assert len(values) == 4
+    assert len(sweeps.submitted()) == 2
+    best = text_of(sweeps.sweep / "optimization_results.yaml")
+    assert f"best_value: {max(values.values())}" in best
+
+
+# A site that takes few jobs, and one that is away for a while
+
+FULL = """
+[ "$1" = --test-only ] && exec $REAL "$@"
+if [ -e first ] && [ ! -e room ]; then
+  echo x >>refused
+  echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2
+  echo 'sbatch: error: Batch job submission failed: Job violates accounting/QOS policy' >&2
+  exit 1
+fi
+touch first
+exec $REAL "$@"
+"""
+
+
+def test_where_the_site_takes_no_more_jobs_the_launcher_goes_on_later(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    slurm.configure(MaxArraySize=2)
+    launcher = sweeps.start(
+        "x=range(4)", "does=wait", "cluster.detach=true", env=sweeps.tool("sbatch", FULL)
+    )
+    launcher.said("2 jobs not submitted yet, as the site takes no more now")
+    until(lambda: text_of(sweeps.root / "refused").count("x") > 2, "more tries")
+    sweeps.until_started(0, 1)
+    assert len(slurm.queue()) == 2
+    sweeps.go(0)
+    sweeps.go(1)
+    until(lambda: not slurm.queue(), "the end of the first array", SECONDS)
+    (sweeps.root / "room").touch()
+    # it leaves, as it was told to, as soon as all are submitted
+    ended = launcher.finish(SECONDS)
+    assert ended.code == 0, ended.err
+    sweeps.until_started(2, 3)
+    assert len(sweeps.submitted()) == 2
+    sweeps.go()
+    ended = sweeps.resume("x=range(4)", "does=wait")
+    assert ended.code == 0, ended.err
+    assert sweeps.starts() == dict.fromkeys(range(4), 1)
+    assert {job["tries"] for job in sweeps.document()["jobs"]} == {1}
+
+
+# The launcher, of little patience.
+HASTY = """
+import runpy, sys
+from lllaunch.app.sweeping import submitted
+from lllaunch.cluster import slurm
+slurm.PAUSES = (0.1,)
+submitted._PATIENCE, submitted._LONGEST_PAUSE = 1.0, 0.5
+runpy.run_module("lllaunch", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_cluster_that_does_not_answer_is_asked_again_and_left_in_the_end(
+    slurm: Slurm, sweeps: Sweeps, tmp_path: Path
+) -> None:
+    other = Sweeps(slurm, tmp_path / "other")
+    with contextlib.closing(other):
+        other.write("hasty.py", HASTY)
+        launcher = sweeps.start("x=1,2", "does=wait")
+        hasty = other.start("x=1,2", "does=wait", python=("hasty.py", "-m", "+exp=test"))
+        for each in (sweeps, other):
+            each.until_started(0, 1)
+        with slurm.without_controller():
+            ended = hasty.finish(SECONDS)
+            assert ended.code == 1, ended.err
+            assert "Slurm has not answered for 1.0 s, so its jobs are left" in ended.err
+            assert "hydra.launcher.resume=" in ended.err
+            launcher.said("Slurm does not answer")
+        for each in (sweeps, other):
+            each.go()
+        ended = launcher.finish(SECONDS)
+        assert ended.code == 0, ended.err
+        assert ended.err.count("Slurm does not answer") == 1
+        assert "Slurm answers again" in ended.err
+        ended = other.resume("x=1,2", "does=wait")
+        assert ended.code == 0, ended.err
+        for each in (sweeps, other):
+            assert each.starts() == {0: 1, 1: 1}
+            assert each.values() == {0: 10, 1: 20}
+
+
+def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_them(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    slurm.configure(MaxArraySize=2)
+    sweeps.write("version.py", "VERSION = 'then'\n")
+    sweeps.write(
+        "which.py",
+        "import os, lllaunch, version\n"
+        "lllaunch.report([version.VERSION, os.path.basename(os.getcwd())])\n",
+    )
+    sweeps.write(".gitignore", "sweep\n*.txt\n")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *author, *words], cwd=sweeps.root, check=True, timeout=60)
+    # all that follow wait in the queue for the first, and the code is another one by then
+    sweep = sweeps.start(
+        *("launch.entrypoint=which.py", "~launch.args", "x=1,2,3", "cluster.snapshot=temporary"),
+        *("cluster.array_parallelism=1", "cluster.additional_parameters={begin: now+4}"),
+    )
+    holders = sweeps.sweep / "code.holders"
+    until(lambda: (holders / "1_0").exists() or sweep.process.poll() is not None, "two arrays")
+    sweeps.write("version.py", "VERSION = 'now'\n")
+    ended = sweep.finish(SECONDS)
+    assert ended.code == 0, ended.err
+    document = json.loads((sweeps.sweep / "sweep.json").read_text())
+    assert [job["return_value"] for job in document["jobs"]] == [["then", "code"]] * 3
+    until(lambda: not holders.exists(), "the end of the last job")
+    until(lambda: not (sweeps.sweep / "code").exists(), "the end of the snapshot")
+    assert (sweeps.sweep / "code.diff").exists()

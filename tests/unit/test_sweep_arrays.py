@@ -1,0 +1,219 @@
+"""Which jobs of a sweep share an allocation and an array, and what an array's directory says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.run.submission import Limits, Submission
+from lllaunch.spec import Cluster, Requeue
+from lllaunch.sweep.arrays import (
+    TASKS,
+    Array,
+    ArrayJob,
+    arrays_of,
+    known_arrays,
+    need_in_task,
+    new_directory,
+    read_tasks,
+    write_tasks,
+)
+from lllaunch.sweep.directory import ARRAYS
+from lllaunch.sweep.pool import Need
+from lllaunch.sweep.protocol import SpawnerKey
+
+# A job that asks for one thing, and one that asks for another.
+SMALL, LARGE = Cluster({"mem_gb": 1}), Cluster({"mem_gb": 64})
+
+
+def job(number: int, **more: Any) -> ArrayJob:
+    return ArrayJob(number, f"/sweep/{number}", **more)
+
+
+def numbers(array: Array) -> list[list[int]]:
+    return [[each.number for each in task] for task in array.tasks]
+
+
+# Planning
+
+
+@pytest.mark.parametrize(
+    ("pack", "most", "expected"),
+    [
+        (1, 100, [[[0], [1], [2], [3], [4], [5], [6]]]),
+        (1, 7, [[[0], [1], [2], [3], [4], [5], [6]]]),
+        (1, 3, [[[0], [1], [2]], [[3], [4], [5]], [[6]]]),
+        (1, 1, [[[0]], [[1]], [[2]], [[3]], [[4]], [[5]], [[6]]]),
+        (3, 100, [[[0, 1, 2], [3, 4, 5], [6]]]),
+        (3, 2, [[[0, 1, 2], [3, 4, 5]], [[6]]]),
+        (7, 1, [[[0, 1, 2, 3, 4, 5, 6]]]),
+        (100, 100, [[[0, 1, 2, 3, 4, 5, 6]]]),
+    ],
+)
+def test_tasks_have_pack_jobs_and_arrays_as_many_tasks_as_the_site_allows(
+    pack: int, most: int, expected: list[list[list[int]]]
+) -> None:
+    cluster = Cluster(pack=pack)
+    found = arrays_of([(job(number), cluster) for number in range(7)], most)
+    assert [numbers(array) for array in found] == expected
+    assert {array.cluster.pack for array in found} == {pack}
+
+
+def test_no_jobs_are_no_arrays() -> None:
+    assert arrays_of([], 5) == []
+
+
+def test_jobs_that_ask_for_different_things_share_neither_task_nor_array() -> None:
+    jobs = [(job(number), LARGE if number % 3 == 0 else SMALL) for number in range(7)]
+    large, small = arrays_of(jobs, 100)
+    assert (large.cluster, numbers(large)) == (LARGE, [[0], [3], [6]])
+    assert (small.cluster, numbers(small)) == (SMALL, [[1], [2], [4], [5]])
+    # equal, though made for each job anew
+    alike = [(job(number), Cluster({"mem_gb": 1}, pack=2)) for number in range(3)]
+    assert [numbers(array) for array in arrays_of(alike, 100)] == [[[0, 1], [2]]]
+
+
+kinds = st.lists(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 3)]), max_size=60)
+
+
+@given(kinds, st.integers(1, 12))
+def test_each_job_is_in_one_task_of_its_kind(chosen: list[tuple[int, int]], most: int) -> None:
+    clusters = [Cluster({"mem_gb": mem}, pack=pack) for mem, pack in chosen]
+    jobs = [(job(number), cluster) for number, cluster in enumerate(clusters)]
+    found = arrays_of(jobs, most)
+    assert sorted(each.number for array in found for _, each in array.jobs) == [*range(len(jobs))]
+    for array in found:
+        assert 1 <= len(array.tasks) <= most
+        assert all(1 <= len(task) <= array.cluster.pack for task in array.tasks)
+        assert all(clusters[each.number] == array.cluster for _, each in array.jobs)
+        assert all(each in array.tasks[index] for index, each in array.jobs)
+    for cluster in {(each.settings["mem_gb"], each.pack) for each in clusters}:
+        alike = [
+            each
+            for each in found
+            if (each.cluster.settings["mem_gb"], each.cluster.pack) == cluster
+        ]
+        # in order, and no allocation is asked for but by the last that has room for more
+        ordered = [each.number for array in alike for _, each in array.jobs]
+        assert ordered == sorted(ordered)
+        tasks = [task for array in alike for task in array.tasks]
+        assert all(len(task) == cluster[1] for task in tasks[:-1])
+        assert all(len(array.tasks) == most for array in alike[:-1])
+
+
+# Files
+
+names = st.text(max_size=20)
+keys = st.none() | st.builds(
+    SpawnerKey,
+    st.lists(names, max_size=3).map(tuple),
+    names,
+    st.lists(st.tuples(names, st.none() | names), max_size=3).map(tuple),
+)
+array_jobs = st.builds(ArrayJob, st.integers(0, 10**9), st.text(min_size=1, max_size=30), keys)
+
+
+@given(st.lists(st.lists(array_jobs, min_size=1, max_size=3), max_size=4))
+def test_a_task_finds_what_was_written_for_it(
+    tmp_path_factory: pytest.TempPathFactory, tasks: list[list[ArrayJob]]
+) -> None:
+    directory = str(tmp_path_factory.mktemp("array"))
+    written = tuple(map(tuple, tasks))
+    write_tasks(directory, Array(SMALL, written))
+    assert read_tasks(directory) == written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"tasks": 3}',
+        '{"tasks": [3, null, {}]}',
+        "\xff\0",
+        "[" * 10_000,
+    ],
+)
+def test_a_damaged_file_holds_no_tasks(tmp_path: Path, text: str) -> None:
+    (tmp_path / TASKS).write_bytes(text.encode("latin-1"))
+    assert read_tasks(str(tmp_path)) == ()
+
+
+def test_of_a_damaged_task_there_is_what_can_be_read(tmp_path: Path) -> None:
+    assert read_tasks(str(tmp_path / "nowhere")) == ()
+    good = {"job": 3, "directory": "/sweep/3", "warm": [["torch"], "/here", [["A", "b"]]]}
+    no_key = good | {"job": 4, "warm": "torch"}
+    broken = [{"job": 5}, {"directory": "/sweep/6"}, good | {"job": "7"}, 8, None]
+    document = {"tasks": [[good, *broken], [no_key], broken]}
+    (tmp_path / TASKS).write_text(json.dumps(document))
+    # a task stays where it is: its index is the cluster's
+    assert read_tasks(str(tmp_path)) == (
+        (ArrayJob(3, "/sweep/3", SpawnerKey(("torch",), "/here", (("A", "b"),))),),
+        (ArrayJob(4, "/sweep/3"),),
+        (),
+    )
+
+
+@pytest.mark.parametrize("warm", [[1, "/here", []], [["a"], "/here", 3], [["a"], "/here", [["A"]]]])
+def test_a_spawner_that_cannot_be_read_is_none(tmp_path: Path, warm: object) -> None:
+    document = {"tasks": [[{"job": 0, "directory": "/sweep/0", "warm": warm}]]}
+    (tmp_path / TASKS).write_text(json.dumps(document))
+    assert read_tasks(str(tmp_path)) == ((ArrayJob(0, "/sweep/0"),),)
+
+
+def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    sweep = str(tmp_path / "sweep")
+    assert known_arrays(sweep) == []
+    limits = Limits(Requeue(1, 2, 3), 30.0, {"failure": 1})
+    made = []
+    for number in range(12):
+        directory = new_directory(sweep)
+        assert directory == str(tmp_path / "sweep" / ARRAYS / str(number))
+        write_tasks(directory, Array(SMALL, ((job(number),),)))
+        # its id is written when it is known
+        submission = Submission(
+            f"{100 + number}" if number % 2 else "", directory, 7, "host", limits
+        )
+        submission.write(directory)
+        made.append((directory, submission, ((job(number),),)))
+    assert [tuple(each) for each in known_arrays(sweep)] == made
+    # made ready, and never submitted; and what is no array at all
+    new_directory(sweep)
+    (tmp_path / "sweep" / ARRAYS / "notes").mkdir()
+    assert len(known_arrays(sweep)) == 12
+
+
+# What a job needs in its task
+
+
+@pytest.mark.parametrize(
+    ("launch", "gpus", "cpus", "expected"),
+    [
+        ({"nproc": 1}, 0, 4, Need(cpus=1)),
+        ({"nproc": 3}, 0, 4, Need(cpus=3)),
+        ({"nproc": 2}, 4, 8, Need(gpus=2)),
+        # counted where it runs
+        ({"nproc": "gpu"}, 4, 8, Need(gpus=4)),
+        ({"nproc": "auto"}, 4, 8, Need(gpus=4)),
+        ({"nproc": "auto"}, 0, 8, Need(cpus=8)),
+        ({"nproc": "cpu"}, 0, 8, Need(cpus=8)),
+        ({"nproc": 2, "resources": None}, 0, 8, Need(cpus=2)),
+        ({"nproc": 2, "resources": {"gpus_per_proc": 2}}, 8, 8, Need(gpus=4)),
+        ({"nproc": 2, "resources": {"cpus_per_proc": 3}}, 0, 8, Need(cpus=6)),
+        ({"nproc": 1, "resources": {"gpus_per_proc": 0, "cpus_per_proc": 2}}, 8, 8, Need(cpus=2)),
+        # no more than there are
+        ({"nproc": 16}, 0, 4, Need(cpus=4)),
+    ],
+)
+def test_what_a_job_needs_of_the_allocation_that_it_shares(
+    launch: dict[str, Any], gpus: int, cpus: int, expected: Need
+) -> None:
+    assert need_in_task(launch, gpus, cpus) == expected
