@@ -17,7 +17,8 @@ from lllaunch.console.wording import shown_path
 from lllaunch.documents import read_json
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.results.store import BatchQueue, entry_now, locate
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.store import entry_now, locate
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.files import write_atomic
 from lllaunch.run.outcome import RunOutcome

@@ -15,16 +15,8 @@ from lllaunch.config.values import parse_ranks
 from lllaunch.documents import Fields
 from lllaunch.errors import Unfit
 from lllaunch.files import read_text
-from lllaunch.results.store import (
-    LATEST,
-    BatchQueue,
-    NoSuchRun,
-    entry_now,
-    is_held,
-    locate,
-    lock_of,
-    read_run,
-)
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.store import LATEST, NoSuchRun, entry_now, is_held, locate, lock_of, read_run
 from lllaunch.run.directory import ATTEMPT, EVENTS
 from lllaunch.run.submission import LOG, SUBMISSION
 from lllaunch.verbs.printing import Parser, complain, perform

@@ -17,9 +17,9 @@ from lllaunch.console.table import (
 )
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.results.index import DEFAULT_ROOTS
+from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     STATES,
-    BatchQueue,
     ListEntry,
     NoSuchRun,
     jobs_of,

@@ -19,9 +19,9 @@ from lllaunch.console.table import GAP, Row, aligned, cells, padded
 from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
+from lllaunch.results.queue import NO_ANSWER
 from lllaunch.results.store import (
     LATEST,
-    NO_ANSWER,
     ListEntry,
     holder,
     jobs_of,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import shown_path
 from lllaunch.linux.process import send_signal, wait_readable
+from lllaunch.results.queue import NO_ANSWER, cancelled
 from lllaunch.results.store import (
     LATEST,
-    NO_ANSWER,
     NoSuchRun,
-    cancelled,
     entry_now,
     entry_of,
     holder,

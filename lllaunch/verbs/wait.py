@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.results.store import (
-    LATEST,
-    STATES,
-    BatchQueue,
-    ListEntry,
-    entry_now,
-    locate,
-    lock_of,
-)
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.store import LATEST, STATES, ListEntry, entry_now, locate, lock_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines
 

@@ -230,7 +230,7 @@ def test_jobs_of_one_node_have_gpus_of_their_own_and_launchers_end_as_their_runs
 
 
 ALL_REDUCE = """
-import os, socket
+import os, socket, sys
 import torch
 import torch.distributed as dist
 
@@ -238,7 +238,8 @@ dist.init_process_group("gloo")
 rank, total = dist.get_rank(), torch.tensor([2.0 ** dist.get_rank()])
 dist.all_reduce(total)
 host = socket.gethostname()
-found = (rank, dist.get_world_size(), int(total), host, socket.gethostbyname(host))
+address = socket.gethostbyname(host)
+found = (rank, dist.get_world_size(), int(total), host, address, sys.argv[1])
 with open("sums", "a") as file:
     file.write(" ".join(map(str, found)) + chr(10))
 dist.destroy_process_group()
@@ -265,14 +266,21 @@ def loopback_names(slurm: Slurm) -> Iterator[Path]:
 def test_one_run_has_several_nodes(slurm: Slurm, tmp_path: Path, loopback_names: Path) -> None:
     prolog = f"cluster.srun_args=['--task-prolog={loopback_names}']"
     # gloo takes the name of its node by itself
-    launch = {"nnodes": 4, "preload": ["torch"], "env": {"GLOO_SOCKET_IFNAME": "eth0"}}
+    launch = {
+        "nnodes": 4,
+        "preload": ["torch"],
+        "env": {"GLOO_SOCKET_IFNAME": "eth0"},
+        "args": ["${hydra:runtime.output_dir}"],
+    }
     run = Run(slurm, tmp_path, prolog, launch=launch, script=ALL_REDUCE).start().submitted()
     assert run.over() == 0, run.log
     found = sorted((tmp_path / "sums").read_text().split("\n")[:-1])
-    ranks, worlds, sums, hosts, addresses = zip(*map(str.split, found), strict=True)
+    ranks, worlds, sums, hosts, addresses, places = zip(*map(str.split, found), strict=True)
     assert (ranks, set(worlds), set(sums)) == (("0", "1", "2", "3"), {"4"}, {"15"})
     assert sorted(hosts) == ["node0", "node1", "node2", "node3"]
     assert set(addresses) == {"127.0.1.1"}
+    # where a checkpoint is found, whichever node a rank is on
+    assert set(places) == {str(run.path)}
     # the parts of nodes are no runs
     assert run.entry()["state"] == run.result["state"] == "succeeded"
     assert len(run.result["attempts"][0]["workers"]) == 4

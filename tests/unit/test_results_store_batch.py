@@ -13,9 +13,9 @@ import pytest
 
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
+from lllaunch.results.queue import BatchQueue
 from lllaunch.results.report import load
 from lllaunch.results.store import (
-    BatchQueue,
     ListEntry,
     NoSuchRun,
     entry_now,

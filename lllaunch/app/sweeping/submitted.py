@@ -32,7 +32,7 @@ from lllaunch.console.wording import counted
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.process import wait
-from lllaunch.results.store import cancelled
+from lllaunch.results.queue import cancelled
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
 from lllaunch.run.snapshot import Snapshot, hold, let_go

@@ -1,0 +1,139 @@
+"""The queue of a cluster, as this user's runs are in it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from lllaunch.errors import LaunchError
+from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lllaunch.cluster.slurm import QueuedJob
+    from lllaunch.run.submission import QueueEvent, Submission
+
+NO_ANSWER = "no answer"
+"""What stands in place of a batch job's state where the cluster cannot be asked."""
+
+# How long it may take to submit a run and to write down its id, seconds; and how long a list of
+# jobs is good for one that was submitted within that time.
+_SUBMITTING, _FRESH = 150.0, 1.0
+# Questions about single jobs that are over, in a list of runs.
+_MOST_ENDINGS = 16
+
+
+class BatchQueue:
+    """What a cluster says of batch jobs; asked when it is first needed, of all of them at once."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, QueuedJob] | None = None
+        self._asked = 0.0
+        self._others: dict[str, QueuedJob | None] = {}
+        self._endings: dict[str, str] = {}
+        self._answers = True
+
+    def forget(self) -> None:
+        """Ask again."""
+        self._jobs, self._answers = None, True
+        self._others, self._endings = {}, {}
+
+    @property
+    def answers(self) -> bool:
+        """Whether the cluster can be asked from here, and answers."""
+        self._ask()
+        return self._answers
+
+    def find(self, submission: Submission, *, own: bool = True) -> QueuedJob | None:
+        """Return a batch job that is not over, None if it is.
+
+        Args:
+            submission: what was submitted.
+            own: whether this user did.
+        """
+        job = self._find(submission, own=own)
+        if job is None and self._answers and is_recent(submission):
+            # it may have come into the queue after the others were asked for
+            if time.monotonic() - self._asked > _FRESH:
+                self._jobs = None
+            job = self._find(submission, own=own)
+        return job
+
+    def with_id(self, job: str) -> list[QueuedJob]:
+        """Return the jobs of this user that an id names: one, or the tasks of an array."""
+        jobs = self._ask()
+        return [each for id_, each in jobs.items() if id_ == job or id_.startswith(f"{job}_")]
+
+    def ending(self, job: str) -> str:
+        """Return the state that a batch job ended in, ``CANCELLED``; empty if nobody knows it.
+
+        Slurm forgets a job some minutes after its end. Of a long list the first ones are asked for.
+        """
+        if job not in self._endings and len(self._endings) < _MOST_ENDINGS and self.answers:
+            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+            try:
+                facts = slurm.job_facts(job)
+            except LaunchError:
+                facts = None
+            self._endings[job] = "" if facts is None else facts.state
+        return self._endings.get(job, "")
+
+    def _find(self, submission: Submission, *, own: bool) -> QueuedJob | None:
+        jobs, id_ = self._ask(), submission.job
+        if id_:
+            return jobs.get(id_) or (None if own else self._of_another_user(id_))
+        # who submitted it did not come to write down its id; tasks of an array share a directory
+        found = (job for job in jobs.values() if job.directory == submission.directory)
+        return next((job for job in found if "_" not in job.id), None)
+
+    def _of_another_user(self, job: str) -> QueuedJob | None:
+        if job not in self._others and self._answers:
+            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+            try:
+                self._others[job] = slurm.queued([job]).get(job)
+            except LaunchError:
+                self._answers = False
+        return self._others.get(job)
+
+    def _ask(self) -> dict[str, QueuedJob]:
+        if self._jobs is None:
+            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+            try:
+                self._answers = slurm.available()
+                self._jobs = slurm.queued() if self._answers else {}
+            except LaunchError:
+                self._jobs, self._answers = {}, False
+            self._asked = time.monotonic()
+        return self._jobs
+
+
+def is_recent(submission: Submission) -> bool:
+    """Return whether what was submitted may not have come into the queue yet."""
+    return time.time_ns() - submission.time_ns < _SUBMITTING * 1e9
+
+
+def queue_text(job: QueuedJob) -> str:
+    """Return ``PENDING (Priority)`` of a batch job that waits, ``RUNNING (node1)`` of another."""
+    where = job.nodes or job.reason
+    return job.state if where in {"", "None"} else f"{job.state} ({where})"
+
+
+_CANCELLED = 143
+"""Exit code of a run that SIGTERM ended; one that was cancelled in the queue gets it, too."""
+
+
+def cancelled(history: Sequence[tuple[int, QueueEvent]]) -> BatchEnded:
+    """Return how a run ended whose batch job was cancelled, if it has not said so itself.
+
+    Args:
+        history: of the run.
+    """
+    last = history[-1][1] if history else None
+    if isinstance(last, (BatchStarted, BatchSignalled)):
+        return BatchEnded(_CANCELLED, "its batch job was cancelled, and was killed before its end")
+    again = " again" if history else ""
+    return BatchEnded(_CANCELLED, f"its batch job was cancelled before it started{again}")
