@@ -22,6 +22,7 @@ from lllaunch.console.console import Console
 from lllaunch.documents import read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.results.store import read_overrides
 from lllaunch.run.causes import NodeGone
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
@@ -113,6 +114,7 @@ def run_in_job(
         leads=first,
         continues=account.starts > 0 if first else restart_count() > 0,
         snapshot=None if submission.snapshot is None else Snapshot.from_json(submission.snapshot),
+        overrides=None if submission.directory else read_overrides(directory),
     )
     signal.signal(signal.SIGTERM, batch.remember)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -314,8 +316,10 @@ def perform(
     spawner: Spawner | None,
 ) -> int:
     """Run what `read_run` has read; return its exit code."""
+    from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - as above
     from lllaunch.app.rerun import run_again  # noqa: PLC0415 - as above
 
+    admit_directory(batch.directory)
     sys.argv[1:] = []
     return run_again(again, spawner, batch, function)
 

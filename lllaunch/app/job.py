@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
-from lllaunch.app.gate import admit, has_rules
+from lllaunch.app.gate import JobOf, admit, has_rules
 from lllaunch.app.guarded_loader import GUARDED
 from lllaunch.app.naming import as_file_name, experiment_name, is_of_a_moment
 from lllaunch.app.planning import (
@@ -144,7 +144,7 @@ class Jobs:
                 spec = self._decide_ahead(config, runtime.output_dir)
             except LaunchError:
                 return
-            admit(spec, config, users_own=self._users_own)
+            self._admit(spec, config)
         finally:
             state.cfg = before
 
@@ -281,12 +281,13 @@ class Jobs:
         """
         if self._expect is not None:
             self._expect(spec)
-        config = root_of(HydraConfig.get())
-        admit(spec, config, users_own=self._users_own)
+        self._admit(spec, root_of(HydraConfig.get()))
 
-    @property
-    def _users_own(self) -> bool:
-        return self.function is not None or self._submitted is not None
+    def _admit(self, spec: LaunchSpec, config: DictConfig) -> None:
+        overrides = None if self._batch is None else self._batch.overrides
+        job = None if overrides is None else JobOf(overrides, config)
+        users_own = self.function is not None or self._submitted is not None
+        admit(spec, config, job, users_own=users_own)
 
     def run(self, cfg: DictConfig) -> RunOutcome:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.

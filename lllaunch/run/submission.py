@@ -426,6 +426,7 @@ class BatchJob:
         ran: whether what was to run has run, to whatever end.
         outcome: what became of the run, if it is one; None as long as it has not ended.
         snapshot: of the code that runs, or None.
+        overrides: of a job of a sweep, redacted; None of a run of its own.
     """
 
     directory: str
@@ -439,6 +440,7 @@ class BatchJob:
     ran: bool = False
     outcome: RunOutcome | None = None
     snapshot: Snapshot | None = None
+    overrides: tuple[str, ...] | None = None
 
     def remember(self, signum: int, _: object = None) -> None:
         """Take note, as a handler, of a signal that comes before the run or after it."""

@@ -630,6 +630,38 @@ def test_a_run_that_waits_runs_the_code_of_its_submission(slurm: Slurm, tmp_path
     assert git(tmp_path, "status", "--short") == status
 
 
+def test_what_was_reviewed_runs_from_its_snapshot_alone_and_in_a_sweep(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    script = "import os, sys\nprint(os.environ['A'], sys.argv[1])\n"
+    launch = {"env": {"A": "yes"}, "args": ["${oc.select:x,0}"], "locked": True, "redirects": "all"}
+    run = Run(slurm, tmp_path, "cluster.detach=false", launch=launch, script=script)
+    allowed = {"entrypoints": ["work.py"], "env": ["A"]}
+    (tmp_path / "conf" / "lllaunch.yaml").write_text(json.dumps({"allow": allowed}))
+    (tmp_path / ".gitignore").write_text("run/\nsweep/\n__pycache__/\n")
+    git(tmp_path, "init", "-q")
+
+    def lllaunch(*words: str) -> str:
+        command = [sys.executable, "-m", "lllaunch", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=WAIT
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    what = ["+exp=test", "cluster=slurm", "cluster.detach=false"]
+    lllaunch("plan", *what, "--lock")
+    done = run.start().finished()
+    assert done.returncode == 0, done.stderr
+    assert (run.path / "attempt_0" / "0" / "stdout.log").read_text() == "yes 0\n"
+    # the snapshot has lock and allowlist, and is another tree than that of the run's directory
+    assert (run.path / "code" / "conf" / "locks" / "test.yaml").exists()
+    lllaunch("plan", "-m", *what, "+x=1,2", "--lock")
+    lllaunch("-m", *what, "+x=1,2", "hydra.sweep.dir=sweep")
+    found = [tmp_path / "sweep" / job / "attempt_0" / "0" / "stdout.log" for job in "01"]
+    assert [path.read_text() for path in found] == ["yes 1\n", "yes 2\n"]
+
+
 # Looked at
 
 

@@ -182,6 +182,7 @@ class _Pack:
             self._batch.end_time,
             continues=account_of(directory).starts > 0,
             snapshot=self._batch.snapshot,
+            overrides=read_overrides(directory),
         )
         begin(batch, self._submission.job, None)
         code = perform(batch, again, function, spawner)
