@@ -20,17 +20,16 @@ from lllaunch.app.early import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.console.console import Console
 from lllaunch.documents import read_json
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import read_overrides
-from lllaunch.run.causes import NodeGone
-from lllaunch.run.directory import RESULT
+from lllaunch.run.causes import KilledBySignal, NodeGone
+from lllaunch.run.directory import RESULT, SUBMISSION
 from lllaunch.run.files import naming
 from lllaunch.run.result import ResultFile
 from lllaunch.run.snapshot import Snapshot, let_go
 from lllaunch.run.submission import (
     LOG,
-    SUBMISSION,
     BatchEnded,
     BatchJob,
     BatchStarted,
@@ -43,6 +42,7 @@ from lllaunch.run.submission import (
 )
 from lllaunch.spawner.forks import flush_streams
 from lllaunch.sweep.arrays import holder_of, read_tasks
+from lllaunch.sweep.history import forget_result
 from lllaunch.sweep.policy import cause_of
 from lllaunch.text import first_line
 
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 # Of a job that is taken back; Slurm ends this process within that time.
 _TAKEN_BACK_SECONDS = 120.0
+# How often it is asked why a job is ended: many may ask at once.
+_QUESTIONS = 3
 # Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
 _PATIENCE = 10.0
 
@@ -105,6 +107,9 @@ def run_in_job(
     if submission is None:
         problem = Diagnostic("cluster", "DIR", repr(directory), f"holds no {SUBMISSION}")
         raise ConfigError((problem,))
+    if submission.job not in {"", job}:
+        _end_others(job)
+        raise Superseded(job, submission.job)
     first = leads()
     account, facts = account_of(directory), _facts(job)
     batch = BatchJob(
@@ -159,7 +164,10 @@ def _let_go(batch: BatchJob, submission: Submission) -> None:
     if batch.snapshot is not None and submission.holder:
         # not from within
         os.chdir(batch.directory)
-        let_go(batch.snapshot, submission.holder)
+        try:
+            let_go(batch.snapshot, submission.holder)
+        except SnapshotFailed as error:
+            _say(str(error))
 
 
 def run_task(directory: str, job: str) -> int:
@@ -182,7 +190,9 @@ def run_task(directory: str, job: str) -> int:
     if len(task) == 1:
         own = task[0].directory
         _write_submission(own, submission)
-        redirect(os.path.join(own, LOG))
+        # files of several machines do not take lines of each other whole
+        if leads():
+            redirect(os.path.join(own, LOG))
         return run_in_job(own, job, submission)
     from lllaunch.app.sweeping.packed import run_pack  # noqa: PLC0415 - heavy
 
@@ -198,8 +208,16 @@ def run_task(directory: str, job: str) -> int:
 def _write_submission(directory: str, submission: Submission) -> None:
     """Write what was submitted, unless who has submitted it has come to do that."""
     known = read_submission(directory)
+    if known is not None and _number(known.job) > _number(submission.job):
+        raise Superseded(submission.job, known.job)
     if leads() and (known is None or known.job != submission.job):
         submission.write(directory)
+
+
+def _number(job: str) -> int:
+    # 123, or 123_4 of an array; they grow
+    text = job.partition("_")[0]
+    return int(text) if text.isdecimal() else 0
 
 
 def redirect(path: str) -> None:
@@ -227,13 +245,15 @@ def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
     Raises:
         RequeueRefused: it has been taken back into the queue too often.
     """
+    # that of the start before, which is not the end
+    forget_result(batch.directory)
     account, last = batch.account, batch.account.last
     back = account.lost()
     if back is not None:
         note(batch, back)
     elif isinstance(last, Requeued) and last.by == "slurm":
         back = last
-    note(batch, BatchStarted(job, tuple(slurm.node_names(_nodelist())), batch.end_time))
+    note(batch, BatchStarted(job, _nodes(), batch.end_time))
     reason = "" if back is None or limits is None else account.refusal(back.cause, limits)
     if reason:
         note(batch, BatchEnded(int(ExitCode.ERROR), reason))
@@ -268,8 +288,11 @@ def _say(text: str) -> None:
     Console().note(text)
 
 
-def _nodelist() -> str:
-    return os.environ.get("SLURM_JOB_NODELIST", "")
+def _nodes() -> tuple[str, ...]:
+    # for people alone: no run fails for it
+    with contextlib.suppress(LaunchError):
+        return tuple(slurm.node_names(os.environ.get("SLURM_JOB_NODELIST", "")))
+    return ()
 
 
 def note(batch: BatchJob, event: QueueEvent) -> None:
@@ -356,11 +379,13 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     outcome = batch.outcome
-    announced = batch.announced and code != ExitCode.SUCCESS and batch.ran
+    announced = batch.announced and batch.ran and _was_told_to_end(code, outcome)
     result = ResultFile.from_json(read_json(os.path.join(batch.directory, RESULT)), batch.directory)
     kind = "" if result is None or outcome is None else result.cause_type
     lost_node = _has_lost_node(outcome, kind, announced=announced)
-    ending = _ending(job) if announced or lost_node else None
+    asks = announced or lost_node
+    facts = _patiently(job) if asks else None
+    ending = None if facts is None else slurm.ending(facts, restart_count())
     decision = decide(
         batch.account,
         EndFacts(
@@ -372,6 +397,8 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
             cancelled=ending == "cancelled",
             taken_back=ending == "requeued",
             lost_node=lost_node,
+            # the signal alone does not tell; submitit's does
+            unexplained=announced and facts is None and batch.signal == signal.SIGTERM,
         ),
         submission.limits,
     )
@@ -399,6 +426,25 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     time.sleep(_TAKEN_BACK_SECONDS)
+
+
+def _was_told_to_end(code: int, outcome: RunOutcome | None) -> bool:
+    """Return whether a run ended of a signal; its workers may have had theirs a moment sooner."""
+    if outcome is None:
+        # several runs
+        return code > 128
+    cause = None if outcome.root_cause is None else outcome.root_cause.cause
+    killed = isinstance(cause, KilledBySignal) and cause.signum == signal.SIGTERM
+    return outcome.signum is not None or killed
+
+
+def _patiently(job: str) -> JobFacts | None:
+    """Return what Slurm says of this job, asked for again as long as there may be time for it."""
+    for _ in range(_QUESTIONS - 1):
+        facts = _facts(job)
+        if facts is not None:
+            return facts
+    return _facts(job)
 
 
 def _ending(job: str) -> Ending | None:
@@ -437,6 +483,22 @@ def worded(back: Requeued) -> str:
         "timeout": "its time limit is near",
         "node_failure": "a node was lost",
     }[back.cause]
+
+
+@dataclass(eq=False)
+class Superseded(LaunchError):
+    """A batch job has started whose run was submitted again since.
+
+    Attributes:
+        job: its id.
+        other: of the one that was submitted later.
+    """
+
+    job: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"batch job {self.job} is not run: its run was submitted again as {self.other}"
 
 
 @dataclass(eq=False)

@@ -34,10 +34,9 @@ from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
-from lllaunch.run.directory import RunDirectory
+from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic
 from lllaunch.run.lock import PATIENCE
-from lllaunch.run.submission import forget_submission
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -183,7 +182,7 @@ class Jobs:
         HydraConfig.instance().set_config(config)
         name = str(node.dir)
         link = os.path.join(_above_moments(node), "latest") if fresh else ""
-        nodes = None if self._batch is None and _is_for_cluster(config) else _nodes_of(config)
+        nodes = _nodes_of(config, elsewhere=self._batch is None)
         if nodes is not None and nodes.rdzv_id and fresh:
             # that all nodes have in common, and no moment
             name, fresh = os.path.join(_above_moments(node), as_file_name(nodes.rdzv_id)), False
@@ -193,10 +192,10 @@ class Jobs:
             path = directory.path
         if nodes is not None:
             # each has its own below the run's, which is nobody's alone
-            directory = _claim(os.path.join(path, node_directory(nodes.node_rank)))
+            directory = _claim(os.path.join(path, node_directory(nodes.node_rank)), self._batch)
             claimed.enter_context(directory)
         elif not fresh:
-            directory = claimed.enter_context(_claim(name))
+            directory = claimed.enter_context(_claim(name, self._batch))
         self._directory, self._planned = directory, None
         # all nodes of a batch job see the run's directory, which is Hydra's there
         output_dir = path if self._batch is not None else directory.path
@@ -222,7 +221,7 @@ class Jobs:
             self._expect_allowed(spec)
             log_dir = in_node_directory(spec).log_dir
             if not output.is_at(log_dir):
-                self._directory = claimed.enter_context(_claim(log_dir))
+                self._directory = claimed.enter_context(_claim(log_dir, self._batch))
         except BaseException:
             output.discard()
             raise
@@ -296,7 +295,7 @@ class Jobs:
             cfg: the job's config.
 
         Raises:
-            BatchEnded: it did not succeed.
+            JobFailed: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
         loader, node = GlobalHydra.instance().config_loader(), cast("Any", HydraConfig.get())
@@ -333,8 +332,11 @@ class Jobs:
         log_dir = in_node_directory(spec).log_dir
         if directory is not None and not directory.is_at(log_dir):
             directory = None
-        if self._batch is None:
-            forget_submission(log_dir)
+        if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
+            # of an earlier run in this directory
+            from lllaunch.app.submitting import replace_submission  # noqa: PLC0415
+
+            replace_submission(log_dir)
         if spec.cluster is not None and self._batch is None:
             return self._submit(spec, cfg)
         remember(
@@ -398,10 +400,18 @@ def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
     return getattr(task_function, _MARK, None)
 
 
-def _claim(path: str) -> RunDirectory:
+# How long the lock of a node may last that is lost, seconds: NFS gives it 90.
+_LOST_NODE_PATIENCE = 120.0
+
+
+def _claim(path: str, batch: BatchJob | None = None) -> RunDirectory:
     """Take a run's directory, waiting for the workers that a killed launcher has left there."""
+    again = batch is not None and batch.continues
     return RunDirectory.claim(
-        path, PATIENCE, lambda text: print(f"lllaunch: {text}", file=sys.stderr)
+        path,
+        _LOST_NODE_PATIENCE if again else PATIENCE,
+        lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+        alone=again,
     )
 
 
@@ -414,19 +424,19 @@ _OTHER_LOG_DIR = Diagnostic(
 )
 
 
-def _is_for_cluster(config: DictConfig) -> bool:
-    """Return whether a run goes to a cluster, if its config is right."""
-    return OmegaConf.select(config, "cluster.backend", throw_on_missing=False) is not None
-
-
-def _nodes_of(config: DictConfig) -> Nodes | None:
+def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
     """Return what a run's config says of several nodes, None if there is one, or if it is wrong.
 
     Args:
         config: whole; what is wrong with it is said when the run is decided.
+        elsewhere: whether a run that goes to a cluster has them there.
     """
     launch = OmegaConf.select(config, "launch")
     if not isinstance(launch, DictConfig) or launch.get("nnodes") in (None, 1):
+        return None
+    from lllaunch.config.cluster import asks_for_cluster  # noqa: PLC0415 - of several nodes only
+
+    if elsewhere and asks_for_cluster(config):
         return None
     from lllaunch.config.nodes import nodes_ahead  # noqa: PLC0415 - of several nodes only
 

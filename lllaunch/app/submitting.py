@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -14,26 +15,27 @@ from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
 from lllaunch.config.plan import plan_config
 from lllaunch.console.wording import shown_path
-from lllaunch.documents import read_json
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import entry_now, locate
-from lllaunch.run.directory import PLAN, RESULT
+from lllaunch.results.queue import BatchQueue, queue_text
+from lllaunch.results.store import entry_now, locate, read_run
+from lllaunch.run.directory import PLAN
 from lllaunch.run.files import write_atomic
 from lllaunch.run.outcome import RunOutcome
-from lllaunch.run.result import ResultFile
 from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take
 from lllaunch.run.submission import (
     FUNCTION,
     LOG,
     SCRIPT,
+    BatchEnded,
     Limits,
     Submission,
+    account_of,
     forget_submission,
     read_submission,
 )
 from lllaunch.spawner.protocol import Function
+from lllaunch.sweep.history import forget_result
 from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
@@ -91,6 +93,27 @@ def read_function(directory: str) -> SubmittedFunction | None:
         raise OutputError(path, error.strerror or str(error)) from error
     assert isinstance(found, SubmittedFunction)
     return found
+
+
+def replace_submission(directory: str) -> None:
+    """Forget an earlier submission of a directory, where another run is to begin.
+
+    Raises:
+        ConfigError: its batch job is not over, or nobody can tell.
+        OutputError: a file cannot be taken away.
+    """
+    submission = read_submission(directory)
+    if submission is not None and not isinstance(account_of(directory).last, BatchEnded):
+        queue = BatchQueue()
+        job = queue.find(submission)
+        if job is not None or (slurm.available() and not queue.answers):
+            what = f"batch job {submission.job}" if submission.job else "a batch job"
+            known = queue_text(job) if job is not None else "Slurm does not answer"
+            message = f"is the directory of {what}, which is not over ({known})"
+            hint = "stop it, wait for it, or choose another directory with hydra.run.dir=..."
+            problem = Diagnostic("in-use", "hydra.run.dir", repr(directory), message, hint)
+            raise ConfigError((problem,))
+    forget_submission(directory)
 
 
 def make_ready(
@@ -216,6 +239,7 @@ def submit_run(
     cluster, directory = spec.cluster, spec.output_dir
     assert cluster is not None
     slurm.expect_available()
+    replace_submission(directory)
     text = batch_text(spec, name)
     problem = slurm.test_only(text)
     if problem is not None:
@@ -235,17 +259,23 @@ def submit_run(
         hold(snapshot, [_HOLDER])
     # its id may be lost with this process; the directory then tells which it is
     submission.write(directory)
+    # that of a former run would be taken for this one's
+    forget_result(directory)
     release()
+    # a Ctrl-C waits until it is known what is in the queue
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         job = slurm.submit(text, os.path.join(directory, SCRIPT))
+        submission = submission._replace(job=job)
+        submission.write(directory)
     except slurm.SubmitFailed as error:
         if not error.unsure:
             forget_submission(directory)
             if snapshot is not None:
                 remove(snapshot)
         raise
-    submission = submission._replace(job=job)
-    submission.write(directory)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return submission
 
 
@@ -327,8 +357,7 @@ class Following:
         return entry
 
     def _ended(self, entry: ListEntry) -> RunOutcome:
-        path = os.path.join(self._directory, RESULT)
-        result = ResultFile.from_json(read_json(path), self._directory)
+        entry, result = read_run(locate(self._directory), self._queue)
         if entry.exit_code is not None and result is not None and result.outcome is not None:
             return result.outcome
         why = f": {entry.root_cause}" if entry.root_cause else ""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from lllaunch.cluster.hosts import expand_hosts
-from lllaunch.errors import LaunchError, OutputError, Unfit
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.spec import Cluster
 
@@ -142,10 +142,6 @@ class JobFacts(NamedTuple):
         reason: why it is in that state; ``None`` is Slurm's word for no reason.
         restarts: how often it was put back into the queue. It grows before the processes of the job
             are signalled.
-        requeue: whether Slurm puts it back by itself, and lets it be put back.
-        exit_code: status and signal of its batch script, ``0:15``.
-        submit_time: when it came into the queue, or came back to it.
-        start_time: when it started; of a job that waits, when it may; None if that is not known.
         end_time: when it ended, or will be ended; None if that is not known.
         preempt_time: when another job began to take its place; None if none did, or if it is back
             in the queue.
@@ -158,10 +154,6 @@ class JobFacts(NamedTuple):
     state: str
     reason: str = ""
     restarts: int = 0
-    requeue: bool = False
-    exit_code: str = ""
-    submit_time: float | None = None
-    start_time: float | None = None
     end_time: float | None = None
     preempt_time: float | None = None
     nodes: str = ""
@@ -177,17 +169,9 @@ class SlurmLimits(NamedTuple):
 
     Attributes:
         max_array_size: number of tasks that an array can have.
-        max_jobs: number of jobs that the controller holds, of all users.
-        kill_wait: seconds from SIGTERM to SIGKILL.
-        min_job_age: how long `job_facts` knows a job that has ended, seconds.
-        version: of Slurm, such as ``22.05.8``.
     """
 
     max_array_size: int = 1001
-    max_jobs: int = 10_000
-    kill_wait: float = 30.0
-    min_job_age: float = 300.0
-    version: str = ""
 
 
 # Commands
@@ -241,8 +225,16 @@ def _run(
     given: str | None = None,
     environ: Mapping[str, str] | None = None,
     holding: Collection[int] = (),
+    apart: bool = False,
 ) -> _Answer:
     """Call a command once.
+
+    Args:
+        words: of the command.
+        given: its standard input.
+        environ: its environment; None: that of a command that asks.
+        holding: descriptors that it has open.
+        apart: whether it is to get no signal of this process's terminal.
 
     Raises:
         SlurmMissing: it is not there.
@@ -260,6 +252,7 @@ def _run(
         errors="surrogateescape",
         env=_environ() if environ is None else environ,
         pass_fds=tuple(holding),
+        start_new_session=apart,
         timeout=TIMEOUT,
         check=False,
     )
@@ -409,10 +402,6 @@ def _facts(match: re.Match[str]) -> JobFacts:
         state=fields.get("JobState", ""),
         reason=_reason(match["head"]),
         restarts=int(restarts) if restarts.isdecimal() else 0,
-        requeue=fields.get("Requeue") == "1",
-        exit_code=fields.get("ExitCode", ""),
-        submit_time=_seconds(fields.get("SubmitTime")),
-        start_time=_seconds(fields.get("StartTime")),
         end_time=_seconds(fields.get("EndTime")),
         preempt_time=_seconds(fields.get("PreemptTime")),
         nodes=_value(fields.get("NodeList", "")),
@@ -445,8 +434,8 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
 
     Returns:
         "requeued": it starts again by itself, later, whatever its processes do. "preempted":
-        another job takes its place; it may run until its `JobFacts.end_time`, and whether it comes
-        back by itself after that `JobFacts.requeue` says; a job that ends before, does not.
+        another job takes its place; it may run until its `JobFacts.end_time`. A job that ends
+        before does not come back by itself.
         "timeout": its time is over. "node": a node is lost, and it does not start again by itself.
         "cancelled": somebody has cancelled it, and it must not be put back. None: it is not being
         ended, and the signal was all there is.
@@ -468,10 +457,13 @@ def node_names(nodelist: str) -> list[str]:
     """Returns the names in a list of nodes; none if it is empty.
 
     Raises:
-        Unfit: it is no list of nodes.
+        SlurmFailed: it is no list of nodes.
     """
     text = _value(nodelist.strip())
-    return expand_hosts(text) if text else []
+    try:
+        return expand_hosts(text) if text else []
+    except Unfit as unfit:
+        raise SlurmFailed("squeue", f"{text!r} is no list of nodes: {unfit.detail}") from None
 
 
 def limits() -> SlurmLimits:
@@ -492,20 +484,8 @@ _SETTING = re.compile(r"^(\w+) *= *(.*?) *$", re.MULTILINE)
 
 def parse_limits(text: str) -> SlurmLimits:
     """Returns what ``scontrol show config`` says of limits. Pure."""
-    fields = dict(_SETTING.findall(text))
-    default = SlurmLimits()
-
-    def number(name: str, otherwise: float) -> float:
-        found = re.match(r"\d+", fields.get(name, ""))
-        return float(found[0]) if found else otherwise
-
-    return SlurmLimits(
-        int(number("MaxArraySize", default.max_array_size)),
-        int(number("MaxJobCount", default.max_jobs)),
-        number("KillWait", default.kill_wait),
-        number("MinJobAge", default.min_job_age),
-        fields.get("SLURM_VERSION", ""),
-    )
+    found = dict(_SETTING.findall(text)).get("MaxArraySize", "")
+    return SlurmLimits(int(found)) if found.isdecimal() else SlurmLimits()
 
 
 # Batch files
@@ -539,6 +519,7 @@ def batch_text(
     output: str,
     name: str,
     array: tuple[int, int] | None = None,
+    retries: bool = False,
 ) -> str:
     """Return a batch file that runs a command once on each node.
 
@@ -550,10 +531,11 @@ def batch_text(
             array and ``%a`` the number of a task.
         name: of the job, unless the settings have one.
         array: number of tasks of an array, and how many of them may run at the same time.
+        retries: whether it may be put back into the queue when it fails, whatever ``requeue`` says.
 
     Raises:
+        ConfigError: a value cannot be written into a batch file.
         SlurmMissing: submitit is not installed.
-        Unfit: a value cannot be written into a batch file.
     """
     settings = cluster.settings
     options = _options(settings, name)
@@ -568,7 +550,7 @@ def batch_text(
     }
     taken_back = cluster.requeue
     counts = (taken_back.preempted, taken_back.timeout, taken_back.node_failure)
-    ours["requeue" if any(counts) else "no-requeue"] = True
+    ours["requeue" if retries or any(counts) else "no-requeue"] = True
     if array is not None:
         ours["array"] = f"0-{array[0] - 1}%{array[1]}"
     refused = {*ours, "requeue", "no-requeue", "array", "error"}
@@ -576,7 +558,10 @@ def batch_text(
     for key, value in {**further, **ours}.items():
         if any(character in str(value) for character in "\r\n\0"):
             message = f"cannot be an option of sbatch, as --{key} would be: it has several lines"
-            raise Unfit(message=message, code="text")
+            # what people have set may be a secret
+            shown = repr(value) if key in ours else ""
+            name_ = _SETTING_OF.get(key, f"cluster.{key.replace('-', '_')}")
+            raise _refused(name_, shown, message)
     lines = ["#!/bin/bash", "", *_directives(further, ours)]
     setup, teardown = (_lines(settings.get(key)) for key in ("setup", "teardown"))
     srun = _srun(options.get("cpus-per-task"), _lines(settings.get("srun_args")), command)
@@ -587,6 +572,19 @@ def batch_text(
     for part in (setup, run, after):
         lines += ["", *part] if part else []
     return "\n".join(lines) + "\n"
+
+
+_DIRECTORY_OF_RUN = "the run's directory"
+# How people say what is no setting of the cluster's own.
+_SETTING_OF = {
+    "chdir": _DIRECTORY_OF_RUN,
+    "output": _DIRECTORY_OF_RUN,
+    "job-name": "cluster.name",
+}
+
+
+def _refused(key: str, value: str, message: str) -> ConfigError:
+    return ConfigError((Diagnostic("cluster", key, value, message),))
 
 
 def _options(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -644,11 +642,12 @@ def _pattern(path: str) -> str:
     """Return a path as sbatch takes it, where ``%`` begins what it replaces.
 
     Raises:
-        Unfit: it has a backslash, with which sbatch replaces nothing.
+        ConfigError: it has a backslash, with which sbatch replaces nothing.
     """
     folder, separator, name = path.rpartition("/")
     if "\\" in path:
-        raise Unfit(message="cannot be written to by sbatch: it has a backslash", code="directory")
+        message = "cannot be written to by sbatch: it has a backslash"
+        raise _refused(_SETTING_OF["output"], repr(path), message)
     return folder.replace("%", "%%") + separator + name
 
 
@@ -665,7 +664,11 @@ def _srun(cpus: Any, further: Sequence[str], command: Sequence[str]) -> str:
     words += [f"--cpus-per-task={cpus}"] if cpus else []
     # One task's end is for the other tasks' supervisors to act on.
     words += ["--kill-on-bad-exit=0", "--wait=0"]
-    return shlex.join([*words, *further, *command])
+    # Slurm's announcement of the end may come before lllaunch is there to take note of it.
+    return shlex.join([*words, *further, *_DEAF, *command])
+
+
+_DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 
 
 # Orders
@@ -692,10 +695,12 @@ def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
         raise OutputError(path, error.strerror or str(error)) from error
     words = ("sbatch", "--parsable", path)
     try:
-        answer = _run(*words, environ=_submitting(text), holding=holding)
-    except subprocess.TimeoutExpired:
-        said = _NO_ANSWER.format(TIMEOUT)
-        raise SubmitFailed(shlex.join(words), said, unsure=True) from None
+        answer = _run(*words, environ=_submitting(text), holding=holding, apart=True)
+    except subprocess.TimeoutExpired as error:
+        told = _Answer(shlex.join(words), 1, "", _text(error.stderr))
+        # of a full controller it says so, and tries again by itself for longer than this waits
+        said = told.line if is_full(told.error) else _NO_ANSWER.format(TIMEOUT)
+        raise SubmitFailed(told.command, said, unsure=True) from None
     # 123, or 123;cluster
     id_, *_ = answer.out.strip().split(";")
     if answer.status == 0 and id_.isdecimal():
@@ -703,9 +708,17 @@ def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
     if answer.status == 0:
         said = f"expected the id of a job, got {answer.out.strip()!r}"
         raise SubmitFailed(answer.command, said, unsure=True)
-    unsure = bool(_BUSY.search(answer.error)) and not _NOT_SENT.search(answer.error)
-    code = ExitCode.CONFIG if is_mistake(answer.error) else ExitCode.ERROR
-    raise SubmitFailed(answer.command, answer.line, int(code), unsure)
+    mistake = is_mistake(answer.error)
+    # it may have tried several times, of which the last counts
+    last = answer.error.rstrip().rpartition("\n")[2]
+    refused = mistake or is_full(last) or _NOT_SENT.search(last)
+    code = ExitCode.CONFIG if mistake else ExitCode.ERROR
+    raise SubmitFailed(answer.command, answer.line, int(code), unsure=not refused)
+
+
+def _text(said: bytes | str | None) -> str:
+    # what a command had said when it was given up is bytes, whatever it was called with
+    return said.decode(errors="surrogateescape") if isinstance(said, bytes) else said or ""
 
 
 _ENVIRONMENT_NAMES = {
@@ -788,8 +801,10 @@ def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: boo
     again = _BUSY if signal is None else _NOT_SENT
     for chunk in _chunks(ids):
         answer = _ask(*words, *chunk, again=again)
-        if answer.status and not _OVER.search(answer.error):
-            raise SlurmFailed(answer.command, answer.line)
+        lines = [*filter(str.strip, answer.error.splitlines())]
+        others = [line for line in lines if not _OVER.search(line)]
+        if answer.status and (others or not lines):
+            raise SlurmFailed(answer.command, answer._replace(error="\n".join(others)).line)
 
 
 _OVER = re.compile(r"already completing or completed|Invalid job id", re.IGNORECASE)
@@ -815,7 +830,8 @@ def requeue(id: str) -> None:  # noqa: A002
 
 
 _FULL = re.compile(
-    r"SubmitJob|MaxSubmit|job submit limit|MaxJobCount|job count|temporarily unable to accept",
+    r"SubmitJob|MaxSubmit|job submit limit|MaxJobCount|job count|temporarily unable to accept"
+    r"|job queue full",
     re.IGNORECASE,
 )
 

@@ -186,11 +186,25 @@ class ClusterNode(NamedTuple):
     sources: Mapping[Path, Any] = {}
 
 
-def asks_for_cluster(cfg: DictConfig) -> bool:
-    """Return whether a config has a node ``cluster`` that is ours: a mapping with ``backend``."""
+def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
+    """Return whether a config has a node ``cluster`` that is ours; whatever it has, none raises.
+
+    Args:
+        cfg: the composed config.
+        users_own: whether it is that of an app of the user's own, whose nodes may have any names
+            and keys. There ``backend`` must be written out, and be one that we have; else it is
+            enough that the key is there.
+    """
     node = _node_of(cfg)
-    # `in` would look at its value
-    return node is not None and "backend" in node.keys()  # noqa: SIM118
+    if node is None:
+        return False
+    try:
+        plain: Any = OmegaConf.to_container(node, resolve=False)
+    except Exception:  # noqa: BLE001 - as in `_node_of`
+        return False
+    if not isinstance(plain, dict) or "backend" not in plain:
+        return False
+    return not users_own or plain["backend"] == BACKEND
 
 
 def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -203,10 +217,15 @@ def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
     Args:
         node: the launcher's node of the config, or its keys and values.
     """
-    cluster, given = node.get(KEY), _as_written(node)
+    given = _as_written(node)
+    try:
+        cluster: Any = node.get(KEY)
+    except Exception:  # noqa: BLE001 - as in `_node_of`
+        cluster = given[KEY]
     if cluster is None:
         return None
-    named = {"backend": cluster} if isinstance(cluster, str) else _as_written(cluster)
+    word = cluster if isinstance(cluster, str) else given[KEY]
+    named = _as_written(cluster) if isinstance(cluster, Mapping) else {"backend": word}
     beside = {name: given[name] for name in LAUNCHERS_KEYS if given.get(name) is not None}
     return {"backend": BACKEND, **beside, **named}
 
@@ -248,7 +267,13 @@ LAUNCHERS_KEYS = (*(name for name in _KNOWN if name != "backend"), *sorted(IGNOR
 
 
 def read_cluster(
-    cfg: DictConfig, reader: Reader, findings: Findings, *, strict: bool, reviewed: bool = False
+    cfg: DictConfig,
+    reader: Reader,
+    findings: Findings,
+    *,
+    strict: bool,
+    reviewed: bool = False,
+    users_own: bool = False,
 ) -> ClusterNode | None:
     """Reads ``cluster``.
 
@@ -258,11 +283,12 @@ def read_cluster(
         findings: takes what is wrong.
         strict: whether the name is ours alone: whatever else stands there is a mistake.
         reviewed: whether nothing is submitted: variables that are not set stand as empty text.
+        users_own: as `asks_for_cluster` has it.
 
     Returns:
         None if the run is one of this machine; of use only if nothing was found.
     """
-    if not asks_for_cluster(cfg):
+    if not asks_for_cluster(cfg, users_own=users_own):
         tree = reader.read(cfg, KEY) if strict else None
         if tree is not None and tree is not BROKEN:
             hint = f"{_HOW}; or give the key another name"
@@ -395,6 +421,7 @@ class _Reading:
             "snapshot": self._own("snapshot", read_snapshot),
         }
         given = {name: value for name, value in own.items() if value is not None}
+        self._check_delay(settings, own["signal_delay"] or _DEFAULTS.signal_delay)
         return ClusterNode(Cluster(settings, **given), own["nodes"], self._sources)
 
     def _backend(self, tree: Tree) -> None:
@@ -533,6 +560,16 @@ class _Reading:
                 source = self._sources.get((KEY, "additional_parameters", option))
                 tree = value if source is None else Withheld(value, source)
                 self._add(where, tree, _twice(by_option[option]))
+
+    def _check_delay(self, settings: Mapping[str, Any], delay: int) -> None:
+        """See to it that a run is told of its end after its beginning."""
+        name = next((name for name in ("timeout_min", "time") if name in settings), "")
+        minutes = str(settings.get(name, ""))
+        # sbatch's other forms are for sbatch to read
+        if minutes.isdecimal() and delay >= int(minutes) * 60:
+            message = f"is not less than the time limit, {KEY}.{name}"
+            unfit = Unfit(message=message, hint="the run would end as it begins", code=KEY)
+            self._add("signal_delay_s", self._items.get("signal_delay_s", delay), unfit)
 
     def _requeue(self) -> Requeue:
         tree, key = self._items.get("requeue"), f"{KEY}.requeue"

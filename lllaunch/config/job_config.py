@@ -53,7 +53,7 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
     """
     register_resolvers()
     root: Any = OmegaConf.to_container(cfg, resolve=False)
-    left_out = {*_LEFT_OUT, CLUSTER} if asks_for_cluster(cfg) else {*_LEFT_OUT}
+    left_out = {*_LEFT_OUT, CLUSTER} if asks_for_cluster(cfg, users_own=True) else {*_LEFT_OUT}
     own = {name: item for name, item in root.items() if name not in left_out}
     with watching(*_WATCHED) as calls:
         config: dict[str, Any] = _Writer(root, calls).container(cfg, own)

@@ -641,7 +641,7 @@ def resolve(
     register_resolvers()
     findings = Findings()
     root, secrets = _plain(cfg, outer)
-    asked = asks_for_cluster(cfg)
+    asked = asks_for_cluster(cfg, users_own=users_own)
     reviewed = submitted or not here
     here = here and (submitted or not asked)
     # where nothing is to run, secrets need not be there
@@ -651,7 +651,9 @@ def resolve(
     settings = Layers(key, outer).read(cfg, reader, findings)
     # of an app of the user's own it may be anything
     strict = entrypoint_required and not users_own
-    cluster = read_cluster(cfg, reader, findings, strict=strict, reviewed=reviewed)
+    cluster = read_cluster(
+        cfg, reader, findings, strict=strict, reviewed=reviewed, users_own=users_own
+    )
     if cluster is not None:
         cluster, settings = with_nodes(cluster, settings)
     around = HostContext(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from lllaunch.config.cluster import LAUNCHERS_KEYS, read_snapshot
+from lllaunch.config.cluster import BACKEND, LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
 from lllaunch.config.fields import (
     Findings,
+    did_you_mean,
     known_items,
     read_choice,
     read_count,
@@ -104,6 +105,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
     written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings, submits=submits))
     known_items(written, key, names, synonyms, findings)
+    _expect_cluster(node, key, findings)
     items = Reader(findings).read_items(node, key, SWEEP_KEYS)
     reading = _Reading(items, key, findings)
     policy = SweepPolicy(
@@ -122,6 +124,14 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     )
     findings.raise_if_any([f"{key}.{name}" for name in SWEEP_KEYS])
     return settings
+
+
+def _expect_cluster(node: Mapping[str, Any], key: str, findings: Findings) -> None:
+    """Note a cluster that there is none of: its jobs would run here."""
+    backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
+    if backend != BACKEND:
+        hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
+        findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
 
 
 class _Reading:

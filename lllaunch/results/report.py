@@ -20,11 +20,10 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
 from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, read_run, state_of
 from lllaunch.run.causes import signal_name
-from lllaunch.run.directory import EVENTS, RESULT
+from lllaunch.run.directory import EVENTS, RESULT, SUBMISSION
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
 from lllaunch.run.result import ResultFile
-from lllaunch.run.submission import SUBMISSION
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import read_journal
@@ -341,8 +340,9 @@ def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> 
     name = " ".join(overrides) or "run"
     events = os.path.join(found.path, EVENTS)
     over = result is not None and not _goes_on(events, result.ended_ns)
-    entry = read_run(found)[0] if SUBMISSION in found.names else None
-    if entry is not None and entry.queue:
+    entry, own = read_run(found) if SUBMISSION in found.names else (None, result)
+    if entry is not None and (entry.queue or own is None):
+        # what is there is an earlier run's
         over = False
     if result is not None and over:
         case = run_case(result, tree, _logs(result, "", hide), name)

@@ -25,16 +25,16 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled, is_recent, queue_text
-from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT
+from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT, SUBMISSION
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import SIGNED, launcher_is_dead
 from lllaunch.run.result import ResultFile
 from lllaunch.run.submission import (
-    SUBMISSION,
     BatchEnded,
     BatchSignalled,
     BatchStarted,
+    account_of,
     read_history,
     read_submission,
 )
@@ -665,6 +665,9 @@ def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
     said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
     queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
     sweep = replace(sweep, counts=counts, queue=queue)
+    if not queue and counts.keys() <= {"waiting", "not_run"}:
+        # it was refused, or ended, before anything was submitted
+        return sweep
     if sweep.state in {"running", "signalled"} and not queue:
         return sweep
     if queue:
@@ -731,6 +734,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
     # what was not submitted goes on with the launcher alone
     state = _state_of_sweep(sweep.path, result.exit_code) if submitted else sweep.state
     queue = queue or BatchQueue()
+    arrays: dict[int, tuple[Submission, int]] | None = None
     for job in result.jobs:
         ended = job.result
         entry = ListEntry(
@@ -746,16 +750,61 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
             job=job.job,
             load_overrides=partial(redacted_overrides, job.overrides),
         )
-        yield _submitted_job(entry, queue) if submitted and job.directory else entry
+        if not (submitted and job.directory):
+            yield entry
+            continue
+        found = FoundDirectory(entry.path, "run", _contents(entry.path)[0])
+        if SUBMISSION in found.names:
+            run, _ = read_run(found, queue)
+        elif job.state != "started" or is_held(lock_of("run", entry.path)):
+            yield entry
+            continue
+        else:
+            if arrays is None:
+                arrays = _tasks_of_jobs(sweep.path)
+            submission = _submission_of(arrays.get(job.job), entry.path, queue)
+            if submission is None:
+                # written down before it was submitted, which it was not
+                yield replace(entry, state="waiting" if state == "running" else "not_run")
+                continue
+            run, _ = _read_submitted(found, submission, queue)
+        yield replace(run, kind="job", job=entry.job, load_overrides=entry.load_overrides)
 
 
-def _submitted_job(job: ListEntry, queue: BatchQueue) -> ListEntry:
-    """Return what is known of a job by now; the same if it was not submitted."""
-    names, _ = _contents(job.path)
-    if SUBMISSION not in names:
-        return job
-    run, _ = read_run(FoundDirectory(job.path, "run", names), queue)
-    return replace(run, kind="job", job=job.job, load_overrides=job.load_overrides)
+def _tasks_of_jobs(sweep: str) -> dict[int, tuple[Submission, int]]:
+    """Return which array each job of a sweep was last made ready in, and the index of its task."""
+    # not every sweep was submitted, and nearly none was broken off meanwhile
+    from lllaunch.sweep.arrays import known_arrays  # noqa: PLC0415
+
+    return {
+        job.number: (array.submission, index)
+        for array in known_arrays(os.path.abspath(sweep))
+        for index, task in enumerate(array.tasks)
+        for job in task
+    }
+
+
+def _submission_of(
+    task: tuple[Submission, int] | None, directory: str, queue: BatchQueue
+) -> Submission | None:
+    """Return what was submitted of a job whose launcher did not come to write it down.
+
+    Args:
+        task: the submission of the array that it is in, and the index of its task.
+        directory: of the job.
+        queue: of the cluster.
+
+    Returns:
+        None if it was not, as far as anybody knows.
+    """
+    if task is None:
+        return None
+    array, index = task
+    of_array = array.job or queue.array_in(array.directory)
+    known = f"{of_array}_{index}" if of_array else account_of(directory).job
+    if not (known and queue.holds(known)) and not read_history(directory):
+        return None
+    return array._replace(job=known, directory="")
 
 
 def _state_of_job(job: JobHistory, sweep: str) -> str:

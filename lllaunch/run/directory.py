@@ -28,6 +28,8 @@ LOCK_NAME = ".lllaunch.lock"
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
+SUBMISSION = "submission.json"
+"""What was submitted to a cluster (`lllaunch.run.submission`)."""
 ATTEMPT = re.compile(r"attempt_(\d+)")
 """The name of an attempt's directory."""
 
@@ -50,7 +52,12 @@ class RunDirectory(HeldDirectory):
 
     @classmethod
     def claim(
-        cls, path: str, patience: float = 0.0, say: Callable[[str], object] | None = None
+        cls,
+        path: str,
+        patience: float = 0.0,
+        say: Callable[[str], object] | None = None,
+        *,
+        alone: bool = False,
     ) -> RunDirectory:
         """Makes the directory if need be and takes it for this launcher.
 
@@ -59,6 +66,7 @@ class RunDirectory(HeldDirectory):
             patience: how long to wait for the workers of a launcher that has ended, seconds. A
                 launcher that lives is not waited for.
             say: gets a line for people if that takes longer than a moment.
+            alone: as `lllaunch.run.lock.lock_directory` has it.
 
         Raises:
             ConfigError: another live run holds it, or workers of one whose launcher has ended do.
@@ -66,7 +74,8 @@ class RunDirectory(HeldDirectory):
         """
         path = os.path.abspath(path)
         made = _missing(path)
-        held = cls(path, lock_directory(path, LOCK_NAME, "launch.log_dir", "run", patience, say))
+        lock = lock_directory(path, LOCK_NAME, "launch.log_dir", "run", patience, say, alone=alone)
+        held = cls(path, lock)
         held.made = made
         return held
 

@@ -176,20 +176,19 @@ class _Run:
         )
         nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:
-            if job is not None and job.early is not None:
-                signal.raise_signal(job.early)
             try:
                 write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
-                if self._spec.nodes is not None:
-                    # the launcher of one node does without
-                    from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
-
-                    nodes = RunNodes(self._spec, directory, observer, shared_plan or {})
-                group = nodes.group if nodes is not None else None
-                earlier = directory.next_attempt() if job is not None and job.continues else 0
-                signum = run_group(
-                    self._spec, directory, observer, signals, spawner, targets, group, earlier
-                )
+                if job is not None and job.early is not None:
+                    # there is no time to begin
+                    job.signalled(job.early)
+                    signum = signal.SIGTERM
+                else:
+                    nodes = self._nodes(directory, observer, shared_plan)
+                    group = nodes.group if nodes is not None else None
+                    earlier = directory.next_attempt() if job is not None and job.continues else 0
+                    signum = run_group(
+                        self._spec, directory, observer, signals, spawner, targets, group, earlier
+                    )
             except LaunchError as error:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
@@ -209,6 +208,19 @@ class _Run:
             if ended is not None:
                 ended(outcome.exit_code)
         return outcome
+
+    def _nodes(
+        self,
+        directory: RunDirectory,
+        observer: RunObserver,
+        shared_plan: Mapping[str, Any] | None,
+    ) -> RunNodes | None:
+        if self._spec.nodes is None:
+            return None
+        # the launcher of one node does without
+        from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
+
+        return RunNodes(self._spec, directory, observer, shared_plan or {})
 
     def outcome(self, signum: int | None = None) -> RunOutcome:
         """What became of the run so far."""

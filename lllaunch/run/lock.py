@@ -90,6 +90,8 @@ def lock_directory(
     kind: Literal["run", "sweep"],
     patience: float = 0.0,
     say: Callable[[str], object] | None = None,
+    *,
+    alone: bool = False,
 ) -> int | None:
     """Takes a directory for this process, making it if need be.
 
@@ -101,6 +103,8 @@ def lock_directory(
         patience: how long to wait for what a launcher that has ended has left, seconds. A launcher
             that lives is not waited for.
         say: gets a line for people if that takes longer than a moment.
+        alone: whether it is known that no launcher that lives has it: the file server may take a
+            while to see that the machine of the last one is gone.
 
     Returns:
         a descriptor whose closing gives the lock back, or None on a file system without locks,
@@ -133,7 +137,7 @@ def lock_directory(
         if not taken:
             waited, ended = time.monotonic() - began, launcher_is_dead(file)
             # what this launcher had itself, its spawner gives back in a moment
-            passing = ended or _signer(file) == os.getpid()
+            passing = alone or ended or _signer(file) == os.getpid()
             if waited >= max(patience if passing else min(patience, _MOMENT), _SHORT):
                 raise ConfigError((_refusal(path, file, key, kind, ended=ended),))
             if say is not None and ended and waited >= _MOMENT:

@@ -197,7 +197,9 @@ def _claim(path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(path)
-    os.mkdir(path)
+    # git knows of a file only whether it can be run, so that one that others must not read would be
+    # one that they can
+    os.mkdir(path, 0o700)
 
 
 def _failed(error: OSError, path: str, **hint: str) -> SnapshotFailed:
@@ -571,6 +573,9 @@ def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
     trees = [snapshot.commit, snapshot.tree_commit]
     if not snapshot.commit:
         trees = ["--root", "--no-commit-id", snapshot.tree_commit]
+    with open(os.open(snapshot.diff, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        # of an earlier snapshot it may be there
+        os.fchmod(file.fileno(), 0o600)
     git = Git(repository.top, [*_SETTINGS, *diff, *output, *trees], repository.environ)
     answer = git.end(_DIFF_PATIENCE)
     cut = ""

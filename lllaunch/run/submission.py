@@ -12,15 +12,17 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from signal import Signals
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Fields, read_json
+from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text, write_all
+from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import Requeue
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.snapshot import Snapshot
 
-SUBMISSION = "submission.json"
 HISTORY = "submission.jsonl"
 LOG = "launcher.log"
 """What the run's launcher says in the batch job, in the run's directory."""
@@ -208,6 +209,8 @@ class EndFacts(NamedTuple):
         cancelled: whether somebody has cancelled the batch job.
         taken_back: whether Slurm takes it back into the queue itself.
         lost_node: whether the run has lost one of its nodes. It often notices before Slurm does.
+        unexplained: whether it was SIGTERM and nobody says why. It may have been cancelled: to put
+            it back would undo that.
     """
 
     exit_code: int
@@ -218,6 +221,11 @@ class EndFacts(NamedTuple):
     cancelled: bool = False
     taken_back: bool = False
     lost_node: bool = False
+    unexplained: bool = False
+
+
+# What goes wrong each time: the plan is wrong, is not the reviewed one, or gets no further.
+_IN_VAIN = frozenset({int(ExitCode.CONFIG), int(ExitCode.REFUSED), 7})
 
 
 class Account:
@@ -302,16 +310,16 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
         facts: what is known of its end.
         limits: how often it goes back.
     """
-    code = facts.exit_code
-    if facts.cancelled:
-        return BatchEnded(code, "it was cancelled")
+    code, left = facts.exit_code, facts.seconds_left
+    near = left is not None and left <= limits.signal_delay + _EARLY
+    reason = _settled(facts, near=near)
+    if reason is not None:
+        return BatchEnded(code, reason)
     if not (facts.signalled or facts.lost_node):
         return _try_again(account, facts, limits)
     otherwise: RequeueCause = "node_failure" if facts.lost_node else "preempted"
     if facts.taken_back:
         return Requeued(otherwise, "slurm")
-    left = facts.seconds_left
-    near = left is not None and left <= limits.signal_delay + _EARLY
     cause = facts.cause or ("timeout" if near else otherwise)
     most = getattr(limits.requeue, cause)
     count = account.count(cause)
@@ -319,6 +327,22 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
         text = f"it {_ENDED[cause]} {_times(count + 1)}, and cluster.requeue.{cause} is {most}"
         return BatchEnded(code, text)
     return Requeued(cause, "lllaunch")
+
+
+def _settled(facts: EndFacts, *, near: bool) -> str | None:
+    """Return why a run is over, whatever the limits are; None if it may go back.
+
+    Args:
+        facts: of its end.
+        near: whether its time limit was.
+    """
+    if facts.exit_code in _IN_VAIN:
+        return ""
+    if facts.cancelled:
+        return "it was cancelled"
+    if facts.unexplained and not near:
+        return "it was ended by SIGTERM, and Slurm does not say why"
+    return None
 
 
 def _try_again(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
@@ -421,6 +445,7 @@ class BatchJob:
         leads: whether this is the job's first node, whose launcher writes and decides.
         continues: whether the run has started before.
         announced: whether a signal has announced the job's end.
+        signal: which one; else None.
         early: such a signal, if it came before the run could act on it; else None.
         seconds_left: how long before that; None if none has, or nobody says.
         ran: whether what was to run has run, to whatever end.
@@ -435,6 +460,7 @@ class BatchJob:
     leads: bool = True
     continues: bool = False
     announced: bool = False
+    signal: int | None = None
     early: int | None = None
     seconds_left: float | None = None
     ran: bool = False
@@ -453,11 +479,11 @@ class BatchJob:
         Args:
             signum: the signal that did.
         """
-        self.announced = True
+        self.announced, self.signal = True, signum
         if self.end_time is not None:
             self.seconds_left = max(0.0, self.end_time - now_ns() / 1e9)
         if self.leads:
-            event = BatchSignalled(signal.Signals(signum).name)
+            event = BatchSignalled(Signals(signum).name)
             self.account.add(event)
             # whatever it is that cannot be written, the run is to end in time
             with contextlib.suppress(Exception):

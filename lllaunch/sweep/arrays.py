@@ -19,7 +19,6 @@ from lllaunch.run.submission import Submission, read_submission
 from lllaunch.spec import Cluster
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.sweep.pool import Need, need_of
-from lllaunch.sweep.protocol import SpawnerKey
 
 TASKS = "tasks.json"
 OUTPUT = "%a.log"
@@ -32,12 +31,10 @@ class ArrayJob(NamedTuple):
     Attributes:
         number: of the job in its sweep.
         directory: of its run, absolute.
-        warm: which spawner it can share with others of its task; None for none.
     """
 
     number: int
     directory: str
-    warm: SpawnerKey | None = None
 
 
 class Array(NamedTuple):
@@ -142,27 +139,14 @@ def read_tasks(directory: str) -> tuple[tuple[ArrayJob, ...], ...]:
 
 
 def _plain(job: ArrayJob) -> dict[str, Any]:
-    return {"job": job.number, "directory": job.directory, "warm": job.warm}
+    return {"job": job.number, "directory": job.directory}
 
 
 def _job(fields: Fields) -> ArrayJob | None:
     number, directory = fields.integer("job"), fields.text("directory")
     if number is None or not directory:
         return None
-    return ArrayJob(number, directory, _spawner_key(fields.value("warm")))
-
-
-def _spawner_key(warm: Any) -> SpawnerKey | None:
-    """Return which spawner a job shares; none if that cannot be read, which costs time only."""
-    try:
-        preload, cwd, changes = warm
-        pairs = tuple((name, value) for name, value in changes)
-        texts = [*preload, cwd, *(name for name, _ in pairs)]
-    except (TypeError, ValueError):
-        return None
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    return SpawnerKey(tuple(preload), cwd, pairs)
+    return ArrayJob(number, directory)
 
 
 class KnownArray(NamedTuple):

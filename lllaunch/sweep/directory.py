@@ -9,10 +9,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.run.directory import EVENTS, PLAN, RESULT
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import naming
 from lllaunch.run.lock import HeldDirectory, lock_directory
-from lllaunch.run.submission import SUBMISSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +100,7 @@ class SweepDirectory(HeldDirectory):
             if name.isascii()
             and name.isdecimal()
             and len(name) <= _LONGEST
-            and not self._is_only_ready(name)
+            and not (ARRAYS in names and self._is_only_ready(name))
         )
 
     def _is_only_ready(self, name: str) -> bool:

@@ -14,7 +14,6 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.run.directory import RESULT
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import write_atomic
-from lllaunch.run.submission import HISTORY, SUBMISSION
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -336,20 +335,18 @@ _LONGEST = 300  # characters of a root cause
 def forget_result(directory: str) -> None:
     """Take away the result.json of an earlier run in a directory, before a job starts there.
 
-    So what is there afterwards is the job's, whatever the clocks say. What tells that the earlier
-    one was submitted to a cluster, and what became of that, goes with it.
+    So what is there afterwards is the job's, whatever the clocks say.
 
     Raises:
         OutputError: it cannot be taken away.
     """
-    for name in (RESULT, HISTORY, SUBMISSION):
-        path = os.path.join(directory, name)
-        try:
-            os.unlink(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise OutputError(path, error.strerror or str(error)) from error
+    path = os.path.join(directory, RESULT)
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
 
 
 def read_result(directory: str) -> ResultFile | None:

@@ -18,6 +18,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.files import naming
 from lllaunch.run.lock import PATIENCE
+from lllaunch.run.submission import forget_submission
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory
 from lllaunch.sweep.history import (
     SweepHistory,
@@ -369,7 +370,11 @@ class JobRecords:
         self.composed(job.number, answer)
         self._keep_composed(job.number)
         if answer.directory:
-            forget_result(os.path.join(self._base, answer.directory))
+            directory = os.path.join(self._base, answer.directory)
+            forget_result(directory)
+            if self._journal is not None:
+                # in a batch job, where there is no journal, it is this one's
+                forget_submission(directory)
         if self._journal is not None:
             self._journal.append(StartedRecord(job.number, job.attempt, job.lease, job.pid))
 

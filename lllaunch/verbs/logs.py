@@ -17,8 +17,8 @@ from lllaunch.errors import Unfit
 from lllaunch.files import read_text
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import LATEST, NoSuchRun, entry_now, is_held, locate, lock_of, read_run
-from lllaunch.run.directory import ATTEMPT, EVENTS
-from lllaunch.run.submission import LOG, SUBMISSION
+from lllaunch.run.directory import ATTEMPT, EVENTS, SUBMISSION
+from lllaunch.run.submission import LOG
 from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.workers.tail import Follower
 

@@ -19,7 +19,7 @@ from lllaunch.console.table import GAP, Row, aligned, cells, padded
 from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
-from lllaunch.results.queue import NO_ANSWER
+from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.store import (
     LATEST,
     ListEntry,
@@ -94,9 +94,10 @@ def _show(given: argparse.Namespace) -> None:
     found, cwd = locate(given.run), os.getcwd()
     found = found._replace(path=os.path.abspath(found.path))
     if found.kind == "sweep":
-        entry, sweep = read_sweep(found.path)
+        queue = BatchQueue()
+        entry, sweep = read_sweep(found.path, queue)
         if sweep is not None and os.path.isdir(os.path.join(found.path, ARRAYS)):
-            live = {job.job: job for job in jobs_of(entry) if job.batch_job}
+            live = {job.job: job for job in jobs_of(entry, queue) if job.batch_job}
             sweep = replace(
                 sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs)
             )

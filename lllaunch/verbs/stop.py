@@ -7,9 +7,9 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import shown_path
+from lllaunch.console.wording import counted, shown_path
 from lllaunch.linux.process import send_signal, wait_readable
-from lllaunch.results.queue import NO_ANSWER, cancelled
+from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
 from lllaunch.results.store import (
     LATEST,
     NoSuchRun,
@@ -23,6 +23,7 @@ from lllaunch.results.store import (
 )
 from lllaunch.run.lock import open_launcher
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
+from lllaunch.sweep.directory import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines
 from lllaunch.verbs.wait import outcome_text, until_over, until_released
 
@@ -68,15 +69,21 @@ def _stop(given: argparse.Namespace) -> None:
     found = locate(given.run)
     lock = lock_of(found.kind, found.path)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
-    entry = entry_now(found)
+    queue = BatchQueue()
+    entry = entry_now(found, queue)
+    held = is_held(lock)
+    if held and found.kind == "sweep" and os.path.isdir(os.path.join(found.path, ARRAYS)):
+        # it would submit more
+        _end_submitting(lock)
+        queue.forget()
+        entry, held = entry_now(found, queue), is_held(lock)
     if entry.queue:
-        _cancel(found, entry, where, now=given.now)
+        _cancel(found, where, queue, now=given.now)
         print_lines([f"{where}: {outcome_text(until_over(found))}"])
         return
     if entry.batch_job:
         print_lines([f"{where}: is over: {outcome_text(entry)}"])
         return
-    held = is_held(lock)
     if held is False:
         print_lines([f"{where}: is over: {outcome_text(entry_of(found))}"])
         return
@@ -96,25 +103,55 @@ def _stop(given: argparse.Namespace) -> None:
     finally:
         os.close(pidfd)
     until_released(lock)
-    print_lines([f"{where}: {outcome_text(entry_now(found))}"])
+    queue.forget()
+    entry = entry_now(found, queue)
+    if entry.queue:
+        # it was submitted meanwhile
+        _cancel(found, where, queue, now=given.now)
+        entry = entry_now(found)
+    print_lines([f"{where}: {outcome_text(entry)}"])
 
 
-def _cancel(found: FoundDirectory, entry: ListEntry, where: str, *, now: bool) -> None:
+def _end_submitting(lock: str) -> None:
+    """End the launcher of a sweep, which leaves its jobs in the queue, if it is of this machine.
+
+    Raises:
+        OutputError: it may not be looked at.
+    """
+    pidfd = open_launcher(lock)
+    if pidfd is None:
+        return
+    try:
+        send_signal(pidfd, signal.SIGTERM)
+    finally:
+        os.close(pidfd)
+    until_released(lock)
+
+
+def _cancel(found: FoundDirectory, where: str, queue: BatchQueue, *, now: bool) -> None:
     """Cancel the batch jobs of a run or a sweep, and wait until they are over.
 
     Raises:
-        NoSuchRun: the cluster does not answer.
+        NoSuchRun: the cluster does not answer, or other runs are in the same batch job.
         SlurmFailed: it did not do it.
     """
     from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
 
+    entry = entry_now(found, queue)
     if NO_ANSWER in entry.queue:
         raise NoSuchRun(where, "is on a cluster, and Slurm cannot be asked", "stop it from there")
+    others = _others_of(entry, queue) if entry.kind == "run" else 0
+    if others:
+        reason = f"shares its batch job with {counted(others, 'other')}"
+        hint = f"stop the sweep, or end all of these with 'scancel {entry.batch_job}'"
+        raise NoSuchRun(where, reason, hint)
     cancelled_at: dict[str, int] = {}
+    paths: dict[str, None] = {}
 
-    def cancel(entry: ListEntry) -> None:
+    def cancel(entry: ListEntry, queue: BatchQueue) -> None:
         """Cancel what goes on, once for each time that it came into the queue."""
-        jobs = [job for job in _open_jobs(entry) if job.batch_job]
+        jobs = [job for job in _open_jobs(entry, queue) if job.batch_job]
+        paths.update((job.path, None) for job in jobs)
         times = {job.batch_job: account_of(job.path).requeues for job in jobs}
         due = [job for job in jobs if cancelled_at.get(job.batch_job) != times[job.batch_job]]
         running = {job.batch_job for job in due if job.state == "running"}
@@ -126,16 +163,30 @@ def _cancel(found: FoundDirectory, entry: ListEntry, where: str, *, now: bool) -
             slurm.cancel({job.batch_job for job in due})
         cancelled_at.update(times)
 
-    before = [job.path for job in _open_jobs(entry)]
     until_over(found, cancel)
-    for path in before:
+    for path in paths:
         # what had not started, or was killed at once, has not said how it ended
         history = read_history(path)
         if not history or not isinstance(history[-1][1], BatchEnded):
             append(path, cancelled(history))
 
 
-def _open_jobs(entry: ListEntry) -> list[ListEntry]:
+def _others_of(entry: ListEntry, queue: BatchQueue) -> int:
+    """Return how many other runs that are not over a run's batch job has."""
+    from lllaunch.sweep.arrays import read_tasks  # noqa: PLC0415 - few are of an array
+
+    _, separator, index = entry.batch_job.rpartition("_")
+    if not separator:
+        return 0
+    directory = next((job.directory for job in queue.with_id(entry.batch_job)), "")
+    tasks = read_tasks(directory) if directory else ()
+    task = tasks[int(index)] if int(index) < len(tasks) else ()
+    own = os.path.realpath(entry.path)
+    others = (job.directory for job in task if os.path.realpath(job.directory) != own)
+    return sum(not isinstance(account_of(path).last, BatchEnded) for path in others)
+
+
+def _open_jobs(entry: ListEntry, queue: BatchQueue) -> list[ListEntry]:
     """Return a run, or those of a sweep, whose batch job is not over."""
-    entries = [*jobs_of(entry)] if entry.kind == "sweep" else [entry]
+    entries = [*jobs_of(entry, queue)] if entry.kind == "sweep" else [entry]
     return [each for each in entries if each.queue]

@@ -13,7 +13,17 @@ from lllaunch.console.wording import shown_path
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import LATEST, STATES, ListEntry, entry_now, locate, lock_of
+from lllaunch.results.store import (
+    LATEST,
+    STATES,
+    ListEntry,
+    entry_now,
+    is_held,
+    jobs_of,
+    locate,
+    lock_of,
+)
+from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines
 
@@ -31,6 +41,8 @@ its batch job; or 'latest', the default: what was started last from here."""
 
 # Between two questions to a cluster, seconds: at first, and at most.
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0
+# A batch job that is gone from the queue without a word is so at so many looks.
+_LOOKS = 3
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,13 +71,13 @@ def _wait(given: argparse.Namespace) -> int:
 
 
 def until_over(
-    found: FoundDirectory, look: Callable[[ListEntry], object] | None = None
+    found: FoundDirectory, look: Callable[[ListEntry, BatchQueue], object] | None = None
 ) -> ListEntry:
     """Wait until a run or a sweep is over, here or on a cluster.
 
     Args:
         found: where it is.
-        look: called with what is known of it, each time that a cluster was asked.
+        look: called with what is known of it and the queue, each time that a cluster was asked.
 
     Returns:
         What became of it.
@@ -74,23 +86,40 @@ def until_over(
         OutputError: as `until_released` has it.
     """
     queue, pause = BatchQueue(), _PAUSE
-    entry = entry_now(found, queue)
-    silent = False
-    while entry.queue:
-        if look is not None:
-            look(entry)
-        if not queue.answers and not silent:
-            silent = True
-            complain("Slurm cannot be asked; waiting until the files of the run say its end")
+    lock = lock_of(found.kind, found.path)
+    gone, silent = 0, False
+    while True:
+        queue.forget()
+        entry = entry_now(found, queue)
+        if entry.queue:
+            gone = 0
+            if look is not None:
+                look(entry, queue)
+            if not queue.answers and not silent:
+                silent = True
+                complain("Slurm cannot be asked; waiting until the files of the run say its end")
+        elif look is not None and entry.kind == "sweep" and is_held(lock):
+            # its launcher may submit more, which is to be looked at
+            gone = 0
+        else:
+            if not entry.batch_job:
+                until_released(lock)
+                entry = entry_now(found, queue)
+            if not entry.queue:
+                gone += 1
+                if gone >= _LOOKS or not _may_come_back(entry, queue):
+                    return entry
         # nobody tells of a change there, and its scheduler is not to be asked too often
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
-        queue.forget()
-        entry = entry_now(found, queue)
-    if entry.batch_job:
-        return entry
-    until_released(lock_of(found.kind, found.path))
-    return entry_now(found, queue)
+
+
+def _may_come_back(entry: ListEntry, queue: BatchQueue) -> bool:
+    """Return whether a batch job is gone without a word: one that is put back is for a moment."""
+    jobs = jobs_of(entry, queue) if entry.kind == "sweep" else [entry]
+    return any(
+        job.batch_job and not isinstance(account_of(job.path).last, BatchEnded) for job in jobs
+    )
 
 
 def until_released(lock: str) -> None:

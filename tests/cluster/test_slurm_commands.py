@@ -84,12 +84,11 @@ def test_what_slurm_knows_of_a_job(slurm: Slurm, folder: Path) -> None:
     slurm.until_state(job, "RUNNING")
     facts = commands.job_facts(job)
     assert facts is not None
-    assert facts.start_time is not None
-    assert facts.end_time == facts.start_time + 420
-    assert began - 2 < facts.start_time < time.time() + 2
-    told = (facts.id, facts.state, facts.reason, facts.restarts, facts.requeue, facts.directory)
-    assert told == (job, "RUNNING", "None", 0, False, str(folder))
-    assert (facts.name, facts.preempt_time, facts.exit_code) == ("a name", None, "0:0")
+    assert facts.end_time is not None
+    assert began - 2 < facts.end_time - 420 < time.time() + 2
+    told = (facts.id, facts.state, facts.reason, facts.restarts, facts.directory)
+    assert told == (job, "RUNNING", "None", 0, str(folder))
+    assert (facts.name, facts.preempt_time) == ("a name", None)
     assert commands.ending(facts, 0) is None
     assert commands.job_facts("4") is None
     assert commands.job_facts("4_1") is None
@@ -285,9 +284,7 @@ def test_what_the_environment_asks_for_counts_less_than_the_config(
 
 
 def test_limits_are_those_of_the_site(slurm: Slurm, folder: Path) -> None:
-    found = commands.limits()
-    assert found == (1001, 10_000, 5.0, 3600.0, found.version)
-    assert found.version
+    assert commands.limits().max_array_size == 1001
     slurm.configure(MaxArraySize=5)
     assert commands.limits().max_array_size == 5
     job = submit(folder, "true", array=(5, 5))

@@ -516,11 +516,50 @@ def test_stop_ends_all_jobs_of_a_sweep(slurm: Slurm, sweeps: Sweeps, lives: bool
     assert {note["job"] for note in sweeps.notes("saved")} == {0, 1}
     if lives:
         ended = launcher.finish(SECONDS)
-        assert ended.code == 6, ended.err
-        assert sweeps.states() == {0: "signalled", 1: "signalled", 2: "skipped"}
-        assert "0 of 3 jobs succeeded" in ended.err
+        # it would submit more, and is ended first
+        assert ended.code == 143, ended.err
+    assert sweeps.listed()[1] == dict.fromkeys(range(3), "signalled")
     assert set(sweeps.starts()) == {0, 1}
     assert sweeps.verb("wait", "sweep").returncode not in {0, 2}
+
+
+def test_stop_of_a_sweep_whose_launcher_waits_for_room(slurm: Slurm, sweeps: Sweeps) -> None:
+    slurm.configure(MaxArraySize=2)
+    launcher = sweeps.start("x=range(4)", "does=wait", env=sweeps.tool("sbatch", FULL))
+    launcher.said("2 jobs not submitted yet, as the site takes no more now")
+    sweeps.until_started(0, 1)
+    (sweeps.root / "room").touch()
+    stopped = sweeps.verb("stop", "sweep")
+    assert stopped.returncode == 0, stopped.stderr
+    assert launcher.finish(SECONDS).code == 143
+    assert slurm.queue() == []
+
+
+def test_what_a_killed_launcher_has_submitted_is_known_and_ended(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    path = sweeps.tool("sbatch", KILLING)
+    killed = sweeps.start("x=range(2)", "does=wait", env=path)
+    assert killed.process.wait(SECONDS) == -signal.SIGKILL
+    assert set(sweeps.listed()[1].values()) == {"not_run"}
+    (sweeps.root / "go-on").touch()
+    until(slurm.queue, "jobs")
+    assert set(sweeps.listed()[1].values()) <= {"queued", "running"}
+    stopped = sweeps.verb("stop", "sweep")
+    assert stopped.returncode == 0, stopped.stderr
+    assert slurm.queue() == []
+    assert set(sweeps.listed()[1].values()) == {"signalled"}
+
+
+def test_ctrl_c_while_jobs_are_composed_submits_nothing(slurm: Slurm, sweeps: Sweeps) -> None:
+    path = sweeps.tool("scontrol", 'touch composed\nsleep 3\nexec $REAL "$@"')
+    launcher = sweeps.start("x=range(5)", env=path)
+    until((sweeps.root / "composed").exists, "all jobs composed")
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.finish(SECONDS).code == 143
+    assert slurm.queue() == []
+    assert sweeps.submitted() == []
+    assert sweeps.verb("wait", "sweep").returncode == 143
 
 
 # A user's own app
@@ -719,6 +758,28 @@ def test_where_the_site_takes_no_more_jobs_the_launcher_goes_on_later(
     assert {job["tries"] for job in sweeps.document()["jobs"]} == {1}
 
 
+def test_what_a_resume_submits_shares_the_limit_of_what_is_in_the_queue(
+    slurm: Slurm, sweeps: Sweeps
+) -> None:
+    slurm.configure(MaxArraySize=2)
+    jobs = ("x=range(4)", "does=wait", "cluster.array_parallelism=1")
+    launcher = sweeps.start(*jobs, env=sweeps.tool("sbatch", FULL))
+    launcher.said("2 jobs not submitted yet, as the site takes no more now")
+    launcher.kill()
+    sweeps.until_started(0)
+    second = sweeps.start("hydra.launcher.resume=sweep", *jobs)
+    second.said("2 jobs that an earlier launcher has submitted are followed")
+    until(lambda: len(slurm.queue()) == 4, "the others", SECONDS)
+    sweeps.go()
+    ended = second.finish(SECONDS)
+    assert ended.code == 0, ended.err
+    assert sweeps.starts() == dict.fromkeys(range(4), 1)
+    # what runs after another has begun no earlier than that has ended
+    ends = [note["time"] for note in sweeps.notes("end") if note["job"] < 2]
+    assert min(note["time"] for note in sweeps.notes() if note["job"] >= 2) > max(ends)
+    assert most_at_a_time(sweeps) == 1
+
+
 # The launcher, of little patience.
 HASTY = """
 import runpy, sys
@@ -759,6 +820,24 @@ def test_a_cluster_that_does_not_answer_is_asked_again_and_left_in_the_end(
             assert each.values() == {0: 10, 1: 20}
 
 
+def commit(root: Path) -> None:
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *author, *words], cwd=root, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("snapshot", ["git", "temporary"])
+def test_a_refused_sweep_leaves_no_snapshot(sweeps: Sweeps, snapshot: str) -> None:
+    sweeps.write(".gitignore", "sweep\n*.txt\n")
+    commit(sweeps.root)
+    ended = sweeps.run("+launch.max_restarts=0,x", f"cluster.snapshot={snapshot}")
+    assert ended.code == 2, ended.err
+    assert not [*sweeps.sweep.glob("code*/")]
+    refs = ["git", "for-each-ref", "refs/lllaunch"]
+    done = subprocess.run(refs, cwd=sweeps.root, capture_output=True, check=True, timeout=60)
+    assert done.stdout == b""
+
+
 def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_them(
     slurm: Slurm, sweeps: Sweeps
 ) -> None:
@@ -770,9 +849,7 @@ def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_the
         "lllaunch.report([version.VERSION, os.path.basename(os.getcwd())])\n",
     )
     sweeps.write(".gitignore", "sweep\n*.txt\n")
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
-        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *author, *words], cwd=sweeps.root, check=True, timeout=60)
+    commit(sweeps.root)
     # all that follow wait in the queue for the first, and the code is another one by then
     sweep = sweeps.start(
         *("launch.entrypoint=which.py", "~launch.args", "x=1,2,3", "cluster.snapshot=temporary"),

@@ -118,35 +118,55 @@ def batch(tmp_path: Path) -> Iterator[Batch]:
         job.wait()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
-def test_what_announces_the_end_lets_the_worker_save(batch: Batch, signum: signal.Signals) -> None:
+def saved(batch: Batch, signum: signal.Signals, *also: str) -> list[QueueEvent]:
+    """Send a signal to a job whose worker runs, and to others; return what follows it."""
     job = batch.start()
     until(lambda: (batch.root / "began-0").exists() or job.poll() is not None, "the worker")
-    # Slurm would send SIGTERM to the worker, too
     os.kill(job.pid, signum)
-    if signum == signal.SIGTERM:
-        os.kill(int((batch.root / "began-0").read_text()), signal.SIGTERM)
+    for name in also:
+        os.kill(int((batch.root / name).read_text()), signum)
     assert job.wait(SECONDS) != 0
     assert (batch.root / "saved").exists(), batch.log
-    started, signalled, decided, *rest = batch.events()
-    assert isinstance(started, BatchStarted)
-    assert signalled == BatchSignalled(signum.name)
-    # written down before it is asked for, which nobody answers here
-    assert decided == Requeued("preempted", "lllaunch")
-    (ended,) = rest
-    assert isinstance(ended, BatchEnded)
-    assert "scontrol" in ended.reason
     # the notice is for the launcher alone
     assert batch.printed(0) == {"ignored": True, "restart": "0"}
+    started, signalled, *rest = batch.events()
+    assert isinstance(started, BatchStarted)
+    assert signalled == BatchSignalled(signum.name)
+    return rest
+
+
+def test_what_announces_the_end_lets_the_worker_save(batch: Batch) -> None:
+    decided, ended = saved(batch, signal.SIGUSR2)
+    # written down before it is asked for, which nobody answers here
+    assert decided == Requeued("preempted", "lllaunch")
+    assert isinstance(ended, BatchEnded)
+    assert "scontrol" in ended.reason
+
+
+UNEXPLAINED = "it was ended by SIGTERM, and Slurm does not say why"
+
+
+def test_where_nobody_says_what_sigterm_is_about_it_may_have_been_cancelled(batch: Batch) -> None:
+    # Slurm sends it to the worker, too
+    assert saved(batch, signal.SIGTERM, "began-0") == [BatchEnded(143, UNEXPLAINED)]
 
 
 def test_one_that_comes_before_the_run_is_not_lost(batch: Batch) -> None:
     job = batch.start()
     until(lambda: batch.events() or job.poll() is not None, "the start")
     os.kill(job.pid, signal.SIGTERM)
-    assert job.wait(SECONDS) != 0
-    events = batch.events()
-    assert events[1:3] == [BatchSignalled("SIGTERM"), Requeued("preempted", "lllaunch")], batch.log
+    assert job.wait(SECONDS) == 143, batch.log
+    assert batch.events()[1:] == [BatchSignalled("SIGTERM"), BatchEnded(143, UNEXPLAINED)]
+    assert not (batch.root / "began-0").exists()
+
+
+def test_a_job_whose_run_was_submitted_again_runs_nothing(batch: Batch) -> None:
+    Submission("8", str(batch.run)).write(str(batch.run))
+    job = batch.start()
+    assert job.wait(SECONDS) == 1
+    assert "batch job 7 is not run: its run was submitted again as 8" in batch.log
+    assert batch.events() == []
+    assert not (batch.root / "began-0").exists()
 
 
 def test_the_next_start_goes_on_counting(batch: Batch) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import builtins
+import os
 import pickle
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,13 +22,14 @@ from lllaunch.cluster.slurm import (
     SubmitFailed,
     batch_text,
     ending,
+    is_full,
     is_mistake,
     node_names,
     parse_job,
     parse_limits,
     parse_queue,
 )
-from lllaunch.errors import OutputError, Unfit
+from lllaunch.errors import ConfigError, OutputError
 from lllaunch.spec import Cluster, Requeue
 
 
@@ -82,10 +85,6 @@ FACTS = JobFacts(
     state="RUNNING",
     reason="None",
     restarts=2,
-    requeue=True,
-    exit_code="0:15",
-    submit_time=1795401443.0,
-    start_time=1795401444.0,
     end_time=1795405044.0,
     preempt_time=None,
     nodes="node[0-1]",
@@ -158,14 +157,13 @@ def test_why_a_job_is_ended(facts: dict[str, Any], count: int, expected: str | N
 def test_lists_of_nodes() -> None:
     assert node_names("node[0-1,7],login") == ["node0", "node1", "node7", "login"]
     assert node_names("") == node_names("(null)") == []
-    with pytest.raises(Unfit):
+    with pytest.raises(SlurmFailed, match=r"'node\[' is no list of nodes"):
         node_names("node[")
 
 
 def test_limits() -> None:
     text = "Configuration data as of X\nMaxArraySize            = 5\nKillWait  = 30 sec\n"
-    text += "MaxJobCount = 7\nMinJobAge = 300 sec\nSLURM_VERSION           = 22.05.8\n\nSlurmctld\n"
-    assert parse_limits(text) == SlurmLimits(5, 7, 30.0, 300.0, "22.05.8")
+    assert parse_limits(text) == SlurmLimits(5)
     assert parse_limits("MaxArraySize = none") == SlurmLimits()
 
 
@@ -213,11 +211,13 @@ OURS = [
     "#SBATCH --signal=USR2@90",
 ]
 SRUN = "srun --unbuffered --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0"
+# the end may be announced before lllaunch is there to take note of it
+DEAF = """sh -c 'trap "" USR2; exec "$@"' sh"""
 
 
 def test_what_is_left_to_the_site_is_not_asked_for() -> None:
     found = lines(Cluster())
-    assert found == ["#!/bin/bash", "", *OURS, "", f"exec {SRUN} run"]
+    assert found == ["#!/bin/bash", "", *OURS, "", f"exec {SRUN} {DEAF} run"]
 
 
 SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
@@ -286,6 +286,17 @@ def test_nothing_that_is_relied_on_can_be_asked_for_otherwise() -> None:
 def test_a_job_that_is_never_taken_back_says_so(requeue: Requeue, line: str) -> None:
     found = [each for each in lines(Cluster(requeue=requeue)) if "requeue" in each]
     assert found == [f"#SBATCH {line}"]
+    # one that is tried again when it fails is taken back, too
+    found = [each for each in lines(Cluster(requeue=requeue), retries=True) if "requeue" in each]
+    assert found == ["#SBATCH --requeue"]
+
+
+def test_an_announcement_does_not_end_what_has_not_begun() -> None:
+    *_, last = lines(Cluster(), command=["sh", "-c", "kill -USR2 $$; echo $1", "sh", "a b"])
+    words = shlex.split(last)
+    task = words[words.index("--wait=0") + 1 :]
+    done = subprocess.run(task, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "a b\n"
 
 
 def test_nodes_delay_name_and_array() -> None:
@@ -306,7 +317,7 @@ def test_the_command_is_quoted_and_srun_gets_its_arguments() -> None:
     *_, last = lines(Cluster(settings), command=["/a b/python", "-c", "print('$x')", "ü"])
     assert last == (
         "exec srun --unbuffered --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 "
-        "--wait=0 --mpi=none '-vv x' '/a b/python' -c 'print('\"'\"'$x'\"'\"')' 'ü'"
+        f"--wait=0 --mpi=none '-vv x' {DEAF} '/a b/python' -c 'print('\"'\"'$x'\"'\"')' 'ü'"
     )
     *_, last = lines(Cluster({"additional_parameters": {"cpus-per-task": 3}}))
     assert " --cpus-per-task=3 " in last
@@ -317,7 +328,7 @@ def test_setup_comes_before_and_teardown_after() -> None:
     found = lines(Cluster(settings))
     assert found[2 + len(OURS) :] == [
         *("", "module load cuda", "export A=b", ""),
-        *("trap : TERM", f"{SRUN} run", "status=$?", "", "rm -rf $TMP", "exit $status"),
+        *("trap : TERM", f"{SRUN} {DEAF} run", "status=$?", "", "rm -rf $TMP", "exit $status"),
     ]
 
 
@@ -329,15 +340,19 @@ def test_submitit_leaves_nothing_of_itself() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"directory": "/a\nb"}, "cannot be an option of sbatch, as --chdir would be"),
-        ({"output": "/a\\b/log"}, "it has a backslash"),
-        ({"name": "a\nb"}, "--job-name would be"),
+        (
+            {"directory": "/a\nb"},
+            "the run's directory: '/a\\nb' cannot be an option of sbatch, as --chdir would be",
+        ),
+        ({"output": "/a\\b/log"}, "the run's directory: '/a\\\\b/log' cannot be written to"),
+        ({"name": "a\nb"}, "cluster.name: "),
     ],
 )
 def test_what_cannot_be_written_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(ConfigError) as caught:
         lines(Cluster(), **given)
-    assert said in caught.value.message
+    assert str(caught.value).startswith(said)
+    assert [each.code for each in caught.value.problems] == ["cluster"]
 
 
 def test_without_submitit_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,6 +416,20 @@ def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:
     assert two.exit_code == 2
     assert said("echo hello", 0).unsure
     assert said("true", 3).said == "exit status 3"
+    # only what is known to be a refusal is one
+    assert said("kill -9 $$").unsure
+    assert said(failed.format("Message receive failure")).unsure
+    full = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    assert not said(failed.format('"' + full + '"').replace("'", "")).unsure
+    sleeps = "echo 'sbatch: error: Slurm job queue full, sleeping and retrying.' >&2\n"
+    assert said(sleeps + failed.format("Socket timed out on send/recv operation")).unsure
+    full_at_last = said(sleeps + failed.format("Slurm temporarily unable to accept job"))
+    assert (full_at_last.unsure, is_full(full_at_last.said)) == (False, True)
+    # Ctrl-C is for the launcher alone
+    tool("sbatch", "ps -o sid= -p $$ >&2; exit 1")
+    with pytest.raises(SubmitFailed) as caught:
+        slurm.submit("text", path)
+    assert int(caught.value.said) != os.getsid(0)
     again = pickle.loads(pickle.dumps(two))
     assert (str(again), again.exit_code) == (str(two), 2)
 
@@ -424,6 +453,33 @@ def test_what_gives_no_answer_is_left(
     assert slurm.test_only("text") is None
     with pytest.raises(SlurmFailed, match=r"`squeue`: no answer within 0\.2 s"):
         slurm.queued()
+
+
+def test_of_a_full_controller_sbatch_says_so_and_waits(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "TIMEOUT", 0.5)
+    told = "sbatch: error: Slurm job queue full, sleeping and retrying."
+    tool("sbatch", f"echo '{told}' >&2; exec sleep 60")
+    with pytest.raises(SubmitFailed) as caught:
+        slurm.submit("text", str(tmp_path / "job.sh"))
+    # whether its last try came through nobody knows
+    assert (caught.value.said, caught.value.unsure) == (told, True)
+    assert is_full(told)
+
+
+def test_one_job_that_is_over_excuses_no_other(tool: Tool) -> None:
+    over = "scancel: error: Kill job error on job id 1: Job/step already completing or completed"
+    denied = "scancel: error: Kill job error on job id 2: Access/permission denied"
+    tool("scancel", f"echo '{over}' >&2; exit 1")
+    slurm.cancel(["1"])
+    tool("scancel", f"echo '{over}' >&2; echo '{denied}' >&2; exit 1")
+    with pytest.raises(SlurmFailed) as caught:
+        slurm.cancel(["1", "2"])
+    assert caught.value.said == denied
+    tool("scancel", "exit 1")
+    with pytest.raises(SlurmFailed, match="exit status 1"):
+        slurm.cancel(["1"])
 
 
 def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from lllaunch.config.cluster import (
     SETTINGS,
     SYNONYMS,
     asks_for_cluster,
+    launchers_cluster,
     written_cluster,
 )
 from lllaunch.config.job_config import public_config
@@ -250,8 +251,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "cluster.mem_per_cpu: '1G' stands beside cluster.mem_gb; sbatch takes one of them",
     ),
     (
-        {"timeout_min": 1, "time": 2},
-        "cluster.time: 2 stands beside cluster.timeout_min; sbatch takes one of them",
+        {"timeout_min": 10, "time": 20},
+        "cluster.time: 20 stands beside cluster.timeout_min; sbatch takes one of them",
     ),
     (
         {"comment": "a\nb"},
@@ -268,6 +269,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"signal_delay_s": 0},
         "cluster.signal_delay_s: expected a number of seconds, 1 or more, got 0",
+    ),
+    (
+        {"signal_delay_s": "5m", "timeout_min": 5},
+        (
+            "cluster.signal_delay_s: '5m' is not less than the time limit, cluster.timeout_min; "
+            "the run would end as it begins"
+        ),
+    ),
+    (
+        {"time": "1"},
+        (
+            "cluster.signal_delay_s: 90 is not less than the time limit, cluster.time; "
+            "the run would end as it begins"
+        ),
     ),
     (
         {"signal_delay_s": "1d"},
@@ -421,12 +436,43 @@ def test_of_a_users_own_app_another_node_is_left_alone(node: Any) -> None:
 
 def test_of_a_users_own_app_a_node_with_a_backend_is_ours() -> None:
     assert spec_of({"backend": "slurm", "nodes": 2}, users_own=True).cluster == Cluster(nodes=2)
-    with pytest.raises(ConfigError, match="expected 'slurm', got 'dask'"):
-        spec_of({"backend": "dask"}, users_own=True)
+    # another one is the app's own
+    assert spec_of({"backend": "dask"}, users_own=True).cluster is None
     assert asks_for_cluster(OmegaConf.create({"cluster": {"backend": None}}))
     assert not asks_for_cluster(OmegaConf.create({"cluster": None}))
     assert not asks_for_cluster(OmegaConf.create({"cluster": "${nothing}"}))
     assert spec_of(None).cluster is None
+
+
+@pytest.mark.parametrize(
+    ("node", "ours", "in_users_own"),
+    [
+        ({"backend": "slurm"}, True, True),
+        ({"backend": "dask"}, True, False),
+        ({"backend": None}, True, False),
+        ({"backend": "${word}"}, True, False),
+        ({"backend": "${nothing}"}, True, False),
+        ({"backend": "???"}, True, False),
+        ({"backend": ["slurm"]}, True, False),
+        ({"n_clusters": 3}, False, False),
+        (["a", "b"], False, False),
+        (5, False, False),
+        ("slurm", False, False),
+        ("???", False, False),
+        (None, False, False),
+        ("${nothing}", False, False),
+    ],
+)
+def test_whose_a_node_is(node: Any, ours: bool, in_users_own: bool) -> None:
+    cfg = OmegaConf.create({"cluster": node, "word": "slurm"})
+    assert asks_for_cluster(cfg) is ours
+    assert asks_for_cluster(cfg, users_own=True) is in_users_own
+
+
+@pytest.mark.parametrize("given", [["a", "b"], "${nothing}"])
+def test_whatever_a_launcher_says_of_a_cluster_is_a_backend(given: Any) -> None:
+    node = OmegaConf.create({"launcher": {"cluster": given}}).launcher
+    assert launchers_cluster(node) == {"backend": given}
 
 
 def nodes_of(spec: LaunchSpec) -> tuple[Any, Any]:

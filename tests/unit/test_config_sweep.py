@@ -334,3 +334,15 @@ def test_a_preset_is_not_undone_by_a_key_that_replaces_its_name(stored: Path) ->
     cfg = composed(stored, *overrides, "launch.entrypoint=env")
     with pytest.raises(ConfigError, match=r"hydra\.launcher\.watchdog: .* names no preset"):
         spec_of(cfg)
+
+
+def test_a_cluster_that_there_is_none_of_is_refused(stored: Path) -> None:
+    for override in ("hydra.launcher.cluster=slrum", "hydra.launcher.cluster={backend: slrum}"):
+        cfg = composed(stored, override, "launch.entrypoint=env")
+        with pytest.raises(ConfigError) as caught:
+            sweep_settings(cfg.hydra.launcher)
+        assert str(caught.value) == (
+            "hydra.launcher.cluster: expected 'slurm', got 'slrum'; did you mean 'slurm'? [cluster]"
+        )
+    cfg = composed(stored, "hydra.launcher.cluster=slurm", "launch.entrypoint=env")
+    assert sweep_settings(cfg.hydra.launcher) == SweepSettings()

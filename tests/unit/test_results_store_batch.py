@@ -507,3 +507,107 @@ def test_logs_of_launchers(fake: FakeSlurm, capfd: pytest.CaptureFixture[str]) -
     assert logs.main(["local", "--launcher"]) == 2
     assert "its launcher wrote to its terminal" in capfd.readouterr().err
     assert fake.asked == []
+
+
+# What its launcher did not come to write down
+
+
+def broken_off(path: Path, *, job: str = "") -> Path:
+    """A sweep whose launcher was killed while it submitted an array of two tasks."""
+    path.mkdir(parents=True)
+    documents = [
+        {"job": number, "state": "started", "directory": str(number), "overrides": []}
+        for number in range(2)
+    ]
+    (path / "sweep.json").write_text(
+        json.dumps({"version": 1, "command": ["-m"], "exit_code": None, "jobs": documents})
+    )
+    array = path / "submitted" / "0"
+    array.mkdir(parents=True)
+    tasks = [[{"job": number, "directory": str(path / str(number))}] for number in range(2)]
+    (array / "tasks.json").write_text(json.dumps({"tasks": tasks}))
+    Submission(job, str(array), time.time_ns()).write(str(array))
+    for number in range(2):
+        (path / str(number)).mkdir()
+    return array
+
+
+def test_jobs_that_were_written_down_but_not_submitted(fake: FakeSlurm, tmp_path: Path) -> None:
+    broken_off(tmp_path / "sweep")
+    found, _ = read_sweep(str(tmp_path / "sweep"))
+    assert (found.state, found.counts, found.queue) == ("died", {"not_run": 2}, "")
+
+
+@pytest.mark.parametrize("job", ["7", ""], ids=["id known", "by its directory"])
+def test_jobs_whose_submission_was_not_written_down(
+    fake: FakeSlurm, tmp_path: Path, job: str
+) -> None:
+    array = broken_off(tmp_path / "sweep", job=job)
+    for index in range(2):
+        fake.add(f"7_{index}", "PENDING", "Priority", array)
+    found, _ = read_sweep("sweep")
+    assert (found.state, found.counts, found.queue) == ("queued", {"queued": 2}, "2 PENDING")
+    assert stop.main(["sweep"]) == 0
+    assert fake.cancelled == [(["7_0", "7_1"], None)]
+    found, _ = read_sweep("sweep")
+    assert (found.state, found.counts) == ("failed", {"signalled": 2})
+
+
+def test_stop_of_one_of_a_pack_ends_no_other(
+    fake: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = tmp_path / "sweep" / "submitted" / "0"
+    array.mkdir(parents=True)
+    paths = [submitted(str(tmp_path / "sweep" / name), STARTED, job="7_0") for name in "ab"]
+    task = [{"job": number, "directory": path} for number, path in enumerate(paths)]
+    (array / "tasks.json").write_text(json.dumps({"tasks": [task]}))
+    fake.add("7_0", "RUNNING", where=array)
+    assert stop.main([paths[0]]) == 2
+    said = capsys.readouterr().err
+    assert "shares its batch job with 1 other; stop the sweep, or end all of these with" in said
+    assert fake.cancelled == []
+    # alone in it by then
+    append(paths[1], BatchEnded(0))
+    assert stop.main([paths[0]]) == 0
+    assert fake.cancelled == [(["7_0"], None)]
+
+
+def test_wait_looks_again_at_what_is_gone_without_a_word(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = submitted("run", STARTED, Requeued("preempted", "lllaunch"))
+    ended(path)
+
+    def over() -> None:
+        append(path, STARTED)
+        append(path, BatchEnded(3))
+        ended(path, state="failed", exit_code=3)
+        fake.jobs.clear()
+
+    fake.then = [lambda: fake.add("7", "PENDING"), over]
+    assert wait.main(["run"]) == 3
+    assert capsys.readouterr().out.startswith("run: failed, exit code 3")
+
+
+def test_wait_goes_on_where_a_launcher_has_submitted_meanwhile(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    (path / ".hydra").mkdir(parents=True)
+    for name in (".lllaunch.lock", "plan.yaml"):
+        (path / name).touch()
+
+    def released(_lock: str) -> None:
+        if not (path / "submission.json").exists():
+            Submission("7", str(path), time.time_ns()).write(str(path))
+            fake.add("7", "PENDING")
+            fake.then = [over]
+
+    def over() -> None:
+        append(str(path), STARTED)
+        append(str(path), BatchEnded(0))
+        ended(str(path))
+
+    monkeypatch.setattr(wait, "until_released", released)
+    assert wait.main(["run"]) == 0
+    assert (path / "result.json").exists()

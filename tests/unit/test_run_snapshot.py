@@ -136,6 +136,18 @@ def test_all_that_is_not_committed_is_in_it_and_nothing_else_changes(tree: Path,
     assert git(again, "write-tree") == git(code, "rev-parse", "HEAD^{tree}")
 
 
+def test_only_its_owner_may_read_it(tree: Path, tmp_path: Path) -> None:
+    secret = tree / ".env"
+    secret.write_text("TOKEN=1\n")
+    secret.chmod(0o600)
+    # of an earlier one
+    (tmp_path / "code.diff").touch(0o644)
+    snapshot = taken(tree, tmp_path / "code")
+    for path in (snapshot.path, snapshot.diff):
+        assert not stat.S_IMODE(os.stat(path).st_mode) & 0o077
+    assert "TOKEN=1" in Path(snapshot.diff).read_text()
+
+
 def test_the_same_content_is_the_same_commit(tree: Path, tmp_path: Path):
     (tree / "new.py").write_text("1")
     first = taken(tree, tmp_path / "1")

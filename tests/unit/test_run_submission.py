@@ -108,6 +108,19 @@ class TestDecide:
         found = decide(account(STARTED), SIGNALLED._replace(cancelled=True), LIMITS)
         assert found == BatchEnded(143, "it was cancelled")
 
+    @pytest.mark.parametrize("code", [2, 5, 7])
+    def test_what_goes_wrong_each_time_is_over(self, code: int) -> None:
+        facts = EndFacts(code, signalled=True, failure="failure")
+        assert decide(account(STARTED), facts, LIMITS) == BatchEnded(code)
+
+    def test_what_may_have_been_cancelled_is_not_put_back(self) -> None:
+        facts = SIGNALLED._replace(unexplained=True)
+        said = "it was ended by SIGTERM, and Slurm does not say why"
+        assert decide(account(STARTED), facts, LIMITS) == BatchEnded(143, said)
+        # nobody cancels at the very moment when the time is over
+        near = facts._replace(seconds_left=30.0)
+        assert decide(account(STARTED), near, LIMITS) == Requeued("timeout", "lllaunch")
+
     def test_as_often_as_it_may(self) -> None:
         back = Requeued("preempted", "lllaunch")
         assert decide(account(STARTED, back, STARTED), SIGNALLED, LIMITS) == back

@@ -25,14 +25,13 @@ from lllaunch.sweep.arrays import (
 )
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.sweep.pool import Need
-from lllaunch.sweep.protocol import SpawnerKey
 
 # A job that asks for one thing, and one that asks for another.
 SMALL, LARGE = Cluster({"mem_gb": 1}), Cluster({"mem_gb": 64})
 
 
-def job(number: int, **more: Any) -> ArrayJob:
-    return ArrayJob(number, f"/sweep/{number}", **more)
+def job(number: int) -> ArrayJob:
+    return ArrayJob(number, f"/sweep/{number}")
 
 
 def numbers(array: Array) -> list[list[int]]:
@@ -108,14 +107,7 @@ def test_each_job_is_in_one_task_of_its_kind(chosen: list[tuple[int, int]], most
 
 # Files
 
-names = st.text(max_size=20)
-keys = st.none() | st.builds(
-    SpawnerKey,
-    st.lists(names, max_size=3).map(tuple),
-    names,
-    st.lists(st.tuples(names, st.none() | names), max_size=3).map(tuple),
-)
-array_jobs = st.builds(ArrayJob, st.integers(0, 10**9), st.text(min_size=1, max_size=30), keys)
+array_jobs = st.builds(ArrayJob, st.integers(0, 10**9), st.text(min_size=1, max_size=30))
 
 
 @given(st.lists(st.lists(array_jobs, min_size=1, max_size=3), max_size=4))
@@ -149,24 +141,17 @@ def test_a_damaged_file_holds_no_tasks(tmp_path: Path, text: str) -> None:
 
 def test_of_a_damaged_task_there_is_what_can_be_read(tmp_path: Path) -> None:
     assert read_tasks(str(tmp_path / "nowhere")) == ()
-    good = {"job": 3, "directory": "/sweep/3", "warm": [["torch"], "/here", [["A", "b"]]]}
-    no_key = good | {"job": 4, "warm": "torch"}
+    good = {"job": 3, "directory": "/sweep/3"}
+    more = good | {"job": 4, "warm": "of an earlier version"}
     broken = [{"job": 5}, {"directory": "/sweep/6"}, good | {"job": "7"}, 8, None]
-    document = {"tasks": [[good, *broken], [no_key], broken]}
+    document = {"tasks": [[good, *broken], [more], broken]}
     (tmp_path / TASKS).write_text(json.dumps(document))
     # a task stays where it is: its index is the cluster's
     assert read_tasks(str(tmp_path)) == (
-        (ArrayJob(3, "/sweep/3", SpawnerKey(("torch",), "/here", (("A", "b"),))),),
+        (ArrayJob(3, "/sweep/3"),),
         (ArrayJob(4, "/sweep/3"),),
         (),
     )
-
-
-@pytest.mark.parametrize("warm", [[1, "/here", []], [["a"], "/here", 3], [["a"], "/here", [["A"]]]])
-def test_a_spawner_that_cannot_be_read_is_none(tmp_path: Path, warm: object) -> None:
-    document = {"tasks": [[{"job": 0, "directory": "/sweep/0", "warm": warm}]]}
-    (tmp_path / TASKS).write_text(json.dumps(document))
-    assert read_tasks(str(tmp_path)) == ((ArrayJob(0, "/sweep/0"),),)
 
 
 def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ class Composer:
         self.master = master
         self.users_own = users_own
         self.sweep_dir = ""
-        self.for_cluster = asks_for_cluster(with_launchers_cluster(master))
+        self.for_cluster = asks_for_cluster(
+            with_launchers_cluster(master, users_own=users_own), users_own=users_own
+        )
 
     def compose(
         self, overrides: Sequence[str], number: int, directory: str | None = None
@@ -122,9 +124,9 @@ class Composer:
         _check_env_set(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
-            with naming_launchers(job.whole):
+            with naming_launchers(job.whole, users_own=self.users_own):
                 spec = plan_job(
-                    with_launchers_cluster(job.whole),
+                    with_launchers_cluster(job.whole, users_own=self.users_own),
                     job.where,
                     self.user,
                     outer=LAUNCHER,
@@ -145,13 +147,14 @@ class Composer:
         return _placed(config, sweep_dir, directory)
 
 
-def with_launchers_cluster(config: DictConfig) -> DictConfig:
+def with_launchers_cluster(config: DictConfig, *, users_own: bool) -> DictConfig:
     """Return a config whose ``cluster`` is the launcher's, if it has none of its own.
 
     Args:
         config: whole.
+        users_own: as `lllaunch.config.cluster.asks_for_cluster` has it.
     """
-    if asks_for_cluster(config):
+    if asks_for_cluster(config, users_own=users_own):
         return config
     cluster = launchers_cluster(config.hydra.launcher)
     if cluster is None:
@@ -163,16 +166,18 @@ def with_launchers_cluster(config: DictConfig) -> DictConfig:
 
 
 @contextlib.contextmanager
-def naming_launchers(config: DictConfig) -> Iterator[None]:
+def naming_launchers(config: DictConfig, *, users_own: bool) -> Iterator[None]:
     """Let a `ConfigError` of the block name the keys of the launcher, where the cluster is its.
 
     Args:
         config: whole.
+        users_own: as `lllaunch.config.cluster.asks_for_cluster` has it.
     """
     try:
         yield
     except ConfigError as error:
-        if asks_for_cluster(config) or not asks_for_cluster(with_launchers_cluster(config)):
+        known = with_launchers_cluster(config, users_own=users_own)
+        if known is config:
             raise
         node = config.hydra.launcher
         error.problems = tuple(of_launcher(each, node, LAUNCHER) for each in error.problems)

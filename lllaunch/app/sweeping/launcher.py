@@ -211,10 +211,10 @@ class HydraSweep:
         if threading.current_thread() is not threading.main_thread():
             raise NotInMainThread
         config, loader = launcher.config, launcher.hydra_context.config_loader
-        for_cluster = goes_to_cluster(loader, config, overrides)
+        ours = jobs_of(launcher.task_function)
+        for_cluster = goes_to_cluster(loader, config, overrides, users_own=ours is None)
         with locating(loader, config):
             settings, machine = read_settings(config, for_cluster=for_cluster)
-        ours = jobs_of(launcher.task_function)
         user = _user(ours, launcher.task_function)
         environ = dict(os.environ)
         composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
@@ -265,7 +265,7 @@ class HydraSweep:
         labels = Labels(overrides, marks=self._jobs.composer.users_own)
         compose = compared(self._jobs, overrides, labels, self._session.path)
         composer = self._jobs.composer
-        clusters = not composer.users_own or asks_for_cluster(composer.master)
+        clusters = not composer.users_own or asks_for_cluster(composer.master, users_own=True)
         batch = self._session.plan(labels, first, compose, clusters=clusters)
         self._batches += 1
         return JobBatch(overrides, labels, batch, self._batches - 1)
@@ -627,7 +627,11 @@ def _of(settings: Any, name: str) -> Any:
 
 
 def goes_to_cluster(
-    loader: ConfigLoader, config: DictConfig, overrides: Sequence[Sequence[str]]
+    loader: ConfigLoader,
+    config: DictConfig,
+    overrides: Sequence[Sequence[str]],
+    *,
+    users_own: bool,
 ) -> bool:
     """Return whether the jobs of a sweep go to a cluster, as the first of them says.
 
@@ -636,8 +640,14 @@ def goes_to_cluster(
         config: what the sweep was composed to. What is swept is not in it: clusters, or
             experiments that choose theirs.
         overrides: of each job.
+        users_own: as `lllaunch.config.cluster.asks_for_cluster` has it.
     """
-    if asks_for_cluster(with_launchers_cluster(config)):
+
+    def goes(config: DictConfig) -> bool:
+        known = with_launchers_cluster(config, users_own=users_own)
+        return asks_for_cluster(known, users_own=users_own)
+
+    if goes(config):
         return True
     stated = frozenset(as_written(config.hydra.overrides.task))
     swept = [text for text in overrides[0] if text not in stated] if overrides else []
@@ -646,7 +656,7 @@ def goes_to_cluster(
     if not any(key.startswith("cluster.") or is_group(loader, key) for key in keys):
         return False
     try:
-        return asks_for_cluster(with_launchers_cluster(load_job(loader, config, overrides[0])))
+        return goes(load_job(loader, config, overrides[0]))
     except Exception:  # noqa: BLE001 - of Hydra; it is told where jobs are tried
         return False
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import lllaunch.sweep.schedule as v
 from lllaunch.app.batch_job import begin, enter_code, note, perform, read_run, redirect
-from lllaunch.config.plan import complete
+from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
 from lllaunch.exit_codes import ExitCode
@@ -26,17 +30,21 @@ from lllaunch.run.submission import (
 )
 from lllaunch.signal_source import STACKS_ON, SignalSource
 from lllaunch.spawner.forks import NOTICE
+from lllaunch.spawner.interpreter import acts_at_import
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.protocol import Prepared
+from lllaunch.sweep.protocol import Prepared, SpawnerKey
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:
+    from lllaunch.app.rerun import RerunRequest
+    from lllaunch.app.submitting import SubmittedFunction
+    from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
 
 # What an allocation may compute on, which the affinity of its processes need not say.
@@ -157,15 +165,15 @@ class _Pack:
         again, function = read_run(job.directory)
         launch = complete(again.plan)["launch"]
         gpus, cpus = len(self._machine.gpus), len(self._machine.cpus)
-        snapshot, warm = self._batch.snapshot, job.warm
-        if snapshot is not None and warm is not None:
-            warm = warm._replace(cwd=snapshot.place(warm.cwd))
+        need, outer = need_in_task(launch, gpus, cpus), dict(os.environ)
+        if need.cpus:
+            _share_cores(need.cpus, launch["nproc"])
         return Prepared(
-            need=need_in_task(launch, gpus, cpus),
+            need=need,
             overrides=tuple(self._label(number)),
             directory=job.directory,
             payload=(again, function),
-            warm=warm,
+            warm=warm_key(again, function, self._batch.snapshot, outer),
         )
 
     def _execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:
@@ -173,9 +181,8 @@ class _Pack:
         directory, payload = prepared.directory, cast("Any", prepared.payload)
         again, function = payload
         redirect(os.path.join(directory, LOG))
-        nproc = complete(again.plan)["launch"]["nproc"]
-        if lease.cpus and isinstance(nproc, int) and _THREADS not in os.environ:
-            os.environ[_THREADS] = str(max(1, len(lease.cpus) // nproc))
+        if lease.cpus:
+            _share_cores(len(lease.cpus), complete(again.plan)["launch"]["nproc"])
         batch = BatchJob(
             directory,
             account_of(directory),
@@ -190,6 +197,53 @@ class _Pack:
             note(batch, BatchEnded(code))
         sys.stdout.flush()
         return code
+
+
+def _share_cores(cores: int, nproc: Any) -> None:
+    """In the process of a job: let each worker have as many threads as are there for it."""
+    if isinstance(nproc, int) and _THREADS not in os.environ:
+        os.environ[_THREADS] = str(max(1, cores // nproc))
+
+
+def warm_key(
+    again: RerunRequest,
+    function: SubmittedFunction | None,
+    snapshot: Snapshot | None,
+    outer: Mapping[str, str],
+) -> SpawnerKey | None:
+    """Return which spawner a job can share with others of its task; None for none.
+
+    It is worked out in the job and stands in no file: of what comes from the environment only the
+    source may be written. A spawner that is not what the run asks for after all is replaced by one
+    of its own, which costs time only.
+
+    Args:
+        again: the run.
+        function: what its workers call, if the plan does not say it.
+        snapshot: of the code, or None.
+        outer: environment of the process that has the spawners.
+    """
+    launch = complete(again.plan, SOURCES)["launch"]
+    preload, nproc = launch["preload"], launch["nproc"]
+    early = {name: text for name, text in launch["env"].items() if acts_at_import(name)}
+    given = {"cwd": launch["cwd"], "preload": preload, "env": early}
+    try:
+        # what else only Hydra knows is in the way
+        text = json.dumps(given).replace(SOURCES.cwd, json.dumps(again.cwd)[1:-1])
+        found: Any = OmegaConf.to_container(OmegaConf.create(json.loads(text)), resolve=True)
+    except OmegaConfBaseException:
+        return None
+    place = os.path.normpath(os.path.join(again.cwd, found["cwd"]))
+    environ = {**os.environ, **{name: str(text) for name, text in found["env"].items()}}
+    if isinstance(nproc, int) and nproc > 1:
+        # as every run of several workers
+        environ.setdefault(_THREADS, "1")
+    return SpawnerKey.of(
+        (*found["preload"], *(() if function is None else function.preload)),
+        place if snapshot is None else snapshot.place(place),
+        environ,
+        outer,
+    )
 
 
 def _text(machine: SweepMachine) -> str:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +35,7 @@ from lllaunch.linux.process import wait
 from lllaunch.results.queue import cancelled
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
-from lllaunch.run.snapshot import Snapshot, hold, let_go
+from lllaunch.run.snapshot import Snapshot, hold, let_go, remove
 from lllaunch.run.submission import (
     SCRIPT,
     BatchEnded,
@@ -51,6 +51,7 @@ from lllaunch.sweep.arrays import (
     OUTPUT,
     Array,
     ArrayJob,
+    KnownArray,
     arrays_of,
     holder_of,
     known_arrays,
@@ -124,10 +125,11 @@ class SubmittedJob:
         shares: whether other jobs are in the same batch job, which may run when this is over.
         running: whether it was seen to run.
         gone: at how many looks in a row it was not in the queue.
-        cancelled: whether this launcher has cancelled it.
+        cancelled: whether this launcher has cancelled it, if it had not started.
+        ended: whether it has, started or not.
     """
 
-    __slots__ = ("cancelled", "directory", "gone", "id", "number", "running", "shares")
+    __slots__ = ("cancelled", "directory", "ended", "gone", "id", "number", "running", "shares")
 
     def __init__(self, number: int, directory: str, id: str, *, shares: bool) -> None:  # noqa: A002 - Slurm's word
         self.number = number
@@ -136,7 +138,7 @@ class SubmittedJob:
         self.shares = shares
         self.running = False
         self.gone = 0
-        self.cancelled = False
+        self.cancelled = self.ended = False
 
 
 class ReadyArray(NamedTuple):
@@ -149,6 +151,18 @@ class ReadyArray(NamedTuple):
 
     directory: str
     submission: Submission
+
+
+class _ToldToEnd(Exception):
+    """A signal has ended the launcher before all is submitted.
+
+    Attributes:
+        signum: which.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
 
 
 class SubmittedSweep:
@@ -196,13 +210,18 @@ class SubmittedSweep:
         # of what is to be submitted
         self._answers: dict[int, Prepared] = {}
         self._snapshot_json: Mapping[str, str] | None = None
-        self._held: Snapshot | None = None
+        self._taken: Snapshot | None = None
+        # who holds it, if it is temporary
+        self._holders: list[str] = []
         # the first of those, if the cluster had no room for it
         self._ready: ReadyArray | None = None
         # whether that may have come into the queue nevertheless
         self._unsure = False
         # what was submitted, with its id
         self._arrays: list[tuple[Array, str]] = []
+        # of those by an earlier launcher
+        self._known: list[tuple[KnownArray, str]] = []
+        self._has_submitted = False
         self._waits_for_room = False
         self._stops = False
         # since when the cluster has not answered, by the monotonic clock
@@ -221,15 +240,22 @@ class SubmittedSweep:
             self._take_up(numbers)
             known = len(self._in_queue)
             self._plan_arrays(self._compose(numbers))
+            if self._stops:
+                self._drop_arrays()
             if known:
                 text = "that an earlier launcher has submitted are followed"
                 self._say(f"{counted(known, 'job')} {text}")
             self._submit()
             return self._follow()
+        except _ToldToEnd as told:
+            return self._leave(told.signum) if self._has_any() else self._end_by(told.signum)
         except LaunchError:
             # what is in the queue goes on
             self.left = bool(self._in_queue)
             raise
+        finally:
+            # what was not submitted is so with another one
+            self._release_snapshot()
 
     # What is in the queue already
 
@@ -239,9 +265,11 @@ class SubmittedSweep:
             return
         if not os.path.isdir(os.path.join(self._session.path, ARRAYS)):
             return
-        queued, wanted = slurm.queued(), frozenset(numbers)
-        for array in known_arrays(self._session.path):
+        wanted, arrays = frozenset(numbers), known_arrays(self._session.path)
+        queued = self._queued_by_now(arrays, wanted)
+        for array in arrays:
             of_array = array.submission.job or _id_of(queued, array.directory)
+            before = len(self._in_queue)
             for index, task in enumerate(array.tasks):
                 known = f"{of_array}_{index}"
                 for job in task:
@@ -256,6 +284,33 @@ class SubmittedSweep:
                     self._in_queue[job.number] = SubmittedJob(
                         job.number, job.directory, known, shares=len(task) > 1
                     )
+            if len(self._in_queue) > before:
+                self._known.append((array, of_array))
+
+    def _queued_by_now(
+        self, arrays: Sequence[KnownArray], wanted: Collection[int]
+    ) -> dict[str, QueuedJob]:
+        """Return what is in the queue, at any of some looks: what is put back is not for a moment.
+
+        Args:
+            arrays: that an earlier launcher has made.
+            wanted: numbers of the jobs that are asked for.
+        """
+        known = {
+            f"{array.submission.job}_{index}": job.directory
+            for array in arrays
+            if array.submission.job
+            for index, task in enumerate(array.tasks)
+            for job in task
+            if job.number in wanted and not _has_ended(job.directory)
+        }
+        queued = slurm.queued()
+        for _ in range(_LOOKS - 1):
+            if queued.keys() >= known.keys():
+                break
+            time.sleep(_PAUSE)
+            queued |= slurm.queued()
+        return queued
 
     # Composing
 
@@ -272,12 +327,17 @@ class SubmittedSweep:
             return {}
         with contextlib.closing(map_in_forks(self._cluster_of, all_numbers[:1], 1)) as answers:
             first = next(answers)
+        self._heed()
         if first is not None:
             # a sweeper that asks for one batch after another wants to know what became of each
             self._detached = not follows(first) if self._at_once else first.detach is True
         numbers = [number for number in all_numbers if number not in self._in_queue]
         if not numbers:
             return {}
+        self._take_up_arrays()
+        with naming(self._session.path):
+            # from now on this is a sweep of a cluster for whoever finds it
+            os.makedirs(os.path.join(self._session.path, ARRAYS), exist_ok=True)
         snapshot = None if first is None else self._snapshot(first)
         cores = len(os.sched_getaffinity(0))
 
@@ -285,7 +345,10 @@ class SubmittedSweep:
             return self._make_ready(number, snapshot)
 
         with contextlib.closing(map_in_forks(ready, numbers, cores)) as made:
-            found = dict(zip(numbers, made, strict=True))
+            found = {}
+            for number in numbers:
+                found[number] = next(made)
+                self._heed()
         faults = {
             self._name(number): job.answer
             for number, job in found.items()
@@ -300,11 +363,39 @@ class SubmittedSweep:
     def _snapshot(self, cluster: Cluster) -> Snapshot | None:
         cwd = str(self._jobs.composer.master.hydra.runtime.cwd)
         snapshot = snapshot_of(cluster, cwd, self._session.path)
+        self._taken = snapshot
         if snapshot is not None and cluster.snapshot == "temporary":
             # as long as jobs are to be submitted
-            hold(snapshot, [_HOLDER])
-            self._held = snapshot
+            self._hold(snapshot, [_HOLDER])
         return snapshot
+
+    def _hold(self, snapshot: Snapshot, holders: Sequence[str]) -> None:
+        self._holders += holders
+        hold(snapshot, holders)
+
+    def _release_snapshot(self) -> None:
+        """Let go of the snapshot; take it away if no job has it."""
+        snapshot, self._taken = self._taken, None
+        if snapshot is None:
+            return
+        unused = not (self._has_submitted or self._unsure)
+        with contextlib.suppress(LaunchError):
+            for holder in self._holders:
+                if unused or holder == _HOLDER:
+                    let_go(snapshot, holder)
+            if unused:
+                remove(snapshot)
+
+    def _take_up_arrays(self) -> None:
+        """Find out what the arrays of an earlier launcher asked for, which count with new ones."""
+        firsts = [
+            next(job.number for task in array.tasks for job in task if job.number in self._in_queue)
+            for array, _ in self._known
+        ]
+        with contextlib.closing(map_in_forks(self._cluster_of, firsts, 1)) as answers:
+            for (array, id_), cluster in zip(self._known, answers, strict=True):
+                if cluster is not None:
+                    self._arrays.append((Array(cluster, array.tasks), id_))
 
     def _cluster_of(self, number: int) -> Cluster | None:
         """In a fork: where a job goes, None if it cannot run."""
@@ -341,7 +432,7 @@ class SubmittedSweep:
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
             self._write_hydra(config, self._batch.overrides[self._batch.index(number)])
-            with naming_launchers(config.whole):
+            with naming_launchers(config.whole, users_own=self._jobs.composer.users_own):
                 make_ready(spec, config.own(), self._jobs.composer.user, snapshot, spec.output_dir)
         except LaunchError as error:
             return ReadyJob(Broken(error.exit_code, str(error), answer.overrides))
@@ -393,7 +484,7 @@ class SubmittedSweep:
             self._batch.directories[number] = answer.directory
             self._observer(JobAnswered(number, answer))
             directory = os.path.join(self._session.path, answer.directory)
-            jobs.append((ArrayJob(number, directory, answer.warm), job.cluster))
+            jobs.append((ArrayJob(number, directory), job.cluster))
         if jobs:
             slurm.expect_available()
             arrays = arrays_of(jobs, slurm.limits().max_array_size)
@@ -428,6 +519,9 @@ class SubmittedSweep:
             LaunchError: it takes none, and had none of this sweep; or another reason.
         """
         while self._to_submit:
+            self._heed()
+            if not self._to_submit:
+                break
             try:
                 self._submit_one(self._to_submit[0])
             except slurm.SubmitFailed as error:
@@ -441,9 +535,7 @@ class SubmittedSweep:
                     self._say(f"{counted(waiting, 'job')} {text} ({error.said})")
                 return
             self._to_submit.popleft()
-        if self._held is not None:
-            let_go(self._held, _HOLDER)
-            self._held = None
+        self._release_snapshot()
 
     def _submit_one(self, array: Array) -> None:
         if self._ready is None:
@@ -463,6 +555,7 @@ class SubmittedSweep:
                     raise
         self._ready, self._unsure = None, False
         self._arrays.append((array, id_))
+        self._has_submitted = True
         submission = submission._replace(job=id_)
         submission.write(directory)
         for index, job in array.jobs:
@@ -488,7 +581,7 @@ class SubmittedSweep:
         submission.write(directory)
         if self._snapshot_json is not None and cluster.snapshot == "temporary":
             holders = [holder_of(directory, index) for index in range(len(array.tasks))]
-            hold(Snapshot.from_json(self._snapshot_json), holders)
+            self._hold(Snapshot.from_json(self._snapshot_json), holders)
         return ReadyArray(directory, submission)
 
     def _batch_text(self, array: Array, cluster: Cluster, directory: str) -> str:
@@ -499,6 +592,7 @@ class SubmittedSweep:
             output=os.path.join(directory, OUTPUT),
             name=str(self._jobs.composer.master.hydra.job.name),
             array=(len(array.tasks), self._parallel(cluster)),
+            retries=any(self._policy.retries),
         )
 
     def _parallel(self, cluster: Cluster) -> int:
@@ -551,11 +645,7 @@ class SubmittedSweep:
                 break
             wait([self._signals], seconds=pause)
             pause = min(1.1 * pause, _LONGEST_PAUSE)
-            for signum in self._signals.received():
-                if signum == self._signals.quiet:
-                    continue
-                if not self._follows_on(signum):
-                    return self._leave(signum)
+            self._heed()
         ends = self._ends
         summary = Summary(
             succeeded=ends[v.JobState.SUCCEEDED],
@@ -684,6 +774,30 @@ class SubmittedSweep:
 
     # Leaving
 
+    def _has_any(self) -> bool:
+        """Return whether there is, or may be, a job in the queue."""
+        return bool(self._in_queue or self._has_submitted or self._unsure)
+
+    def _heed(self) -> None:
+        """Look whether a signal has come that ends this launcher.
+
+        Raises:
+            _ToldToEnd: one has.
+        """
+        for signum in self._signals.received():
+            if signum == self._signals.quiet:
+                continue
+            if not (self._has_any() and self._follows_on(signum)):
+                raise _ToldToEnd(signum)
+
+    def _end_by(self, signum: int) -> v.FinishSweep:
+        """A signal ends the sweep, of which nothing is in the queue."""
+        summary = Summary(not_run=len(self._batch.to_run()))
+        finish = v.FinishSweep(summary, for_signal(signum), signum)
+        self._observer(finish)
+        self._session.journal.keep(OverRecord(finish.exit_code))
+        return finish
+
     def _follows_on(self, signum: int) -> bool:
         """Ask what a signal is to mean; return whether to follow on."""
         if signum != signal.SIGINT or not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -692,8 +806,8 @@ class SubmittedSweep:
         if answer == "cancel":
             slurm.cancel({job.id for job in self._in_queue.values()})
             for job in self._in_queue.values():
-                job.cancelled = True
-            self._drop_arrays()
+                job.cancelled = job.ended = True
+            self._stop_submitting()
         return answer != "leave"
 
     def _leave(self, signum: int | None) -> v.FinishSweep:
@@ -723,13 +837,17 @@ def _runs(directory: str) -> bool:
 
 def _was_cancelled(job: SubmittedJob, *, started: bool) -> bool:
     """Return whether somebody has cancelled a job's batch job, this launcher or another."""
-    if job.cancelled and not started:
+    if job.ended or (job.cancelled and not started):
         return True
     try:
         facts = slurm.job_facts(job.id)
     except LaunchError:
         return False
     return facts is not None and facts.state == "CANCELLED"
+
+
+def _has_ended(directory: str) -> bool:
+    return isinstance(account_of(directory).last, BatchEnded)
 
 
 def _has_succeeded(directory: str, known: str) -> bool:

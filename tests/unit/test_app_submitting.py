@@ -1,0 +1,78 @@
+"""Before a run is submitted: what its directory holds of an earlier one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lllaunch.app.submitting import replace_submission
+from lllaunch.cluster import slurm
+from lllaunch.cluster.slurm import QueuedJob, SlurmFailed
+from lllaunch.errors import ConfigError
+from lllaunch.run.submission import BatchEnded, BatchStarted, Submission, append, read_submission
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> dict[str, QueuedJob]:
+    """What is in the queue."""
+    jobs: dict[str, QueuedJob] = {}
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    monkeypatch.setattr(slurm, "queued", lambda ids=None: jobs)
+    return jobs
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    Submission("7", str(tmp_path)).write(str(tmp_path))
+    return str(tmp_path)
+
+
+def queued(directory: str) -> QueuedJob:
+    return QueuedJob("7", "PENDING", "Priority", "", directory, "a")
+
+
+def test_one_that_is_not_over_is_not_replaced(queue: dict[str, QueuedJob], directory: str) -> None:
+    queue["7"] = queued(directory)
+    with pytest.raises(ConfigError) as caught:
+        replace_submission(directory)
+    assert str(caught.value) == (
+        f"hydra.run.dir: {directory!r} is the directory of batch job 7, which is not over "
+        "(PENDING (Priority)); stop it, wait for it, or choose another directory with "
+        "hydra.run.dir=... [in-use]"
+    )
+    assert read_submission(directory) is not None
+
+
+def test_nor_one_of_which_nobody_can_tell(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object = None) -> None:
+        raise SlurmFailed("squeue", "Socket timed out")
+
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    monkeypatch.setattr(slurm, "queued", fail)
+    with pytest.raises(ConfigError, match=r"which is not over \(Slurm does not answer\)"):
+        replace_submission(directory)
+
+
+@pytest.mark.usefixtures("queue")
+def test_one_that_is_gone_from_the_queue_is(directory: str) -> None:
+    replace_submission(directory)
+    assert read_submission(directory) is None
+
+
+def test_nor_is_the_queue_asked_of_one_that_has_said_it_is_over(
+    queue: dict[str, QueuedJob], directory: str
+) -> None:
+    queue["7"] = queued(directory)
+    append(directory, BatchStarted("7"))
+    append(directory, BatchEnded(0))
+    replace_submission(directory)
+    assert read_submission(directory) is None
+
+
+def test_where_there_is_no_slurm_files_may_be_a_copy(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "available", lambda: False)
+    replace_submission(directory)
+    assert read_submission(directory) is None
