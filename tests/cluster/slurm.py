@@ -22,7 +22,7 @@ COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 _DAEMONS = ("munged", "slurmctld", "slurmd", "sinfo")
 
 # How long Slurm may take for what it does by itself: it ends a job within 7 s, puts one back in 13.
-WAIT = 40.0
+WAIT = 90.0
 
 
 def what_is_missing() -> str:

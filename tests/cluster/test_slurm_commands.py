@@ -16,6 +16,9 @@ from lllaunch.cluster import slurm as commands
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SlurmMissing, SubmitFailed
 from lllaunch.spec import Cluster, Requeue
 
+# Each of its steps has a bound of its own, and the first test brings the cluster up.
+pytestmark = pytest.mark.timeout(400)
+
 NO_REQUEUE = Requeue(0, 0, 0)
 
 
@@ -108,7 +111,7 @@ def test_an_array_has_so_many_tasks_and_so_many_at_a_time(slurm: Slurm, folder: 
         found = commands.queued([job])
         return [found[each].state if each in found else "" for each in ids]
 
-    until(lambda: states().count("RUNNING") == 2, "two tasks", 40.0)
+    until(lambda: states().count("RUNNING") == 2, "two tasks", 90.0)
     assert states() == ["RUNNING", "RUNNING", "PENDING", "PENDING"]
     # each is found by its own id, though the last has the id of the array, too
     facts = [commands.job_facts(each) for each in ids]
@@ -116,17 +119,17 @@ def test_an_array_has_so_many_tasks_and_so_many_at_a_time(slurm: Slurm, folder: 
     assert [each.id for each in facts[:2] if each] == ids[:2]
     assert sorted(commands.queued([ids[1], ids[3]])) == [ids[1], ids[3]]
     commands.cancel([job], pending_only=True)
-    until(lambda: states()[2:] == ["", ""], "the end of those that wait", 40.0)
+    until(lambda: states()[2:] == ["", ""], "the end of those that wait", 90.0)
     assert states()[:2] == ["RUNNING", "RUNNING"]
     (folder / "go").touch()
-    until(lambda: states() == [""] * 4, "the end", 40.0)
+    until(lambda: states() == [""] * 4, "the end", 90.0)
     assert [text_of(folder / f"out-{task}") for task in range(4)] == ["0\n", "1\n", "", ""]
 
 
 def test_a_task_of_an_array_goes_back_into_the_queue_alone(slurm: Slurm, folder: Path) -> None:
     show = "echo started $SLURM_RESTART_COUNT; [ -n '$SLURM_RESTART_COUNT' ]; sleep 60"
     job = submit(folder, "bash", "-c", show, array=(2, 2))
-    until(lambda: text_of(folder / "out-0") and text_of(folder / "out-1"), "both tasks", 40.0)
+    until(lambda: text_of(folder / "out-0") and text_of(folder / "out-1"), "both tasks", 90.0)
     commands.requeue(f"{job}_1")
     facts = commands.job_facts(f"{job}_1")
     assert facts is not None
@@ -134,7 +137,7 @@ def test_a_task_of_an_array_goes_back_into_the_queue_alone(slurm: Slurm, folder:
     other = commands.job_facts(f"{job}_0")
     assert other is not None
     assert (other.state, other.restarts, commands.ending(other, 0)) == ("RUNNING", 0, None)
-    until(lambda: "started 1" in text_of(folder / "out-1"), "its second start", 40.0)
+    until(lambda: "started 1" in text_of(folder / "out-1"), "its second start", 90.0)
     assert "started 1" not in text_of(folder / "out-0")
 
 
@@ -168,7 +171,7 @@ def notices(folder: Path) -> tuple[str, ...]:
 
 
 def noticed(folder: Path, what: str) -> None:
-    until(lambda: what in text_of(folder / "out"), f"{what!r} in out", 40.0)
+    until(lambda: what in text_of(folder / "out"), f"{what!r} in out", 90.0)
 
 
 def test_a_job_knows_that_somebody_has_cancelled_it(slurm: Slurm, folder: Path) -> None:
@@ -313,7 +316,7 @@ def test_a_controller_that_does_not_answer_is_asked_again(
 def test_a_node_without_power_ends_the_job_on_the_others(slurm: Slurm, folder: Path) -> None:
     settings = {"nodelist": "node2,node3"}
     submit(folder, *notices(folder), nodes=2, settings=settings, requeue=NO_REQUEUE)
-    until(lambda: text_of(folder / "out").count("started 0") == 2, "both tasks", 40.0)
+    until(lambda: text_of(folder / "out").count("started 0") == 2, "both tasks", 90.0)
     slurm.cut_power(3)
     noticed(folder, "SIGTERM node")
 

@@ -19,6 +19,9 @@ from support.launching import text_of
 
 from cluster.slurm import Slurm
 
+# Each of its steps has a bound of its own, and the first test brings the cluster up.
+pytestmark = pytest.mark.timeout(400)
+
 # Far more than anything here takes: it bounds a hang. A node that loses power is missed after some
 # 15 s, and a job that goes back into the queue starts 7 s later.
 WAIT = 90.0

@@ -22,6 +22,9 @@ from support.sweeping import Ending, Running
 from cluster.slurm import Slurm
 from lllaunch.linux.gpus import PRETEND
 
+# Each of its steps has a bound of its own, and the first test brings the cluster up.
+pytestmark = pytest.mark.timeout(400)
+
 # Far more than any of these sweeps takes, of which some go back into the queue: it bounds a hang.
 SECONDS = 120.0
 
