@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -227,7 +228,8 @@ def test_jobs_of_one_node_have_gpus_of_their_own_and_launchers_end_as_their_runs
     assert [each.returncode for each in done] == [0, 0, 0, 3]
     for run, each in zip(runs, done, strict=True):
         assert f"job {run.job}: RUNNING (node1)" in each.stderr
-        assert "rank 0 ends after step" in each.stdout
+        # of two that fail one may be ended before it says so
+        assert re.search(r"rank [01] ends after step", each.stdout)
         assert run.told() == ["BatchStarted", f"BatchEnded {each.returncode}"]
     assert "has had enough" in done[-1].stdout
 
