@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -243,19 +244,23 @@ def _run(
     path = _program(words[0])
     shown = shlex.join(word for word in words if _BETWEEN not in word)
     shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
-    done = subprocess.run(
-        [path, *words[1:]],
-        input=given or "",
-        capture_output=True,
-        # a directory may be any bytes
-        encoding="utf-8",
-        errors="surrogateescape",
-        env=_environ() if environ is None else environ,
-        pass_fds=tuple(holding),
-        start_new_session=apart,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    # no pipe: who writes to one that is closed gets SIGPIPE, and a verb ends of that
+    with tempfile.TemporaryFile() as file:
+        file.write((given or "").encode("utf-8", "surrogateescape"))
+        file.seek(0)
+        done = subprocess.run(
+            [path, *words[1:]],
+            stdin=file,
+            capture_output=True,
+            # a directory may be any bytes
+            encoding="utf-8",
+            errors="surrogateescape",
+            env=_environ() if environ is None else environ,
+            pass_fds=tuple(holding),
+            start_new_session=apart,
+            timeout=TIMEOUT,
+            check=False,
+        )
     return _Answer(shown, done.returncode, done.stdout, done.stderr)
 
 

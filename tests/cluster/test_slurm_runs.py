@@ -727,7 +727,7 @@ def test_ctrl_c_asks_whether_to_leave_to_cancel_or_to_follow(slurm: Slurm, tmp_p
         cancelled.close()
         assert cancelled.exitstatus == 143
         assert runs[1].entry()["state"] == "signalled"
-        assert slurm.facts(runs[1].job)["JobState"] == "CANCELLED"
+        assert slurm.until_over(runs[1].job) == "CANCELLED"
         left.sendintr()
         left.expect(question)
         left.sendline("l")
