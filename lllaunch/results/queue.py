@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import LaunchError
+from lllaunch.exit_codes import for_signal
 from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def queue_text(job: QueuedJob) -> str:
     return job.state if where in {"", "None"} else f"{job.state} ({where})"
 
 
-_CANCELLED = 143
+_CANCELLED = for_signal(signal.SIGTERM)
 """Exit code of a run that SIGTERM ended; one that was cancelled in the queue gets it, too."""
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SnapshotFailed
 from lllaunch.run.build import Git, complaint, refusal
-from lllaunch.run.files import naming
+from lllaunch.run.files import is_below, naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,9 +111,9 @@ class Snapshot(NamedTuple):
         # a link may lead there; where the last part leads is for those who open it
         last = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
         for each in (whole, last, os.path.realpath(whole)):
-            if _below(each, self.path):
+            if is_below(each, self.path):
                 return path
-            if _below(each, self.top):
+            if is_below(each, self.top):
                 return os.path.normpath(os.path.join(self.path, os.path.relpath(each, self.top)))
         return path
 
@@ -305,10 +305,6 @@ def _ref_of(path: str) -> str:
     return f"{_REFS}/{hashlib.sha256(os.fsencode(path)).hexdigest()[:20]}"
 
 
-def _below(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
-
-
 class _Repository:
     """Git, asked in the top directory of a working tree."""
 
@@ -477,11 +473,11 @@ def _outputs(untracked: Iterable[str], top: str, cwd: str, path: str) -> list[st
     outputs: set[str] = set()
     for name in untracked:
         directory = os.path.join(top, name.rstrip("/"))
-        outputs.update(each for each in _hydra_outputs(top, cwd) if _below(each, directory))
-        if _below(path, directory):
+        outputs.update(each for each in _hydra_outputs(top, cwd) if is_below(each, directory))
+        if is_below(path, directory):
             both = os.path.commonpath((cwd, path))
             first = os.path.relpath(path, both).split("/")[0]
-            outputs.add(os.path.join(both, first) if _below(both, directory) else directory)
+            outputs.add(os.path.join(both, first) if is_below(both, directory) else directory)
     return sorted(os.path.relpath(each, top) for each in outputs)
 
 
@@ -532,7 +528,7 @@ def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
 def _mend_link(original: str, copy: str, top: str) -> None:
     target = os.readlink(copy)
     place = os.path.normpath(os.path.join(os.path.dirname(original), target))
-    if not os.path.isabs(target) and not _below(place, top):
+    if not os.path.isabs(target) and not is_below(place, top):
         os.unlink(copy)
         os.symlink(place, copy)
 
@@ -544,11 +540,11 @@ def _shareable(names: Iterable[str], top: str, own: str, outputs: Sequence[str])
     """
     for name in (each.rstrip("/") for each in names):
         original = os.path.join(top, name)
-        if name.endswith(("__pycache__", ".pyc")) or _below(original, own):
+        if name.endswith(("__pycache__", ".pyc")) or is_below(original, own):
             continue
-        if original == f"{own}.diff" or any(_below(original, each) for each in outputs):
+        if original == f"{own}.diff" or any(is_below(original, each) for each in outputs):
             continue
-        if _below(own, original):
+        if is_below(own, original):
             inner = (os.path.join(name, each) for each in sorted(os.listdir(original)))
             yield from _shareable(inner, top, own, outputs)
         else:

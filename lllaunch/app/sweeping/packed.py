@@ -17,7 +17,7 @@ from lllaunch.app.batch_job import begin, enter_code, note, perform, read_run, r
 from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
-from lllaunch.exit_codes import ExitCode
+from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.results.store import read_overrides
 from lllaunch.run.submission import (
     LOG,
@@ -76,7 +76,7 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
     codes = [_code_of(job.directory) for job in task]
     if None in codes:
         # a signal, which has ended what ran
-        return 128 + 15
+        return for_signal(signal.SIGTERM)
     return int(ExitCode.SWEEP if any(codes) else ExitCode.SUCCESS)
 
 
