@@ -128,10 +128,10 @@ only you can know; null is no limit.
 """
 
 PRESETS_TAIL = """
-`report` holds where nothing is said: when a run stalls for half an hour, that is said, with the
-stacks of all workers, and the run goes on. `default` finds runs that hang as a whole, and ends
-them after half an hour. `strict` is for runs whose workers are never idle for long: five minutes,
-and one idle worker is enough.
+`report` holds where nothing is said: when a run does nothing for half an hour, or is busy and gets
+nowhere, that is said, with the stacks of all workers, and the run goes on. `default` ends runs that
+do nothing for half an hour, and reports those that spin. `strict` is for runs whose workers are
+never idle for long: five minutes, and one idle worker is enough; it ends runs that spin as well.
 """
 
 CAUSES_HEAD = """\
@@ -146,13 +146,27 @@ CAUSES = {
     "signal": "a worker died of a signal that the launcher did not send",
     "oom": "a worker was killed for lack of memory, used more than `watchdog.memory`,"
     " or found none on a GPU",
-    "hang": "a timer ran out, the workers stalled or were silent, or heartbeats stopped",
+    "hang": "a timer ran out, the workers stalled, spun or were silent, or heartbeats stopped",
     "timeout": "the attempt took longer than `watchdog.timeout`",
     "node": "a node was lost, and fewer are left than the least that `nnodes` says",
+    "preflight": "the [preflight](#preflight) failed, or took longer than it may",
 }
 
 CAUSES_TAIL = """
 When `watchdog.run_timeout` is over nothing is started again, whatever `on` says.
+
+## Progress of an attempt
+
+An attempt made progress if it showed a higher step than any attempt before it, or if the path
+`restart.checkpoint` changed while it ran: a file that is new, or was written or replaced; in a
+directory any file below it. A link, such as `latest`, counts by where it leads. What is removed is
+no progress. Of several nodes it is enough if one saw it.
+
+An attempt that ended for a signal to the launcher, because other nodes came or left, or once
+because the process that forks the workers was killed, does not count as one without progress.
+Neither does one in which no worker was started, such as one whose preflight failed, nor one after
+which a directory holds more than can be looked at: 10,000 files and directories, in half a second.
+Then a warning says so.
 """
 
 WORKER_HEAD = """\

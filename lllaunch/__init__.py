@@ -11,12 +11,12 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from lllaunch.app.main_decorator import main
-    from lllaunch.heartbeats import heartbeat
+    from lllaunch.heartbeats import heartbeat, progress
     from lllaunch.report_value import report
 
     __version__: str
 
-__all__ = ["__version__", "heartbeat", "main", "report"]
+__all__ = ["__version__", "heartbeat", "main", "progress", "report"]
 
 
 def __getattr__(name: str) -> object:
@@ -28,10 +28,10 @@ def __getattr__(name: str) -> object:
         from lllaunch.report_value import report  # noqa: PLC0415 - most workers never report
 
         return report
-    if name == "heartbeat":
-        from lllaunch.heartbeats import heartbeat  # noqa: PLC0415 - the same
+    if name in {"heartbeat", "progress"}:
+        from lllaunch import heartbeats  # noqa: PLC0415 - the same
 
-        return heartbeat
+        return getattr(heartbeats, name)
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - 20 ms that are rarely needed
 

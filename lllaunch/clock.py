@@ -43,6 +43,10 @@ class Deadlines:
         """Set a deadline, also if it is set."""
         self._at[name] = self._clock() + seconds
 
+    def is_set(self, name: str) -> bool:
+        """Whether a deadline is set, and was not told to be over."""
+        return name in self._at
+
     def clear(self) -> None:
         """Take back all of them."""
         self._at.clear()

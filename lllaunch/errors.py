@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import ClassVar, Literal
 
+from lllaunch.text import size
+
 Code = Literal[
     "arguments",
     "base-60",
@@ -44,10 +46,12 @@ Code = Literal[
     "overrides",
     "own-app",
     "package",
+    "pattern",
     "pickle",
     "plan",
     "policy",
     "preload",
+    "preflight",
     "preset",
     "ranks",
     "rerun",
@@ -273,6 +277,29 @@ class OutputError(LaunchError):
     def __str__(self) -> str:
         whose = "" if self.rank is None else f" of worker {self.rank}"
         return f"{self.path!r}{whose}: {self.reason}"
+
+
+@dataclass(eq=False)
+class NotEnoughDisk(LaunchError):
+    """Less space is free than ``min_disk`` asks for; the attempt was not begun.
+
+    Attributes:
+        directory: of the run.
+        mount: where the file system that it is on is mounted.
+        free: what is free there, bytes.
+        least: what must be, bytes.
+    """
+
+    directory: str
+    mount: str
+    free: int
+    least: int
+
+    def __str__(self) -> str:
+        return (
+            f"launch.min_disk: {size(self.free)} are free on {self.mount!r}, where "
+            f"{self.directory!r} is, and {size(self.least)} must be"
+        )
 
 
 @dataclass(eq=False)

@@ -173,4 +173,66 @@ class GroupEnd:
     cause: str = ""
 
 
+@dataclass(frozen=True)
+class AttemptProgress:
+    """How far an attempt has come, when its workers have ended.
+
+    Attributes:
+        step: the highest step that one of them has shown; None if none has.
+        checkpoint_changed: whether the checkpoint was written meanwhile; None if that cannot be
+            told.
+        time_ns: when, nanoseconds since the epoch; of several nodes by node 0's clock.
+        ran: whether any of its workers was started.
+    """
+
+    step: float | None
+    checkpoint_changed: bool | None
+    time_ns: int
+    ran: bool = True
+
+
+@dataclass(frozen=True)
+class GpuMemoryHeld:
+    """Before a restart, processes that have ended still hold memory on GPUs.
+
+    Attributes:
+        pids: their process ids; none if the driver does not answer.
+        gpus: indices of the GPUs.
+        seconds: for how long that has been waited for.
+        given_up: whether it is not waited for any longer.
+    """
+
+    pids: tuple[int, ...]
+    gpus: tuple[int, ...]
+    seconds: float
+    given_up: bool
+
+
+@dataclass(frozen=True)
+class NoProgress:
+    """Attempts in a row, all of which failed, got no further.
+
+    Attributes:
+        attempts: how many.
+        step: the highest that they, or one before, have shown; None if none has.
+        same: whether each of them showed that step in the end.
+    """
+
+    attempts: int
+    step: float | None = None
+    same: bool = False
+
+    def __str__(self) -> str:
+        text = f"no progress in {self.attempts} attempt{'' if self.attempts == 1 else 's'}"
+        if self.step is not None:
+            step = f"step {self.step:,.12g}"
+            if self.attempts == 1:
+                text += f", which ended at {step}" if self.same else f" beyond {step}"
+            elif self.same:
+                text += f", which all ended at {step}"
+            else:
+                text += f", none of which got further than {step}"
+        return f"{text}: trying again is no use"
+
+
 SpawnerEvent = Ready | PreloadBroken | Started | StartFailed | Exited | OrphansGone | SpawnerGone

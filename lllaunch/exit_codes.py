@@ -29,6 +29,9 @@ class ExitCode(IntEnum):
     SWEEP = 6
     """A sweep finished, and not all of its jobs succeeded."""
 
+    NO_PROGRESS = 7
+    """Several attempts in a row failed and got no further: trying again is no use."""
+
 
 def for_signal(signum: int) -> int:
     """Returns the exit code of a run that signal ``signum`` ended: 128 + ``signum``."""

@@ -1,39 +1,98 @@
-"""``lllaunch.heartbeat``: how a worker says that it makes progress.
+"""``lllaunch.heartbeat`` and ``lllaunch.progress``: how a worker says that it gets on, and how far.
 
-A heartbeat is a store into memory that the worker shares with its launcher: no system call, so
-that it may stand in the innermost loop. The launcher maps one file per attempt, with eight bytes
-for each local rank, in which stands the moment of the last heartbeat (nanoseconds of the monotonic
-clock, little-endian; 0 before the first).
+Either is a store into memory that the worker shares with its launcher: no system call, so that it
+may stand in the innermost loop. The launcher maps one file per attempt, with `_SIZE` bytes for each
+local rank: the moment of its last heartbeat (nanoseconds of the monotonic clock; 0 before the
+first), then what it said last of its progress.
+
+Threads and processes of one rank may write at the same moment, and the launcher reads whenever it
+likes. Nobody takes a lock, which one that is killed would never give back. A record begins and ends
+with the moment at which it was made: `struct` fills its bytes with zeros, then writes them from the
+first to the last, so one whose ends differ, or that changes while it is read, is being written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import struct
+import sys
 import time
+from typing import Any, NamedTuple
 
 HEARTBEAT = "LLLAUNCH_HEARTBEAT"
 """Environment variable ``OFFSET:PATH``, the worker's place in the file; set by the launcher."""
 
-_SIZE = 8
-_MOMENT = struct.Struct("<q")
+_SIZE = 1024
+_MOMENT = struct.Struct("q")
+# The record: moment, step, total; number of metrics, bytes of their names, these; their values; the
+# moment again.
+_RECORD = struct.Struct("qddHH")
+_START = _MOMENT.size
+_ROOM = _SIZE - _START - _RECORD.size - 2 * _MOMENT.size
+_SEPARATOR = "\0"
+_NO_TOTAL = float("nan")
+_READS = 4
+
+# looked up once: each look-up is a part of what a call costs
+_now, _put_moment = time.monotonic_ns, _MOMENT.pack_into
+
+
+class _Layout:
+    """How a record with metrics of certain names looks in memory.
+
+    Args:
+        names: of the metrics; they have room.
+
+    Attributes:
+        put: writes moment, step, total, ``names``, the metrics, and the moment, at an offset.
+        names: what stands in the record of them.
+    """
+
+    __slots__ = ("names", "put")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        text = _SEPARATOR.join(names).encode("utf-8", "replace")
+        self.names = struct.pack("HH", len(names), len(text)) + text
+        self.put = struct.Struct(f"qdd{len(self.names)}s{len(names)}dq").pack_into
 
 
 class _Place:
-    """Where this process beats; without a launcher that watches, nowhere."""
+    """Where this process writes; without a launcher that watches, nowhere.
+
+    Attributes:
+        memory: shared with the launcher, or None.
+        offset: where in it.
+        start: where in it the record begins.
+        layouts: by the names of metrics. They are the same in every call of a training, so a few
+            are enough.
+    """
+
+    __slots__ = ("layouts", "memory", "offset", "start")
 
     def __init__(self) -> None:
         self.memory: mmap.mmap | None = None
         self.offset = 0
+        self.layouts: dict[tuple[str, ...], _Layout] = {}
         offset, _, path = os.environ.get(HEARTBEAT, "").partition(":")
         # Where the file is gone the launcher watches no more.
         with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), 0)
             self.offset = int(offset)
+        self.start = self.offset + _START
+
+    def layout(self, names: tuple[str, ...]) -> _Layout:
+        """Return the layout of names that were not seen before."""
+        if len(self.layouts) >= _MOST_LAYOUTS:
+            self.layouts.clear()
+        # what has no room is put as if it were no number: see `progress`
+        self.layouts[names] = layout = _Layout(names if _have_room(names) else ())
+        return layout
 
 
+_MOST_LAYOUTS = 64
 _places: list[_Place] = []
 # A fork of the spawner is a worker with a place of its own.
 os.register_at_fork(after_in_child=_places.clear)
@@ -51,12 +110,150 @@ def heartbeat() -> None:
         _places.append(_Place())
     place = _places[0]
     if place.memory is not None:
-        _MOMENT.pack_into(place.memory, place.offset, time.monotonic_ns())
+        _put_moment(place.memory, place.offset, _now())
+
+
+def progress(step: float, total: float | None = None, **metrics: Any) -> None:
+    """Tell the launcher how far this worker is: a `heartbeat` that says more.
+
+    It is shown where the run is shown (``ls``, a sweep's table, result.json, the report of a
+    failure), and counts for ``launch.watchdog.progress`` as well as for ``heartbeat`` and
+    ``stall``. The last call counts. Outside of lllaunch, or where nothing is watched, it does
+    nothing.
+
+    Args:
+        step: how many steps are done, counted over the whole training: it goes on after a restart
+            from a checkpoint, and does not begin anew with an epoch. A whole number that is too
+            large for a float counts as the largest there is; ``total`` likewise.
+        total: how many there are in all; None, or infinity, if nobody knows.
+        metrics: numbers to be shown beside it, about thirty at most (names and numbers of one call
+            take 980 bytes; what has no room is left out, the last first). What `float` takes is a
+            number, a tensor of one element as well, though one on a GPU is waited for as
+            ``item()`` does; anything else is left out. NaN and infinity may be passed, and are
+            reported once.
+
+    Raises:
+        TypeError: ``step`` or ``total`` is no number.
+    """
+    if not _places:
+        _places.append(_Place())
+    place = _places[0]
+    memory = place.memory
+    if memory is None:
+        _expect_numbers(step, total)
+        return
+    names = tuple(metrics)
+    layout = place.layouts.get(names) or place.layout(names)
+    moment, at = _now(), place.start
+    if total is None:
+        total = _NO_TOTAL
+    try:
+        layout.put(memory, at, moment, step, total, layout.names, *metrics.values(), moment)
+    except Exception:  # noqa: BLE001 - whatever the conversion of a user's object raises
+        _expect_numbers(step, total)
+        numbers = _with_room(metrics)
+        layout, step, total = _Layout(tuple(numbers)), _within_floats(step), _within_floats(total)
+        layout.put(memory, at, moment, step, total, layout.names, *numbers.values(), moment)
+
+
+def _have_room(names: tuple[str, ...]) -> bool:
+    text = _SEPARATOR.join(names)
+    size = 8 * len(names) + len(text.encode("utf-8", "replace"))
+    return size <= _ROOM and text.count(_SEPARATOR) == max(0, len(names) - 1)
+
+
+def _with_room(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return those metrics that are numbers, as many as have room."""
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        number, plain = _as_number(value), name.replace(_SEPARATOR, " ")
+        if number is None:
+            continue
+        if not _have_room((*numbers, plain)):
+            break
+        numbers[plain] = number
+    return numbers
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, (str, bytes, bytearray)):
+        return None
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 - a training does not end for what is only shown
+        return None
+
+
+def _within_floats(number: float) -> float:
+    """Return a number as a float, the largest or smallest one where it is beyond all of them."""
+    try:
+        return float(number)
+    except OverflowError:
+        # not infinity, which files in JSON cannot hold
+        return sys.float_info.max if number > 0 else -sys.float_info.max
+
+
+def _expect_numbers(step: object, total: object) -> None:
+    for name, value in (("step", step), ("total", total)):
+        plain = isinstance(value, (int, float)) or (value is None and name == "total")
+        if not plain and _as_number(value) is None:
+            raise TypeError(f"progress: {name}: expected a number, got {value!r:.100}")
+
+
+class ProgressRecord(NamedTuple):
+    """What the last call of `progress` said.
+
+    Attributes:
+        moment: when, nanoseconds of the monotonic clock.
+        step: how many steps are done.
+        total: how many there are, None if that is not known.
+        metrics: the numbers beside it.
+    """
+
+    moment: int
+    step: float
+    total: float | None
+    metrics: dict[str, float]
+
+
+def read_progress(memory: mmap.mmap, rank: int) -> ProgressRecord | None:
+    """Return what a local rank said last of its progress.
+
+    Returns:
+        None if it has said nothing, and while it is being written: then it is to be asked again.
+    """
+    start, end = rank * _SIZE + _START, (rank + 1) * _SIZE
+    for _ in range(_READS):
+        data = memory[start:end]
+        record = _parsed(data)
+        if record is not None and memory[start:end] == data:
+            return record
+    return None
+
+
+def _parsed(data: bytes) -> ProgressRecord | None:
+    """Return what stands in the bytes of a record; None if it is not a whole one."""
+    moment, step, total, count, length = _RECORD.unpack_from(data)
+    at = _RECORD.size + length
+    layout = struct.Struct(f"={-at % 8}x{count}dq")
+    if not moment or at + layout.size > len(data):
+        return None
+    *values, again = layout.unpack_from(data, at)
+    names = data[_RECORD.size : at].decode("utf-8", "replace").split(_SEPARATOR) if count else []
+    # a step that is no finite number says nothing
+    if again != moment or len(names) != count or not math.isfinite(step):
+        return None
+    known = total if math.isfinite(total) else None
+    return ProgressRecord(moment, step, known, dict(zip(names, values, strict=True)))
 
 
 def read_heartbeats(memory: mmap.mmap, ranks: int) -> list[int]:
-    """Returns the moments of the last heartbeats, by local rank; 0 where there was none."""
-    return [_MOMENT.unpack_from(memory, rank * _SIZE)[0] for rank in range(ranks)]
+    """Returns the moments of the last heartbeats, by local rank; 0 where there was none.
+
+    What says how far a worker is counts as a heartbeat.
+    """
+    moments = (struct.unpack_from("2q", memory, rank * _SIZE) for rank in range(ranks))
+    return [max(pair) for pair in moments]
 
 
 def place_of(path: str, rank: int) -> str:
@@ -65,7 +262,7 @@ def place_of(path: str, rank: int) -> str:
 
 
 def make_places(path: str, ranks: int) -> mmap.mmap:
-    """Makes the file for the heartbeats of an attempt.
+    """Makes the file for the heartbeats and the progress of an attempt.
 
     Args:
         path: where; nothing may be there.

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from lllaunch.std import Std
 from lllaunch.text import write_range
 
 StallScope = Literal["group", "rank"]
-RestartCause = Literal["failure", "signal", "oom", "hang", "timeout", "node"]
+RestartCause = Literal["failure", "signal", "oom", "hang", "timeout", "node", "preflight"]
 RdzvBackend = Literal["static", "c10d", "etcd-v2"]
 
 RDZV_BACKENDS: tuple[RdzvBackend, ...] = ("static", "c10d", "etcd-v2")
@@ -29,8 +30,29 @@ TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 RESTART_CAUSES: tuple[RestartCause, ...] = (
     *("failure", "signal", "oom", "hang", "timeout"),
-    "node",
+    *("node", "preflight"),
 )
+
+
+@dataclass(frozen=True)
+class ProgressLimit:
+    """How often the workers of an attempt must show that they get further.
+
+    Attributes:
+        pattern: a regular expression that is searched in what they print, whose named groups are
+            numbers; empty for what `lllaunch.progress` says and known progress bars show.
+        within: seconds in which there must be progress again, or None.
+        first_within: seconds from the start of an attempt in which there must be some, or None.
+    """
+
+    pattern: str = ""
+    within: float | None = None
+    first_within: float | None = None
+
+    @property
+    def shortest(self) -> float | None:
+        """The shorter of the two limits, seconds; None if there is none."""
+        return min((each for each in (self.within, self.first_within) if each), default=None)
 
 
 @dataclass(frozen=True)
@@ -45,11 +67,17 @@ class WatchdogPolicy:
         stall_scope: ``group``: all workers must be idle; ``rank``: one is enough.
         silence: seconds without any output of the workers that count as a hang, whatever else they
             do, or None.
-        warmup: seconds from the start of an attempt that do not count as idle or silent.
+        spin: seconds without output and heartbeat, next to no I/O, with all workers at the same
+            lines of Python, that count as a hang however busy they are, or None.
+        warmup: seconds from the start of an attempt that do not count as idle, silent or spinning.
         heartbeat: seconds without a heartbeat, of a worker that has sent one, that count as a hang
             whatever else it does, or None.
         memory: bytes of anonymous and shared memory that a worker and all below it may use, or
             None.
+        collectives: let workers that have torch.distributed tell of their collectives, which those
+            who are looked at are asked for.
+        progress: how often there must be progress, and what counts as some; or None. Where it
+            stands, a number that becomes NaN or infinite counts as a hang, too.
         report: names of those limits of the above that are only reported, with stacks and once in
             an attempt; for the others it ends.
     """
@@ -60,10 +88,18 @@ class WatchdogPolicy:
     stall: float | None = None
     stall_scope: StallScope = "group"
     silence: float | None = None
+    spin: float | None = None
     warmup: float = 0.0
     heartbeat: float | None = None
     memory: int | None = None
+    collectives: bool = True
+    progress: ProgressLimit | None = None
     report: frozenset[str] = frozenset()
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks for anything: `collectives` alone does not."""
+        return replace(self, collectives=True) != WatchdogPolicy()
 
 
 @dataclass(frozen=True)
@@ -73,20 +109,70 @@ class RestartPolicy:
     Attributes:
         on: causes that are worth another attempt, as long as there are restarts left: ``failure``
             (a worker failed), ``signal`` (a worker died of a signal), ``oom`` (of a lack of memory,
-            or over ``memory``), ``hang`` (a timer, a stall, silence, a lost heartbeat),
-            ``timeout``, ``node`` (a node was lost, and too few are left).
+            or over ``memory``), ``hang`` (a timer, a stall, a spin, silence, a lost heartbeat),
+            ``timeout``, ``node`` (a node was lost, and too few are left), ``preflight`` (the
+            program that is run before the workers has failed).
         delay: seconds before the first restart; each later one waits twice as long.
         max_delay: the longest wait, seconds.
+        window: seconds for which a restart counts against the number of them; None for as long as
+            the run goes on.
+        reset_on: ``progress``: an attempt that came further than all before it makes the count,
+            and the wait, begin anew; None: nothing does.
+        max_without_progress: after so many failed attempts in a row that came no further the run
+            ends, whatever restarts are left; None for no such end.
+        checkpoint: a file or directory whose change during an attempt is progress, relative to the
+            working directory of the workers; None if there is none.
+        gpu_wait: seconds to wait at most, before a restart, until the processes of the attempt
+            before hold no memory on GPUs.
     """
 
     on: frozenset[RestartCause] = frozenset(RESTART_CAUSES)
     delay: float = 0.0
     max_delay: float = 300.0
+    window: float | None = None
+    reset_on: Literal["progress"] | None = None
+    max_without_progress: int | None = None
+    checkpoint: str | None = None
+    gpu_wait: float = 60.0
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it matters when restarts were, or how far attempts came."""
+        settings = (self.window, self.reset_on, self.max_without_progress)
+        return any(setting is not None for setting in settings)
 
     def wait(self, restart: int) -> float:
         """Seconds to wait before a restart, the first of which has the number 1."""
         # A large exponent would overflow long after the limit was reached.
         return min(self.max_delay, self.delay * 2.0 ** min(restart - 1, 60))
+
+
+class Preflight(NamedTuple):
+    """A program that is run on each node before the workers of an attempt.
+
+    Attributes:
+        command: the program, which is looked up as an entrypoint is, and its arguments.
+        timeout: seconds that it may take.
+    """
+
+    command: tuple[str, ...]
+    timeout: float = 300.0
+
+    def program(self, runtime_cwd: str) -> str:
+        """Return the program: a path, or a name that is looked up on PATH.
+
+        Args:
+            runtime_cwd: directory that relative paths start from, absolute.
+        """
+        name = self.command[0]
+        return os.path.join(runtime_cwd, name) if "/" in name else name
+
+    @property
+    def text(self) -> str:
+        """The command line, for people."""
+        import shlex  # noqa: PLC0415 - most runs have none
+
+        return shlex.join(self.command)
 
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -259,17 +345,24 @@ class LaunchSpec:
         duplicate_stdout_filters: lines of teed stdout holding one of these go to
             ``filtered_stdout.log`` as well.
         duplicate_stderr_filters: the same for stderr.
-        log_line_prefix: template of the prefix of teed lines; None for ``[<role><local_rank>]:``.
+        log_line_prefix: template of the prefix of teed lines; None for ``[<role><local_rank>]:``
+            where lines of several workers are shown, else none.
+        collapse: whether identical lines of several workers are shown as one; None: unless there is
+            a ``log_line_prefix``.
         log_dir: directory of the run, absolute.
         grace_period: seconds between the polite signal and SIGKILL.
         signals: signals that the launcher handles and forwards.
         watchdog: what the run is watched for.
         max_restarts: how often a failed worker group is started again.
         restart: what for, and how soon.
+        min_disk: bytes that must be free where the run's files go before an attempt begins, or
+            None.
+        preflight: what is run before the workers of an attempt, or None.
         resources: what each worker needs of the machine; only sweeps ask.
         virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
         run_id: value of TORCHELASTIC_RUN_ID.
         quiet: whether nothing is said of a run in which all goes well.
+        samples: seconds between two samples of what the workers do, at least 1; None for none.
         locked: whether only a reviewed plan may run; the name of its lock, if it has another one
             than the experiment.
         output_dir: Hydra's output directory of the job, absolute.
@@ -303,6 +396,7 @@ class LaunchSpec:
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     log_line_prefix: str | None = None
+    collapse: bool | None = None
     grace_period: float = 30.0
     signals: tuple[signal.Signals, ...] = (
         signal.SIGTERM,
@@ -312,10 +406,14 @@ class LaunchSpec:
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     max_restarts: int = 0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    min_disk: int | None = None
+    # its arguments may come from the environment
+    preflight: Preflight | None = field(default=None, repr=False)
     resources: Resources = field(default_factory=Resources)
     virtual_local_rank: bool = False
     run_id: str = ""
     quiet: bool = False
+    samples: float | None = None
     locked: bool | str = False
     output_dir: str = ""
     runtime_cwd: str = ""
@@ -344,10 +442,17 @@ class LaunchSpec:
         }
         settings = {} if self.cluster is None else self.cluster.settings
         nodes["cluster"] = settings
+        if self.preflight is not None:
+            nodes["preflight"] = self.preflight._asdict()
         for path, source in self.sources.items():
+            text = str(source)
             if path[0] in nodes and (path[0] != "cluster" or path[1] in settings):
                 value = functools.reduce(operator.getitem, path, nodes)
-                yield self.config_path(path), str(value), str(source)
+                # text that was taken apart: its own words are in its source
+                words = value if isinstance(value, tuple) else (value,)
+                for word in map(str, words):
+                    if words[0] is value or word not in text:
+                        yield self.config_path(path), word, text
 
     def config_path(self, path: Path) -> Path:
         """Return the path in the config of what a value of the plan was made from."""

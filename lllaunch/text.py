@@ -41,6 +41,13 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def count(number: float) -> str:
+    """Returns a number as people read it: ``1200``, ``12,000``, ``0.31``, ``nan``."""
+    if number == number // 1 and abs(number) < 1e15:
+        return f"{number:.0f}" if abs(number) < 10_000 else f"{number:,.0f}"
+    return f"{number:.4g}"
+
+
 def as_ranges(numbers: Iterable[int]) -> list[range]:
     """Returns numbers as the fewest ranges, in order."""
     ranges: list[range] = []

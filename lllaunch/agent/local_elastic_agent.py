@@ -250,7 +250,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         env = contract(place, os.environ)
         if spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return {**env, **self._supervisor.watchdog.environment(place.local_rank)}
+        return {**env, **self._supervisor.watchdog.environment(place.local_rank, env)}
 
     def _prefixes(self, places: dict[int, WorkerContext]) -> dict[int, str] | None:
         if not self._prefix:
@@ -320,6 +320,11 @@ class LocalElasticAgent(SimpleElasticAgent):
     def base_rank(self) -> int:
         """Rank of this node's first worker among those of all nodes."""
         return self._worker_group.workers[0].global_rank
+
+    @property
+    def history(self) -> None:
+        """None: torch's agents tell each other nothing of it."""
+        return
 
     def files(self) -> Sequence[Any]:
         """None: a rendezvous cannot wake anybody."""

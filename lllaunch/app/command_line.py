@@ -19,7 +19,7 @@ from lllaunch.run.files import relative_path, working_directory
 
 # What lllaunch calls itself, in a batch job.
 HIDDEN_VERBS = ("job",)
-VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stop", "wait")
+VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stacks", "stop", "wait")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 
 FLAGS: dict[str, int | None] = {
@@ -82,6 +82,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
     **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),
     **dict.fromkeys(("retry", "restart", "repeat"), "'{0} rerun' runs a plan again"),
+    **dict.fromkeys(
+        ("stack", "pstack", "dump", "trace", "py-spy"),
+        "'{0} stacks' shows where the workers of a run stand",
+    ),
     **dict.fromkeys(("follow", "attach"), "'{0} logs -f' shows a run's output as it comes"),
     **dict.fromkeys(("config", "cfg"), "'{0} --cfg job' shows what is composed"),
     "version": "'{0} --version' shows it",

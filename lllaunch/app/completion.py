@@ -51,7 +51,9 @@ unset _lllaunch_rule _lllaunch_former
 
 _SCRIPTS = {"install=bash": INSTALL, "uninstall=bash": UNINSTALL}
 # What a command takes that may be left out; it also takes the ids of batch jobs.
-_LATEST = {verb: ["latest"] for verb in ("logs", "show", "report", "rerun", "stop", "wait")}
+_LATEST = {
+    verb: ["latest"] for verb in ("logs", "show", "stacks", "report", "rerun", "stop", "wait")
+}
 
 
 def complete(words: Sequence[str], run: Callable[[list[str]], int]) -> int | None:

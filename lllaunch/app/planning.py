@@ -294,6 +294,10 @@ def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]
     entrypoint, env = spec.entrypoint, dict(spec.derived_env)
     if os.path.isabs(entrypoint.name):
         entrypoint = replace(entrypoint, name=place(entrypoint.name))
+    preflight = spec.preflight
+    if preflight is not None and os.path.isabs(preflight.command[0]):
+        command = (place(preflight.command[0]), *preflight.command[1:])
+        preflight = preflight._replace(command=command)
     known = env.get("PYTHONPATH") or spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")
     # of an editable install, which leads to the code of now: first is what is looked in first
     moved = [place(each) for each in sys.path if each and place(each) != each]
@@ -303,6 +307,7 @@ def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]
     return replace(
         spec,
         entrypoint=entrypoint,
+        preflight=preflight,
         cwd=place(spec.cwd),
         spawner_cwd=place(spec.spawner_cwd) if spec.spawner_cwd else "",
         runtime_cwd=place(spec.runtime_cwd),

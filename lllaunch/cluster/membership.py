@@ -75,6 +75,7 @@ class Member:
         directory: where it writes, absolute.
         token: what it found in the run's directory of who else is there; empty if nothing.
         clock_offset: seconds that its clock is ahead of node 0's; None if it is not known.
+        history: what it knows of earlier attempts, as JSON; empty if that does not matter.
     """
 
     node_rank: int | None
@@ -88,6 +89,7 @@ class Member:
     directory: str = ""
     token: str = ""
     clock_offset: float | None = None
+    history: str = ""
 
     def to_json(self) -> str:
         """Return it as text; the inverse of `from_json`."""
@@ -113,6 +115,7 @@ class Member:
             directory=fields.text("directory"),
             token=fields.text("token"),
             clock_offset=fields.number("clock_offset"),
+            history=fields.text("history"),
         )
 
 

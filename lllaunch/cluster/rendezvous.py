@@ -49,11 +49,13 @@ _TERMINAL = "torchelastic/agent/terminal_state"
 _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
 _IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 
+# Between two looks at whether an answer is still wanted, seconds.
+_MOMENT_SECONDS = 0.5
 # What a read of node 0's clock may take, seconds.
 _CLOCK_SECONDS = 2.0
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
-_IDLE_KINDS = ("stall", "silence")
+_IDLE_KINDS = ("stall", "silence", "spin", "progress")
 _FOR_EVER = 2**63
 # torch's defaults of a rendezvous that changes.
 _KEEP_ALIVE_INTERVAL = 5
@@ -368,6 +370,8 @@ class Rendezvous:
         self._round = self._own(info.store)
         rank, size = info.rank, info.world_size
         self._round.set(f"alive/{rank}", "0")
+        # nobody waits for it that way
+        self._round.add("looks", 0)
         self._round.set(f"member/{rank}", member().to_json())
         before = self.place.roster.members if self.place is not None else ()
 
@@ -536,7 +540,7 @@ class Rendezvous:
         The first node that can asks all others, and they ask it.
 
         Args:
-            kind: what that means, ``stall`` or ``silence``.
+            kind: what that means, ``stall``, ``silence``, ``spin``, ....
             now: the moment, nanoseconds since the epoch by node 0's clock.
             valid: for how long what a node says holds, seconds.
         """
@@ -587,6 +591,72 @@ class Rendezvous:
         document = judge(dict(zip(known, found, strict=True)))
         self._round.set("group_stacks", json.dumps(document))
         return document
+
+    def ask_others(
+        self,
+        text: bytes,
+        others: Sequence[int],
+        seconds: float,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> dict[int, bytes]:
+        """Ask other nodes where their workers stand, over a connection of its own.
+
+        Args:
+            text: the request.
+            others: group ranks of those who are asked.
+            seconds: how long they are waited for.
+            given_up: asked meanwhile; whether nobody waits any more.
+
+        Returns:
+            what those have said that did in time, by group rank.
+        """
+        assert self.place is not None
+        until = time.monotonic() + seconds
+        store = self.round_store()
+        number = store.add("looks", 1)
+        store.set(f"look/{number}", json.dumps([self.place.group_rank, text.decode()]))
+        keys = [f"look/{number}/{rank}" for rank in others]
+        while not are_set(store, keys, _MOMENT_SECONDS):
+            if time.monotonic() >= until or given_up():
+                break
+        known = [rank for rank, key in zip(others, keys, strict=True) if store.check([key])]
+        found = store.multi_get([f"look/{number}/{rank}" for rank in known]) if known else []
+        with contextlib.suppress(Exception):
+            # etcd's knows no way to
+            for key in [f"look/{number}", *keys]:
+                store.delete_key(key)
+        return dict(zip(known, map(unpacked, found), strict=True))
+
+    @staticmethod
+    def wanted(store: Any, number: int) -> tuple[int, bytes] | None:
+        """Return who has asked all nodes where their workers stand, and what.
+
+        Args:
+            store: the round's own.
+            number: of the question, from 1.
+
+        Returns:
+            its group rank and the request; None if it has not said yet, or says no more.
+        """
+        if not store.check([f"look/{number}"]):
+            return None
+        group_rank, text = json.loads(store.get(f"look/{number}"))
+        return group_rank, text.encode()
+
+    def give_answer(self, number: int, text: str) -> None:
+        """Tell the node that has asked where this node's workers stand.
+
+        Args:
+            number: of its question.
+            text: the answer.
+        """
+        assert self.place is not None
+        self._round.set(f"look/{number}/{self.place.group_rank}", packed(text))
+
+    def tell_progress(self, text: str) -> None:
+        """Let the first node know how far the attempt came here, for `_Watch` of all nodes."""
+        assert self.place is not None
+        self._round.set(f"progress/{self.place.group_rank}", text)
 
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""

@@ -14,10 +14,12 @@ import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import written_cluster
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
-from lllaunch.config.restart import written_restart
+from lllaunch.config.preflight import written_preflight
+from lllaunch.config.restart import causes_that_can_come, written_restart
 from lllaunch.config.tree import conceal
-from lllaunch.config.values import format_duration, write_mask
-from lllaunch.config.watchdog import written_policy
+from lllaunch.config.values import format_duration, format_size, parse_duration, write_mask
+from lllaunch.config.watchdog import with_spin, written_policy
+from lllaunch.errors import Unfit
 from lllaunch.spec import LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import identity
 
@@ -110,6 +112,8 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
         launch["rdzv"].pop("interface", None)
     if _is_derived(launch["run_id"], launch["rdzv"], spec):
         launch.pop("run_id")
+    restart = launch["restart"]
+    restart["on"] = causes_that_can_come(restart["on"], preflight=spec.preflight is not None)
     # One may be within the other, so the longer goes first: the run's is within the user's usually,
     # and the user's, where the run has a snapshot of the code, within the run's.
     named = sorted(
@@ -133,7 +137,10 @@ def _is_derived(run_id: object, rdzv: Mapping[str, Any], spec: LaunchSpec) -> bo
     return run_id in known
 
 
-_OWN = ("nproc", "log_dir", "run_id", "redirects", "tee", "local_ranks_filter")
+_OWN = (
+    *("nproc", "log_dir", "run_id", "redirects", "tee", "local_ranks_filter", "collapse"),
+    "samples",
+)
 
 
 def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +160,7 @@ def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"launch": {**common, **({"rdzv": rdzv} if rdzv else {})}}
 
 
+_SPIN = "30m"
 _WATCHDOG = {
     "timers": False,
     "timeout": None,
@@ -160,9 +168,14 @@ _WATCHDOG = {
     "stall": {"after": "30m", "action": "report"},
     "stall_scope": "group",
     "silence": None,
+    # of these; else as `_spin_of` says
+    "spin": {"after": _SPIN, "action": "report"},
     "warmup": "0s",
     "heartbeat": None,
     "memory": None,
+    # only how a hang is explained: nobody was asked before
+    "collectives": True,
+    "progress": None,
 }
 _DEFAULTS: Mapping[str, Any] = {
     "args": None,
@@ -188,6 +201,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "duplicate_stdout_filters": [],
     "duplicate_stderr_filters": [],
     "log_line_prefix": None,
+    "collapse": None,
     "log_dir": None,
     "grace_period": "30s",
     "signals": ["SIGTERM", "SIGINT", "SIGHUP"],
@@ -197,9 +211,17 @@ _DEFAULTS: Mapping[str, Any] = {
         "on": ["failure", "signal", "oom", "hang", "timeout"],
         "delay": "0s",
         "max_delay": "5m",
+        "window": None,
+        "reset_on": None,
+        "max_without_progress": None,
+        "checkpoint": None,
+        "gpu_wait": "1m",
     },
+    "min_disk": None,
+    "preflight": None,
     "resources": {"gpus_per_proc": None, "cpus_per_proc": None},
     "virtual_local_rank": False,
+    "samples": "5s",
 }
 """What a key that is not in a plan means, in plans of format 2, for ever.
 
@@ -293,13 +315,41 @@ def _defaults_of(launch: Mapping[str, Any], places: PathAliases | None = None) -
     cwd, log_dir = launch.get("cwd"), launch.get("log_dir")
     if places is None:
         places = SOURCES if SOURCES.cwd == cwd or SOURCES.output_dir == log_dir else MARKS
+    watchdog = {**_DEFAULTS["watchdog"], "spin": _spin_of(launch.get("watchdog"))}
     return {
         **_DEFAULTS,
         "cwd": places.cwd,
         "log_dir": places.output_dir,
+        "watchdog": {key: each for key, each in watchdog.items() if each is not _NO_DEFAULT},
         # as masks are written where one rank is all ranks
         "tee": "all" if one else _DEFAULTS["tee"],
     }
+
+
+def _spin_of(watchdog: object) -> object:
+    """What it means that ``spin`` is not in a plan, for ever: that follows from what is in it.
+
+    Plans were made of all presets before there was that setting.
+
+    Args:
+        watchdog: that node of the plan, complete or essential.
+
+    Returns:
+        Its value; `_NO_DEFAULT` where ``stall`` comes from the environment.
+    """
+    known = {**_WATCHDOG, **(watchdog if isinstance(watchdog, Mapping) else {})}
+    stall = known["stall"]
+    if stall is None:
+        return None
+    limited = stall if isinstance(stall, Mapping) else {"after": stall, "action": "end"}
+    try:
+        longer = parse_duration(limited.get("after")) > parse_duration(_SPIN)
+    except Unfit:
+        return _NO_DEFAULT
+    after = limited["after"] if longer else _SPIN
+    if known["stall_scope"] == "rank" and limited.get("action") == "end":
+        return after
+    return {"after": after, "action": "report"}
 
 
 def _without(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,8 +376,9 @@ def _is(value: object, default: object) -> bool:
 def _with(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     known = {**dict.fromkeys(("entrypoint", *defaults)), **defaults, **node}
     for key, default in defaults.items():
+        # what a preset says that comes from the environment is in no plan, and would be undone
         if isinstance(known[key], Mapping) and isinstance(default, Mapping):
-            known[key] = {**default, **known[key]}
+            known[key] = known[key] if "preset" in known[key] else {**default, **known[key]}
     return known
 
 
@@ -363,16 +414,21 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "duplicate_stdout_filters": list(spec.duplicate_stdout_filters),
         "duplicate_stderr_filters": list(spec.duplicate_stderr_filters),
         "log_line_prefix": spec.log_line_prefix,
+        "collapse": spec.collapse,
         "log_dir": spec.log_dir,
         "grace_period": format_duration(spec.grace_period),
         "signals": [signum.name for signum in spec.signals],
-        "watchdog": written_policy(spec.watchdog),
+        "watchdog": _written_watchdog(spec),
         "max_restarts": spec.max_restarts,
         "restart": written_restart(
-            spec.restart, several=nodes is not None or ("nnodes",) in spec.sources
+            spec.restart,
+            exact=nodes is not None or ("nnodes",) in spec.sources or spec.preflight is not None,
         ),
+        "min_disk": None if spec.min_disk is None else format_size(spec.min_disk),
+        "preflight": written_preflight(spec.preflight),
         "resources": spec.resources._asdict(),
         "virtual_local_rank": spec.virtual_local_rank,
+        "samples": False if spec.samples is None else format_duration(spec.samples),
         "run_id": spec.run_id,
     }
     plan: dict[str, Any] = {"launch": {name: conceal(value) for name, value in node.items()}}
@@ -384,6 +440,15 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         own = copy.deepcopy(source)
         functools.reduce(operator.getitem, above, cast("Any", plan))[last] = own
     return plan
+
+
+def _written_watchdog(spec: LaunchSpec) -> dict[str, Any]:
+    written = written_policy(spec.watchdog)
+    sourced = any(path[:2] == ("watchdog", "stall") for path in spec.sources)
+    if sourced and spec.watchdog == with_spin(spec.watchdog):
+        # what follows from a value that must not be written must not be, either
+        written.pop("spin")
+    return written
 
 
 def _sorted(value: Any) -> Any:

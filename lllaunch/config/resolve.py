@@ -48,6 +48,7 @@ from lllaunch.config.fields import (
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
+from lllaunch.config.preflight import read_min_disk, read_preflight, sources_of_preflight
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
@@ -79,6 +80,7 @@ from lllaunch.config.values import (
     parse_mask,
     parse_nproc,
     parse_ranks,
+    parse_samples,
 )
 from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
@@ -349,6 +351,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     )
     place = _place(cwd, variables, nproc, around)
     call = _read_call(settings, place, around)
+    preflight, preflight_command = read_preflight(settings, place)
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path))
     masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
     more: dict[str, Any] = {
@@ -372,6 +375,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         detected=nodes.detected,
         cwd=cwd,
         preload=preload,
+        preflight=preflight,
         env=reveal(env),
         env_per_rank={ranks: reveal(own) for ranks, own in variables.per_rank.items()},
         output_dir=around.output_dir,
@@ -380,6 +384,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
             **nodes.sources,
             **_left_to_machine(settings, nodes, masks),
             **_sources_of_settings(settings),
+            **sources_of_preflight(preflight_command),
             **_source_of_run_id(settings),
             **_sources_of_arguments(call, variables),
         },
@@ -387,7 +392,8 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     )
 
 
-_PASSED = frozenset({"args", "env", "env_per_rank"})
+# their secrets are told leaf by leaf
+_PASSED = frozenset({"args", "env", "env_per_rank", "preflight"})
 _MAPPINGS = frozenset({"watchdog", "restart", "resources", "rdzv"})
 
 
@@ -519,6 +525,7 @@ def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) ->
         "run_id": settings.scalar("run_id", read_line, run_id),
         "virtual_local_rank": settings.scalar("virtual_local_rank", read_flag, False),
         "quiet": settings.scalar("quiet", read_flag, False),
+        "samples": settings.scalar("samples", parse_samples, 0.0) or None,
         "locked": settings.scalar("locked", read_locked, UNLOCKED),
     }
 
@@ -536,6 +543,7 @@ def _read_output(
         "duplicate_stdout_filters": settings.each("duplicate_stdout_filters", read_text),
         "duplicate_stderr_filters": settings.each("duplicate_stderr_filters", read_text),
         "log_line_prefix": settings.scalar("log_line_prefix", read_prefix, None),
+        "collapse": settings.scalar("collapse", read_flag, None),
     }
 
 
@@ -580,6 +588,7 @@ def _read_ending(settings: Settings) -> dict[str, Any]:
         "watchdog": read_watchdog(settings),
         "max_restarts": settings.scalar("max_restarts", read_count, 0),
         "restart": read_restart(settings),
+        "min_disk": settings.scalar("min_disk", read_min_disk, None),
         "resources": read_resources(settings),
     }
 

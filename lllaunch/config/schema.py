@@ -58,6 +58,8 @@ SYNONYMS = {
     **dict.fromkeys(("stall", "stall_timeout", "hang", "hang_timeout"), "watchdog.stall"),
     **dict.fromkeys(("idle_timeout", "stall_after"), "watchdog.stall"),
     "stall_scope": "watchdog.stall_scope",
+    **dict.fromkeys(("spin", "spin_timeout"), "watchdog.spin"),
+    "silence": "watchdog.silence",
     "warmup": "watchdog.warmup",
     **dict.fromkeys(("heartbeat", "heartbeat_timeout"), "watchdog.heartbeat"),
     **dict.fromkeys(("memory", "memory_limit", "mem_limit", "max_memory"), "watchdog.memory"),
@@ -66,12 +68,21 @@ SYNONYMS = {
     **dict.fromkeys(("restart_on", "restart_policy", "restart_causes"), "restart.on"),
     **dict.fromkeys(("restart_delay", "backoff", "restart_backoff"), "restart.delay"),
     **dict.fromkeys(("max_delay", "max_backoff", "restart_max_delay"), "restart.max_delay"),
+    **dict.fromkeys(("window", "restart_window"), "restart.window"),
+    **dict.fromkeys(("reset_on", "restart_reset_on"), "restart.reset_on"),
+    **dict.fromkeys(("max_without_progress", "no_progress"), "restart.max_without_progress"),
+    **dict.fromkeys(("checkpoint", "checkpoint_dir", "ckpt"), "restart.checkpoint"),
+    **dict.fromkeys(("gpu_wait", "gpu_memory_wait"), "restart.gpu_wait"),
+    **dict.fromkeys(("min_free", "min_free_disk", "min_disk_space", "disk"), "min_disk"),
+    **dict.fromkeys(("pre_flight", "health_check", "healthcheck", "precheck"), "preflight"),
     **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus"), "resources.gpus_per_proc"),
     **dict.fromkeys(("gpus_per_proc", "gpus_per_worker"), "resources.gpus_per_proc"),
     **dict.fromkeys(("cpus", "cpu", "num_cpus", "cores"), "resources.cpus_per_proc"),
     **dict.fromkeys(("cpus_per_proc", "cpus_per_worker"), "resources.cpus_per_proc"),
     "cpus_per_task": "resources.cpus_per_proc",
     **dict.fromkeys(("resource", "requirements"), "resources"),
+    **dict.fromkeys(("sampling", "sample_interval", "sampling_interval"), "samples"),
+    **dict.fromkeys(("metrics_interval", "stats"), "samples"),
 }
 
 _MEET = "several nodes meet at rdzv.endpoint (host:port)"
@@ -93,10 +104,12 @@ DEFAULT = "report"
 PRESETS: dict[str, WatchdogPolicy] = {
     "none": WatchdogPolicy(),
     # ends nothing
-    "report": WatchdogPolicy(stall=1800.0, report=frozenset({"stall"})),
-    "default": WatchdogPolicy(timers=True, stall=1800.0, stall_scope="group", warmup=300.0),
+    "report": WatchdogPolicy(stall=1800.0, spin=1800.0, report=frozenset({"stall", "spin"})),
+    "default": WatchdogPolicy(
+        timers=True, stall=1800.0, spin=1800.0, warmup=300.0, report=frozenset({"spin"})
+    ),
     "strict": WatchdogPolicy(
-        timers=True, stall=300.0, stall_scope="rank", warmup=300.0, heartbeat=300.0
+        timers=True, stall=300.0, stall_scope="rank", spin=1800.0, warmup=300.0, heartbeat=300.0
     ),
 }
 
@@ -273,9 +286,9 @@ class Launch:
     """The same for standard error and `filtered_stderr.log`."""
 
     log_line_prefix: str | None = None
-    """What stands before each shown line; null is `[ROLE_NAME LOCAL_RANK]:` written together,
-    such as `[default0]:`. May hold [`${worker:…}`](#workers-facts) and, as torchrun's template,
-    the escaped `\\${rank}`.
+    """What stands before each shown line. Null is `[ROLE_NAME LOCAL_RANK]:` written together,
+    such as `[default0]:`, and nothing where lines of only one worker can reach the console. May
+    hold [`${worker:…}`](#workers-facts) and, as torchrun's template, the escaped `\\${rank}`.
 
     ```yaml
     launch:
@@ -283,6 +296,12 @@ class Launch:
       log_line_prefix: "[${worker:hostname} ${worker:rank}/${worker:world_size}] "
     ```
     """
+
+    collapse: bool | None = None
+    """Whether a line that several workers write within 100 ms is shown as one, such as
+    `[default 0-2,5]:ready`: of standard output and standard error each by themselves, and only on
+    the console. Null is true, unless there is a `log_line_prefix`; where that has the number of a
+    worker (`rank`, `local_rank`), `collapse: true` shows ranges for it."""
 
     log_dir: str | None = None
     """Directory of the run's files. Null is Hydra's output directory of the job. A relative
@@ -304,7 +323,7 @@ class Launch:
     """What the run is watched for: the name of a [preset](#watchdog-presets), or a mapping of what
     to change of one. When the watchdog finds something it writes the stacks of all workers to
     `attempt_N/RANK/stacks.txt`, ends the workers as a signal would, and leaves the rest to
-    [`restart`](#restart). By default it only reports a stall, and the run goes on.
+    [`restart`](#restart). By default it only reports a stall or a spin, and the run goes on.
 
     - `preset`: the preset that the other keys change; `report` if it is left out
     - `timers`: whether to serve timers, those of `lllaunch.timer` and torch's file timers
@@ -313,16 +332,34 @@ class Launch:
     - `stall`: how long workers may go without output, CPU use and heartbeat; at least 1 s
     - `stall_scope`: `group` (all workers must be idle) or `rank` (one idle worker is enough)
     - `silence`: how long all workers may go without any output, whatever else they do; at least 1 s
-    - `warmup`: how long, from the start of an attempt, idleness and silence do not count
+    - `spin`: how long workers may go without output and heartbeat, and with next to no I/O (less
+      than 1 KiB/s), while all of them stand at the same lines of Python, however busy they are; at
+      least 1 s. Left out, it is 30m, or `stall`
+      if that is longer or null. It is only reported then, unless a `stall` of scope `rank` ends
+    - `warmup`: how long, from the start of an attempt, idleness, silence and spinning do not count
     - `heartbeat`: how long a worker that has called `lllaunch.heartbeat()` may go without another
       call, whatever else it does; at least 1 s
     - `memory`: how much memory a worker may use, with all processes below it: anonymous and shared
       memory, not pages of files; a [size](#sizes), at least 1 MiB
+    - `collectives`: whether workers that import torch.distributed can be asked which
+      [collectives](../howto/find-a-hang.md#collectives) they have come to; true in every preset
+    - `progress`: how often the workers must get further, as `lllaunch.progress()` says or their
+      progress bars show; a time, or a mapping
+      - `within`: how long they may go without; at least 1 s
+      - `first_within`: the same for the first time, from the start of an attempt, imports included;
+        null for as long as it takes
+      - `pattern`: a regular expression that is searched in each line that they print: only what
+        matches is progress then. Its named groups are numbers: the `step`, the `total`, or others
+        to be shown; all but `total`, `epoch` and `epochs` must change within `within`
+      - `action`: `end` or `report`
+
+      A number of `lllaunch.progress()` or of the pattern that becomes NaN or infinite counts, too;
+      without `progress`, or in a bar, it is only said ([what is progress](../howto/progress.md)).
 
     Times are [durations](#durations). For a limit, null or false turns it off, also one of the
     preset's. `watchdog: false` is `none`. A limit may be written `{after: 30m, action: report}`:
     then it ends nothing. When it is reached, the stacks are taken, it is said once in an attempt,
-    and the run goes on.
+    and the run goes on. Without `after` it is the preset's limit; `action: end` is the default.
 
     ```yaml
     launch:
@@ -347,14 +384,36 @@ class Launch:
     failed then."""
 
     restart: Mapping[Any, Any] | None = field(
-        default_factory=lambda: {"delay": "0s", "max_delay": "5m"}
+        default_factory=lambda: {
+            "delay": "0s",
+            "max_delay": "5m",
+            "window": None,
+            "reset_on": None,
+            "max_without_progress": None,
+            "checkpoint": None,
+            "gpu_wait": "1m",
+        }
     )
-    """What a group is started again for, as long as there are restarts left, and how soon.
+    """What a group is started again for, as long as there are restarts left, how soon, and when
+    trying again is no use.
 
     - `on`: [causes](#causes-of-a-restart), a list or text separated by commas; `all`, which is the
       default, or `none`
     - `delay`: a [duration](#durations) before the first restart; each later one waits twice as long
     - `max_delay`: the longest wait, not less than `delay`
+    - `window`: for how long a restart counts: `max_restarts` is then the most in any such time;
+      null for as long as the run goes on
+    - `reset_on`: `progress`: an attempt that [made progress](#progress-of-an-attempt) gives all
+      restarts back, and the wait is `delay` again; null: nothing does
+    - `max_without_progress`: after so many failed attempts in a row without progress there is no
+      other one, and the run ends with [exit code 7](exit-codes.md); null for no such end. Where
+      nothing would have been started again anyway, by `on` or since no restart is left, it ends
+      with the code of its failure; but for a batch job that continues an earlier one, which the
+      queue would try again
+    - `checkpoint`: a file or directory that changes when the training gets further, relative to the
+      workers' directory (`${hydra:runtime.output_dir}/...` is in the run's own); null for none
+    - `gpu_wait`: how long to wait, before a restart, until the processes of the attempt before hold
+      no memory on the GPUs any more; 0 for not at all
 
     A failure that is not under `on` ends the run at once. Null is the default.
 
@@ -363,6 +422,47 @@ class Launch:
       entrypoint: env
       max_restarts: 5
       restart: {on: [hang, oom, signal], delay: 10s, max_delay: 2m}
+    ```
+
+    ```yaml
+    launch:
+      entrypoint: env
+      max_restarts: 10
+      restart:
+        window: 6h
+        reset_on: progress
+        max_without_progress: 3
+        checkpoint: checkpoints/latest.pt
+    ```
+    """
+
+    min_disk: int | str | None = None
+    """How much space must be free where the run's files go before an attempt begins: a
+    [size](#sizes). With less the run ends with an error that says what is free. Null for no such
+    limit."""
+
+    preflight: str | Sequence[str] | Mapping[str, Any] | None = None
+    """A program that is run on each node before the workers of each attempt: a list of words, or
+    text that is split into words as a shell would; or a mapping:
+
+    - `command`: the list or text
+    - `timeout`: how long it may take, a [duration](#durations); 5 minutes by default
+
+    It is looked up as an entrypoint is, has the working directory and the environment of the node's
+    first worker, and sees all GPUs of the run. What it writes goes to `attempt_N/preflight.log`.
+    When it fails the workers are not started: that is the cause `preflight` of a
+    [restart](#causes-of-a-restart).
+
+    ```yaml
+    launch:
+      entrypoint: env
+      preflight: [python, -c, "import json"]
+    ```
+
+    ```yaml
+    launch:
+      entrypoint: env
+      preflight: {command: "df -h .", timeout: 30s}
     ```
     """
 
@@ -388,6 +488,12 @@ class Launch:
 
     virtual_local_rank: bool = False
     """Every worker sees its own GPU only, as device 0, and has `LOCAL_RANK=0`."""
+
+    samples: float | str | bool = "5s"
+    """How often it is written down what each worker does, in
+    [`samples.jsonl`](files.md#samplesjsonl) of the run's directory: a [duration](#durations) of at
+    least 1 s, or false for never. What is read for it is read anyway where the run is watched. The
+    file has about 1 MiB at most, however long the run takes."""
 
     run_id: str | None = None
     """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the last two parts of the output

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from lllaunch.config.fields import Findings, no_such_name, read_each
 from lllaunch.config.schema import KEYS, PER_WORKER
 from lllaunch.config.tree import BROKEN, Tree, Withheld, leaves, reveal
-from lllaunch.errors import Unfit
+from lllaunch.errors import Code, Unfit
 from lllaunch.macros import WORKER_NAMES, names_in
 from lllaunch.spec import Path
 
@@ -40,7 +40,9 @@ Word = tuple[Tree, Path]
 """A word of a command line, and the path below ``args`` of what it was made from."""
 
 
-def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Word]:
+def read_command_line(
+    tree: Tree, key: str, findings: Findings, code: Code = "arguments"
+) -> list[Word]:
     """Arguments of a script, module or program.
 
     Args:
@@ -50,12 +52,13 @@ def read_command_line(tree: Tree, key: str, findings: Findings) -> list[Word]:
             is taken as it is.
         key: its key, for messages.
         findings: takes what is wrong.
+        code: of what is wrong with an item of a list.
 
     Returns:
         Its words; texts that are secrets are withheld.
     """
     if isinstance(tree, list):
-        return _words(tree, (), key, findings)
+        return _words(tree, (), key, findings, code)
     if not _is_mapping_or_none(tree, key, findings):
         return []
     words: list[Word] = []
@@ -90,27 +93,29 @@ def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Wor
     return [flag] if text is None else [flag, (text, (name,))]
 
 
-def _words(items: list[Tree], path: Path, key: str, findings: Findings) -> list[Word]:
-    texts = [_text(item, f"{key}[{index}]", findings) for index, item in enumerate(items)]
+def _words(
+    items: list[Tree], path: Path, key: str, findings: Findings, code: Code = "arguments"
+) -> list[Word]:
+    texts = [_text(item, f"{key}[{index}]", findings, code) for index, item in enumerate(items)]
     return [(text, (*path, index)) for index, text in enumerate(texts) if text is not None]
 
 
-def _text(value: Tree, key: str, findings: Findings) -> Tree:
-    text = findings.attempt(key, value, _as_text)
+def _text(value: Tree, key: str, findings: Findings, code: Code = "arguments") -> Tree:
+    text = findings.attempt(key, value, lambda plain: _as_text(plain, code))
     return Withheld(text, value.source) if isinstance(value, Withheld) else text
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: Any, code: Code) -> str:
     if value is None or isinstance(value, bool):
-        raise Unfit("text or a number", "quote it, or leave it out", code="arguments")
+        raise Unfit("text or a number", "quote it, or leave it out", code=code)
     if isinstance(value, (dict, list)):
-        raise Unfit("text or a number", "quote it", code="arguments")
+        raise Unfit("text or a number", "quote it", code=code)
     try:
         text = str(value)
     except ValueError:
-        raise Unfit("a number of fewer digits", "quote it", code="arguments") from None
+        raise Unfit("a number of fewer digits", "quote it", code=code) from None
     if "\0" in text:
-        raise Unfit("text without NUL characters", code="arguments")
+        raise Unfit("text without NUL characters", code=code)
     return text
 
 

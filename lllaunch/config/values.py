@@ -80,6 +80,47 @@ def parse_duration(value: object, *, zero: bool = True) -> float:
     return float(seconds)
 
 
+# More often it would cost more than it tells.
+_SHORTEST_SAMPLES = 1.0
+
+
+def parse_samples(value: object) -> float:
+    """Reads how often samples are taken.
+
+    Args:
+        value: a duration, as `parse_duration` has it, or False for never.
+
+    Returns:
+        Seconds between two; 0 for never.
+
+    Raises:
+        Unfit: it is neither, or is shorter than a second.
+    """
+    if value is False:
+        return 0.0
+    expected = f"a duration of at least {format_duration(_SHORTEST_SAMPLES)}, or false"
+    hint = "write false for none" if means_off(value) else ""
+    try:
+        seconds = parse_duration(value)
+    except Unfit as unfit:
+        raise Unfit(expected, unfit.hint or hint, unfit.detail, code="duration") from None
+    if seconds < _SHORTEST_SAMPLES:
+        raise Unfit(expected, hint, code="duration")
+    return seconds
+
+
+_OFF_WORDS = frozenset({"none", "off", "no", "never", "false", "inf", "infinity", "unlimited"})
+
+
+def means_off(value: object) -> bool:
+    """Whether somebody who writes this wants nothing of what a duration or a size is asked for."""
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return word in _OFF_WORDS or word.strip("0.dhms") == ""
+    # -1 as well: so others say it
+    return isinstance(value, (int, float)) and value <= 0
+
+
 def _seconds(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise Unfit(_DURATION, code="duration")
@@ -138,12 +179,13 @@ def format_duration(seconds: float) -> str:
     return text
 
 
-def parse_size(value: object) -> int:
+def parse_size(value: object, *, zero: bool = True) -> int:
     """Reads a size.
 
     Args:
         value: bytes as a number, or text: a number and a unit (``B``, ``kB`` … ``PB`` are powers
             of 1000, ``KiB`` … ``PiB`` powers of 1024; capitals do not matter).
+        zero: whether nothing at all is a sensible size here.
 
     Returns:
         Bytes.
@@ -154,8 +196,10 @@ def parse_size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise Unfit(_SIZE, code="size")
     size = Decimal(value) if isinstance(value, int) else _sized(value.strip())
-    if size < 0:
+    if size < 0 and zero:
         raise Unfit("a size of 0 or more", code="size")
+    if size <= 0 and not zero:
+        raise Unfit("a size of more than 0", "null is for no such limit", code="size")
     if size != size.to_integral_value():
         raise Unfit("a whole number of bytes", code="size")
     if size > _LARGEST_SIZE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,9 +19,15 @@ from lllaunch.config.fields import (
 from lllaunch.config.schema import DEFAULT, PRESETS
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, reveal
-from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
+from lllaunch.config.values import (
+    format_duration,
+    format_size,
+    means_off,
+    parse_duration,
+    parse_size,
+)
 from lllaunch.errors import Unfit
-from lllaunch.spec import WatchdogPolicy
+from lllaunch.spec import ProgressLimit, WatchdogPolicy
 
 # `report` stands in the values of the limits that it names.
 WATCHDOG_KEYS = tuple(
@@ -35,10 +42,13 @@ SYNONYMS = {
     **dict.fromkeys(("stall_timeout", "hang", "hang_timeout", "idle", "idle_timeout"), "stall"),
     **dict.fromkeys(("stalled", "inactivity"), "stall"),
     **dict.fromkeys(("silent", "no_output", "no_output_timeout", "output_timeout"), "silence"),
+    **dict.fromkeys(("spinning", "spin_timeout", "busy", "busy_wait", "livelock"), "spin"),
     **dict.fromkeys(("scope", "rank_stall", "stall_rank", "stall_mode"), "stall_scope"),
     **dict.fromkeys(("startup", "start_period", "grace", "initial_delay"), "warmup"),
     **dict.fromkeys(("heartbeat_timeout", "heartbeat_interval", "beat"), "heartbeat"),
     **dict.fromkeys(("mem", "mem_limit", "memory_limit", "max_memory", "rss", "ram"), "memory"),
+    **dict.fromkeys(("flight_recorder", "fr", "nccl", "trace", "collective"), "collectives"),
+    **dict.fromkeys(("pattern", "log_pattern", "within", "first_within"), "progress"),
     "grace_period": "launch.grace_period",
     "max_restarts": "launch.max_restarts",
 }
@@ -48,10 +58,18 @@ _PRESET_HINTS = {
     **dict.fromkeys(("off", "no", "false", "null", "disabled", "0"), "write none"),
 }
 _SCOPE_HINTS = {"all": "did you mean 'group'?", "any": "did you mean 'rank'?"}
-_OFF_WORDS = frozenset({"none", "off", "no", "never", "false", "inf", "infinity", "unlimited"})
 _NO_LIMIT = "write null for no limit"
 # Less would take a pause for a hang.
 _SHORTEST = 1.0
+# Where stalls are watched for, seconds; not less than for a stall, which a spin may be as well.
+_SPIN = 1800.0
+# A mapping that has all of these stands for itself. It may be older than the other keys.
+_FIRST_KEYS = frozenset(
+    {
+        *("timers", "timeout", "run_timeout", "stall", "stall_scope", "silence", "warmup"),
+        *("heartbeat", "memory"),
+    }
+)
 # Less is no Python interpreter; a number without its unit is.
 _SMALLEST = 1024**2
 
@@ -74,10 +92,33 @@ def read_watchdog(settings: Settings) -> WatchdogPolicy:
     return _changed(base, items, key, findings)
 
 
+def with_spin(policy: WatchdogPolicy) -> WatchdogPolicy:
+    """Return a policy with what it means for ``spin`` if nobody says so.
+
+    Who watches for stalls wants to know of hangs that spin as well; such a run is ended only where
+    one idle worker is enough to end it. It follows from the other settings, not from the preset
+    alone, since plans that were made before there was ``spin`` name those only
+    (`lllaunch.config.plan`).
+    """
+    ends = policy.stall_scope == "rank" and "stall" not in policy.report
+    reported = policy.stall is not None and not ends
+    return dataclasses.replace(
+        policy,
+        spin=None if policy.stall is None else max(_SPIN, policy.stall),
+        report=policy.report - {"spin"} | ({"spin"} if reported else frozenset()),
+    )
+
+
 def written_policy(policy: WatchdogPolicy) -> dict[str, Any]:
     """All settings of a policy, in their order, as a config would say them."""
     values = {name: _write(name, getattr(policy, name)) for name in WATCHDOG_KEYS}
-    reported = {name: {"after": values[name], "action": "report"} for name in policy.report}
+    reported = {
+        name: {
+            **(values[name] if isinstance(values[name], dict) else {"after": values[name]}),
+            "action": "report",
+        }
+        for name in policy.report
+    }
     return {**values, **reported}
 
 
@@ -93,7 +134,7 @@ def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
         key: its key.
         findings: takes it.
     """
-    if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= {*WATCHDOG_KEYS}:
+    if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= _FIRST_KEYS:
         message = "names no preset, and has replaced what another config said"
         hint = f"add preset: {one_of(PRESETS)}"
         findings.add(key, tree, Unfit(message=message, hint=hint, code="preset"))
@@ -133,8 +174,13 @@ def _changed(
     report = set(base.report)
     for name, item in items.items():
         limit, action = item, "end"
+        if name == "progress":
+            changes[name], action = _progress(item, f"{key}.{name}", findings)
+            report -= {name}
+            report |= {name} if action == "report" and changes[name] is not None else set()
+            continue
         if name in _LIMITS and isinstance(item, dict):
-            limit, action = _parts(item, f"{key}.{name}", findings)
+            limit, action = _parts(item, f"{key}.{name}", findings, getattr(base, name))
         plain = reveal(limit)
         if name in _LIMITS and (plain is None or plain is False):
             changes[name], action = None, "end"
@@ -143,24 +189,85 @@ def _changed(
             changes.update({} if value is None else {name: value})
         report.discard(name)
         report |= {name} if action == "report" else set()
-    return dataclasses.replace(base, **changes, report=frozenset(report))
+    policy = dataclasses.replace(base, **changes, report=frozenset(report))
+    return policy if "spin" in items else with_spin(policy)
 
 
-def _parts(item: dict[str, Tree], key: str, findings: Findings) -> tuple[Tree, str]:
-    """Return the limit and the action of ``{after: 30m, action: report}``."""
+def _parts(
+    item: dict[str, Tree], key: str, findings: Findings, limit: float | None
+) -> tuple[Tree, str]:
+    """Return the limit and the action of ``{after: 30m, action: report}``.
+
+    Args:
+        item: the mapping.
+        key: its key.
+        findings: takes what is wrong.
+        limit: the preset's, which holds if the mapping names none.
+    """
     parts = known_items(item, key, ("after", "action"), {}, findings)
+    if "after" not in parts and (limit is None or "action" not in parts):
+        hint = "the preset has none: add after: 30m" if limit is None else "add after: 30m"
+        findings.add(key, item, Unfit(message="names no limit", hint=hint, code="duration"))
+    return parts.get("after", limit), _action(parts, key, findings)
+
+
+def _action(parts: dict[str, Tree], key: str, findings: Findings) -> str:
     action = parts.get("action", "end")
     read = findings.attempt(
         f"{key}.action", action, lambda value: read_choice(value, ("end", "report"), {})
     )
-    return parts.get("after"), read or "end"
+    return read or "end"
+
+
+def _progress(item: Tree, key: str, findings: Findings) -> tuple[ProgressLimit | None, str]:
+    """Return the limit and the action of ``{pattern: ..., within: 5m, action: report}``, or 5m."""
+    parts: dict[str, Tree]
+    if isinstance(item, dict):
+        parts = known_items(item, key, _OF_PROGRESS, _SYNONYMS_OF_PROGRESS, findings)
+    elif reveal(item) is None or reveal(item) is False:
+        return None, "end"
+    else:
+        within = findings.attempt(key, item, _read_within)
+        return (None if within is None else ProgressLimit(within=within)), "end"
+    action = _action(parts, key, findings)
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        if name == "action" or reveal(part) is None or reveal(part) is False:
+            continue
+        read = _read_pattern if name == "pattern" else partial(_read_limit, least=_SHORTEST)
+        value: Any = findings.attempt(f"{key}.{name}", part, read)
+        found.update({} if value is None else {name: value})
+    if "action" in parts and not (parts.keys() - {"action"}):
+        message = "says what follows, and not what for"
+        hint = "add within, first_within or pattern"
+        findings.add(key, item, Unfit(message=message, hint=hint, code="missing"))
+    return (ProgressLimit(**found) if found else None), action
+
+
+def _read_within(value: object) -> float:
+    try:
+        return _read_limit(value, _SHORTEST)
+    except Unfit as unfit:
+        expected = f"{unfit.expected} or a mapping of {one_of(_OF_PROGRESS)}"
+        raise Unfit(expected, unfit.hint, unfit.detail, code=unfit.code) from None
+
+
+def _read_pattern(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise Unfit("a regular expression", code="pattern")
+    try:
+        re.compile(value)
+    except re.error as error:
+        at = "" if error.pos is None else f" at character {error.pos + 1}"
+        raise Unfit("a regular expression", "", f"{error.msg}{at}", code="pattern") from None
+    return value
 
 
 def _read_limit(value: object, least: float = 0.0) -> float:
     try:
         seconds = parse_duration(value, zero=False)
     except Unfit as unfit:
-        hint = unfit.hint or (_NO_LIMIT if _means_off(value) else "")
+        hint = unfit.hint or (_NO_LIMIT if means_off(value) else "")
         raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
     if seconds < least:
         expected = f"a duration of at least {format_duration(least)}"
@@ -172,21 +279,13 @@ def _read_memory(value: object) -> int:
     try:
         size = parse_size(value)
     except Unfit as unfit:
-        hint = unfit.hint or (_NO_LIMIT if _means_off(value) else "")
+        hint = unfit.hint or (_NO_LIMIT if means_off(value) else "")
         raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
     if size >= _SMALLEST:
         return size
     bare = isinstance(value, int) or str(value).strip().isdecimal()
     hint = f"a number without a unit is bytes: write {size}GiB or {size}MiB" if bare else ""
     raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT, code="size")
-
-
-def _means_off(value: object) -> bool:
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return word in _OFF_WORDS or word.strip("0.dhms") == ""
-    # -1 as well: so others say it
-    return isinstance(value, (int, float)) and value <= 0
 
 
 _READERS: dict[str, Callable[[object], Any]] = {
@@ -196,14 +295,25 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "stall": partial(_read_limit, least=_SHORTEST),
     "stall_scope": lambda value: read_choice(value, ("group", "rank"), _SCOPE_HINTS),
     "silence": partial(_read_limit, least=_SHORTEST),
+    "spin": partial(_read_limit, least=_SHORTEST),
     "warmup": parse_duration,
     "heartbeat": partial(_read_limit, least=_SHORTEST),
     "memory": _read_memory,
+    "collectives": read_flag,
 }
-_LIMITS = frozenset({"timeout", "run_timeout", "stall", "silence", "heartbeat", "memory"})
+_OF_PROGRESS = ("pattern", "within", "first_within", "action")
+_SYNONYMS_OF_PROGRESS = {
+    **dict.fromkeys(("regex", "regexp", "line", "match", "log_pattern"), "pattern"),
+    **dict.fromkeys(("after", "every", "timeout", "interval"), "within"),
+    **dict.fromkeys(("first", "start", "startup", "start_within", "warmup"), "first_within"),
+}
+_LIMITS = frozenset({"timeout", "run_timeout", "stall", "silence", "spin", "heartbeat", "memory"})
 
 
 def _write(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, ProgressLimit):
+        parts = {each: _write(each, part) for each, part in dataclasses.asdict(value).items()}
+        return {each: part for each, part in parts.items() if part}
     return format_size(value) if name == "memory" else format_duration(value)

@@ -21,10 +21,10 @@ from lllaunch.console.table import (
     decoded,
     short_overrides,
 )
-from lllaunch.console.wording import StyledText, cause_line
+from lllaunch.console.wording import StyledText, cause_line, short_step
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.protocol import JobAnswered, JobPrinted
+from lllaunch.sweep.protocol import JobAnswered, JobPrinted, JobProgressed
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import duration, plain, spans
 
@@ -46,6 +46,8 @@ class JobView:
         since: when its attempt began, seconds.
         seconds: how long its last attempt took.
         line: what it printed last.
+        progress: how far it is, or None.
+        progressed: when it said so, seconds.
         why: the first failure of its last attempt in one line, or why it cannot run.
         exit_code: of its last attempt, None if there is none.
         held: whether it was said that other launchers hold its slots.
@@ -61,6 +63,8 @@ class JobView:
         "line",
         "number",
         "overrides",
+        "progress",
+        "progressed",
         "retried",
         "seconds",
         "since",
@@ -78,6 +82,8 @@ class JobView:
         self.lease = Lease()
         self.since = self.seconds = 0.0
         self.line = self.why = ""
+        self.progress: JobProgressed | None = None
+        self.progressed = 0.0
         self.exit_code: int | None = None
         self.held = False
         self.retried: Counter[str] = Counter()
@@ -326,6 +332,7 @@ class Board:
         job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
         job.tries = event.attempt + 1
         job.line = job.why = ""
+        job.progress = None
         return ()
 
     def _refused(self, event: v.LeaseRefused, _: float) -> Iterable[Change]:
@@ -349,6 +356,12 @@ class Board:
         text = plain(decoded(event.line)[:_LONGEST_LINE]).strip()
         if job is not None and text:
             job.line = text
+        return ()
+
+    def _progressed(self, event: JobProgressed, now: float) -> Iterable[Change]:
+        job = self.jobs.get(event.number)
+        if job is not None:
+            job.progress, job.progressed = event, now
         return ()
 
     def _end(self, event: v.JobEnded, now: float) -> Iterable[Change]:
@@ -463,6 +476,7 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
     v.LeaseRefused: Board._refused,
     v.JobNotStarted: Board._not_started,
     JobPrinted: Board._printed,
+    JobProgressed: Board._progressed,
     v.JobEnded: Board._end,
     v.Blocked: Board._blocked,
     v.Unblocked: Board._unblocked,
@@ -592,10 +606,12 @@ def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
         ("tries", [str(job.tries) for job in jobs], 0, steady),
         ("on", [_lease(job) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
         ("time", [_time(job, now) for job in jobs], 8 * steady, True),
+        ("step", [_step(job) for job in jobs], 0, steady),
+        ("left", [_left(job, now) for job in jobs], 0, steady),
     ]
     for title, texts, least, wanted in columns:
         if wanted:
-            right, most = title in {"tries", "time"}, min(_WIDEST, width - table.width)
+            right, most = title not in {"state", "on"}, min(_WIDEST, width - table.width)
             table.add(title, texts, least=least, most=most, right=right)
     overrides = [job.overrides for job in jobs]
     lines = [_line(job) for job in jobs] if width >= _ROOM_FOR_LINES else []
@@ -627,6 +643,18 @@ def _time(job: JobView, now: float) -> str:
         return _whole_seconds(now - job.since)
     over = job.state not in {JobState.WAITING, JobState.PAUSED}
     return duration(job.seconds) if over and job.seconds else ""
+
+
+def _step(job: JobView) -> str:
+    if job.state is not JobState.RUNNING or job.progress is None:
+        return ""
+    return short_step(job.progress.step, job.progress.total)
+
+
+def _left(job: JobView, now: float) -> str:
+    if job.state is not JobState.RUNNING or job.progress is None or job.progress.eta is None:
+        return ""
+    return _whole_seconds(max(0.0, job.progress.eta - (now - job.progressed)))
 
 
 def _whole_seconds(seconds: float) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from lllaunch.errors import LaunchError
     from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import RootCause, RunOutcome
+    from lllaunch.run.outcome import AttemptOutcome, RunOutcome
+    from lllaunch.watchdog.progress import Progress
 
 # Workers wait for the launcher while it talks during a run, seconds.
 _PATIENCE_S = 0.2
@@ -78,23 +79,24 @@ class Console:
         self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
 
     def restarting(
-        self, attempt: int, root: RootCause | None, restart: int, of: int | None, wait: float = 0.0
+        self, attempt: AttemptOutcome, restart: int, of: int | None, wait: float = 0.0
     ) -> None:
         """Says that a failed attempt is followed by another one.
 
         Args:
-            attempt: number of the one that failed.
-            root: its first failure.
+            attempt: the one that failed.
             restart: which restart this is, from 1.
             of: how many there may be; None if this one does not count.
             wait: seconds until then.
         """
-        from lllaunch.console.report import failure_text  # noqa: PLC0415 - see `finished`
+        from lllaunch.console.report import at_step, failure_text  # noqa: PLC0415 - see `finished`
         from lllaunch.run.causes import SpawnerLost  # noqa: PLC0415 - as above
 
         count = "" if of is None else f" ({restart} of {of})"
         when = f" in {duration(wait)}" if wait else ""
-        self._say(f"attempt {attempt}: {failure_text(root, self._cwd)}; restarting{when}{count}")
+        root = attempt.root_cause
+        why = f"{failure_text(root, self._cwd)}{at_step(attempt)}"
+        self._say(f"attempt {attempt.number}: {why}; restarting{when}{count}")
         if root is not None and isinstance(root.cause, SpawnerLost) and root.explanation:
             # Nothing of the experiment's failed, so nothing else says why.
             self._say(f"why ({root.explanation.sure}): {root.explanation.text}")
@@ -102,7 +104,7 @@ class Console:
     def signalled(
         self,
         signum: int,
-        workers: int,
+        workers: int | None,
         grace: float,
         *,
         forwarded: bool,
@@ -112,12 +114,12 @@ class Console:
 
         Args:
             signum: the signal.
-            workers: how many live workers got it.
+            workers: how many live workers got it; None if it is their preflight.
             grace: seconds that they have until SIGKILL.
             forwarded: False if they get it from elsewhere (a Slurm step).
             announced: the signal that it stands for, if that announced the end of a batch job.
         """
-        whom = counted(workers, "worker")
+        whom = _whom(workers)
         if announced is not None:
             told = f"{_signal_name(signum)} goes to {whom}" if forwarded else f"{whom} got it too"
             self._say(
@@ -131,15 +133,15 @@ class Console:
             "now on a second signal"
         )
 
-    def killing(self, signum: int | None, workers: int) -> None:
+    def killing(self, signum: int | None, workers: int | None) -> None:
         """Says that workers are killed.
 
         Args:
             signum: the second signal, or None if the grace period is over.
-            workers: how many live.
+            workers: how many live; None if it is their preflight.
         """
         why = "the grace period is over" if signum is None else f"{_signal_name(signum)} again"
-        self._say(f"{why}, killing {counted(workers, 'worker')}")
+        self._say(f"{why}, killing {_whom(workers)}")
 
     def fired(self, hang: Hang) -> None:
         """Says what the watchdog found."""
@@ -190,17 +192,20 @@ class Console:
         name = _signal_name(signum)
         self._say(f"watchdog: {name} to process {pid} of rank {rank}, as its timer asks")
 
-    def ending(self, signum: int, workers: int, grace: float) -> None:
+    def ending(self, signum: int, workers: int | None, grace: float) -> None:
         """Says that the workers are asked to end for what the watchdog found.
 
         Args:
             signum: the signal that they get.
-            workers: how many live workers get it.
+            workers: how many live workers get it; None if it is their preflight.
             grace: seconds that they have until SIGKILL.
         """
-        whom = counted(workers, "worker")
+        whom = _whom(workers)
         name, after = _signal_name(signum), duration(grace)
         self._say(f"watchdog: {name} to {whom}; SIGKILL follows in {after}")
+
+    def progressed(self, progress: Progress) -> None:
+        """Nothing: it is shown where somebody looks."""
 
     def note(self, text: str) -> None:
         """Says what is worth knowing."""
@@ -264,3 +269,7 @@ def _rendered(stream: TextIO, lines: Sequence[StyledText]) -> str:
 
         texts = painted([(line,) for line in lines], stream)
     return encodable("".join(f"{text}\n" for text in texts), stream)
+
+
+def _whom(workers: int | None) -> str:
+    return "the preflight" if workers is None else counted(workers, "worker")

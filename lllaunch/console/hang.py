@@ -5,11 +5,12 @@ Pure. Imported only when something was found.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import StyledText, capitalised, ranks, shown_path, wrapped
+from lllaunch.console.wording import StyledText, capitalised, counted, ranks, shown_path, wrapped
 from lllaunch.run.outcome import Lost
 from lllaunch.text import duration, printable, shorten_middle
 from lllaunch.watchdog.findings import (
@@ -17,20 +18,33 @@ from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
     OverMemory,
+    ProgressMissing,
     TimedOut,
     TimerExpired,
+    Unchanged,
 )
-from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
+from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS, is_own
+from lllaunch.watchdog.stacks.merged import (
+    TREE,
+    count_calls,
+    short_tree,
+    tree_lines,
+    whole_tree,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import RootCause, WorkerOutcome
+    from lllaunch.watchdog.collectives import Disagreement
     from lllaunch.watchdog.stacks.frames import Frame, RankStack
+    from lllaunch.watchdog.stacks.merged import Call, StackBranch
 
 _SCOPE = 60
 _GROUPS = 8
+# Frames of those who hang.
+_SHOWN = 12
 _UNKNOWN = "at an unknown place"
 
 
@@ -60,16 +74,29 @@ def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
 
 def _left_text(hang: Hang, cwd: str) -> str:
     """Returns what is said of those who had ended with success while the others wait."""
+    times = sorted(hang.left.values())
+    after = f" after {duration(times[0])}" if len(times) == 1 else ""
+    if hang.collectives is not None:
+        return f"ended with success{after}; {disagreement_text(hang.collectives, cwd)}"
     (place, members), *more = _cut(_by_call(hang, hang.waiting, cwd))
     them = ranks(member for _, each in [(place, members), *more] for member in each)
     verb = "waits" if len(hang.waiting) == 1 else "wait"
-    times = sorted(hang.left.values())
-    after = f" after {duration(times[0])}" if len(times) == 1 else ""
     joined = ""
     if not more and place.startswith("in init_process_group"):
         joined = " and never joined"
     where = f" {place}" if place and not more else ""
     return f"ended with success{after}{joined}; {them} {verb}{where}"
+
+
+def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) -> str:
+    """Returns which collective operation ranks do not agree on, in one sentence.
+
+    Args:
+        found: what is known of it.
+        cwd: directory that paths below it are shown relative to.
+        so_far: whether who has not come may still do so.
+    """
+    return found.sentence(lambda path: _file(path, cwd), so_far=so_far)
 
 
 def _by_call(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
@@ -87,6 +114,9 @@ def _predicate(hang: Hang, cwd: str) -> str:
         return _left_text(hang, cwd)
     if not hang.blamed or set(hang.blamed) <= set(hang.named):
         return _finding_text(finding, cwd)
+    if isinstance(finding, (ProgressMissing, Unchanged)):
+        # it was nobody that was noticed
+        return str(finding)
     # Who hangs is not who was noticed: that one only waited.
     noticed = whose(() if hang.nodes else hang.named)
     if isinstance(finding, TimerExpired):
@@ -153,6 +183,8 @@ def located_text(hang: Hang, cwd: str) -> str:
     if hang.waiting and hang.hung:
         verb, whom = ("waits" if len(hang.waiting) == 1 else "wait"), _them(hang.hung)
         parts.append(f"{ranks(hang.waiting)} {verb} for {whom if parts else ranks(hang.hung)}")
+    if hang.collectives is not None and not hang.left and hang.collectives.kind != "absent":
+        parts.append(disagreement_text(hang.collectives, cwd))
     files = _files(hang, cwd)
     if files:
         parts.append(f"stacks in {files}")
@@ -208,6 +240,7 @@ def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> I
         yield StyledText("")
         yield from wrapped(f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}")
     yield from wrapped(_hint(hang.finding))
+    yield from _collectives(hang, cwd, said=root.of_watchdog)
     yield from _conditions(hang, workers)
     for rank, stack in hang.stacks.items():
         yield from _locks(rank, stack, cwd)
@@ -226,6 +259,7 @@ def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
         look: what was seen then.
         cwd: directory that paths below it are shown relative to.
     """
+    yield from _collectives(look, cwd)
     for rank, stack in look.stacks.items():
         yield from _locks(rank, stack, cwd)
     yield from _conditions(look, ())
@@ -233,6 +267,22 @@ def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
     files = _files(look, cwd)
     if files:
         yield StyledText(f"    All stacks: {files}")
+
+
+def _collectives(hang: Hang, cwd: str, *, said: bool = False) -> Iterator[StyledText]:
+    """Yields which collective operation ranks do not agree on.
+
+    Args:
+        hang: what was found.
+        cwd: directory that paths below it are shown relative to.
+        said: whether since when it hangs has been said.
+    """
+    found = hang.collectives
+    if found is not None and not hang.left:
+        if said and hang.since_ns is not None:
+            found = found.beside(hang.since_ns)
+        text = disagreement_text(found, cwd, so_far=isinstance(hang.finding, Asked))
+        yield from wrapped(f"{capitalised(text)}.")
 
 
 def _locks(rank: int, stack: RankStack, cwd: str) -> Iterator[StyledText]:
@@ -288,34 +338,70 @@ def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Styled
 
 
 def _stack_lines(hang: Hang, cwd: str) -> Iterator[StyledText]:
+    roots = _tree(hang, cwd)
     if hang.left:
         yield from _frames_of(hang, hang.waiting, cwd)
+    elif hang.hung:
+        told = hang.collectives.located if roots and hang.collectives is not None else frozenset()
+        yield from _places_of(hang, told, cwd)
+    elif roots or len(_by_place(hang, hang.stacks, cwd)) > 1:
+        yield from _all_places(hang, roots, cwd)
         return
-    if not hang.hung:
-        yield from _all_places(hang, cwd)
-        return
+    else:
+        yield from _frames_of(hang, tuple(hang.stacks), cwd)
+    if roots:
+        yield from _tree_lines("All ranks, outermost call first", roots, hang, cwd)
+
+
+def _tree(hang: Hang, cwd: str) -> tuple[StackBranch, ...]:
+    """Returns where all ranks stand as one tree; nothing if places of groups say as much."""
+    roots = short_tree(hang.stacks.values())
+    ways = sum(not branch.below for root in roots for branch in root.walk())
+    more = ways > len(_by_place(hang, hang.stacks, cwd))
+    return roots if more or (ways > 1 and len(hang.stacks) > 2) else ()
+
+
+def _tree_lines(
+    title: str, roots: tuple[StackBranch, ...], hang: Hang, cwd: str
+) -> Iterator[StyledText]:
+    """Yields the tree of all ranks; its title says how much is left out, and where it is whole."""
+    more = count_calls(whole_tree(hang.stacks.values())) - count_calls(roots)
+    files = {os.path.dirname(os.path.dirname(each.path)) for each in hang.stacks.values()}
+    known = len(files) == 1 and all(files)
+    where = f" in {shown_path(f'{files.pop()}/{TREE}', cwd)}" if known else ""
+    left_out = f" ({counted(more, 'more call')}{where})" if more > 0 else ""
+    yield StyledText(f"    {title}{left_out}:")
+    for line in tree_lines(roots, lambda call: _call(call, cwd)):
+        yield StyledText(f"      {line}", "quote")
+
+
+def _places_of(hang: Hang, told: frozenset[int], cwd: str) -> Iterator[StyledText]:
+    """Yields where those stand who hang, and all others.
+
+    Args:
+        hang: what was found.
+        told: ranks of which it has been told where they wait.
+        cwd: directory that paths below it are shown relative to.
+    """
     yield from _frames_of(hang, hang.hung, cwd)
     whom = _them(hang.hung)
     for place, members in _cut(_by_place(hang, hang.waiting, cwd)):
-        yield StyledText(f"    {_capital(members)} waited for {whom} {place}".rstrip())
+        if not told.issuperset(members):
+            yield StyledText(f"    {_capital(members)} waited for {whom} {place}".rstrip())
     others = [rank for rank in hang.stacks if rank not in hang.hung + hang.waiting]
     for place, members in _cut(_by_place(hang, others, cwd)):
         yield StyledText(f"    {_capital(members)} {_was(members)} {place or _UNKNOWN}")
 
 
-def _all_places(hang: Hang, cwd: str) -> Iterator[StyledText]:
-    groups = _by_place(hang, hang.stacks, cwd)
-    if len(groups) == 1:
-        yield from _frames_of(hang, tuple(hang.stacks), cwd)
-        return
+def _all_places(hang: Hang, roots: tuple[StackBranch, ...], cwd: str) -> Iterator[StyledText]:
     nobody = "" if isinstance(hang.finding, (TimedOut, Asked)) else "Nobody stands out. "
-    yield StyledText(f"    {nobody}Where the workers were:")
-    shown = list(_cut(groups))
-    width = max(len(ranks(members)) for _, members in shown)
-    for place, members in shown:
-        yield StyledText(f"      {ranks(members):<{width}}  {place or _UNKNOWN}")
-    if len(groups) > len(shown):
-        yield StyledText("      and others elsewhere, see their stacks")
+    title = f"{nobody}Where the workers were"
+    if roots:
+        yield from _tree_lines(title, roots, hang, cwd)
+        return
+    yield StyledText(f"    {title}:")
+    for place, members in _by_place(hang, hang.stacks, cwd).items():
+        yield StyledText(f"      {ranks(members)}  {place or _UNKNOWN}")
 
 
 def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledText]:
@@ -331,7 +417,8 @@ def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledT
         verb = _was(together)
         yield StyledText(f"    {name} {verb} here (innermost call first):")
         yield from (
-            StyledText(f"      {frame_text(frame, cwd)}", "quote") for frame in stack.frames
+            StyledText(f"      {frame_text(frame, cwd)}", "quote")
+            for frame in stack.frames[:_SHOWN]
         )
 
 
@@ -363,11 +450,6 @@ def _file(path: str, cwd: str) -> str:
     return printable(path[library.end() :] if library else shown_path(path, cwd), _PATH)
 
 
-def _is_own(frame: Frame) -> bool:
-    """Whether a frame is of the user's code, as far as its path tells."""
-    return not frame.file.startswith("<") and LIBRARY.match(frame.file) is None
-
-
 def frame_text(frame: Frame, cwd: str) -> str:
     """Returns ``train.py:40 in sync: all_reduce(x)``.
 
@@ -376,8 +458,16 @@ def frame_text(frame: Frame, cwd: str) -> str:
         cwd: directory that paths below it are shown relative to.
     """
     text = f"{_file(frame.file, cwd)}:{frame.line} in {printable(frame.function, _NAME)}"
-    code = printable(frame.code.strip(), _CODE) if _is_own(frame) else ""
+    code = printable(frame.code.strip(), _CODE) if is_own(frame) else ""
     return f"{text}: {code}" if code else text
+
+
+def _call(call: Call, cwd: str) -> str:
+    """Returns a call of the tree: ``sync (train.py:40)``."""
+    if isinstance(call, str):
+        return printable(call, _NAME)
+    line = f":{call.line}" if call.line else ""
+    return f"{printable(call.function, _NAME)} ({_file(call.file, cwd)}{line})"
 
 
 def call_text(stack: RankStack, cwd: str) -> str:
@@ -387,7 +477,7 @@ def call_text(stack: RankStack, cwd: str) -> str:
         stack: where a worker stands.
         cwd: directory that paths below it are shown relative to.
     """
-    own = next((at for at, frame in enumerate(stack.frames) if _is_own(frame)), 0)
+    own = next((at for at, frame in enumerate(stack.frames) if is_own(frame)), 0)
     below = [frame for frame in stack.frames[:own] if not frame.file.endswith(WRAPPERS)]
     if not below:
         return place_text(stack, cwd)
@@ -410,7 +500,7 @@ def place_text(stack: RankStack, cwd: str) -> str:
     innermost = stack.frames[0]
     where = f"{_file(innermost.file, cwd)}:{innermost.line}"
     text = f"in {printable(innermost.function, _NAME)} ({where})"
-    caller = next((frame for frame in stack.frames if _is_own(frame)), None)
+    caller = next((frame for frame in stack.frames if is_own(frame)), None)
     if caller is None or caller is innermost:
         return text
     return f"{text}, called at {_file(caller.file, cwd)}:{caller.line}"

@@ -13,8 +13,10 @@ from lllaunch.console.wording import (
     capitalised,
     cause_line,
     counted,
+    progress_text,
     ranks,
     shown_path,
+    step_text,
     wrapped,
 )
 from lllaunch.run.causes import (
@@ -22,6 +24,7 @@ from lllaunch.run.causes import (
     DiskFull,
     LeftEarly,
     OnAnotherNode,
+    PreflightFailure,
     Raised,
     StartFailure,
     alike,
@@ -50,6 +53,8 @@ _TRACEBACK_LINES = 60
 _GROUPS = 12
 _LEFTOVERS = 5
 _MILLISECOND = 1_000_000
+# Who got no further for so many seconds before the end was perhaps held up.
+_LONG_BEFORE = 10.0
 
 
 def report_lines(outcome: RunOutcome, cwd: str) -> list[StyledText]:
@@ -99,11 +104,14 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
         yield StyledText("")
         yield StyledText(f"  {capitalised(str(outcome.look.finding))}:")
         yield from look_lines(outcome.look, cwd)
+    if outcome.no_progress is not None:
+        yield StyledText("")
+        yield StyledText(f"  {capitalised(str(outcome.no_progress))}.", "cause")
     root = outcome.root_cause
     if root is not None:
         yield StyledText("")
         workers = outcome.attempts[-1].workers if outcome.attempts else ()
-        yield from _root(root, outcome.excerpt, workers, cwd)
+        yield from _root(root, outcome.excerpt, workers, cwd, _furthest(outcome))
     if outcome.attempts:
         last = outcome.attempts[-1]
         known = root is not None and bool(root.ranks or root.subject)
@@ -119,6 +127,7 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
         if outcome.limit is not None:
             yield StyledText(f"  {_limit(outcome.limit)}")
         yield from _history(outcome.attempts[:-1], cwd)
+        yield from _ended_at(outcome, cwd)
         yield from _leftovers(outcome)
         yield from _lost_nodes(outcome)
         yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
@@ -164,14 +173,48 @@ def _is_root(worker: WorkerOutcome, root: RootCause | None) -> bool:
     return root is not None and worker.rank in root.ranks
 
 
+def _furthest(outcome: RunOutcome) -> str:
+    """Returns how far the last attempt was; an empty string if nobody knows."""
+    last = outcome.attempts[-1] if outcome.attempts else None
+    worker = None if last is None else last.furthest
+    if last is None or worker is None or worker.progress is None:
+        return ""
+    root = outcome.root_cause
+    alone = root is not None and root.ranks == (worker.rank,)
+    who = "It" if alone else capitalised(ranks([worker.rank]))
+    before = (last.ended_ns - worker.progress_ns) / 1e9
+    when = f", {duration(before)} before the end" if before >= _LONG_BEFORE else ""
+    return f"{who} was at {progress_text(worker.progress)}{when}."
+
+
+def _ended_at(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
+    """Tells how far a run was that a signal ended; that of a failure stands with its cause."""
+    text = _furthest(outcome)
+    if text and outcome.root_cause is None:
+        yield StyledText(f"  {text}")
+    if outcome.preflight is not None:
+        command, log = outcome.preflight
+        where = shown_path(log, cwd)
+        yield StyledText(f"  The preflight was running: {command}; its output is in {where}")
+
+
 def _root(
-    root: RootCause, excerpt: Excerpt | None, workers: Sequence[WorkerOutcome], cwd: str
+    root: RootCause,
+    excerpt: Excerpt | None,
+    workers: Sequence[WorkerOutcome],
+    cwd: str,
+    furthest: str,
 ) -> Iterator[StyledText]:
     who, verb = _who(root), _verb(root, cwd, when=True)
     yield StyledText(f"  Root cause: {who} (attempt {root.attempt}) {verb}", "cause")
     if root.explanation is not None:
         why = capitalised(root.explanation.text)
         yield from wrapped(f"Why ({root.explanation.sure}): {why}")
+    yield from wrapped(furthest)
+    if root.collectives is not None:
+        from lllaunch.console.hang import disagreement_text  # noqa: PLC0415 - as below
+
+        yield from wrapped(f"{capitalised(disagreement_text(root.collectives, cwd))}.")
     if root.traceback:
         yield from _raised_at(root, cwd)
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
@@ -199,7 +242,8 @@ def _who(root: RootCause) -> str:
         return whose(root.ranks, root.hang.nodes)
     if root.node and root.ranks:
         return f"{ranks(root.ranks)} on {root.node}"
-    return ranks(root.ranks) if root.ranks else "all workers"
+    everybody = f"all workers on {root.node}" if root.node else "all workers"
+    return ranks(root.ranks) if root.ranks else everybody
 
 
 def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
@@ -235,8 +279,10 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
     when = f"just when the connections of {others} broke"
     if cause.before_ns >= _MILLISECOND:
         when = f"{duration(cause.before_ns / 1e9)} before the connections of {others} broke"
-    where = f"in {cause.call}" if cause.call else "in a collective operation"
-    if cause.file:
+    where = f"in {cause.operation or cause.call or 'a collective operation'}"
+    if cause.operation and cause.file:
+        where += f", at {shown_path(cause.file, cwd)}:{cause.line}"
+    elif cause.file:
         where += f" ({shown_path(cause.file, cwd)}:{cause.line})"
     ran = duration(cause.ran_seconds)
     return f"ended with success after {ran}, {when}: it left while they were {where}"
@@ -258,6 +304,8 @@ _ALL_SAID = (StartFailure, LeftEarly, OnAnotherNode)
 
 def _says_all(root: RootCause) -> bool:
     """Whether the end of its stderr is not worth showing, or nobody's."""
+    if isinstance(root.cause, PreflightFailure):
+        return False
     if root.rank is None or root.traceback or isinstance(root.cause, _ALL_SAID):
         return True
     if isinstance(root.cause, DiskFull) or (root.hang is not None and root.hang.left):
@@ -284,17 +332,23 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Sty
         )
         return
     path = shown_path(root.files.stderr, cwd)
-    if excerpt is None:
-        yield StyledText(f"    Its stderr cannot be read: {path}")
+    whose = "the preflight's output" if isinstance(root.cause, PreflightFailure) else "its stderr"
+    if excerpt is None and root.node:
+        # that node has shown it
+        yield StyledText(f"    {capitalised(whose)} is in {path}")
+    elif excerpt is None:
+        yield StyledText(f"    {capitalised(whose)} cannot be read: {path}")
     elif root.shown and excerpt.lines:
         yield StyledText(f"    Its stderr stands above, and in {path}")
     elif not excerpt.lines:
-        yield StyledText(f"    It wrote nothing to stderr: {path}")
+        who = "The preflight" if isinstance(root.cause, PreflightFailure) else "It"
+        stream = "" if who != "It" else " to stderr"
+        yield StyledText(f"    {who} wrote nothing{stream}: {path}")
     else:
         number = len(excerpt.lines)
         what = f"The last {counted(number, 'line')}" if excerpt.cut else "All"
         yield StyledText("")
-        yield StyledText(f"    {what} of its stderr, {path}:", "faint")
+        yield StyledText(f"    {what} of {whose}, {path}:", "faint")
         yield from (StyledText(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
 
 
@@ -328,7 +382,7 @@ def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[StyledTex
     """Tells in one line each how the attempts before the last one failed."""
     told: list[tuple[str, list[int]]] = []
     for attempt in attempts:
-        text = failure_text(attempt.root_cause, cwd)
+        text = f"{failure_text(attempt.root_cause, cwd)}{at_step(attempt)}"
         if attempt.state == "stopped":
             yield StyledText(f"  Attempt {attempt.number}: {text}")
             continue
@@ -353,16 +407,30 @@ def failure_text(root: RootCause | None, cwd: str) -> str:
     return f"{_who(root)} {_verb(root, cwd)}"
 
 
+def at_step(attempt: AttemptOutcome) -> str:
+    """Returns ``, at step 1200 of 5000 (24 %)``; an empty string if nobody knows."""
+    worker = attempt.furthest
+    if worker is None or worker.progress is None:
+        return ""
+    return f", at {step_text(worker.progress.step, worker.progress.total)}"
+
+
+def _leaver(attempt: AttemptOutcome) -> str:
+    root = attempt.root_cause
+    failed = root is not None and not root.node and isinstance(root.cause, PreflightFailure)
+    return "the preflight" if failed else "a worker"
+
+
 def _leftovers(outcome: RunOutcome) -> Iterator[StyledText]:
     """Tells of processes that outlived their workers and had to be killed."""
     killed = [
-        leftover
+        (_leaver(attempt), leftover)
         for attempt in outcome.attempts
         for leftover in attempt.leftovers
         if leftover.killed
     ]
-    for leftover in killed[:_LEFTOVERS]:
-        text = f"a worker left process {leftover.pid} behind ({leftover.command}); it was killed"
+    for who, leftover in killed[:_LEFTOVERS]:
+        text = f"{who} left process {leftover.pid} behind ({leftover.command}); it was killed"
         yield StyledText(f"  Warning: {text}")
     if len(killed) > _LEFTOVERS:
         more = counted(len(killed) - _LEFTOVERS, "more process").replace("processs", "processes")

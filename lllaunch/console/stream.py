@@ -152,6 +152,10 @@ def _encoding(stream: TextIO) -> str:
 def encodable(text: str, stream: TextIO) -> str:
     """Return a text in which characters that a stream's encoding lacks are escaped."""
     encoding = _encoding(stream)
+    if not text.isascii():
+        with contextlib.suppress(UnicodeEncodeError):
+            return text.encode(encoding).decode(encoding)
+        text = text.replace("→", "->")
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
@@ -237,6 +241,7 @@ class Outlet:
         waits = last or not self._blocked
         deadline = self._clock() + (patience if waits else 0.0)
         screen = screen_of(self.stream)
+        screen.settle(deadline - self._clock())
         # others may be in the middle of a line
         with opened(self.stream) as channel, screen.turn(deadline - self._clock()) as mine:
             if channel is None:

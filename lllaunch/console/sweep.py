@@ -38,6 +38,7 @@ from lllaunch.console.table import Row, cells, decoded, is_terminal, painted
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
 from lllaunch.run.causes import signal_name
 from lllaunch.run.files import working_directory
+from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import coloured, duration, printable
@@ -45,6 +46,7 @@ from lllaunch.text import coloured, duration, printable
 if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spec import RestartCause
+    from lllaunch.watchdog.progress import Progress
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.policy import SweepPolicy
 
@@ -574,7 +576,7 @@ class JobConsole(Console):
     def signalled(
         self,
         signum: int,
-        workers: int,
+        workers: int | None,
         grace: float,
         *,
         forwarded: bool,
@@ -582,10 +584,14 @@ class JobConsole(Console):
     ) -> None:
         """Nothing: the sweep's launcher got the signal first, and said so."""
 
-    def killing(self, signum: int | None, workers: int) -> None:
+    def killing(self, signum: int | None, workers: int | None) -> None:
         """Says that workers are killed because they did not end by themselves."""
         if signum is None:
             super().killing(signum, workers)
+
+    def progressed(self, progress: Progress) -> None:
+        """Tells the sweep's launcher, which shows it in its table."""
+        tell_progress(progress.step, progress.total, progress.eta)
 
     def finished(self, outcome: RunOutcome) -> None:
         """Shows the report of a run that failed by itself, in a way that no other has."""

@@ -7,10 +7,12 @@ import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.run.files import relative_path
-from lllaunch.text import first_line, printable, spans
+from lllaunch.text import count, first_line, printable, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from lllaunch.watchdog.progress import Progress
 
 
 class StyledText(NamedTuple):
@@ -79,6 +81,43 @@ def wrapped(text: str) -> Iterator[StyledText]:
     """Yields a text as lines of the report, indented and of bounded width; none if it is empty."""
     for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
         yield StyledText(f"    {part}")
+
+
+_MOST_METRICS = 3
+# With the words around it that is a line of the report.
+_LONGEST_PROGRESS = 64
+_LONGEST_METRIC_NAME = 24
+
+
+def step_text(step: float, total: float | None) -> str:
+    """Returns ``step 1200 of 5000 (24 %)``, or ``step 1200`` where nobody knows how many there are.
+
+    Args:
+        step: how many are done.
+        total: how many there are, or None.
+    """
+    if not total:
+        return f"step {count(step)}"
+    return f"step {count(step)} of {count(total)} ({100 * step / total:.0f} %)"
+
+
+def short_step(step: float, total: float | None) -> str:
+    """Returns ``1200/5000``, or ``1200``: the same for a table."""
+    return count(step) if not total else f"{count(step)}/{count(total)}"
+
+
+def progress_text(progress: Progress) -> str:
+    """Returns the step, and some of the numbers beside it: ``step 1200 of 5000 (24 %), loss 0.3``.
+
+    Losses stand before others. Long names are shortened, and what has no room is left out.
+    """
+    text = step_text(progress.step, progress.total)
+    metrics = sorted(progress.metrics.items(), key=lambda pair: "loss" not in pair[0])
+    for name, value in metrics[:_MOST_METRICS]:
+        longer = f"{text}, {printable(name, _LONGEST_METRIC_NAME)} {count(value)}"
+        if len(longer) <= _LONGEST_PROGRESS:
+            text = longer
+    return text
 
 
 def ending(exit_code: int | None, why: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -42,6 +42,21 @@ class Nvml(Protocol):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:  # noqa: N802
         """Handle of a slice."""
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:  # noqa: N802
+        """Handle of a GPU or a slice."""
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:  # noqa: N802
+        """With ``gpu``, percent of the time."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:  # noqa: N802
+        """With ``used``, bytes."""
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:  # noqa: N802
+        """Milliwatts."""
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:  # noqa: N802
+        """Processes that hold memory on a GPU or a slice, each with its ``pid``."""
+
 
 class GpusUnknown(Exception):
     """The driver cannot be asked; the text is the predicate of a sentence and says why."""
@@ -57,6 +72,21 @@ class Gpu(NamedTuple):
 
     name: str
     uuid: str
+
+
+class GpuUse(NamedTuple):
+    """What a GPU, or a slice of one, does at a moment; None for what it does not tell.
+
+    Attributes:
+        use: share of the time for which anything ran on it, over the driver's last period, which is
+            a second at most.
+        memory: bytes that are in use, whoever uses them.
+        power: watts.
+    """
+
+    use: float | None = None
+    memory: int | None = None
+    power: float | None = None
 
 
 # A device as it was found: its index, or the identifier of a slice.
@@ -98,6 +128,88 @@ def list_gpus(visible: str | None, nvml: Nvml | None = None) -> tuple[Gpu, ...]:
         return tuple(
             Gpu(name, _identity(device, driver)) for name, device in _visible(visible, driver)
         )
+
+
+def gpus_in_use(
+    visible: Sequence[str | None], nvml: Nvml | None = None
+) -> tuple[list[tuple[str, ...]], dict[str, GpuUse]]:
+    """Reads what the GPUs do that some processes see.
+
+    Args:
+        visible: values of ``CUDA_VISIBLE_DEVICES``, None where it is not set.
+        nvml: stands in for the module ``pynvml``.
+
+    Returns:
+        For each of the values the names of what is seen, in its order: a GPU's index on the
+        machine, a slice's ``MIG-…``. And what each of those does.
+
+    Raises:
+        GpusUnknown: there is no driver, or it fails.
+    """
+    with _asking(nvml) as driver:
+        seen = [
+            [] if value is not None and not value.strip() else _visible(value, driver)
+            for value in visible
+        ]
+        devices = {device for each in seen for _, device in each}
+        use = {str(device): _use_of(device, driver) for device in sorted(devices, key=str)}
+    return [tuple(str(device) for _, device in each) for each in seen], use
+
+
+def _use_of(device: _Device, nvml: Nvml) -> GpuUse:
+    try:
+        if isinstance(device, str):
+            handle = nvml.nvmlDeviceGetHandleByUUID(device)
+        else:
+            handle = nvml.nvmlDeviceGetHandleByIndex(device)
+    except nvml.NVMLError:
+        return GpuUse()  # a GPU that was lost
+    use = memory = power = None
+    # not every GPU tells everything, and a slice only its memory
+    with contextlib.suppress(nvml.NVMLError):
+        use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    with contextlib.suppress(nvml.NVMLError):
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    with contextlib.suppress(nvml.NVMLError):
+        power = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    return GpuUse(use, memory, power)
+
+
+def memory_holders(pids: Collection[int], nvml: Nvml | None = None) -> dict[int, tuple[int, ...]]:
+    """Return which of some processes hold memory on GPUs, with the indices of those.
+
+    Where the launcher has a PID namespace of its own the driver may call processes by other
+    numbers; then none is found.
+
+    Args:
+        pids: process ids; they may have ended.
+        nvml: stands in for the module ``pynvml``.
+
+    Raises:
+        GpusUnknown: there is no driver, or it fails.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    with _asking(nvml) as driver:
+        for index in range(driver.nvmlDeviceGetCount()):
+            for pid in sorted(_holders(index, driver).intersection(pids)):
+                found[pid] = (*found.get(pid, ()), index)
+    return found
+
+
+def _holders(index: int, nvml: Nvml) -> set[int]:
+    """Return the processes that hold memory on a GPU, or on one of its slices."""
+    found: set[int] = set()
+    try:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        for device in (gpu, *_slice_handles(gpu, nvml)):
+            # of a sliced GPU as a whole only who is privileged is told
+            with contextlib.suppress(nvml.NVMLError):
+                holders = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+                found.update(each.pid for each in holders)
+    except nvml.NVMLError:
+        # a GPU that was lost is nobody's
+        return found
+    return found
 
 
 def listed(entries: Sequence[str], known: Sequence[str], prefix: str = "") -> list[tuple[str, int]]:
@@ -189,18 +301,20 @@ def _identity(device: _Device, nvml: Nvml) -> str:
 
 
 def _slices(gpu: Any, nvml: Nvml) -> list[str]:
+    return [_text(nvml.nvmlDeviceGetUUID(part)) for part in _slice_handles(gpu, nvml)]
+
+
+def _slice_handles(gpu: Any, nvml: Nvml) -> list[Any]:
     try:
         most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
     except nvml.NVMLError:
         return []  # a GPU that cannot be sliced
-    uuids = []
+    handles = []
     for index in range(most):
-        try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
-        except nvml.NVMLError:
-            continue  # slices may have gaps in their numbers
-        uuids.append(_text(nvml.nvmlDeviceGetUUID(part)))
-    return uuids
+        # slices may have gaps in their numbers
+        with contextlib.suppress(nvml.NVMLError):
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
+    return handles
 
 
 def _text(uuid: str | bytes) -> str:

@@ -34,11 +34,11 @@ class Changes:
     """What has changed since the last call.
 
     Attributes:
-        watches: numbers of the watches that saw something.
+        watches: numbers of the watches that saw something, in the order in which each did first.
         overflow: changes were lost; anything may have changed.
     """
 
-    watches: frozenset[int] = frozenset()
+    watches: tuple[int, ...] = ()
     overflow: bool = False
 
 
@@ -95,7 +95,7 @@ class Inotify:
 
     def read(self) -> Changes:
         """What has changed; never blocks."""
-        watches: set[int] = set()
+        watches: dict[int, None] = {}
         overflow = False
         # Some at a time: a writer that is faster than this loop must not keep us in it.
         for _ in range(_READS):
@@ -108,8 +108,8 @@ class Inotify:
                 number, mask, _cookie, length = _EVENT.unpack_from(data, offset)
                 offset += _EVENT.size + length
                 overflow = overflow or bool(mask & _IN_Q_OVERFLOW)
-                watches.add(number)
-        return Changes(frozenset(watches), overflow)
+                watches[number] = None
+        return Changes(tuple(watches), overflow)
 
     def close(self) -> None:
         """Ends all watches."""

@@ -1,10 +1,20 @@
-"""Reading /proc: who descends from whom, and what a process is."""
+"""Reading /proc: who descends from whom, what a process is, and what it has used."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# What NVIDIA's driver of Linux, and that of Windows below it, have.
+_GPU_DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+
+
+def has_gpu_driver() -> bool:
+    """Whether there is an NVIDIA driver, as far as files tell."""
+    return any(map(os.path.exists, _GPU_DRIVER))
 
 
 class ProcessFacts(NamedTuple):
@@ -16,6 +26,9 @@ class ProcessFacts(NamedTuple):
         state: one letter; ``Z`` is a zombie, ``D`` uninterruptible sleep.
         session: session id; the process id of the session's leader.
         start: start time in clock ticks since boot; with the pid it names one process for ever.
+        cpu: CPU seconds that it has used, and children of its that it has waited for.
+        rss: resident memory, bytes.
+        own_cpu: as ``cpu``, without children.
     """
 
     pid: int
@@ -23,13 +36,15 @@ class ProcessFacts(NamedTuple):
     state: str
     session: int
     start: int
+    cpu: float = 0.0
+    rss: int = 0
+    own_cpu: float = 0.0
 
 
 def facts(pid: int) -> ProcessFacts | None:
     """What a process is, or None if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        text = _read(f"/proc/{pid}/stat")
     except OSError:
         return None
     # The command's name, in parentheses, may hold anything, so count from the last one.
@@ -40,13 +55,105 @@ def facts(pid: int) -> ProcessFacts | None:
         state=fields[0].decode(),
         session=int(fields[3]),
         start=int(fields[19]),
+        cpu=sum(map(int, fields[11:15])) / _TICKS,
+        rss=int(fields[21]) * _PAGE,
+        own_cpu=sum(map(int, fields[11:13])) / _TICKS,
     )
+
+
+def _read(path: str) -> bytes:
+    """Read a file of /proc that the kernel writes in one go, for half of what `open` takes."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
 
 
 def processes() -> list[ProcessFacts]:
     """All processes that can be seen, in no order."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [found for found in map(facts, pids) if found is not None]
+
+
+class ProcessTable:
+    """All processes, looked at again and again; of most of them only once.
+
+    To list /proc takes less than a microsecond a process, to read one more than ten, and on a large
+    machine there are thousands that nobody asks for. What a process is keeps the inode of its
+    directory as long as it lives: another one of the same number has another.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, ProcessFacts]] = {}
+
+    def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
+        """Return all processes that can be seen, in no order.
+
+        Args:
+            again: process ids of those that are read anew, as are those that have lost their
+                parents. The others are as they were when they were seen first.
+
+        Raises:
+            OSError: /proc cannot be listed: no descriptor is left.
+        """
+        fresh = {str(pid) for pid in again}
+        with os.scandir("/proc") as entries:
+            before, self._seen = self._seen, {}
+            for entry in entries:
+                name, inode = entry.name, entry.inode()
+                known = before.get(name)
+                if known is not None and known[0] == inode and name not in fresh:
+                    self._seen[name] = known
+                elif name.isdigit():
+                    self._read(name, inode)
+        # their numbers may be given to others, which would then seem to be the parents
+        gone = {
+            process.pid
+            for name, (inode, process) in before.items()
+            if name not in self._seen or self._seen[name][0] != inode
+        }
+        for name, (inode, process) in list(self._seen.items()) if gone else ():
+            if process.ppid in gone and name in before:
+                self._read(name, inode)
+        return [process for _, process in self._seen.values()]
+
+    def _read(self, name: str, inode: int) -> None:
+        found = facts(int(name))
+        if found is not None:
+            self._seen[name] = inode, found
+        else:
+            self._seen.pop(name, None)
+
+    def is_there(self, pid: int) -> bool:
+        """Whether there is such a process now."""
+        return facts(pid) is not None
+
+    def transferred(self, pid: int) -> tuple[int, int, int]:
+        """Bytes that a process has read and written, and its writes; 0 if nobody can tell.
+
+        That is rchar, wchar and syscw of proc_pid_io(5), whatever the files: system calls such as
+        read and write, and not recv, send or what is read through a mapping. What its children did
+        counts once it has waited for them.
+        """
+        try:
+            fields = _read(f"/proc/{pid}/io").split(None, 8)
+            return int(fields[1]), int(fields[3]), int(fields[7])
+        except (OSError, ValueError, IndexError):
+            return 0, 0, 0
+
+    def share(self, pid: int) -> int | None:
+        """Memory that only swapping or killing would free, bytes; None if it cannot be read.
+
+        That is anonymous and shared memory, of what several processes share only this one's part
+        (proc(5), smaps_rollup); pages of files are not among it, since the kernel drops them.
+        """
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                fields = dict(line.split(":", 1) for line in file if line.startswith("Pss_"))
+            return 1024 * sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem"))
+        except (OSError, KeyError, ValueError):
+            return None
 
 
 def children(pid: int) -> list[int]:
@@ -66,13 +173,23 @@ def children(pid: int) -> list[int]:
 
 def descendants(root: int, among: Iterable[ProcessFacts] | None = None) -> list[ProcessFacts]:
     """All live processes below ``root``, parents before their children; zombies are left out."""
-    by_parent: dict[int, list[ProcessFacts]] = {}
-    for process in processes() if among is None else among:
-        by_parent.setdefault(process.ppid, []).append(process)
+    return below(root, by_parent(processes() if among is None else among))
+
+
+def by_parent(among: Iterable[ProcessFacts]) -> dict[int, list[ProcessFacts]]:
+    """Processes by the process ids of their parents."""
+    found: dict[int, list[ProcessFacts]] = {}
+    for process in among:
+        found.setdefault(process.ppid, []).append(process)
+    return found
+
+
+def below(root: int, families: Mapping[int, Iterable[ProcessFacts]]) -> list[ProcessFacts]:
+    """As `descendants`, of processes that `by_parent` has sorted: for one that asks more often."""
     found: list[ProcessFacts] = []
     queue = [root]
     while queue:
-        for process in by_parent.get(queue.pop(0), ()):
+        for process in families.get(queue.pop(0), ()):
             queue.append(process.pid)
             if process.state not in "ZX":
                 found.append(process)

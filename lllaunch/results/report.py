@@ -233,7 +233,8 @@ def _message(outcome: RunOutcome) -> str:
         return outcome.error or "lllaunch failed"
     root = outcome.root_cause
     if root is not None:
-        return f"{_who(root)}: {root.cause}"
+        said = f"{_who(root)}: {root.cause}"
+        return said if outcome.no_progress is None else f"{outcome.no_progress}; {said}"
     return "workers failed" if outcome.limit is None else str(outcome.limit)
 
 
@@ -258,6 +259,8 @@ def _explanation(outcome: RunOutcome) -> Iterator[str]:
             yield f"Before that, {_who(root)}: {root.cause}"
         if outcome.limit is not None:
             yield f"Then the run {outcome.limit}"
+        if root.collectives is not None:
+            yield f"{root.collectives.sentence()}."
         if root.hang is not None:
             yield from _hang(root.hang)
     for attempt in outcome.attempts[:-1][-10:]:
@@ -267,6 +270,8 @@ def _explanation(outcome: RunOutcome) -> Iterator[str]:
 
 
 def _hang(hang: Hang) -> Iterator[str]:
+    if hang.collectives is not None:
+        yield f"{hang.collectives.sentence()}."
     if hang.waiting:
         ranks = f"{'rank' if len(hang.waiting) == 1 else 'ranks'} {spans(hang.waiting)}"
         yield f"Only waited for that: {ranks}"

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import last_record, read_json
+from lllaunch.documents import Fields, last_record, read_json
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.sweep.history import JobHistory, SweepResult
+    from lllaunch.watchdog.progress import Progress
 
 _TAIL = 16 * 1024  # bytes
 # What Hydra writes, where YAML cannot mean anything but the text itself.
@@ -178,6 +179,7 @@ def _contents(path: str) -> tuple[frozenset[str], list[str]]:
     return frozenset(names), directories
 
 
+_OF_NODE = re.compile(rf"node_[^/]+/{re.escape(LOCK_NAME)}")
 _HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
 
@@ -218,7 +220,14 @@ def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
         kind: which of these.
         path: its directory.
     """
-    return os.path.join(path, SWEEP_LOCK_NAME if kind == "sweep" else LOCK_NAME)
+    if kind == "sweep":
+        return os.path.join(path, SWEEP_LOCK_NAME)
+    lock = os.path.join(path, LOCK_NAME)
+    try:
+        # of several nodes that of node 0 (`lllaunch.run.nodes`); no other link is followed
+        return os.path.join(path, lead) if _OF_NODE.fullmatch(lead := os.readlink(lock)) else lock
+    except OSError:
+        return lock
 
 
 def holder(lock: str) -> str:
@@ -259,6 +268,7 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
         "attempts": entry.attempts,
         "root_cause": entry.root_cause,
         "return_value": entry.value,
+        "progress": None if entry.progress is None else entry.progress._asdict(),
     }
 
 
@@ -319,9 +329,46 @@ class ListEntry:
     load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
+    def progress(self) -> Progress | None:
+        """How far its workers are, of a run or a job that runs; None where that is not known."""
+        if self.state != "running" or self.kind == "sweep":
+            return None
+        from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
+
+        return _progress_of(last_sample(self.path), self.started_ns)
+
+    @cached_property
     def overrides(self) -> tuple[str, ...]:
         """The overrides of the command line, as it was written down."""
         return self.load_overrides()
+
+
+def _progress_of(sample: Mapping[str, Any] | None, started_ns: int | None) -> Progress | None:
+    """Return how far the worker is that is the furthest.
+
+    Args:
+        sample: the newest of a run, or None.
+        started_ns: when the run began, nanoseconds since the epoch; an older sample is of another.
+    """
+    if sample is None or sample["time"] * 1e9 < (started_ns or 0):
+        return None
+    known = [Fields(worker) for worker in sample["ranks"].values()]
+    steps = {fields.number("step"): fields for fields in known}
+    furthest = max((step for step in steps if step is not None), default=None)
+    if furthest is None:
+        return None
+    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
+
+    fields = steps[furthest]
+    numbers = {name: fields.number(name) for name in ("total", "rate", "eta")}
+    metrics = fields.inner("metrics")
+    told = {name: metrics.number(name) for name in metrics.document}
+    return Progress(
+        furthest,
+        **numbers,
+        idle=fields.number("idle") or 0.0,
+        metrics={name: number for name, number in told.items() if number is not None},
+    )
 
 
 def list_entries(
@@ -565,7 +612,7 @@ def _end_of_job(
 def _state_of_code(code: int) -> str:
     if code > 128:  # 128 + a signal's number
         return "signalled"
-    if code in {ExitCode.WORKERS_FAILED, ExitCode.WATCHDOG}:
+    if code in {ExitCode.WORKERS_FAILED, ExitCode.WATCHDOG, ExitCode.NO_PROGRESS}:
         return "failed"
     return "error" if code else "succeeded"
 

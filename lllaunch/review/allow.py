@@ -28,7 +28,7 @@ from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
-from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, rank_key
+from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, Preflight, rank_key
 from lllaunch.text import shorten
 
 Path = tuple[Any, ...]
@@ -378,6 +378,8 @@ def check(
     judge = _Judge(policy, root, environ, (spec.cwd, spec.runtime_cwd, *sys_path))
     if entrypoint:
         judge.entrypoint(spec)
+    if spec.preflight is not None:
+        judge.preflight(spec, spec.preflight)
     judge.directories(spec)
     judge.preload(spec)
     judge.variables(_variables(spec))
@@ -444,7 +446,9 @@ class _Judge:
         self._objects = Objects(self._path)
 
     def entrypoint(self, spec: LaunchSpec) -> None:
-        entry = spec.entrypoint
+        self._runs("launch.entrypoint", spec.entrypoint)
+
+    def _runs(self, key: str, entry: Entrypoint) -> None:
         name = "programs" if entry.form == "program" else "entrypoints"
         patterns = getattr(self._policy, name)
         refused = [each for each in self._forms(entry) if not fits_any(patterns, each)]
@@ -459,7 +463,13 @@ class _Judge:
         else:
             same = wanted == " ".join(entry.text.split())
             message = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
-        self._refuse("launch.entrypoint", repr(shorten(entry.text)), message, name, wanted)
+        self._refuse(key, repr(shorten(entry.text)), message, name, wanted)
+
+    def preflight(self, spec: LaunchSpec, preflight: Preflight) -> None:
+        name, path = preflight.command[0], ("preflight", "command")
+        text = spec.sources.get((*path, 0), spec.sources.get(path, name))
+        program = Entrypoint("program", preflight.program(spec.runtime_cwd), str(text))
+        self._runs("launch.preflight", program)
 
     def cluster(self, cluster: Cluster) -> None:
         for key, text in _in_batch_jobs(cluster):

@@ -9,6 +9,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from lllaunch.text import duration
+
 if TYPE_CHECKING:
     from lllaunch.watchdog.findings import Finding
 
@@ -92,6 +94,7 @@ class LeftEarly:
         call: the operation that they were in, or an empty string.
         file: source file of the user's that had called it, or an empty string.
         line: line in that file.
+        operation: ``all_reduce #4 of default_pg (float32 [4])``, where torch has recorded that.
     """
 
     ran_seconds: float
@@ -100,6 +103,7 @@ class LeftEarly:
     call: str = ""
     file: str = ""
     line: int = 0
+    operation: str = ""
 
     def __str__(self) -> str:
         return "ended with success while others were still in a collective operation with it"
@@ -216,6 +220,35 @@ class PreloadFailure:
 
 
 @dataclass(frozen=True)
+class PreflightFailure:
+    """The preflight failed; no worker was started.
+
+    Attributes:
+        command: its command line.
+        exitcode: its exit status, or the negative number of the signal that ended it; None if it
+            could not be started, or did not end in time.
+        timeout: how long it may take, seconds, if it took longer; else None.
+        reason: what the system said, if it could not be started; else an empty string.
+    """
+
+    command: str
+    exitcode: int | None = None
+    timeout: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.timeout is not None:
+            how = f"took longer than {duration(self.timeout)}"
+        elif self.exitcode is None:
+            how = f"could not be started: {self.reason}"
+        elif self.exitcode < 0:
+            how = f"died of {signal_name(-self.exitcode)}"
+        else:
+            how = f"exited with status {self.exitcode}"
+        return f"could not be started: preflight failed: {self.command} {how}"
+
+
+@dataclass(frozen=True)
 class NotPicklableReturn:
     """The worker did its work, but what its function returned cannot leave the process."""
 
@@ -309,6 +342,7 @@ def letters(message: str) -> str:
 # As text, since findings are imported only when there is one.
 Cause: TypeAlias = (
     "Raised | DeviceOutOfMemory | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory"
-    " | LeftEarly | DiskFull | StartFailure | SpawnerLost | PreloadFailure | NotPicklableReturn"
-    " | HungInKernel | OnAnotherNode | NodeGone | NodesJoined | UnknownCause | Finding"
+    " | LeftEarly | DiskFull | StartFailure | SpawnerLost | PreloadFailure | PreflightFailure"
+    " | NotPicklableReturn | HungInKernel | OnAnotherNode | NodeGone | NodesJoined | UnknownCause"
+    " | Finding"
 )

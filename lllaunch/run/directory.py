@@ -2,7 +2,7 @@
 
 Layout (docs/reference/files.md)::
 
-    plan.yaml  events.jsonl  result.json  latest -> attempt_1
+    plan.yaml  events.jsonl  samples.jsonl  result.json  latest -> attempt_1
     attempt_0/0/  attempt_0/1/  attempt_1/0/ ...
 
 Only the launcher makes directories; an attempt's directory is never deleted or used twice.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOCK_NAME = ".lllaunch.lock"
 PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
+SAMPLES = "samples.jsonl"
 RESULT = "result.json"
 SUBMISSION = "submission.json"
 """What was submitted to a cluster (`lllaunch.run.submission`)."""
@@ -152,6 +153,25 @@ class RunDirectory(HeldDirectory):
         path, number = make_attempt_dir(self.path, first, nproc)
         link_atomic(self.file("latest"), os.path.basename(path))
         return number, path
+
+
+def free_space(path: str) -> tuple[str, int] | None:
+    """Return where the file system of a directory is mounted, and the bytes that are free on it.
+
+    Args:
+        path: of the directory, absolute.
+
+    Returns:
+        None if the system does not say.
+    """
+    try:
+        found = os.statvfs(path)
+        mount = os.path.realpath(path)
+        while not os.path.ismount(mount):
+            mount = os.path.dirname(mount)
+    except OSError:
+        return None
+    return mount, found.f_bavail * found.f_frsize
 
 
 def _make(path: str) -> bool:

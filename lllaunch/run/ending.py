@@ -16,16 +16,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
-from lllaunch.run.causes import KilledBySignal
 from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import ReturnValue, RunOutcome, summarize
-from lllaunch.run.postmortem import of_aborted
 from lllaunch.run.result import render_result
 
 if TYPE_CHECKING:
     from lllaunch.run.observer import Recorder
     from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause
+    from lllaunch.run.records import PreflightRecord
     from lllaunch.spec import LaunchSpec
     from lllaunch.watchdog.stacks.frames import Frame
 
@@ -127,11 +126,24 @@ def outcome_of(
         signum=signum,
         reason=recorder.reason if recorder else None,
         limit=recorder.limit if recorder else None,
+        no_progress=recorder.no_progress if recorder else None,
         importing=spec.imports if recorder and recorder.importing else (),
     )
+    interrupted = records[-1].preflight if signum is not None and records else None
+    if interrupted is not None and _has_signal(interrupted):
+        outcome = replace(outcome, preflight=(interrupted.command, interrupted.log))
     if spec.detected:
         outcome = replace(outcome, detected=spec.detected)
     return replace(outcome, look=recorder.look) if recorder and recorder.look else outcome
+
+
+def _has_signal(preflight: PreflightRecord) -> bool:
+    """Whether a preflight was running when a signal ended the run."""
+    end = preflight.end
+    if end is None:
+        return True
+    told = any(each.time_ns <= end.time_ns for each in preflight.sent)
+    return told and not preflight.timed_out
 
 
 def complete(
@@ -152,9 +164,6 @@ def complete(
         outcome = replace(outcome, root_cause=root)
     if root is not None and root.files.stderr and not root.traceback:
         outcome = replace(outcome, excerpt=_excerpt(root, hide))
-        why = of_aborted(outcome.excerpt.lines) if outcome.excerpt else None
-        if why is not None and isinstance(root.cause, KilledBySignal):
-            outcome = replace(outcome, root_cause=replace(root, explanation=why))
     if outcome.state == "succeeded":
         outcome = replace(outcome, return_values=_return_values(outcome.attempts[-1]))
     return outcome

@@ -12,17 +12,22 @@ import dataclasses
 import enum
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
 from lllaunch.errors import OutputError
-from lllaunch.files import write_all
+from lllaunch.files import read_text
+from lllaunch.run.files import LineFile
+
+if TYPE_CHECKING:
+    from lllaunch.supervisor.machine import RestartHistory
 
 # Fields that may hold secrets, or megabytes.
-_HIDDEN = frozenset({"argv", "args", "kwargs", "call", "payload", "env", "envs", "environ"})
+_HIDDEN = frozenset(
+    {"argv", "args", "kwargs", "call", "payload", "env", "envs", "environ", "trace", "times_ns"}
+)
 _DEEPEST = 8
 
 
@@ -102,11 +107,38 @@ def _field(name: str, value: Any, redact: Callable[[str], str], depth: int) -> A
     return _plain(value, redact, depth)
 
 
-class EventLog:
-    """Appends events to a file, whole lines each, for as long as the disk lets it.
+def read_history(path: str) -> RestartHistory | None:
+    """Return what became of the attempts of an earlier batch job of the same run.
 
-    A disk that fails must not end a training run: the first failure goes to ``on_error``, the
-    events meanwhile are lost, and every later event tries again.
+    Restarts count in their own batch job only, so there is nothing in it of when they were.
+
+    Args:
+        path: of the run's events.jsonl.
+
+    Returns:
+        None if the file does not say.
+    """
+    # few runs go on where a batch job has ended
+    from lllaunch.documents import Fields  # noqa: PLC0415
+    from lllaunch.supervisor.machine import RestartHistory  # noqa: PLC0415
+
+    for line in reversed((read_text(path) or "").split("\n")):
+        if '"history": {' not in line:
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            history = Fields(json.loads(line)).inner("history")
+            ended_at = history.value("ended_at")
+            if isinstance(ended_at, list) and all(map(_is_step, ended_at)):
+                return RestartHistory((), history.number("step"), tuple(ended_at))
+    return None
+
+
+def _is_step(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+class EventLog:
+    """Appends events to a file, one line each, as `lllaunch.run.files.LineFile` has it.
 
     Args:
         path: the file; what is there is kept.
@@ -120,51 +152,13 @@ class EventLog:
         on_error: Callable[[OutputError], None],
         redact: Callable[[str], str] = str,
     ) -> None:
-        self.path = path
-        self._on_error = on_error
         self._redact = redact
-        self._reported = False
-        self._torn = False  # the file ends in the middle of a line
-        self._fd = -1
-        try:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(path, flags, 0o666)
-            size = os.fstat(self._fd).st_size
-            self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-        except OSError as error:
-            self._failed(error)
+        self._file = LineFile(path, on_error)
 
     def write(self, event: object) -> None:
         """Appends an event; never raises for the disk's sake."""
-        if self._fd < 0:
-            return
-        line = encode(event, now_ns(), self._redact)
-        try:
-            if self._torn:
-                write_all(self._fd, b"\n")
-                self._torn = False
-            self._append(line)
-        except OSError as error:
-            self._failed(error)
-
-    def _append(self, line: bytes) -> None:
-        written = 0
-        try:
-            written = os.write(self._fd, line)
-            if written < len(line):
-                write_all(self._fd, line[written:])
-        except OSError:
-            self._torn = written > 0
-            raise
-
-    def _failed(self, error: OSError) -> None:
-        if not self._reported:
-            self._reported = True
-            self._on_error(OutputError(self.path, error.strerror or str(error)))
+        self._file.append(encode(event, now_ns(), self._redact))
 
     def close(self) -> None:
         """Closes the file; idempotent."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
+        self._file.close()

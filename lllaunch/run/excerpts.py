@@ -15,12 +15,15 @@ from lllaunch.error_file import read_error_file
 from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
 from lllaunch.spawner.dump import CRASH
+from lllaunch.spawner.flight_recorder import TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
 from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from lllaunch.watchdog.collectives import RankTrace
 
 
 _HEADER = "Traceback (most recent call last):"
@@ -201,6 +204,7 @@ LINES = 20
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARACTERS = 400
 _ERROR_BYTES = 16 * 1024 * 1024
+_TRACE_BYTES = 16 << 20
 # faulthandler's words
 _FATAL = "Fatal Python error: "
 _DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")
@@ -334,6 +338,23 @@ def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCal
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def read_collectives(directory: str, rank: int) -> RankTrace | None:
+    """Reads which collectives a worker had come to at last; None if that is not known.
+
+    Args:
+        directory: the worker's directory of the attempt.
+        rank: its rank among all workers.
+    """
+    try:
+        with open(os.path.join(directory, TRACE_FILE), encoding="utf-8") as file:
+            document = json.loads(file.read(_TRACE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there
+
+    return read_trace(document, rank)
 
 
 def clean_text(text: str) -> str:

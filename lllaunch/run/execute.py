@@ -14,8 +14,8 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import read_memory, shortage
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, RunDirectory
-from lllaunch.run.events import EventLog
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
+from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import run_group
 from lllaunch.run.lock import PATIENCE
@@ -156,7 +156,9 @@ class _Run:
     ) -> RunOutcome:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)
-        observer = self._observer = RunObserver(self._spec, events, self._console, self._redact)
+        observer = self._observer = RunObserver(
+            self._spec, events, self._console, self._redact, directory.file(SAMPLES)
+        )
         signum: int | None = None
         failure: tuple[str, int] | None = None
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
@@ -185,9 +187,20 @@ class _Run:
                 else:
                     nodes = self._nodes(directory, observer, shared_plan)
                     group = nodes.group if nodes is not None else None
-                    earlier = directory.next_attempt() if job is not None and job.continues else 0
+                    continues = job is not None and job.continues
+                    earlier = directory.next_attempt() if continues else 0
+                    looks_back = continues and self._spec.restart.looks_back
+                    history = read_history(directory.file(EVENTS)) if looks_back else None
                     signum = run_group(
-                        self._spec, directory, observer, signals, spawner, targets, group, earlier
+                        self._spec,
+                        directory,
+                        observer,
+                        signals,
+                        spawner,
+                        targets,
+                        group,
+                        earlier,
+                        history,
                     )
             except LaunchError as error:
                 failure = str(error), error.exit_code
@@ -204,7 +217,7 @@ class _Run:
             # a console that takes nothing
             with contextlib.suppress(SignalException), signals.raising():
                 self._console.finished(outcome)
-            events.close()
+            observer.close()
             if ended is not None:
                 ended(outcome.exit_code)
         return outcome

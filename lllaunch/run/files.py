@@ -8,11 +8,11 @@ import os
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import OutputError
-from lllaunch.files import replace_file
+from lllaunch.files import read_bytes, replace_file, write_all
 from lllaunch.linux.cgroup import shortage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 _OPEN_FILES = (errno.EMFILE, errno.ENFILE)
@@ -63,6 +63,103 @@ def link_atomic(path: str, target: str) -> None:
         except OSError:
             os.unlink(temporary)
             raise
+
+
+class LineFile:
+    """Appends whole lines to a file, for as long as the disk lets it.
+
+    A disk that fails must not end a training run: the first failure goes to ``on_error``, the lines
+    meanwhile are lost, and every later line tries again.
+
+    Args:
+        path: the file; what is there is kept.
+        on_error: told once of the first failure.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: str, on_error: Callable[[OutputError], object]) -> None:
+        self.path = path
+        self._on_error = on_error
+        self._reported = False
+        self._torn = False  # the file ends in the middle of a line
+        self._closed = False
+        self._fd = -1
+        try:
+            self._open()
+        except OSError as error:
+            self._failed(error)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o666)
+        size = self.size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file; 0 where that cannot be told."""
+        try:
+            return 0 if self._fd < 0 else os.fstat(self._fd).st_size
+        except OSError:
+            # on a network's file system somebody has removed it
+            return 0
+
+    def append(self, line: bytes) -> None:
+        """Append a line, newline included; never raises for the disk's sake."""
+        if self._closed:
+            return
+        try:
+            if self._fd < 0:
+                self._open()
+            if self._torn:
+                write_all(self._fd, b"\n")
+                self._torn = False
+            self._append(line)
+        except OSError as error:
+            self._failed(error)
+
+    def _append(self, line: bytes) -> None:
+        written = 0
+        try:
+            written = os.write(self._fd, line)
+            if written < len(line):
+                write_all(self._fd, line[written:])
+        except OSError:
+            self._torn = written > 0
+            raise
+
+    def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Put something else in the place of all that is there, at once; never raises likewise.
+
+        Args:
+            change: makes it of what is there.
+        """
+        if self._fd < 0:
+            return
+        try:
+            replace_file(self.path, change(read_bytes(self.path)))
+            self._let_go()
+            self._open()
+        except (OSError, ValueError) as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError | ValueError) -> None:
+        if not self._reported:
+            self._reported = True
+            self._on_error(OutputError(self.path, getattr(error, "strerror", "") or str(error)))
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
 
 
 def working_directory() -> str:

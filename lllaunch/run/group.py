@@ -8,21 +8,24 @@ import pickle
 import signal
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.clock import RunClock
+from lllaunch.clock import RunClock, now_ns
 from lllaunch.errors import (
     ConfigError,
     Diagnostic,
+    NotEnoughDisk,
     NotPicklable,
     PreloadFailed,
     RendezvousFailed,
 )
-from lllaunch.events import PreloadBroken
+from lllaunch.events import AttemptProgress, PreloadBroken
+from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.macros import substitute
+from lllaunch.run.directory import free_space
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
@@ -32,21 +35,26 @@ from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script,
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
 from lllaunch.supervisor.environ import LOOPBACK, WorkerContext, contract, virtual_rank
-from lllaunch.supervisor.machine import Machine, StartWorkers
+from lllaunch.supervisor.machine import PREFLIGHT_RANK, Machine, StartWorkers
 from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import Supervisor
 from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
+from lllaunch.text import spans
 from lllaunch.watchdog.findings import limit_of
 from lllaunch.watchdog.stall import look_interval
 from lllaunch.workers.group import WorkerProcesses
-from lllaunch.workers.log_files import LogsDest, announce, destinations
+from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from lllaunch.run.checkpoint import Checkpoint
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
-    from lllaunch.spec import LaunchSpec
+    from lllaunch.spec import LaunchSpec, Preflight
+    from lllaunch.supervisor.control import RunControl
+    from lllaunch.supervisor.gpu_memory import GpuMemoryWait
+    from lllaunch.supervisor.machine import RestartHistory
     from lllaunch.supervisor.nodes import NodeGroup
     from lllaunch.watchdog.findings import Finding
 
@@ -108,14 +116,31 @@ class Attempt:
         path: its directory, absolute.
         files: where the workers write, by local rank.
         envs: the workers' variables, by local rank.
+        facts: what is known of them, by local rank.
+        targets: what they run, by local rank.
+        preflight: what is run before them, or None.
+        preflight_env: its variables.
     """
 
     number: int
     path: str
     files: LogsDest
     envs: Mapping[int, Mapping[str, str]]
+    facts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    targets: Mapping[int, Target | Forked] = field(default_factory=dict)
+    preflight: Preflight | None = None
+    preflight_env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def preflight_log(self) -> str:
+        """What the preflight writes, absolute."""
+        return f"{self.path}/{PREFLIGHT_LOG}"
 
 
+PREFLIGHT_LOG = "preflight.log"
+"""Output of the preflight, in the attempt's directory."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Of a watched run, seconds.
 _LONGEST_CHECK = 60.0
 
@@ -129,6 +154,7 @@ def run_group(
     targets: Targets | None = None,
     nodes: NodeGroup | None = None,
     earlier: int = 0,
+    history: RestartHistory | None = None,
 ) -> int | None:
     """Runs all attempts; what became of them is known to the observer afterwards.
 
@@ -141,6 +167,7 @@ def run_group(
         targets: what a worker runs, from its facts, instead of the entrypoint.
         nodes: the nodes of the run; None if this is the only one.
         earlier: how many attempts there were before, in other batch jobs of the same run.
+        history: what became of those; None if nobody says.
 
     Returns:
         the signal to the launcher that ended the run, or None.
@@ -168,7 +195,15 @@ def run_group(
             if targets is None:
                 _check(spec, spawner, observer, signals)
             group = _Group(spec, directory, observer, signals, spawner, targets, nodes, began)
-            return _supervise(group, spec, observer, signals, nodes, earlier)
+            machine = Machine(
+                spec.max_restarts,
+                policy=spec.restart,
+                alone=nodes is None,
+                earlier=earlier,
+                history=history,
+                pauses=group.uses_gpus,
+            )
+            return _supervise(group, machine, spec, observer, signals, nodes)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
@@ -177,16 +212,16 @@ def run_group(
 
 def _supervise(
     group: _Group,
+    machine: Machine,
     spec: LaunchSpec,
     observer: RunObserver,
     signals: SignalSource,
     nodes: NodeGroup | None,
-    earlier: int,
 ) -> int | None:
     """Take the group through its attempts; return the signal that ended it, or None."""
     supervisor = Supervisor(
         spec.nproc,
-        Machine(spec.max_restarts, policy=spec.restart, alone=nodes is None, earlier=earlier),
+        machine,
         group.start,
         signals=signals,
         watchdog=group.watchdog,
@@ -194,6 +229,11 @@ def _supervise(
         grace_period=spec.grace_period,
         observe=observer.observe,
         nodes=nodes,
+        control=group.control,
+        start_after_preflight=group.start_after_preflight,
+        preflight=None if spec.preflight is None else spec.preflight.timeout,
+        progress=group.progress if spec.restart.looks_back else None,
+        gpu_wait=group.wait_for_gpus if group.uses_gpus else None,
     )
     polite = signal.SIGTERM
     try:
@@ -223,6 +263,7 @@ class _Group:
         clock: the one of the run.
         watchdog: of the workers.
         attempts: how many were begun.
+        uses_gpus: whether its workers may use GPUs whose memory is to be free before a restart.
     """
 
     def __init__(
@@ -250,21 +291,36 @@ class _Group:
             self.clock,
             began,
             observer.recorder.hide,
-            confirm=self._is_so_everywhere,
+            confirm=None if nodes is None else self._is_so_everywhere,
+            samples=spec.samples,
+            visible=lambda: self._visible,
+            steps=spec.restart.looks_back,
         )
+        observer.recorder.progress = self.watchdog.progress
         self.attempts = 0
+        self._visible: dict[int, str | None] = {}
+        self.uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
         self._port: HeldPort | None = None
+        self._attempt: Attempt | None = None
+        self._checkpoint: Checkpoint | None = None
+        if spec.restart.checkpoint is not None and spec.restart.looks_back:
+            from lllaunch.run.checkpoint import Checkpoint  # noqa: PLC0415 - few have one
+
+            self._checkpoint = Checkpoint(os.path.join(spec.cwd, spec.restart.checkpoint))
 
     def start(self, action: StartWorkers) -> WorkerProcesses:
-        """Start the workers of the next attempt.
+        """Start the workers of the next attempt, or their preflight.
 
         The machine counts the attempts of this run; the directory may hold those of a former one.
 
         Raises:
             NotPicklable: an argument of a function cannot be sent to a worker.
+            NotEnoughDisk: less is free than there must be.
             OutputError: a directory or file cannot be made.
         """
-        places = self._contexts(self._directory.next_attempt(), action.restart_count)
+        places = self._contexts(
+            self._directory.next_attempt(), action.restart_count, action.history
+        )
         try:
             return self._start_at(places)
         except Exception as error:
@@ -273,44 +329,117 @@ class _Group:
                 self._nodes.fail(str(error).partition("\n")[0])
             raise
 
+    def control(self) -> RunControl | None:
+        """Let other processes ask about the run; None where that cannot be."""
+        from lllaunch.supervisor.control import (  # noqa: PLC0415 - not for short runs
+            ControlUnavailable,
+            RunControl,
+        )
+
+        hide = self._observer.recorder.hide
+        try:
+            return RunControl(self._directory.path, hide, self._nodes)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._observer.observe(ControlUnavailable(reason))
+            return None
+
+    def start_after_preflight(self) -> WorkerProcesses:
+        """Start the workers of the attempt whose preflight has succeeded.
+
+        Raises:
+            OutputError: a file cannot be made.
+        """
+        assert self._attempt is not None
+        return self._start_workers(self._attempt)
+
     def _start_at(self, places: Mapping[int, WorkerContext]) -> WorkerProcesses:
-        """Start the workers of an attempt where they stand."""
+        """Start the workers of an attempt where they stand, or their preflight."""
+        self._check_disk()
+        self._attempt = attempt = self._make(places)
+        self._observer.begin(attempt)
+        self.attempts += 1
+        if attempt.preflight is None:
+            return self._start_workers(attempt)
+        return self._start_preflight(attempt, attempt.preflight)
+
+    def _check_disk(self) -> None:
+        least = self._spec.min_disk
+        found = None if least is None else free_space(self._directory.path)
+        if least is not None and found is not None and found[1] < least:
+            raise NotEnoughDisk(self._directory.path, *found, least)
+
+    def _make(self, places: Mapping[int, WorkerContext]) -> Attempt:
+        """Make the place of an attempt."""
         spec, ranks = self._spec, range(self._spec.nproc)
-        number = places[0].attempt
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
+        self._visible = {
+            rank: env.get(VISIBLE, os.environ.get(VISIBLE)) for rank, env in envs.items()
+        }
+        preflight_env = contract(places[0], os.environ) | env_of(spec, facts[0])
         targets = {rank: self._target(facts[rank]) for rank in ranks}
-        number, path = self._directory.make_attempt(spec.nproc, number)
+        number, path = self._directory.make_attempt(spec.nproc, places[0].attempt)
         announce(envs, path)
         for rank, env in envs.items():
             env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
         redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
         shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
         files = destinations(path, redirects, tee, shown)
-        self._observer.begin(Attempt(number, path, files, envs))
-        self.attempts += 1
-        workers = WorkerProcesses(
-            spec.role,
-            spec.nproc,
+        return Attempt(
+            number,
+            path,
             files,
-            attempt=number,
-            log_line_prefixes=_prefixes(spec, facts),
-            duplicate_stdout_filters=spec.duplicate_stdout_filters,
-            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            envs,
+            facts,
+            targets,
+            spec.preflight,
+            preflight_env,
         )
+
+    def _start_preflight(self, attempt: Attempt, preflight: Preflight) -> WorkerProcesses:
+        """Start the preflight of an attempt by the spawner that its workers will have."""
+        spec, log = self._spec, {PREFLIGHT_RANK: attempt.preflight_log}
+        workers = WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number)
+        words = preflight.command[1:]
         try:
-            self._start(workers, targets, envs)
+            workers.spawn(
+                {PREFLIGHT_RANK: Program(preflight.program(spec.runtime_cwd), tuple(words))},
+                {**attempt.envs, PREFLIGHT_RANK: attempt.preflight_env},
+                spawner=self._spawner,
+                preload=spec.imports,
+                cwd=spec.cwd,
+                spawner_cwd=spec.spawner_cwd,
+            )
         except BaseException:
             workers.close()
             raise
         return workers
 
-    def _start(
-        self,
-        workers: WorkerProcesses,
-        targets: Mapping[int, Target | Forked],
-        envs: Mapping[int, Mapping[str, str]],
-    ) -> None:
+    def _start_workers(self, attempt: Attempt) -> WorkerProcesses:
+        spec = self._spec
+        workers = WorkerProcesses(
+            spec.role,
+            spec.nproc,
+            attempt.files,
+            attempt=attempt.number,
+            log_line_prefixes=_prefixes(spec, attempt.facts),
+            header=partial(_header, spec, attempt.facts, len(_shown_ranks(attempt.files)) > 1),
+            collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        try:
+            self._order(workers, attempt)
+        except BaseException:
+            workers.close()
+            raise
+        return workers
+
+    def _order(self, workers: WorkerProcesses, attempt: Attempt) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.look()
+        targets, envs = attempt.targets, attempt.envs
         forked = {rank: target for rank, target in targets.items() if isinstance(target, Forked)}
         if forked:
             # a runtime that has computed here would hang in the workers
@@ -328,10 +457,38 @@ class _Group:
             spawner_cwd=spec.spawner_cwd,
         )
 
-    def _contexts(self, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
+    def progress(self, ran: bool) -> AttemptProgress:
+        """Return how far the present attempt has come, which is over.
+
+        Args:
+            ran: whether any of its workers was started.
+        """
+        checkpoint = self._checkpoint if ran else None
+        changed = False if checkpoint is None else checkpoint.has_changed()
+        return AttemptProgress(self.watchdog.furthest_step(), changed, now_ns(), ran)
+
+    def wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
+        """Begin to wait until processes of the last attempt hold no memory on GPUs.
+
+        Args:
+            pids: their process ids; they have ended.
+
+        Returns:
+            None if there is nothing to wait for.
+        """
+        if all(visible is not None and not visible.strip() for visible in self._visible.values()):
+            # they have seen none
+            return None
+        from lllaunch.supervisor.gpu_memory import GpuMemoryWait  # noqa: PLC0415 - seldom
+
+        return GpuMemoryWait.begin(pids, self._spec.restart.gpu_wait)
+
+    def _contexts(
+        self, attempt: int, restart_count: int, history: RestartHistory | None
+    ) -> dict[int, WorkerContext]:
         """Where all workers stand, by local rank; of several nodes, when those have met."""
         if self._nodes is not None:
-            place = self._nodes.join(self._signals, attempt, restart_count)
+            place = self._nodes.join(self._signals, attempt, restart_count, history)
             common: dict[str, Any] = {
                 "attempt": max(attempt, place.attempt),
                 "restart_count": place.restarts,
@@ -370,14 +527,15 @@ class _Group:
         env = contract(place, os.environ) | env_of(self._spec, place.macro_values())
         if self._spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return {**env, **self.watchdog.environment(place.local_rank)}
+        return {**env, **self.watchdog.environment(place.local_rank, env)}
 
     def _is_so_everywhere(self, finding: Finding) -> bool:
-        if self._nodes is None:
-            return True
+        assert self._nodes is not None
         name = limit_of(finding)
+        limit = getattr(self._spec.watchdog, name)
+        seconds = limit.shortest if name == "progress" else limit
         # Two looks of another node, which has the same limits.
-        valid = 2 * look_interval(getattr(self._spec.watchdog, name)) + 2.0
+        valid = 2 * look_interval(seconds) + 2.0
         return self._nodes.are_all_idle(name, valid)
 
     def let_port_go(self) -> None:
@@ -393,6 +551,41 @@ def _prefixes(spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]]) -> dict[
     return {
         rank: substitute(spec.log_line_prefix, known, bare=False) for rank, known in facts.items()
     }
+
+
+def _shown_ranks(files: LogsDest) -> set[int]:
+    """The local ranks whose lines can reach the console."""
+    shown = {*files.tee_stdouts, *files.tee_stderrs}
+    for paths in (files.stdouts, files.stderrs):
+        shown |= {rank for rank, path in paths.items() if path == CONSOLE}
+    return shown
+
+
+# What differs between the workers of one node.
+_OF_WORKER = ("rank", "local_rank", "role_rank")
+
+
+def _header(
+    spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]], several: bool, ranks: Sequence[int]
+) -> str:
+    """Return what stands on the console before a line.
+
+    Args:
+        spec: the run.
+        facts: what is known of the workers, by local rank.
+        several: whether lines of several workers can reach the console.
+        ranks: local ranks of those that have said it.
+    """
+    numbers = {name: _ranges(facts[rank][name] for rank in ranks) for name in _OF_WORKER}
+    if spec.log_line_prefix is not None:
+        return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers}, bare=False)
+    if not several:
+        return ""
+    return f"[{spec.role}{' ' if len(ranks) > 1 else ''}{numbers['local_rank']}]:"
+
+
+def _ranges(numbers: Iterable[str]) -> str:
+    return spans(map(int, numbers)).replace(" ", "")
 
 
 def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
@@ -454,9 +647,10 @@ def patience(policy: WatchdogPolicy) -> float | None:
     Returns:
         seconds; None for as long as they take, where the run is not watched.
     """
-    names = {"stall", "silence", "timeout", "run_timeout"} - policy.report
+    names = {"stall", "silence", "spin", "timeout", "run_timeout"} - policy.report
     known = [limit for name in names if (limit := getattr(policy, name)) is not None]
-    watched = known or policy.timers or policy.heartbeat is not None or policy.memory is not None
+    others = (policy.heartbeat, policy.memory, policy.progress)
+    watched = known or policy.timers or any(each is not None for each in others)
     return min([_LONGEST_CHECK, *known]) if watched else None
 
 

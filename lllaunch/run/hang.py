@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lllaunch.watchdog.findings import Finding, Stalled, TimedOut, lasted, suspects
-from lllaunch.watchdog.stacks.blame import Waits, waits
+from lllaunch.watchdog.findings import Finding, Stalled, TimedOut, is_of_all, lasted, suspects
+from lllaunch.watchdog.stacks.blame import waits
+from lllaunch.watchdog.stacks.frames import Waits
 
 if TYPE_CHECKING:
     from lllaunch.run.records import AttemptRecord, WorkerRecord
     from lllaunch.supervisor.machine import GroupStacks
+    from lllaunch.watchdog.collectives import Disagreement
     from lllaunch.watchdog.stacks.frames import RankStack
 
 _STOPPED = "Tt"
@@ -24,7 +26,7 @@ _STOPPED = "Tt"
 class Hang:
     """What the watchdog found, and where the workers stood then.
 
-    All ranks but those within ``finding`` and the stacks are ranks among all workers.
+    All ranks but those within ``finding`` are ranks among all workers.
 
     Attributes:
         finding: what it found; its ranks are local.
@@ -39,6 +41,7 @@ class Hang:
             unless all others surely wait.
         stacks: where they stood, by rank; empty if that is not known.
         nodes: of several, the one that each of those who hang is on, by rank.
+        collectives: the operation that they do not agree on, or None.
     """
 
     finding: Finding
@@ -52,6 +55,7 @@ class Hang:
     left: Mapping[int, float] = field(default_factory=dict)
     stacks: Mapping[int, RankStack] = field(default_factory=dict)
     nodes: Mapping[int, str] = field(default_factory=dict)
+    collectives: Disagreement | None = None
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -72,7 +76,8 @@ def hang_of(record: AttemptRecord) -> Hang | None:
     def among_all(local_ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(numbers.get(rank, rank) for rank in local_ranks))
 
-    stacks = {numbers.get(stack.rank, stack.rank): stack for stack in record.stacks}
+    moved = (replace(each, rank=numbers.get(each.rank, each.rank)) for each in record.stacks)
+    stacks = {stack.rank: stack for stack in moved}
     asleep = {rank for rank, stack in stacks.items() if stack.state == "D"}
     stopped = {rank for rank, stack in stacks.items() if stack.state and stack.state in _STOPPED}
     if isinstance(finding, Stalled):
@@ -95,6 +100,7 @@ def hang_of(record: AttemptRecord) -> Hang | None:
         stopped=tuple(sorted(stopped)),
         left=left,
         stacks=dict(sorted(stacks.items())),
+        collectives=blame.collectives if blame is not None else None,
     )
     return hang if record.group_stacks is None else _of_all_nodes(hang, record.group_stacks)
 
@@ -109,6 +115,7 @@ def _of_all_nodes(hang: Hang, group: GroupStacks) -> Hang:
         waiting=blame.waiting if blame is not None else hang.waiting,
         stacks=dict(sorted({**others, **hang.stacks}.items())),
         nodes=dict(group.nodes),
+        collectives=blame.collectives if blame is not None else hang.collectives,
     )
 
 
@@ -130,7 +137,7 @@ def _begun(worker: WorkerRecord, record: AttemptRecord) -> int:
 def _without_stacks(finding: Finding) -> tuple[int, ...]:
     """Returns who hangs as far as the finding alone tells: local ranks."""
     found = suspects(finding)
-    if isinstance(finding, Stalled) and finding.scope == "group" and len(found) > 1:
-        # All had to do nothing: one may hang and the others wait for it.
+    if is_of_all(finding) and len(found) > 1:
+        # All had to get nowhere: one may hang and the others wait for it.
         return ()
     return found

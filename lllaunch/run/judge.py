@@ -6,6 +6,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from lllaunch.events import StartFailed
 from lllaunch.run.causes import (
     CalledExit,
     Cause,
@@ -20,6 +21,7 @@ from lllaunch.run.causes import (
     NotPicklableReturn,
     OnAnotherNode,
     OutOfMemory,
+    PreflightFailure,
     PreloadFailure,
     Raised,
     SpawnerLost,
@@ -40,15 +42,16 @@ from lllaunch.run.outcome import (
     Victim,
     WorkerOutcome,
 )
-from lllaunch.run.postmortem import Evidence, Explanation, explain
-from lllaunch.run.records import NOWHERE
-from lllaunch.watchdog.stacks.frames import crash_frames
+from lllaunch.run.postmortem import Evidence, Explanation, explain, of_misfit
+from lllaunch.run.records import NOWHERE, WorkerFiles
+from lllaunch.watchdog.stacks.frames import LIBRARY, crash_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lllaunch.run.hang import Hang
     from lllaunch.run.records import AttemptRecord, ExitCall, WorkerRecord
+    from lllaunch.watchdog.collectives import Disagreement
 
 
 _SIGKILL = 9
@@ -128,6 +131,7 @@ def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
         said=worker.error.message if worker.error else "",
         disk=worker.disk,
         master_port=record.master_port,
+        misfit=worker.misfit,
     )
 
 
@@ -295,6 +299,10 @@ def _root(
         return gone
     # what the watchdog of another node found is known as a finding here as well
     elsewhere = None if hang is not None else _root_of_nodes(record)
+    preflight = None if hang is not None else _root_of_preflight(record)
+    if preflight is not None:
+        later = elsewhere is None or elsewhere.time_ns > preflight.time_ns
+        return preflight if later else elsewhere
     if elsewhere is not None and _is_earlier(elsewhere, own[first] if first is not None else None):
         return elsewhere
     if first is not None:
@@ -317,6 +325,24 @@ def _root_of_lost(record: AttemptRecord, own: Failed | None) -> RootCause | None
     known = [each for each in times if each]
     at = min(known, default=record.ended_ns)
     return RootCause(record.number, None, None, NodeGone(lost.node, lost.text), at)
+
+
+def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
+    """Returns the failure of the preflight, None if it succeeded or something else ended it."""
+    preflight = record.preflight
+    if preflight is None or preflight.end is None:
+        return None
+    command, end, at = preflight.command, preflight.end, preflight.end.time_ns
+    if preflight.timed_out:
+        cause = PreflightFailure(command, timeout=preflight.timeout)
+        at = min([at, *(each.time_ns for each in preflight.sent)])
+    elif isinstance(end, StartFailed):
+        cause = PreflightFailure(command, reason=end.reason)
+    elif end.exitcode == 0 or (preflight.sent and at >= preflight.sent[0].time_ns):
+        return None
+    else:
+        cause = PreflightFailure(command, end.exitcode)
+    return RootCause(record.number, None, None, cause, at, files=WorkerFiles(stderr=preflight.log))
 
 
 def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
@@ -350,19 +376,46 @@ def _worker(record: AttemptRecord, local_rank: int) -> WorkerRecord:
 def _root_of_worker(
     record: AttemptRecord, worker: WorkerRecord, failure: Failed, hang: Hang | None
 ) -> RootCause:
+    collectives, explanation = _disagreement(record), failure.explanation
+    if collectives is not None and worker.misfit is not None:
+        explanation = of_misfit(worker.misfit, whose_known=True)
     return RootCause(
         attempt=record.number,
         rank=worker.rank,
         local_rank=worker.local_rank,
         cause=failure.cause,
         time_ns=failure.time_ns,
-        explanation=failure.explanation,
+        explanation=explanation,
         traceback=worker.error.traceback if worker.error else "",
         files=worker.files,
         hang=hang,
         frames=crash_frames(worker.crash),
         shown=worker.shown,
+        collectives=collectives,
     )
+
+
+def _disagreement(record: AttemptRecord) -> Disagreement | None:
+    """Returns which collective the workers that failed had called in different ways, or None.
+
+    Who only came to another one may have raised before it could come to the same.
+    """
+    traces = {each.rank: each.trace for each in record.workers if each.trace is not None}
+    if not traces:
+        return None
+    from lllaunch.watchdog.collectives import compare, with_aborted  # noqa: PLC0415 - seldom
+
+    places = {}
+    for each in record.workers:
+        if each.misfit is not None and each.rank not in traces:
+            traces = with_aborted(traces, each.rank, *each.misfit)
+        call = users_call(each.error.traceback) if each.error is not None else None
+        crashed = (frame for frame in crash_frames(each.crash) if not LIBRARY.match(frame.file))
+        at = call or next(crashed, None)
+        if at is not None:
+            places[each.rank] = f"{at.file}:{at.line}"
+    found = compare(traces, places=places)
+    return found if found is not None and found.kind in ("arguments", "operations") else None
 
 
 def _left_early(record: AttemptRecord, failures: dict[int, Failed], first: int) -> RootCause | None:
@@ -396,8 +449,18 @@ def _left_early(record: AttemptRecord, failures: dict[int, Failed], first: int) 
         call=called(said.traceback),
         file=call.file if call else "",
         line=call.line if call else 0,
+        operation=_last_operation(worker),
     )
     return RootCause(record.number, last.rank, last.local_rank, cause, last.exited.time_ns)
+
+
+def _last_operation(worker: WorkerRecord) -> str:
+    """Returns the collective that a worker was in when it raised; empty if that is not known."""
+    if worker.trace is None:
+        return ""
+    from lllaunch.watchdog.collectives import last_operation  # noqa: PLC0415 - seldom
+
+    return last_operation(worker.trace)
 
 
 def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
@@ -514,4 +577,6 @@ def _outcome(worker: WorkerRecord, fate: Fate) -> WorkerOutcome:
         max_rss=exited.max_rss if exited else 0,
         cpu_seconds=exited.cpu_seconds if exited else 0.0,
         traceback=worker.error.traceback if worker.error else "",
+        progress=worker.progress,
+        progress_ns=worker.progress_ns,
     )

@@ -20,6 +20,7 @@ from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
 from lllaunch.run.result import ResultFile, render_result
 from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
+from lllaunch.workers.group import UNKILLABLE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 # What node 0 leaves in the run's directory for nodes that see the same file system.
 NODES_FILE = ".lllaunch.nodes"
+# After their grace period workers are killed, and what they leave behind is ended: seconds.
+_SETTLE_SECONDS = 2 * UNKILLABLE_SECONDS + 5.0
 # Others may still write what became of them, seconds beyond their grace period.
 _LAST_WORDS = 15.0
 
@@ -75,6 +78,7 @@ class RunNodes:
             token=self._token,
             say=observer.say,
             failure=self._failure,
+            settles=spec.grace_period + _SETTLE_SECONDS if spec.restart.looks_back else None,
         )
 
     def file(self, name: str) -> str:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lllaunch.clock import now_ns
 from lllaunch.events import (
+    AttemptProgress,
     Exited,
+    GpuMemoryHeld,
     OrphansGone,
     PreloadBroken,
     Ready,
@@ -25,10 +27,25 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
-from lllaunch.run.excerpts import read_crash, read_error, read_exit_call
-from lllaunch.run.records import AttemptRecord, Disk, SentSignal, WorkerFiles, WorkerRecord
+from lllaunch.run.excerpts import (
+    read_collectives,
+    read_crash,
+    read_error,
+    read_exit_call,
+    tail,
+)
+from lllaunch.run.postmortem import misfit_of
+from lllaunch.run.records import (
+    AttemptRecord,
+    Disk,
+    PreflightRecord,
+    SentSignal,
+    WorkerFiles,
+    WorkerRecord,
+)
 from lllaunch.spawner.dump import CRASH
 from lllaunch.supervisor.machine import (
+    PREFLIGHT_RANK,
     AbandonWorkers,
     Finish,
     GroupStacks,
@@ -37,6 +54,7 @@ from lllaunch.supervisor.machine import (
     NodesAgreed,
     NodesCounted,
     Pause,
+    PreflightTimedOut,
     SignalProcess,
     SignalReceived,
     SignalWorkers,
@@ -46,19 +64,23 @@ from lllaunch.supervisor.machine import (
     WatchdogFired,
     WorkersStuck,
 )
-from lllaunch.watchdog.findings import Asked
+from lllaunch.text import duration, spans
+from lllaunch.watchdog.findings import Asked, NotFinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from lllaunch.errors import RendezvousFailed
+    from lllaunch.events import NoProgress
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
     from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import RootCause, RunOutcome
+    from lllaunch.run.outcome import AttemptOutcome, RunOutcome
+    from lllaunch.run.samples import SampleLog
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.progress import Progress
 
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
@@ -73,8 +95,10 @@ class Recorder:
         read: reads the machine's memory counters.
 
     Attributes:
+        progress: looks how far workers of the current attempt are, by local rank.
         reason: why the run did not succeed, once it is over; or None.
         limit: the limit of the run that was found to be over, or None.
+        no_progress: the attempts that got no further, if the run ended for those; or None.
         look: where the workers stood when a signal came that ends the run; or None.
         hide: applied to what workers wrote.
     """
@@ -86,11 +110,13 @@ class Recorder:
     ) -> None:
         self.hide = hide
         self._read = read
+        self.progress: Callable[[Collection[int]], Mapping[int, Progress]] = lambda _: {}
         self._attempts: list[AttemptRecord] = []
         # Whose files were read: they have ended, so that they write nothing more.
         self._were_read: set[tuple[int, int]] = set()
         self.reason: Reason | None = None
         self.limit: Finding | None = None
+        self.no_progress: NoProgress | None = None
         self.look: Hang | None = None
         self._ready = False
 
@@ -120,6 +146,9 @@ class Recorder:
                 workers=workers,
                 memory=self._read(),
                 master_port=attempt.envs.get(0, {}).get("MASTER_PORT", ""),
+                preflight=None
+                if (preflight := attempt.preflight) is None
+                else PreflightRecord(preflight.text, preflight.timeout, attempt.preflight_log),
             )
         )
 
@@ -151,12 +180,17 @@ class Recorder:
         if not self._attempts:
             return event
         attempt = self._attempts[-1]
-        if isinstance(event, (Started, StartFailed, Exited)):
+        if isinstance(event, (StartFailed, Exited)) and event.local_rank == PREFLIGHT_RANK:
+            assert attempt.preflight is not None
+            attempt.preflight.end = event
+        elif isinstance(event, (Started, StartFailed, Exited)):
             attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
             worker = attempt.worker(event.local_rank)
             if worker is not None:
                 return self._of_worker(worker, attempt, event)
         elif isinstance(event, SpawnerGone):
+            # nobody tells of their ends any more
+            self._note_progress(*(worker for worker in attempt.workers if worker.live))
             attempt.died, attempt.died_ns = event, now_ns()
             attempt.died_memory = self._read()
             attempt.ended_ns = attempt.died_ns
@@ -178,6 +212,7 @@ class Recorder:
             worker.start_failed = event
         else:
             worker.exited = event
+            self._note_progress(worker)
             _remove_empty(f"{worker.files.directory}/{CRASH}")
             if event.exitcode > 0 and not os.path.exists(worker.files.error):
                 worker.disk = _disk(worker.files.directory)
@@ -194,6 +229,14 @@ class Recorder:
                     worker.exited = event = replace(event, out_of_memory=True)
         return event
 
+    def _note_progress(self, *workers: WorkerRecord) -> None:
+        """Look how far workers are, or were: what tells it goes with the attempt."""
+        found = self.progress([worker.local_rank for worker in workers])
+        for worker in workers:
+            worker.progress = found.get(worker.local_rank)
+            if worker.progress is not None:
+                worker.progress_ns = now_ns() - int(worker.progress.idle * 1e9)
+
     def _read_files(self, worker: WorkerRecord, attempt: AttemptRecord) -> None:
         """Read, once, what a worker wrote of its failure."""
         exited, files = worker.exited, worker.files
@@ -203,8 +246,12 @@ class Recorder:
         self._were_read.add(key)
         if files.error:
             worker.error = read_error(files.error, self.hide)
+            worker.trace = read_collectives(files.directory, worker.rank)
             if exited.exitcode > 0:
                 worker.exit_call = read_exit_call(files.error, self.hide)
+        if exited.exitcode == -signal.SIGABRT and not worker.sent:
+            excerpt = tail(files.stderr, hide=self.hide)
+            worker.misfit = misfit_of(excerpt.lines) if excerpt is not None else None
         if exited.exitcode < 0 and not worker.sent:
             worker.crash = read_crash(files.directory, files.stderr, self.hide)
 
@@ -217,8 +264,11 @@ class Recorder:
         """
         if not self._attempts:
             return
-        signal_ = SentSignal(int(signum), now_ns())
-        for worker in self._attempts[-1].workers:
+        attempt, signal_ = self._attempts[-1], SentSignal(int(signum), now_ns())
+        if attempt.preflight is not None and attempt.in_preflight:
+            attempt.preflight.sent += (signal_,)
+            return
+        for worker in attempt.workers:
             if worker.live and (ranks is None or worker.local_rank in ranks):
                 worker.sent += (signal_,)
 
@@ -239,6 +289,12 @@ class Recorder:
         """Take note that nobody waits any longer for the ends of these local ranks."""
         for worker in self._attempts[-1].workers:
             worker.abandoned = worker.abandoned or worker.local_rank in ranks
+
+    def preflight_timed_out(self) -> None:
+        """Take note that the preflight of the current attempt took longer than it may."""
+        preflight = self._attempts[-1].preflight
+        assert preflight is not None
+        preflight.timed_out = preflight.end is None and not preflight.sent
 
     def stuck(self) -> None:
         """Take note that workers of the current attempt hang in the kernel."""
@@ -316,7 +372,7 @@ class Recorder:
 
     def finished(self, end: Finish) -> None:
         """Take note of why the run ends."""
-        self.reason = end.reason
+        self.reason, self.no_progress = end.reason, end.no_progress
 
     def number(self, local_rank: int) -> int:
         """Return the rank of a worker of the current attempt among all workers."""
@@ -324,9 +380,19 @@ class Recorder:
         return local_rank if worker is None else worker.rank
 
     @property
-    def alive(self) -> int:
-        """How many workers of the current attempt were ordered and are not known to have ended."""
-        return self._attempts[-1].alive if self._attempts else 0
+    def attempt(self) -> int:
+        """Number of the current attempt, -1 before the first."""
+        return self._attempts[-1].number if self._attempts else -1
+
+    @property
+    def alive(self) -> int | None:
+        """How many workers of the current attempt were ordered and are not known to have ended.
+
+        None while their preflight runs.
+        """
+        if not self._attempts:
+            return 0
+        return None if self._attempts[-1].in_preflight else self._attempts[-1].alive
 
     def latest(self) -> AttemptRecord | None:
         """Return what is known of the current attempt; reads as `records` does."""
@@ -378,14 +444,14 @@ class Speaker(Protocol):
         """An attempt begins."""
 
     def restarting(
-        self, attempt: int, root: RootCause | None, restart: int, of: int | None, wait: float = 0.0
+        self, attempt: AttemptOutcome, restart: int, of: int | None, wait: float = 0.0
     ) -> None:
         """A failed attempt is followed by another one, after ``wait`` seconds."""
 
     def signalled(
         self,
         signum: int,
-        workers: int,
+        workers: int | None,
         grace: float,
         *,
         forwarded: bool,
@@ -393,7 +459,7 @@ class Speaker(Protocol):
     ) -> None:
         """A signal came; the workers get it, and SIGKILL after ``grace`` seconds."""
 
-    def killing(self, signum: int | None, workers: int) -> None:
+    def killing(self, signum: int | None, workers: int | None) -> None:
         """Workers are killed: a second signal came, or the grace period is over."""
 
     def fired(self, hang: Hang) -> None:
@@ -411,8 +477,11 @@ class Speaker(Protocol):
     def process_signalled(self, rank: int, pid: int, signum: int) -> None:
         """A process gets the signal that its timer asks for."""
 
-    def ending(self, signum: int, workers: int, grace: float) -> None:
+    def ending(self, signum: int, workers: int | None, grace: float) -> None:
         """The workers are asked to end for what the watchdog found, and killed after ``grace``."""
+
+    def progressed(self, progress: Progress) -> None:
+        """It was seen how far the worker is that is the furthest."""
 
     def note(self, text: str) -> None:
         """Something is worth knowing."""
@@ -437,6 +506,7 @@ class RunObserver:
         events: where all of it is written.
         console: tells the user.
         hide: applied to what workers wrote before it is kept.
+        samples: path of the file for samples; empty for none.
 
     Attributes:
         recorder: what is known so far.
@@ -448,6 +518,7 @@ class RunObserver:
         events: EventLog,
         console: Speaker,
         hide: Callable[[str], str] = str,
+        samples: str = "",
     ) -> None:
         self.recorder = Recorder(hide)
         self._spec = spec
@@ -456,12 +527,35 @@ class RunObserver:
         self._signal: SignalReceived | None = None
         self._pausing = False
         self._rejections = 0
+        self._unclear = False
+        self._samples_path = samples
+        self._samples: SampleLog | None = None
 
     def begin(self, attempt: Attempt) -> None:
         """Take note that an attempt's directories were made."""
         self.recorder.begin(attempt)
         what = self._spec.entrypoint.text
         self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
+
+    def _gpus_held(self, event: GpuMemoryHeld) -> None:
+        gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
+        held = f"processes of the last attempt still hold memory on {gpus}"
+        if not event.given_up:
+            most = duration(self._spec.restart.gpu_wait)
+            self._console.note(f"{held}; waiting up to {most} (launch.restart.gpu_wait)")
+            return
+        if not event.pids:
+            held = "the driver does not say whether GPU memory is free again"
+        self._console.warning(f"{held} after {duration(event.seconds)}; going on all the same")
+
+    def _came(self, event: AttemptProgress) -> None:
+        if event.checkpoint_changed is not None or self._unclear:
+            return
+        self._unclear = True
+        self._console.warning(
+            f"{self._spec.restart.checkpoint} holds too much to tell whether a checkpoint was "
+            "written; name the file that is renamed into place (launch.restart.checkpoint)"
+        )
 
     def say(self, text: str) -> None:
         """Tell what the nodes of the run have to say before they have met."""
@@ -477,6 +571,9 @@ class RunObserver:
         Returns:
             The same, and what was found out about it.
         """
+        if type(event).__name__ == "Sample":
+            self._sampled(event)
+            return event
         event = self.recorder.note(event)
         self._events.write(event)
         show = _SHOWN.get(type(event))
@@ -485,6 +582,31 @@ class RunObserver:
         elif type(event).__name__ == "Rejected":
             self._rejected(event)
         return event
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self._events.close()
+        if self._samples is not None:
+            self._samples.close()
+
+    def _sampled(self, sample: Any) -> None:
+        shown = sample.progress.values()
+        if shown:
+            self._console.progressed(max(shown, key=lambda progress: progress.step))
+        if not self._samples_path:
+            return
+        if self._samples is None:
+            try:
+                from lllaunch.run.samples import SampleLog  # noqa: PLC0415 - a short run has none
+            except (ImportError, OSError) as error:
+                # no descriptor is left: the run needs none of this
+                self._console.warning(f"{self._samples_path}: {error}")
+                self._samples_path = ""
+                return
+            self._samples = SampleLog(
+                self._samples_path, lambda error: self._console.warning(str(error))
+            )
+        self._samples.write(sample, self.recorder.attempt, self.recorder.number)
 
     def _started(self, _: GroupStarted) -> None:
         # What only the end needs is imported while the workers start, on another core.
@@ -547,7 +669,7 @@ class RunObserver:
 
         failed = judge_attempt(record)
         of = None if restart is None else self._spec.max_restarts
-        self._console.restarting(failed.number, failed.root_cause, restart or 0, of, wait)
+        self._console.restarting(failed, restart or 0, of, wait)
 
     # The watchdog
 
@@ -590,6 +712,9 @@ class RunObserver:
         if hang is not None:
             self._console.fired(hang)
 
+    def _not_finite(self, event: NotFinite) -> None:
+        self._console.warning(f"rank {self.recorder.number(event.rank)} {event}")
+
     def _signal_process(self, event: SignalProcess) -> None:
         self.recorder.process_signalled(event)
         rank = self.recorder.number(event.rank)
@@ -617,12 +742,16 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     KillWorkers: RunObserver._kill_workers,
     AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
     WorkersStuck: lambda self, _: self.recorder.stuck(),
+    PreflightTimedOut: lambda self, _: self.recorder.preflight_timed_out(),
+    AttemptProgress: RunObserver._came,
+    GpuMemoryHeld: RunObserver._gpus_held,
     NodesAgreed: RunObserver._agreed,
     NodesCounted: lambda self, event: self.recorder.counted(event),
     GroupStacks: RunObserver._group_stacks_taken,
     StartWorkers: RunObserver._start_workers,
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,
+    NotFinite: RunObserver._not_finite,
     StacksTaken: RunObserver._stacks_taken,
     SignalProcess: RunObserver._signal_process,
     Pause: RunObserver._pause,

@@ -16,13 +16,15 @@ from lllaunch.run.records import NOWHERE, WorkerFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lllaunch.events import Orphan
+    from lllaunch.events import NoProgress, Orphan
     from lllaunch.run.causes import Cause
     from lllaunch.run.hang import Hang
     from lllaunch.run.postmortem import Explanation
     from lllaunch.spec import Detected
     from lllaunch.supervisor.machine import Reason
+    from lllaunch.watchdog.collectives import Disagreement
     from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.progress import Progress
     from lllaunch.watchdog.stacks.frames import Frame
 
 
@@ -46,6 +48,8 @@ class WorkerOutcome:
         max_rss: its peak resident memory, bytes.
         cpu_seconds: user and system time of it and the children it waited for.
         traceback: the traceback in its error.json, or an empty string.
+        progress: how far it was in the end, or None where it never showed that.
+        progress_ns: when it got there, nanoseconds since the epoch.
     """
 
     local_rank: int
@@ -59,6 +63,8 @@ class WorkerOutcome:
     max_rss: int = 0
     cpu_seconds: float = 0.0
     traceback: str = ""
+    progress: Progress | None = None
+    progress_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class RootCause:
         frames: where it stood when a fatal signal ended it, innermost first; none if nobody knows.
         shown: whether its standard error is on the console already.
         node: of several, the one that the worker was on, where that is not this one; else empty.
+        collectives: the operation that ranks did not agree on when workers failed, or None.
     """
 
     attempt: int
@@ -94,6 +101,7 @@ class RootCause:
     frames: tuple[Frame, ...] = ()
     shown: bool = False
     node: str = ""
+    collectives: Disagreement | None = None
 
     @property
     def of_watchdog(self) -> bool:
@@ -138,6 +146,20 @@ class AttemptOutcome:
     workers: tuple[WorkerOutcome, ...] = ()
     root_cause: RootCause | None = None
     leftovers: tuple[Orphan, ...] = ()
+
+    @property
+    def furthest(self) -> WorkerOutcome | None:
+        """The worker whose progress tells how far the attempt was; None if none has shown any.
+
+        That is the one that it failed for, where that has shown some.
+        """
+        known = [worker for worker in self.workers if worker.progress is not None]
+        named = () if self.root_cause is None else self.root_cause.ranks
+        return max(
+            known,
+            key=lambda worker: (worker.rank in named, worker.progress and worker.progress.step),
+            default=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -221,12 +243,15 @@ class RunOutcome:
             traceback, else None.
         signum: the signal that ended the run, or None.
         limit: the limit of the run's time, if that was over before the next attempt; else None.
+        no_progress: the attempts in a row that got no further, if it ended for those; else None.
         error: what went wrong in lllaunch itself, or an empty string.
         return_values: by rank; those of the last attempt, if it succeeded.
         plan_hash: identifies the plan (plan.yaml).
         importing: modules that were being imported for the workers when a signal ended the run
             before any of them had started.
         look: where the workers stood when a signal came to a run that showed no sign of life.
+        preflight: command line and log of the one that was running when a signal ended the run; not
+            in result.json.
         nodes: of several, what became of each; none if there was one.
         detected: what ``nnodes: auto`` took from the environment.
     """
@@ -242,11 +267,13 @@ class RunOutcome:
     excerpt: Excerpt | None = None
     signum: int | None = None
     limit: Finding | None = None
+    no_progress: NoProgress | None = None
     error: str = ""
     return_values: Mapping[int, ReturnValue] = field(default_factory=dict)
     plan_hash: str = ""
     importing: tuple[str, ...] = ()
     look: Hang | None = None
+    preflight: tuple[str, str] | None = None
     nodes: tuple[NodeOutcome, ...] = ()
     detected: tuple[Detected, ...] = ()
 
@@ -283,6 +310,7 @@ def summarize(
     signum: int | None = None,
     reason: Reason | None = None,
     limit: Finding | None = None,
+    no_progress: NoProgress | None = None,
     importing: tuple[str, ...] = (),
 ) -> RunOutcome:
     """Makes the outcome of a run from its attempts; the last one decides.
@@ -297,12 +325,15 @@ def summarize(
         signum: the signal that ended it, or None.
         reason: why it did not succeed, as the agent decided; or None.
         limit: the limit of the run's time that was found to be over, or None.
+        no_progress: the attempts in a row that got no further, if it ended for those; or None.
         importing: modules that were being imported when it ended, before any worker had started.
     """
     last = attempts[-1] if attempts else None
     root = last.root_cause if last else None
     state: RunState = "failed"
     exit_code: int = ExitCode.WATCHDOG if _by_watchdog(reason, root) else ExitCode.WORKERS_FAILED
+    if no_progress is not None:
+        exit_code = ExitCode.NO_PROGRESS
     if signum is not None:
         state, exit_code = "signalled", for_signal(signum)
     elif last is not None and last.state == "succeeded":
@@ -318,6 +349,7 @@ def summarize(
         root_cause=root,
         signum=signum,
         limit=limit if reason == "timeout" and not _ended_for(limit, root) else None,
+        no_progress=no_progress,
         plan_hash=plan_hash,
         importing=importing if signum is not None else (),
     )

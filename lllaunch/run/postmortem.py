@@ -56,6 +56,7 @@ class Evidence:
             send, this one included if it did.
         said: what it had raised, or an empty string.
         disk: the file system of its logs, where it could not say why it failed; or None.
+        misfit: what gloo aborted it for, as `misfit_of` returns it; or None.
         master_port: MASTER_PORT in its environment, as the launcher set it; or an empty string.
     """
 
@@ -68,6 +69,7 @@ class Evidence:
     said: str = ""
     disk: Disk | None = None
     master_port: str = ""
+    misfit: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,26 +135,43 @@ def explain(evidence: Evidence) -> Explanation | None:
         return _of_sigbus(evidence.after)
     if signum in _ASKED:
         return Explanation("outside", "likely", _ASKED_BY_OTHERS)
-    text = _BY_SIGNAL.get(signum)
+    return _of_itself(evidence, _BY_SIGNAL.get(signum, ""))
+
+
+def _of_itself(evidence: Evidence, text: str) -> Explanation | None:
+    if evidence.misfit is not None:
+        return of_misfit(evidence.misfit)
     return Explanation("itself", "likely", text) if text else None
 
 
-def of_aborted(lines: Sequence[str]) -> Explanation | None:
-    """Returns what the last lines of a worker's stderr say of why it aborted itself.
+def misfit_of(lines: Sequence[str]) -> tuple[int, int] | None:
+    """Returns what gloo aborted a worker for: bytes that came, and that its call has room for.
 
     Args:
-        lines: the lines.
+        lines: the last ones of the worker's stderr.
     """
-    for line in lines:
-        sizes = _OTHER_SIZE.search(line)
-        if sizes is not None:
-            text = (
-                "The ranks do not agree on the size of a collective operation: it received "
-                f"{sizes[1]} bytes where its own call has {sizes[2]}. Either it or the rank that "
-                "sent them has another shape or type, or is in another operation."
-            )
-            return Explanation("itself", "likely", text)
-    return None
+    found = (_OTHER_SIZE.search(line) for line in lines)
+    return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
+
+
+def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanation:
+    """Returns why gloo aborted a worker.
+
+    Args:
+        misfit: as `misfit_of` returns it.
+        whose_known: whether it is said elsewhere which rank had another call.
+    """
+    received, fitting = misfit
+    text = (
+        "The ranks do not agree on the size of a collective operation: it received "
+        f"{received} bytes where its own call has {fitting}."
+    )
+    if not whose_known:
+        text += (
+            " Either it or the rank that sent them has another shape or type, or is in another "
+            "operation."
+        )
+    return Explanation("itself", "likely", text)
 
 
 def _of_processes_below(evidence: Evidence) -> Explanation | None:

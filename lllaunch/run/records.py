@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         StartFailed,
     )
     from lllaunch.supervisor.machine import GroupStacks
+    from lllaunch.watchdog.collectives import RankTrace
     from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.progress import Progress
     from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 
@@ -114,6 +116,27 @@ NOWHERE = WorkerFiles()
 
 
 @dataclass
+class PreflightRecord:
+    """The preflight of one attempt, as far as it is known.
+
+    Attributes:
+        command: its command line.
+        timeout: how long it may take, seconds.
+        log: what it writes, absolute.
+        end: its end, or that it could not be started; None as long as it runs.
+        timed_out: whether it took longer.
+        sent: what the launcher sent it, in order.
+    """
+
+    command: str
+    timeout: float
+    log: str
+    end: Exited | StartFailed | None = None
+    timed_out: bool = False
+    sent: tuple[SentSignal, ...] = ()
+
+
+@dataclass
 class WorkerRecord:
     """One worker of one attempt, as far as it is known.
 
@@ -130,8 +153,13 @@ class WorkerRecord:
         exit_call: where its code exited, if it failed by that; or None.
         memory: the machine's memory when its end became known, where that was worth reading.
         disk: where its logs are, if it failed without an error.json; or None.
+        trace: which collectives it had come to at last, or None if that is not known.
+        misfit: bytes that gloo had received for a collective, and that its own call had room for,
+            where it aborted the worker for that; or None.
         crash: what Python wrote of a fatal signal, or an empty string.
         shown: whether its standard error is on the console already.
+        progress: how far it was when it ended, as far as that is known; or None.
+        progress_ns: when it got there, nanoseconds since the epoch.
     """
 
     local_rank: int
@@ -146,8 +174,12 @@ class WorkerRecord:
     exit_call: ExitCall | None = None
     memory: Memory = UNKNOWN
     disk: Disk | None = None
+    trace: RankTrace | None = None
+    misfit: tuple[int, int] | None = None
     crash: str = ""
     shown: bool = False
+    progress: Progress | None = None
+    progress_ns: int = 0
 
     @property
     def live(self) -> bool:
@@ -182,6 +214,7 @@ class AttemptRecord:
         group_end: of several nodes, what all have agreed that it ended for; or None.
         group_lost: of several nodes, one that was found to be gone when it ended; or None.
         group_stacks: of several nodes, who of all hung then; or None.
+        preflight: what was run before the workers, or None.
     """
 
     number: int
@@ -206,10 +239,18 @@ class AttemptRecord:
     group_end: GroupEnd | None = None
     group_lost: GroupEnd | None = None
     group_stacks: GroupStacks | None = None
+    preflight: PreflightRecord | None = None
+
+    @property
+    def in_preflight(self) -> bool:
+        """Whether the preflight has not ended; the workers have not been started then."""
+        return self.preflight is not None and self.preflight.end is None
 
     @property
     def alive(self) -> int:
-        """How many workers were ordered and are not known to have ended."""
+        """How many workers were ordered and are not known to have ended; a preflight is one."""
+        if self.in_preflight:
+            return 1
         return sum(worker.live for worker in self.workers)
 
     def worker(self, local_rank: int) -> WorkerRecord | None:

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lllaunch.documents import Fields
@@ -40,14 +41,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import TypeGuard
 
+    from lllaunch.events import NoProgress
     from lllaunch.run.causes import Cause
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import AttemptState, RunState
     from lllaunch.run.postmortem import Explanation
+    from lllaunch.watchdog.collectives import Disagreement
     from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.progress import Progress
     from lllaunch.watchdog.stacks.frames import Frame, RankStack, Source
 
 T = TypeVar("T")
+
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 VERSION = 1
 """Version of result.json's schema; grows when a field changes its meaning."""
@@ -83,6 +89,7 @@ def render_result(
         "exit_code": outcome.exit_code,
         "signal": signal_name(outcome.signum) if outcome.signum is not None else None,
         "limit": None if outcome.limit is None else _cause(outcome.limit),
+        "no_progress": None if outcome.no_progress is None else _cause(outcome.no_progress),
         "error": outcome.error or None,
         "run_id": outcome.run_id,
         "plan_hash": outcome.plan_hash,
@@ -128,7 +135,7 @@ def _path(path: str, root: str) -> str | None:
     return path if relative.startswith(os.pardir) else relative
 
 
-def _cause(cause: Cause) -> dict[str, Any]:
+def _cause(cause: Cause | NoProgress) -> dict[str, Any]:
     if isinstance(cause, UnknownCause):
         return {"type": cause.name, "text": cause.text}
     fields = dataclasses.asdict(cause)
@@ -155,6 +162,7 @@ def _root(root: RootCause | None, directory: str) -> dict[str, Any] | None:
         "stderr": _path(root.files.stderr, directory),
         "hang": None if root.hang is None else _hang(root.hang, directory),
         "frames": [dataclasses.asdict(frame) for frame in root.frames],
+        "collectives": _collectives(root.collectives),
     }
 
 
@@ -166,8 +174,13 @@ def _hang(hang: Hang, directory: str) -> dict[str, Any]:
         "hung": list(hang.hung),
         "waiting": list(hang.waiting),
         "left": {str(rank): seconds for rank, seconds in hang.left.items()},
+        "collectives": _collectives(hang.collectives),
         "stacks": [_stack(rank, stack, directory) for rank, stack in hang.stacks.items()],
     }
+
+
+def _collectives(found: Disagreement | None) -> dict[str, Any] | None:
+    return None if found is None else {"text": found.sentence(), **dataclasses.asdict(found)}
 
 
 def _stack(rank: int, stack: RankStack, directory: str) -> dict[str, Any]:
@@ -216,6 +229,21 @@ def _worker(worker: WorkerOutcome, directory: str) -> dict[str, Any]:
         "stderr": _path(files.stderr, directory),
         "error_file": _path(files.error, directory) if worker.traceback else None,
         "stacks": _path(files.stacks, directory),
+        "progress": _progress(worker),
+    }
+
+
+def _progress(worker: WorkerOutcome) -> dict[str, Any] | None:
+    if worker.progress is None:
+        return None
+    step, total, *_ = worker.progress
+    metrics = worker.progress.metrics.items()
+    return {
+        "step": step,
+        "total": total,
+        "time": _time(worker.progress_ns),
+        # which are no numbers of JSON
+        "metrics": {name: value if isfinite(value) else str(value) for name, value in metrics},
     }
 
 
@@ -325,13 +353,19 @@ class ResultFile:
 
     @property
     def cause_type(self) -> str:
-        """Name of the type of what ended the run: its limit, else its root cause; else empty."""
-        cause = self.fields.inner("root_cause").inner("cause")
-        return self.fields.inner("limit").text("type") or cause.text("type")
+        """Name of the type of what ended the run: a limit, else its root cause; else empty."""
+        limit = self.fields.inner("limit").text("type")
+        limit = limit or self.fields.inner("no_progress").text("type")
+        return limit or self.fields.inner("root_cause").inner("cause").text("type")
 
     @property
     def root_cause(self) -> str:
         """What ended the run, as text; empty if it succeeded."""
+        no_progress = self.fields.inner("no_progress").text("text")
+        return "; ".join(filter(None, (no_progress, self._first_failure)))
+
+    @property
+    def _first_failure(self) -> str:
         root = self.fields.inner("root_cause")
         if "cause" in root:
             rank, text = root.integer("rank"), root.inner("cause").text("text")
@@ -383,6 +417,7 @@ class ResultFile:
             root_cause=_read_root(root, workers, directory) if root else None,
             signum=_read_signal(fields.text("signal")),
             limit=limit if _is_finding(limit) else None,
+            no_progress=_read_no_progress(fields.inner("no_progress")),
             error=fields.text("error"),
             return_values={
                 int(rank): _read_value(self.value(int(rank)), directory)
@@ -459,6 +494,12 @@ def _read_cause(fields: Fields) -> Cause | None:
     known = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     cause = cast("Cause | None", _read_as(kind, fields)) if known and kind else None
     return UnknownCause(name, fields.text("text")) if cause is None else cause
+
+
+def _read_no_progress(fields: Fields) -> NoProgress | None:
+    from lllaunch.events import NoProgress  # noqa: PLC0415 - a list does without
+
+    return _read_as(NoProgress, fields) if fields else None
 
 
 def _is_finding(cause: Cause | None) -> TypeGuard[Finding]:
@@ -539,7 +580,22 @@ def _read_worker(fields: Fields, directory: str) -> WorkerOutcome:
         max_rss=fields.integer("max_rss") or 0,
         cpu_seconds=fields.number("cpu_seconds") or 0.0,
         traceback="its error.json has it" if fields.text("error_file") else "",
+        progress=_read_progress(fields.inner("progress")),
+        progress_ns=fields.inner("progress").time_ns("time") or 0,
     )
+
+
+def _read_progress(fields: Fields) -> Progress | None:
+    step = fields.number("step")
+    if step is None:
+        return None
+    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - most runs have none
+
+    metrics = {}
+    for name, value in fields.inner("metrics").document.items():
+        if isinstance(value, (int, float)) or value in _NOT_FINITE:
+            metrics[name] = float(value)
+    return Progress(step, fields.number("total"), metrics=metrics)
 
 
 def _read_fate(fields: Fields) -> Fate:
@@ -575,8 +631,9 @@ def _read_root(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
         traceback=fields.text("traceback"),
         files=WorkerFiles(stderr=_read_path(fields, "stderr", directory)),
         hang=_read_hang(fields.inner("hang"), workers, directory),
-        frames=_read_frames(fields),
+        frames=read_frames(fields),
         node=fields.text("node"),
+        collectives=_read_collectives(fields.inner("collectives")),
     )
 
 
@@ -592,7 +649,7 @@ def _read_hang(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
     for each in fields.objects("stacks"):
         rank = each.integer("rank")
         if rank is not None:
-            stacks[rank] = _read_stack(each, local.get(rank, rank), directory)
+            stacks[rank] = read_stack(each, local.get(rank, rank), directory)
 
     def in_state(letters: str) -> set[int]:
         return {rank for rank, stack in stacks.items() if stack.state and stack.state in letters}
@@ -613,17 +670,33 @@ def _read_hang(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
         stopped=also("stopped", "Tt"),
         left={int(rank): left.seconds(rank) or 0.0 for rank in left.document if rank.isdecimal()},
         stacks=stacks,
+        collectives=_read_collectives(fields.inner("collectives")),
     )
 
 
-def _read_stack(fields: Fields, local_rank: int, directory: str) -> RankStack:
+def _read_collectives(fields: Fields) -> Disagreement | None:
+    if not fields:
+        return None
+    from lllaunch.watchdog.collectives import disagreement_of  # noqa: PLC0415 - as above
+
+    return disagreement_of(fields)
+
+
+def read_stack(fields: Fields, local_rank: int, directory: str) -> RankStack:
+    """Return where a worker stood, as far as it is understood.
+
+    Args:
+        fields: what is told of it.
+        local_rank: its local rank.
+        directory: of the run.
+    """
     from lllaunch.watchdog.stacks.frames import LockWait, RankStack  # noqa: PLC0415 - as above
 
     locks = (_read_as(LockWait, each) for each in fields.objects("locks"))
     return RankStack(
         rank=local_rank,
         path=_read_path(fields, "path", directory),
-        frames=_read_frames(fields),
+        frames=read_frames(fields),
         state=fields.text("state"),
         wchan=fields.text("wchan"),
         source=cast("Source", fields.text("source")),
@@ -631,7 +704,8 @@ def _read_stack(fields: Fields, local_rank: int, directory: str) -> RankStack:
     )
 
 
-def _read_frames(fields: Fields) -> tuple[Frame, ...]:
+def read_frames(fields: Fields) -> tuple[Frame, ...]:
+    """Return the ``frames`` of a part of a document, as far as they are understood."""
     if not fields.value("frames"):
         return ()
     from lllaunch.watchdog.stacks.frames import Frame  # noqa: PLC0415 - as above

@@ -225,7 +225,7 @@ class EndFacts(NamedTuple):
 
 
 # What goes wrong each time: the plan is wrong, is not the reviewed one, or gets no further.
-_IN_VAIN = frozenset({int(ExitCode.CONFIG), int(ExitCode.REFUSED), 7})
+_IN_VAIN = frozenset(map(int, (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.NO_PROGRESS)))
 
 
 class Account:

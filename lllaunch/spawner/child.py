@@ -20,6 +20,7 @@ from typing import NoReturn
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner import forks
 from lllaunch.spawner.dump import CRASH_FILE
+from lllaunch.spawner.flight_recorder import SOCKET
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.protocol import Module, Pickled, Program, Script, SpawnRequest
@@ -150,6 +151,8 @@ def _close(fds: Iterable[int]) -> None:
 
 def _set_environment(request: SpawnRequest, around: ChildDefaults) -> None:
     set_open_files_limit(around.open_files)
+    # That of a worker which this launcher runs below.
+    os.environ.pop(SOCKET, None)
     os.environ.update(request.env)
     try:
         os.chdir(request.cwd)

@@ -79,6 +79,32 @@ def catch_crashes(path: str) -> None:
         faulthandler.enable(file=_raised(os.open(path, flags, 0o666)), all_threads=True)
 
 
+def open_memory(pid: int) -> int:
+    """Open the memory file that a worker writes its stacks to; -1 if it has none."""
+    directory = f"/proc/{pid}/fd"
+    try:
+        # Ours has one of the highest numbers.
+        names = sorted(os.listdir(directory), key=int, reverse=True)
+    except OSError:
+        return -1
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{directory}/{name}") == MEMFD_LINK:
+                return os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return -1
+
+
+def dumped(pid: int) -> int:
+    """How many bytes of stacks a worker, and the processes that it forked, have written so far."""
+    memory = open_memory(pid)
+    if memory < 0:
+        return 0
+    try:
+        return os.fstat(memory).st_size
+    finally:
+        os.close(memory)
+
+
 def _open() -> int:
     # Processes that the worker forks share it, and the position in it.
     return _raised(os.memfd_create(MEMFD, os.MFD_CLOEXEC))

@@ -39,6 +39,7 @@ from typing import Any, NoReturn
 
 from lllaunch.linux.process import flush_c_streams, show_command
 from lllaunch.spawner.dump import CRASH_FILE, WATCHED, arm, catch_crashes
+from lllaunch.spawner.flight_recorder import SOCKET, save, serve
 from lllaunch.spawner.protocol import Function, Module, Pickled, Script
 from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
@@ -323,6 +324,7 @@ def perform(action: Callable[[], None]) -> int:
     except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
         with _undisturbed():
             _record(error)
+            _record_collectives()
             return _show(error)
     return 0
 
@@ -422,12 +424,24 @@ def _record(error: BaseException) -> None:
         _print(f"lllaunch: {path}: the error could not be recorded")
 
 
+def _record_collectives() -> None:
+    """Leave collectives.json: which collectives it had come to."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if error_file and error_file != os.devnull:
+        # The error itself must not be masked by a full disk, or by another torch's insides.
+        with contextlib.suppress(Exception):
+            save(os.path.dirname(error_file))
+
+
 def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
     try:
         if os.environ.get(WATCHED):
             arm()
         if os.environ.get(CRASH_FILE):
             catch_crashes(os.environ[CRASH_FILE])
+        if os.environ.get(SOCKET):
+            # What it starts is another process.
+            serve(os.environ.pop(SOCKET))
         before = frozenset(sys.modules) - {"__main__"}
         try:
             code = perform(action)

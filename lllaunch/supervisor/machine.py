@@ -19,8 +19,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lllaunch.events import (
+    AttemptProgress,
     Exited,
     GroupEnd,
+    NoProgress,
     OrphansGone,
     PreloadBroken,
     SpawnerGone,
@@ -78,9 +80,20 @@ class WorkerState(str, Enum):
 
 
 # Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher; `node`: a
-# node was lost, or left; `membership`: others wait to join.
+# node was lost, or left; `membership`: others wait to join; `preflight`: the program that is run
+# before the workers failed; `no_progress`: too many attempts got no further.
 Reason = Literal[
-    "failure", "died", "oom", "hang", "timeout", "signal", "spawner", "membership", "node"
+    "failure",
+    "died",
+    "oom",
+    "hang",
+    "timeout",
+    "signal",
+    "spawner",
+    "membership",
+    "node",
+    "preflight",
+    "no_progress",
 ]
 Fault = Literal["failure", "died", "oom"]
 
@@ -109,20 +122,46 @@ class Begin(_Plain):
     """The agent was asked to run."""
 
 
+PREFLIGHT_RANK = -1
+"""The local rank of a preflight, in all events about it: it is no worker."""
+
+
+@dataclass(frozen=True)
+class RestartHistory:
+    """What became of earlier attempts, as far as it decides about further ones.
+
+    Attributes:
+        times_ns: when the restarts were that count against ``max_restarts``, nanoseconds since the
+            epoch, in order.
+        step: the highest that any attempt has shown; None if none has.
+        ended_at: the steps at which the last attempts ended, in a row, that failed and got no
+            further; None for each that showed none.
+    """
+
+    times_ns: tuple[int, ...] = ()
+    step: float | None = None
+    ended_at: tuple[float | None, ...] = ()
+
+
 @dataclass(frozen=True)
 class GroupStarted:
-    """All workers of an attempt have been ordered.
+    """All workers of an attempt have been ordered, or its preflight.
 
     Attributes:
         ranks: their local ranks.
         restarts: how many restarts have counted so far, as the nodes have agreed; None where this
             node is the only one.
         base_rank: rank of the first of them among the workers of all nodes.
+        preflight: whether it is the preflight, the workers of which follow when it has succeeded.
+        history: of several nodes, what all believe of earlier attempts; None if it does not matter,
+            or if nobody says.
     """
 
     ranks: frozenset[int]
     restarts: int | None = None
     base_rank: int = 0
+    preflight: bool = False
+    history: RestartHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +196,10 @@ class StacksAsked:
 
 class GraceExpired(_Plain):
     """The grace period is over."""
+
+
+class PreflightTimedOut(_Plain):
+    """The preflight has taken longer than it may."""
 
 
 class OrphansStuck(_Plain):
@@ -198,10 +241,13 @@ class NodesCounted:
     Attributes:
         gone: what became of the first of those that are, None if all are there.
         again: whether enough are left for another attempt.
+        progress: how far the attempt came on all of them; None if that does not matter, or if not
+            all have said it.
     """
 
     gone: GroupEnd | None = None
     again: bool = True
+    progress: AttemptProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -277,6 +323,8 @@ Event = (
     | SignalReceived
     | StacksAsked
     | GraceExpired
+    | PreflightTimedOut
+    | AttemptProgress
     | OrphansGone
     | OrphansStuck
     | MembershipChanged
@@ -297,7 +345,7 @@ Event = (
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Rendezvous and start all workers.
+    """Rendezvous and start all workers; their preflight first, if they have one.
 
     Attributes:
         attempt: number of the attempt, from 0; grows at every start.
@@ -305,12 +353,18 @@ class StartWorkers:
         reason: why they are started again; None at first.
         restart: which of the restarts that ``max_restarts`` allows this is, from 1; None if it is
             none of them.
+        history: of the attempts before; None if it does not matter.
     """
 
     attempt: int
     restart_count: int
     reason: Reason | None = None
     restart: int | None = field(default=None, compare=False)
+    history: RestartHistory | None = field(default=None, compare=False)
+
+
+class StartAfterPreflight(_Plain):
+    """Start the workers of the attempt whose preflight has succeeded."""
 
 
 @dataclass(frozen=True)
@@ -416,6 +470,17 @@ class TellNodes:
 
 
 @dataclass(frozen=True)
+class TellProgress:
+    """Tell the other nodes how far the attempt came here; `NodesCounted` has that of all.
+
+    Attributes:
+        progress: how far.
+    """
+
+    progress: AttemptProgress
+
+
+@dataclass(frozen=True)
 class TellStacks:
     """Tell the other nodes where this node's workers stand; `GroupStacks` follows.
 
@@ -436,15 +501,20 @@ class Finish:
         state: SUCCEEDED, FAILED or UNKNOWN.
         reason: why it did not succeed, else None.
         signum: the signal to the launcher that ended it, or None.
+        no_progress: the attempts that got no further, if it ended for those; else None.
+        history: of all attempts; None if it does not matter.
     """
 
     state: WorkerState
     reason: Reason | None = None
     signum: int | None = None
+    no_progress: NoProgress | None = None
+    history: RestartHistory | None = field(default=None, compare=False)
 
 
 Action = (
     StartWorkers
+    | StartAfterPreflight
     | SignalWorkers
     | StartGrace
     | KillWorkers
@@ -455,6 +525,7 @@ Action = (
     | CleanUp
     | WaitForOthers
     | TellNodes
+    | TellProgress
     | TellStacks
     | Finish
 )
@@ -469,6 +540,7 @@ _CAUSES: dict[Reason, RestartCause] = {
     "hang": "hang",
     "timeout": "timeout",
     "node": "node",
+    "preflight": "preflight",
 }
 
 
@@ -478,21 +550,68 @@ class RestartBudget:
     Args:
         max_restarts: how often a failed group is started again.
         spawner_retries: how often, on top, when the spawner died.
-        policy: what it is started again for, and how soon.
+        policy: what it is started again for, how soon, and how restarts count.
+        history: what became of attempts before the first one here; None if there were none.
 
     Attributes:
         counted: restarts that were taken and counted.
         restart: which of ``max_restarts`` was taken last, from 1; None if that was none of them.
+        no_progress: the attempts in a row that got no further, once there are too many; else None.
     """
 
-    def __init__(self, max_restarts: int, spawner_retries: int, policy: RestartPolicy) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        spawner_retries: int,
+        policy: RestartPolicy,
+        history: RestartHistory | None = None,
+    ) -> None:
         self.counted = 0
         self.restart: int | None = None
+        self.no_progress: NoProgress | None = None
         self._max = max_restarts
-        self._left = max_restarts
+        self._exhausted = False
         self._spawner_left = spawner_retries
         self._policy = policy
-        self._delayed = 0
+        # When those were that count: with a window, or where progress gives them back, not all do.
+        before = history or RestartHistory()
+        self._times = before.times_ns
+        self._step = before.step
+        self._ended_at = before.ended_at
+        # Of the present attempt.
+        self._now = max(self._times, default=0)
+        self._shown: float | None = None
+        self._further = False
+        self._tells = True
+        # A batch job that fails may be tried again by the queue, whatever restarts it has itself.
+        self._continues = history is not None
+
+    @property
+    def history(self) -> RestartHistory | None:
+        """What became of the attempts so far; None if it does not matter to the policy."""
+        if not self._policy.looks_back:
+            return None
+        return RestartHistory(self._times, self._step, self._ended_at)
+
+    def begin(self) -> None:
+        """Take note that another attempt begins."""
+        self._shown, self._further, self._tells = None, False, True
+
+    def note(self, progress: AttemptProgress) -> None:
+        """Take note of how far the attempt has come; also of more that becomes known of it."""
+        self._now = max(self._now, progress.time_ns)
+        # one without workers, or with a checkpoint too large to look at, says nothing
+        self._tells = progress.ran and progress.checkpoint_changed is not None
+        shown = progress.step
+        if shown is not None and (self._shown is None or shown > self._shown):
+            self._shown = shown
+        higher = shown is not None and (self._step is None or shown > self._step)
+        if higher:
+            self._step = shown
+        if higher or progress.checkpoint_changed:
+            self._further, self._ended_at = True, ()
+            if self._policy.reset_on == "progress":
+                self._times = ()
 
     def take(self, reason: Reason | None) -> float | None:
         """Take a restart.
@@ -510,31 +629,64 @@ class RestartBudget:
             self._spawner_left -= 1
             self.counted += 1
             return 0.0
-        if reason is None or not self._left or not self._allows(reason):
+        if reason is None or self._exhausted:
             return None
-        self._left -= 1
+        in_vain = self._is_in_vain(reason)
+        self._times = self._in_window()
+        allowed = len(self._times) < self._max and self._allows(reason)
+        if in_vain and (allowed or self._continues):
+            same = {*self._ended_at} == {self._step}
+            self.no_progress = NoProgress(len(self._ended_at), self._step, same)
+        if in_vain or not allowed:
+            return None
+        self._times = (*self._times, self._now)
         self.counted += 1
-        self.restart = self._max - self._left
-        self._delayed += 1
-        return self._policy.wait(self._delayed)
+        self.restart = len(self._times)
+        return self._policy.wait(self.restart)
+
+    def _is_in_vain(self, reason: Reason) -> bool:
+        """Count a failed attempt; return whether it is one too many without progress."""
+        most = self._policy.max_without_progress
+        if most is None or self._further or not self._tells or reason == "preflight":
+            return False
+        self._ended_at = (*self._ended_at, self._shown)
+        return len(self._ended_at) >= most
+
+    def _in_window(self) -> tuple[int, ...]:
+        window = self._policy.window
+        if window is None:
+            return self._times
+        return tuple(each for each in self._times if self._now - each < window * 1e9)
 
     def _allows(self, reason: Reason) -> bool:
         return reason == "spawner" or _CAUSES.get(reason) in self._policy.on
 
     def exhaust(self) -> None:
         """Leave no restart."""
-        self._left = self._spawner_left = 0
+        self._exhausted, self._spawner_left = True, 0
 
-    def catch_up(self, counted: int) -> None:
-        """Take note of restarts that have counted on other nodes before this one came."""
-        self._left = max(0, self._left - max(0, counted - self.counted))
-        self.counted = max(self.counted, counted)
+    def catch_up(self, counted: int, history: RestartHistory | None = None) -> None:
+        """Take note of what other nodes have seen, before this one came or otherwise than it.
+
+        Args:
+            counted: how many restarts have counted.
+            history: what became of earlier attempts, as all nodes believe; None if nobody says.
+        """
+        missed = max(0, counted - self.counted)
+        self.counted += missed
+        if history is None:
+            self._times += (self._now,) * missed
+        else:
+            self._times, self._step = history.times_ns, history.step
+            self._ended_at = history.ended_at
+            self._now = max([self._now, *self._times])
 
 
 class Step(Enum):
     """What is done on the way from one state to the next."""
 
     START = "the next attempt begins"
+    START_WORKERS = "the workers follow their preflight"
     TAKE_STACKS = "it is written down where the workers stand"
     TELL_STACKS = "the other nodes are told where the workers stand"
     SIGNAL_PROCESS = "a process gets the signal that its expired timer asks for"
@@ -547,6 +699,7 @@ class Step(Enum):
     PAUSE = "the wait before a restart begins"
     WAIT = "the other nodes are waited for"
     TELL = "the other nodes are told why the attempt ends"
+    TELL_PROGRESS = "the other nodes are told how far the attempt came"
     FINISH = "the run ends"
 
 
@@ -558,8 +711,10 @@ Case = Literal[
     "failed",
     "last succeeded",
     "last failed",
-    # the end of all: the group has succeeded, is started again, now or later, or is not
+    # the end of all: the group has succeeded, or its preflight has; is started again, now or later,
+    # or is not
     "success",
+    "passed",
     "again",
     "again later",
     "over",
@@ -570,14 +725,17 @@ Case = Literal[
     # a signal: stacks are taken before it is passed on; or it is the second one
     "look first",
     "second",
-    # a finding: something ends for it, or it is reported only
+    # a finding: something ends for it, at once if there are no workers to look at yet, or it is
+    # reported only
     "ends",
+    "ends at once",
     "reported",
     # stacks: those that the group's end waits for, of one node or to be told to others; asked for
-    # after those of a finding
+    # after those of a finding; of a preflight there are none
     "awaited",
     "shared",
     "taken",
+    "none",
 ]
 
 S = GroupState
@@ -604,6 +762,9 @@ _ROWS: tuple[_Row, ...] = (
     ((S.INIT,), (Begin,), "", None, (Step.START,)),
     ((S.INIT,), (GroupStarted,), "", S.RUNNING, ()),
     ((S.PAUSED,), (PauseOver,), "", S.INIT, (Step.START,)),
+    (_CLEANING, (OrphansGone,), "passed", S.INIT, (Step.START_WORKERS,)),
+    ((S.RUNNING,), (PreflightTimedOut,), "", S.TERMINATING, _TERMINATE),
+    (_ENDING + _IDLE, (PreflightTimedOut,), "", None, ()),
     # Workers end: the group fails with the first that fails, and is over with the last.
     (_LIVE, (Exited,), "succeeded", None, ()),
     (_LIVE, (Exited,), "last succeeded", S.CLEANING_UP, (Step.CLEAN_UP,)),
@@ -612,6 +773,8 @@ _ROWS: tuple[_Row, ...] = (
     (_LIVE, (Exited, StartFailed), "last failed", S.CLEANING_UP, (Step.CLEAN_UP,)),
     # What they left behind is gone; or the spawner is, which takes workers and all along.
     (_CLEANING, _NOBODY, "success", S.BARRIER, (Step.WAIT,)),
+    ((*_LIVE, *_IDLE), (AttemptProgress,), "", None, ()),
+    ((*_LIVE, *_CLEANING), (AttemptProgress,), "shared", None, (Step.TELL_PROGRESS,)),
     (_CLEANING, (OrphansGone,), "again", S.INIT, (Step.START,)),
     (_CLEANING, (OrphansGone,), "again later", S.PAUSED, (Step.PAUSE,)),
     (_CLEANING, (OrphansGone, OrphansStuck), "over", S.DONE, (Step.FINISH,)),
@@ -657,11 +820,14 @@ _ROWS: tuple[_Row, ...] = (
     ((S.INIT, *_WELL, S.LOOKING, *_IDLE), (GraceExpired,), "", None, ()),
     # The watchdog finds something, or the user asks: stacks first.
     ((S.RUNNING,), (WatchdogFired,), "ends", S.TAKING_STACKS, (Step.TAKE_STACKS,)),
+    ((S.RUNNING,), (WatchdogFired,), "ends at once", S.TERMINATING, _TERMINATE),
     ((S.RUNNING,), (WatchdogFired,), "reported", None, (Step.TAKE_STACKS,)),
     ((S.TAKING_STACKS, *_ENDING, *_IDLE), (WatchdogFired,), "", None, ()),
+    ((S.RUNNING,), (WatchdogFired,), "none", None, ()),
     ((S.PAUSED,), (WatchdogFired,), "over", S.DONE, (Step.FINISH,)),
     ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "", None, (Step.TAKE_STACKS,)),
     (_ENDING[1:], (StacksAsked,), "taken", None, ()),
+    ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "none", None, ()),
     ((S.INIT, S.TAKING_STACKS, S.LOOKING, *_IDLE), (StacksAsked,), "", None, ()),
     ((S.TAKING_STACKS,), (StacksTaken, GroupStacks), "awaited", S.TERMINATING,
      (Step.SIGNAL_PROCESS, *_TERMINATE)),
@@ -699,6 +865,9 @@ class Machine:
             all agree on decides.
         earlier: how often the group was started before, by another launcher, whose restarts this
             one goes on counting.
+        history: what became of those attempts; None if it does not matter.
+        pauses: whether there is something to wait for before each restart, though the policy has no
+            delay.
 
     Attributes:
         state: of the group.
@@ -714,12 +883,20 @@ class Machine:
         *,
         alone: bool = True,
         earlier: int = 0,
+        history: RestartHistory | None = None,
+        pauses: bool = False,
     ) -> None:
         self.state = GroupState.INIT
         self.attempt = 0
         self.alive: frozenset[int] = frozenset()
-        self._budget = RestartBudget(max_restarts, spawner_retries, policy or RestartPolicy())
+        self._budget = RestartBudget(
+            max_restarts, spawner_retries, policy or RestartPolicy(), history
+        )
         self._budget.counted = earlier
+        self._pauses = pauses
+        self._preflight = False
+        # Local ranks of the present attempt but for those whose start has failed.
+        self._startable: frozenset[int] = frozenset()
         self._wait = 0.0
         # Why the attempt, or the run, ends: the first reason, or a signal.
         self._reason: Reason | None = None
@@ -731,6 +908,7 @@ class Machine:
         self._alone = alone
         # Of the present attempt: whether the other nodes were told why it ends, and what all say.
         self._told = False
+        self._progress: AttemptProgress | None = None
         self._agreed: NodesAgreed | None = None
         self._counted: NodesCounted | None = None
         self._stuck_orphans = False
@@ -744,6 +922,21 @@ class Machine:
     def healthy(self) -> bool:
         """Whether workers run and nothing ends them yet."""
         return self.state in _WELL
+
+    @property
+    def fails(self) -> bool:
+        """Whether the attempt, or the run, ends for something that is no success."""
+        return self._reason is not None
+
+    @property
+    def in_preflight(self) -> bool:
+        """Whether the preflight of the attempt runs, or what it left behind is being ended."""
+        return self._preflight and self.state in (*_LIVE, *_CLEANING)
+
+    @property
+    def ran(self) -> bool:
+        """Whether a worker of the present attempt was started, as far as is known."""
+        return bool(self._startable) and not self._preflight
 
     @property
     def cleaning_up(self) -> bool:
@@ -799,10 +992,32 @@ class Machine:
         return "" if note is None else note(self, event)
 
     def _begun(self, event: GroupStarted) -> Case:
-        self.alive, self._reason, self._fired = event.ranks, None, None
+        self.alive = event.ranks
+        self._startable = event.ranks
+        follows, self._preflight = self._preflight, event.preflight
+        if follows:
+            # of the same attempt
+            return ""
+        self._reason, self._fired = None, None
         self._told, self._agreed, self._counted = False, None, None
+        self._progress = None
         if event.restarts is not None:
-            self._budget.catch_up(event.restarts)
+            self._budget.catch_up(event.restarts, event.history)
+        self._budget.begin()
+        return ""
+
+    def _preflight_timed_out(self, _: PreflightTimedOut) -> Case:
+        if self.healthy:
+            self._blame("preflight")
+        return ""
+
+    def _came(self, event: AttemptProgress) -> Case:
+        if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
+            return ""
+        self._progress = event
+        if not self._alone:
+            return "shared"
+        self._budget.note(event)
         return ""
 
     def _broken(self, _: PreloadBroken | MonitorLost) -> Case:
@@ -821,6 +1036,8 @@ class Machine:
         return ""
 
     def _stacks_asked(self, _: StacksAsked) -> Case:
+        if self._preflight and self.state in (GroupState.RUNNING, *_ENDING[1:]):
+            return "none"
         # Those that something ends for are shown as well.
         return "taken" if self._fired is not None and self.state in _ENDING[1:] else ""
 
@@ -830,19 +1047,26 @@ class Machine:
 
     def _ended(self, event: Exited | StartFailed) -> Case:
         self.alive -= {event.local_rank}
+        if isinstance(event, StartFailed):
+            self._startable -= {event.local_rank}
         fault = fault_of(event)
         if fault is None:
             return "succeeded" if self.alive else "last succeeded"
         if self.healthy:
             # What the watchdog found before is why.
-            self._blame(self._fired.kind if self._fired else fault)
+            reason: Reason = "preflight" if self._preflight else fault
+            self._blame(self._fired.kind if self._fired else reason)
         return "failed" if self.alive else "last failed"
 
     def _all_ended(self, event: OrphansGone | OrphansStuck | SpawnerGone) -> Case:
         if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
             return ""
         if self.state is GroupState.CLEANING_UP and self._reason is None:
-            return "success"
+            if not self._preflight:
+                return "success"
+            if isinstance(event, OrphansGone):
+                return "passed"
+            self._blame("spawner" if isinstance(event, SpawnerGone) else "preflight")
         if isinstance(event, SpawnerGone):
             self.alive = frozenset()
             self._blame(self._fired.kind if self._fired else "spawner")
@@ -856,16 +1080,24 @@ class Machine:
         if reason == "node" and self._counted is not None and self._counted.again:
             # Enough nodes are left: that is no failure.
             reason = "membership"
+        if not self._alone:
+            # what all nodes have agreed on, if they have
+            agreed = None if self._counted is None else self._counted.progress
+            progress = agreed or self._progress
+            if progress is not None:
+                self._budget.note(progress)
         if reason == "signal" or self._stuck_orphans:
             return "over"
         wait = self._budget.take(reason)
+        if self._budget.no_progress is not None:
+            self._reason = "timeout" if self._run_is_over else "no_progress"
         if wait is None:
             return "over"
         if self._run_is_over:
             self._reason = "timeout"
             return "over"
         self._wait = wait
-        return "again later" if wait else "again"
+        return "again later" if wait or self._pauses else "again"
 
     def _nodes_agreed(self, event: NodesAgreed) -> Case:
         if self._agreed is not None:
@@ -875,7 +1107,7 @@ class Machine:
         self._run_is_over = self._run_is_over or event.final
         if self._reason != "signal":
             self._reason = event.reason
-        return "hangs" if event.hangs and self.state in _WELL else ""
+        return "hangs" if event.hangs and self.state in _WELL and not self._preflight else ""
 
     def _nodes_counted(self, event: NodesCounted) -> Case:
         self._counted = event
@@ -893,7 +1125,7 @@ class Machine:
             self._reason, self._signal = "signal", event
         if self.state is GroupState.CLEANING_UP:
             return "" if first else "second"
-        look = event.look is not None and self.state is GroupState.RUNNING
+        look = event.look is not None and self.state is GroupState.RUNNING and not self._preflight
         return "look first" if look else ""
 
     def _watchdog_fired(self, event: WatchdogFired) -> Case:
@@ -904,8 +1136,11 @@ class Machine:
         if self.state is not GroupState.RUNNING:
             return ""
         if not event.ends:
-            return "reported"
+            return "none" if self._preflight else "reported"
         self._fired = event
+        if self._preflight:
+            self._blame(event.kind)
+            return "ends at once"
         return "ends"
 
     def _stacks_taken(self, event: StacksTaken) -> Case:
@@ -929,7 +1164,7 @@ class Machine:
             return (self._finish(event),)
         if step is Step.PAUSE:
             return (Pause(self._wait, self._budget.restart),)
-        if step in (Step.TAKE_STACKS, Step.TELL_STACKS, Step.TELL):
+        if step in (Step.TAKE_STACKS, Step.TELL_STACKS, Step.TELL, Step.TELL_PROGRESS):
             return (self._looks(step, event),)
         return self._signals(step, event)
 
@@ -939,6 +1174,9 @@ class Machine:
         if step is Step.TELL_STACKS:
             assert isinstance(event, StacksTaken)
             return TellStacks(event.stacks, event.finding)
+        if step is Step.TELL_PROGRESS:
+            assert isinstance(event, AttemptProgress)
+            return TellProgress(event)
         return self._tell()
 
     def _tell(self) -> TellNodes:
@@ -967,11 +1205,14 @@ class Machine:
         return (SignalWorkers(SIGTERM, self._reason),)
 
     def _start(self, event: Event) -> StartWorkers:
+        history = self._budget.history
         if isinstance(event, Begin):
-            return StartWorkers(self.attempt, self.restart_count)
+            return StartWorkers(self.attempt, self.restart_count, history=history)
         self.attempt += 1
+        # that of the attempt which follows
+        self._preflight = False
         count, restart = self.restart_count, self._budget.restart
-        return StartWorkers(self.attempt, count, self._reason, restart)
+        return StartWorkers(self.attempt, count, self._reason, restart, history)
 
     def _finish(self, event: Event) -> Finish:
         if isinstance(event, MonitorLost):
@@ -979,7 +1220,8 @@ class Machine:
         else:
             self._end = WorkerState.FAILED if self._reason else WorkerState.SUCCEEDED
         signum = None if self._signal is None else self._signal.signum
-        return Finish(self._end, self._reason, signum)
+        no_progress = self._budget.no_progress if self._reason == "no_progress" else None
+        return Finish(self._end, self._reason, signum, no_progress, self._budget.history)
 
 
 _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
@@ -1000,6 +1242,8 @@ _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
     MonitorLost: Machine._broken,
     MembershipChanged: Machine._regrouped,
     WorkersStuck: Machine._stuck,
+    AttemptProgress: Machine._came,
+    PreflightTimedOut: Machine._preflight_timed_out,
 }
 
 
@@ -1018,6 +1262,7 @@ _PLAIN_ACTIONS: dict[Step, Action] = {
     Step.GRACE: StartGrace(),
     Step.CLEAN_UP: CleanUp(),
     Step.WAIT: WaitForOthers(),
+    Step.START_WORKERS: StartAfterPreflight(),
 }
 
 

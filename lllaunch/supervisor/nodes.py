@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.clock import now_ns
@@ -35,8 +35,9 @@ from lllaunch.cluster.rendezvous import (
     torchs_keep_alive,
 )
 from lllaunch.difference import differences
+from lllaunch.documents import Fields
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
-from lllaunch.events import GroupEnd
+from lllaunch.events import AttemptProgress, GroupEnd
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (
@@ -45,7 +46,9 @@ from lllaunch.supervisor.machine import (
     MembershipChanged,
     NodesAgreed,
     NodesCounted,
+    RestartHistory,
     TellNodes,
+    TellProgress,
     TellStacks,
     WaitForOthers,
 )
@@ -107,6 +110,42 @@ class LastWord(NamedTuple):
     document: Mapping[str, Any]
 
 
+class NodeStacks:
+    """What other nodes say when they are asked where their workers stand; a thread asks them.
+
+    Attributes:
+        done: whether all have answered, or were waited for long enough.
+
+    Args:
+        ask: asks them and waits; returns what they say by group rank.
+        wake: called when that is done.
+    """
+
+    def __init__(self, ask: Callable[[], Mapping[int, bytes]], wake: Callable[[], None]) -> None:
+        self.done = False
+        self._ask = ask
+        self._wake = wake
+        self._answers: Mapping[int, bytes] = {}
+        self._thread = _Thread("lllaunch-stacks", self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # who has not answered is named, whatever the reason
+        with contextlib.suppress(Exception):
+            self._answers = self._ask()
+        self.done = True
+        self._wake()
+
+    def answer(self, group_rank: int) -> Fields:
+        """Return what a node has said; an empty object if nothing."""
+        text = self._answers.get(group_rank)
+        return Fields(None if text is None else json.loads(text))
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread."""
+        self._thread.join(seconds)
+
+
 class NodeGroup:
     """The nodes of a run, from its first attempt to its end.
 
@@ -120,6 +159,8 @@ class NodeGroup:
         token: tells what names the run's directory as this node sees it.
         say: gets lines for people.
         failure: tells the first failure of the present attempt, None if there is none.
+        settles: seconds within which each node knows how far an attempt came that has ended, and
+            says so, since all must know; None if that does not matter.
 
     Attributes:
         place: where this node stands in the present attempt; None before the first.
@@ -139,7 +180,9 @@ class NodeGroup:
         token: Callable[[], str] = str,
         say: Callable[[str], object] = print,
         failure: Callable[[], Failure | None] = lambda: None,
+        settles: float | None = None,
     ) -> None:
+        self._settles = settles
         self._nodes = nodes
         self._run_id = run_id
         self._role = role
@@ -167,6 +210,9 @@ class NodeGroup:
         self._stacks_until: float | None = None
         self._told_offset = False
         self._idle: dict[str, float] = {}
+        # Requests of other nodes for stacks, and what others were asked last.
+        self._wanted: list[tuple[int, bytes]] = []
+        self._others: NodeStacks | None = None
         # Whether it is known why the attempt ends, and which nodes were gone by then.
         self._ending = False
         self._gone: list[int] = []
@@ -186,13 +232,20 @@ class NodeGroup:
             self._commands.do(load_torch)
             self._joined = False
 
-    def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
+    def join(
+        self,
+        signals: SignalSource,
+        attempt: int,
+        restarts: int,
+        history: RestartHistory | None = None,
+    ) -> Place:
         """Meet the other nodes for an attempt.
 
         Args:
             signals: where they come meanwhile, `SignalException` is raised.
             attempt: the lowest number that the attempt can have here.
             restarts: how many restarts have counted here.
+            history: what became of earlier attempts here; None if it does not matter.
 
         Returns:
             where this node stands.
@@ -221,6 +274,7 @@ class NodeGroup:
                 directory=self._directory,
                 token=self._token(),
                 clock_offset=rendezvous.clock_offset,
+                history="" if history is None else json.dumps(dataclasses.asdict(history)),
             )
 
         first, text = not self._joined, self._plan
@@ -254,6 +308,7 @@ class NodeGroup:
             self._patience,
             self._wake,
             commands.stopped,
+            self._settles,
         )
         self._watch.start()
         self._stacks_until = None
@@ -363,6 +418,19 @@ class NodeGroup:
         """Rank of this node's first worker among those of all nodes."""
         return 0 if self.place is None else self.place.share.base_rank
 
+    @property
+    def history(self) -> RestartHistory | None:
+        """What became of earlier attempts; all nodes believe the same one of them.
+
+        That is the one that has seen most restarts, and of these one that has seen most progress.
+        """
+        members = () if self.place is None else self.place.roster.members
+        found = [(each.restarts, _history(each.history)) for each in members if each]
+        known = [(restarts, history) for restarts, history in found if history is not None]
+        if not known:
+            return None
+        return max(known, key=lambda each: (each[0], _progress_in(each[1])))[1]
+
     # The supervisor's side (`lllaunch.supervisor.supervisor.OtherNodes`)
 
     def files(self) -> list[int]:
@@ -407,6 +475,8 @@ class NodeGroup:
         if isinstance(action, TellNodes):
             document = self._document(action)
             commands.do(lambda: rendezvous.end(document))
+        elif isinstance(action, TellProgress):
+            self._tell_progress(commands, rendezvous, action.progress)
         elif isinstance(action, TellStacks):
             self._stacks_until = time.monotonic() + _STACKS_SECONDS + _PATIENCE_FOR_BLAME
             self._tell_stacks(commands, rendezvous, action)
@@ -432,7 +502,8 @@ class NodeGroup:
             "time_ns": self._shared_time(now_ns()),
             "text": f"could not be started: {text}",
         }
-        commands.do(lambda: rendezvous.end(document)).wait(_MOMENT_SECONDS)
+        commands.do(lambda: rendezvous.end(document))
+        self._tell_progress(commands, rendezvous, None).wait(_MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -440,7 +511,7 @@ class NodeGroup:
         To be asked as long as they do: what is returned is what was known when it was asked before.
 
         Args:
-            kind: the limit that it is about: ``stall`` or ``silence``.
+            kind: the limit that it is about: ``stall``, ``silence``, ``spin``, ....
             valid: for how long what a node says holds, seconds.
         """
         commands, rendezvous = self._commands, self._rendezvous
@@ -453,6 +524,38 @@ class NodeGroup:
 
         commands.do(ask)
         return time.monotonic() - self._idle.get(kind, -math.inf) <= valid
+
+    # Where workers stand, for somebody who wants to know
+
+    def ask_stacks(self, request: bytes, seconds: float) -> NodeStacks | None:
+        """Ask the other nodes where their workers stand; `files` tell when they have answered.
+
+        Args:
+            request: what they are asked.
+            seconds: how long they are waited for.
+
+        Returns:
+            what they say, by and by; None if no attempt goes on.
+        """
+        commands, rendezvous, place = self._commands, self._rendezvous, self.place
+        if commands is None or rendezvous is None or place is None or self._watch is None:
+            return None
+        others = [rank for rank in place.roster.of_lllaunch if rank != place.group_rank]
+        ask = functools.partial(rendezvous.ask_others, request, others, seconds, commands.stopped)
+        self._others = NodeStacks(ask, self._wake)
+        return self._others
+
+    def stacks_wanted(self) -> list[tuple[int, bytes]]:
+        """Return what other nodes have asked since the last call: numbers and requests."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
+    def give_stacks(self, number: int, answer: Mapping[str, Any]) -> None:
+        """Answer what another node has asked; waits for nothing."""
+        commands, rendezvous = self._commands, self._rendezvous
+        if commands is not None and rendezvous is not None:
+            text = json.dumps(answer)
+            commands.do(lambda: rendezvous.give_answer(number, text))
 
     # What is told
 
@@ -500,6 +603,17 @@ class NodeGroup:
 
         commands.do(share)
 
+    def _tell_progress(
+        self, commands: _Commands, rendezvous: Rendezvous, progress: AttemptProgress | None
+    ) -> _Done:
+        """Say how far the attempt came here; None: nobody knows, and need wait for it."""
+        document: dict[str, Any] = {}
+        if progress is not None:
+            at = self._shared_time(progress.time_ns)
+            document = {**dataclasses.asdict(progress), "time_ns": at}
+        text = json.dumps(document)
+        return commands.do(lambda: rendezvous.tell_progress(text))
+
     def _shared_time(self, time_ns: int) -> int:
         """Return a time of this node's clock by node 0's."""
         offset = self._rendezvous.clock_offset if self._rendezvous is not None else None
@@ -510,6 +624,10 @@ class NodeGroup:
         return time_ns + int((offset or 0.0) * 1e9)
 
     # What is heard
+
+    def _want(self, news: _Wanted) -> list[Event]:
+        self._wanted.append((news.number, news.request))
+        return []
 
     def _say_it(self, text: str) -> list[Event]:
         self._say(text)
@@ -577,7 +695,8 @@ class NodeGroup:
             self.lost[place.roster.name(each)] = text
         first = news.gone[0] if news.gone else None
         lost = None if first is None else GroupEnd("lost", place.roster.name(first), first, text)
-        return [NodesCounted(lost, again=self._enough_without([*self._gone, *news.gone]))]
+        again = self._enough_without([*self._gone, *news.gone])
+        return [NodesCounted(lost, again, news.progress)]
 
     def _enough_without(self, gone: list[int]) -> bool:
         assert self.place is not None
@@ -682,6 +801,9 @@ class NodeGroup:
             # one that waits for others to join, or for a machine that is cut off, is left behind
             free = self._joined and commands.do(lambda: None).wait(_MOMENT_SECONDS)
             if free:
+                if self._settles is not None and self.place is not None:
+                    # who waits for this one to say more need not
+                    self._tell_progress(commands, rendezvous, None)
                 if self._clock is not None:
                     commands.do(rendezvous.knock)
                 commands.do(lambda: rendezvous.leave(over=over)).wait(_FAREWELL_SECONDS)
@@ -692,7 +814,7 @@ class NodeGroup:
             commands.stop()
             # A thread that waits in torch when the interpreter is torn down would take it along.
             until = time.monotonic() + _MOMENT_SECONDS
-            for thread in (self._clock, watch, commands) if free else ():
+            for thread in (self._clock, watch, self._others, commands) if free else ():
                 if thread is not None:
                     thread.join(max(0.0, until - time.monotonic()))
         with self._open:
@@ -744,13 +866,62 @@ class _Broken(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """Group ranks of nodes that have not confirmed that the attempt ends."""
+    """Group ranks of nodes that have not confirmed that the attempt ends.
+
+    Attributes:
+        gone: the ranks.
+        progress: how far it came on all nodes; None if that does not matter, or is not known.
+    """
 
     gone: list[int]
+    progress: AttemptProgress | None = None
 
 
 class _Stacks(NamedTuple):
     document: Mapping[str, Any]
+
+
+class _Wanted(NamedTuple):
+    """Another node wants to know where this node's workers stand."""
+
+    number: int
+    request: bytes
+
+
+def _history(text: str) -> RestartHistory | None:
+    if not text:
+        return None
+    document = json.loads(text)
+    times, ended_at = document["times_ns"], document["ended_at"]
+    return RestartHistory(tuple(times), document["step"], tuple(ended_at))
+
+
+def _progress_in(history: RestartHistory) -> tuple[float, int]:
+    step = -math.inf if history.step is None else history.step
+    return step, -len(history.ended_at)
+
+
+def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:
+    """Return how far an attempt came on all nodes; None if none says so.
+
+    Args:
+        texts: what each node said.
+    """
+    said = [AttemptProgress(**document) for text in texts if (document := json.loads(text))]
+    if not said:
+        return None
+    return AttemptProgress(
+        max((each.step for each in said if each.step is not None), default=None),
+        _any(each.checkpoint_changed for each in said),
+        max(each.time_ns for each in said),
+        any(each.ran for each in said),
+    )
+
+
+def _any(answers: Iterable[bool | None]) -> bool | None:
+    """Whether one of the answers is yes; None if one of them is not known, and could be."""
+    known = {*answers}
+    return True if True in known else None if None in known else False
 
 
 def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[str, Any]:
@@ -770,11 +941,16 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
             stacks.append(_stack(each))
             node_of[each["rank"]] = node
     found = blame(stacks, _of_all(finding, place.share.base_rank))
-    first = sorted(stacks, key=lambda each: (each.rank not in found.hung, each.rank))
+    # What was recorded has been compared.
+    plain = [dataclasses.replace(each, trace=None) for each in stacks]
+    first = sorted(plain, key=lambda each: (each.rank not in found.hung, each.rank))
+    collectives = found.collectives and dataclasses.asdict(found.collectives)
     hung = [rank for rank in found.hung if rank in node_of]
     return {
         "hung": list(found.hung),
         "waiting": list(found.waiting),
+        # as those read it who get it as JSON
+        "collectives": json.loads(json.dumps(collectives)),
         "stacks": [dataclasses.asdict(each) for each in first[: len(hung) + _MOST_STACKS]],
         "nodes": [[rank, place.roster.name(node_of[rank])] for rank in hung],
     }
@@ -792,18 +968,23 @@ def _of_all(finding: Finding, base_rank: int) -> Finding:
 
 
 def _stack(document: Mapping[str, Any]) -> RankStack:
+    from lllaunch.watchdog.collectives import trace_of  # noqa: PLC0415 - as above
     from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack  # noqa: PLC0415
 
+    trace = document.get("trace")
     locks = tuple(LockWait(each["thread"], Frame(**each["frame"])) for each in document["locks"])
     frames = tuple(Frame(**each) for each in document["frames"])
-    return RankStack(**{**document, "frames": frames, "locks": locks})
+    read = {"frames": frames, "locks": locks, "trace": trace and trace_of(trace)}
+    return RankStack(**{**document, **read})
 
 
 def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
-    from lllaunch.watchdog.stacks.frames import Blame  # noqa: PLC0415 - as above
+    from lllaunch.watchdog.collectives import disagreement_of  # noqa: PLC0415 - as above
+    from lllaunch.watchdog.stacks.frames import Blame  # noqa: PLC0415
 
+    found = disagreement_of(Fields(document.get("collectives")))
     return GroupStacks(
-        Blame(tuple(document["hung"]), tuple(document["waiting"])),
+        Blame(tuple(document["hung"]), tuple(document["waiting"]), found),
         tuple(map(_stack, document["stacks"])),
         tuple((rank, name) for rank, name in document["nodes"]),
     )
@@ -816,6 +997,7 @@ _NEWS: dict[type, Callable[[NodeGroup, Any], list[Event]]] = {
     _Broken: NodeGroup._broken,
     _Counted: NodeGroup._counted,
     _Stacks: NodeGroup._stacks,
+    _Wanted: NodeGroup._want,
 }
 
 
@@ -916,7 +1098,8 @@ class _Watch:
     the store a constant number of operations per node.
 
     A failure may be all that is seen of a node that is gone: connections to it break at once, and
-    its signs of life end later. So all confirm that the attempt ends, and are counted.
+    its signs of life end later. So all confirm that the attempt ends, and are counted. Where it
+    matters how far it came, they are counted when all have said that, too.
 
     Attributes:
         contact: moment of the last answer of the store, seconds of the monotonic clock.
@@ -932,7 +1115,11 @@ class _Watch:
         patience: float,
         wake: Callable[[object, object], None],
         abandoned: Callable[[], bool],
+        settles: float | None = None,
     ) -> None:
+        self._settles = settles
+        # Who has not confirmed, as long as it is waited for how far the others came.
+        self._missing: list[int] | None = None
         self._rendezvous = rendezvous
         self._place = place
         self._wake = wake
@@ -947,6 +1134,9 @@ class _Watch:
         self._next_beat = 0.0
         self._stop = threading.Event()
         self._told_joiners = False
+        # Questions of other nodes that were heard of, and whether the next one may need a moment.
+        self._looks = 0
+        self._patient = True
         self.contact = time.monotonic()
         self.at_barrier = False
         self._mixed = place.roster.mixed
@@ -1036,30 +1226,63 @@ class _Watch:
         gone = document.get("gone", [])
         expected = [rank for rank in self._place.roster.of_lllaunch if rank not in gone]
         calls = not expected or expected[0] == self._place.group_rank
+        if self._missing is not None:
+            return self._collect(store, expected, self._missing, pause)
         keys = [f"here/{rank}" for rank in expected] if calls else ["counted"]
         late = not are_set(store, keys, pause) if keys else False
         now = self.contact = time.monotonic()
         # the others give it the time to say so
-        if late and now < self._roll_ends + (0.0 if calls else 2 * self._interval):
+        patience = 0.0 if calls else 2 * self._interval + (self._settles or 0.0)
+        if late and now < self._roll_ends + patience:
             return False
         if not calls and not late:
             missing = json.loads(store.get("counted"))
         else:
             missing = [r for r in expected if not store.check([f"here/{r}"])] if late else []
+        if calls and self._settles is not None:
+            self._missing, self._roll_ends = missing, now + self._settles
+            return False
         if calls:
             store.set("counted", json.dumps(missing))
         elif late and expected[0] not in missing:
             missing = [expected[0], *missing]
-        self._wake(_Counted(missing), self)
+        self._wake(_Counted(missing, None if late else self._agreed_progress(store)), self)
         return True
+
+    def _collect(
+        self, store: Any, expected: Sequence[int], missing: list[int], pause: float
+    ) -> bool:
+        """Wait for how far the attempt came on the nodes that are left; then all are counted.
+
+        Returns:
+            Whether it is known, or was waited for long enough.
+        """
+        keys = [f"progress/{rank}" for rank in expected if rank not in missing]
+        late = bool(keys) and not are_set(store, keys, pause)
+        now = self.contact = time.monotonic()
+        if late and now < self._roll_ends:
+            return False
+        if late:
+            keys = [key for key in keys if store.check([key])]
+        found = _farthest(store.multi_get(keys)) if keys else None
+        if found is not None:
+            store.set("progress", json.dumps(dataclasses.asdict(found)))
+        store.set("counted", json.dumps(missing))
+        self._wake(_Counted(missing, found), self)
+        return True
+
+    def _agreed_progress(self, store: Any) -> AttemptProgress | None:
+        """Return how far the attempt came on all nodes, as the first has found."""
+        if self._settles is None or not store.check(["progress"]):
+            return None
+        return _farthest([store.get("progress")])
 
     def _beat(self, store: Any) -> None:
         self._beats += 1
         store.set(f"alive/{self._place.group_rank}", str(self._beats))
         # all have begun to count when they joined, so this waits for nobody
-        found = (
-            store.multi_get([f"alive/{rank}" for rank in self._watched]) if self._watched else []
-        )
+        keys = [f"alive/{rank}" for rank in self._watched]
+        *found, looks = store.multi_get([*keys, "looks"]) if keys else [b"0"]
         counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
         if lost and self._ended is None and not self._is_over():
@@ -1075,6 +1298,24 @@ class _Watch:
                     "time_ns": now_ns() - int((seconds + offset) * 1e9),
                 }
             )
+        self._hear_looks(store, int(looks))
+
+    def _hear_looks(self, store: Any, count: int) -> None:
+        """Pass on what other nodes have asked.
+
+        Args:
+            store: as for `turn`.
+            count: how many questions there were so far.
+        """
+        while self._looks < count:
+            found = self._rendezvous.wanted(store, self._looks + 1)
+            if found is None and self._patient:
+                # who asks is between two words, or gone
+                self._patient = False
+                return
+            self._looks, self._patient = self._looks + 1, True
+            if found is not None and found[0] != self._place.group_rank:
+                self._wake(_Wanted(self._looks, found[1]), self)
 
     def _look_for_joiners(self) -> None:
         if self._mixed and self.at_barrier and self._rendezvous.has_finished():

@@ -7,13 +7,15 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lllaunch.clock import Deadlines, RunClock
+from lllaunch.events import AttemptProgress, Exited, OrphansGone, SpawnerGone
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalSource, forwards
 from lllaunch.supervisor.machine import (
+    PREFLIGHT_RANK,
     AbandonWorkers,
     Action,
     BarrierPassed,
@@ -28,14 +30,17 @@ from lllaunch.supervisor.machine import (
     OrphansStuck,
     Pause,
     PauseOver,
+    PreflightTimedOut,
     SignalProcess,
     SignalReceived,
     SignalWorkers,
     StacksAsked,
+    StartAfterPreflight,
     StartGrace,
     StartWorkers,
     TakeStacks,
     TellNodes,
+    TellProgress,
     TellStacks,
     WaitForOthers,
     WatchdogFired,
@@ -44,7 +49,15 @@ from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.watchdog.findings import Asked
 from lllaunch.workers.group import UNKILLABLE_SECONDS, WorkerProcesses
 
+if TYPE_CHECKING:
+    from lllaunch.supervisor.control import RunControl, RunView
+    from lllaunch.supervisor.gpu_memory import GpuMemoryWait
+    from lllaunch.supervisor.machine import RestartHistory
+
 logger = logging.getLogger(__name__)
+
+# Until a run answers who asks about it.
+_CONTROL_SECONDS = 1.0
 
 # Sees an event or action before it is acted upon, and returns it, with what it can add to it.
 Observe = Callable[[Any], Any]
@@ -96,6 +109,10 @@ class OtherNodes(Protocol):
     def base_rank(self) -> int:
         """Rank of this node's first worker among those of all nodes."""
 
+    @property
+    def history(self) -> RestartHistory | None:
+        """What became of earlier attempts, as the nodes have agreed; None if nobody says."""
+
     def files(self) -> Sequence[Any]:
         """Return descriptors that are readable when `events` has something to tell."""
 
@@ -122,6 +139,15 @@ class Supervisor:
         grace_period: seconds between the polite signal and SIGKILL.
         observe: sees every event and action, as `drive` says.
         nodes: the other nodes; None if there are none.
+        control: makes what answers other processes that ask about the run, a second after the first
+            workers were ordered: short runs do without. It may come to None.
+        preflight: seconds that the preflight of an attempt may take, which ``start`` starts in
+            place of the workers; None if there is none.
+        start_after_preflight: starts the workers of the attempt when it has succeeded.
+        progress: tells how far the present attempt has come, when its workers have ended; None if
+            that does not matter.
+        gpu_wait: waits until processes hold no memory on GPUs, before a restart; None if that is
+            not waited for.
 
     Attributes:
         workers: those of the present attempt; None before the first.
@@ -139,6 +165,11 @@ class Supervisor:
         grace_period: float = 30.0,
         observe: Observe = lambda item: item,
         nodes: OtherNodes | None = None,
+        control: Callable[[], RunControl | None] | None = None,
+        preflight: float | None = None,
+        start_after_preflight: Callable[[], WorkerProcesses] | None = None,
+        progress: Callable[[bool], AttemptProgress] | None = None,
+        gpu_wait: Callable[[frozenset[int]], GpuMemoryWait | None] | None = None,
     ) -> None:
         self.machine = machine
         self.watchdog = watchdog
@@ -150,7 +181,18 @@ class Supervisor:
         self._grace_period = grace_period
         self._observe = observe
         self._nodes = nodes
+        self._make_control = control
+        self._control: RunControl | None = None
+        self._control_due: float | None = None
+        self._preflight = preflight
+        self._start_after_preflight = start_after_preflight
+        self._progress = progress
+        self._gpu_wait = gpu_wait
         self._deadlines = Deadlines(clock)
+        # Of the present attempt: processes that its workers have left behind.
+        self._orphans: frozenset[int] = frozenset()
+        # Before a restart: what is waited for beside the time.
+        self._waits_for: GpuMemoryWait | None = None
 
     def run(self) -> Finish:
         """Run all attempts, and show what is left of the output.
@@ -174,6 +216,10 @@ class Supervisor:
             death_sig: the polite signal; SIGKILL follows after the grace period.
         """
         self.watchdog.close()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self._end_wait()
         if self.workers is None:
             return
         if self.workers.alive and not self.machine.finished:
@@ -187,25 +233,89 @@ class Supervisor:
 
     def _wait(self) -> list[object]:
         machine = self.machine
-        healthy = machine.healthy
+        # A preflight is not watched: it has a time limit of its own.
+        healthy = machine.healthy and not machine.in_preflight
         files: list[Any] = [self._signals, *self.watchdog.files()]
+        if self._waits_for is not None:
+            files.append(self._waits_for)
         if self.workers is not None and (machine.alive or machine.cleaning_up):
             files.append(self.workers)
         waits = [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
+        if self._waits_for is not None:
+            waits.append(self._waits_for.next_in())
         if self._nodes is not None:
             files += self._nodes.files()
             waits.append(self._nodes.next_in())
+        if self._control is not None:
+            files += self._control.files()
+            waits.append(self._control.next_in())
+        elif self._control_due is not None:
+            waits.append(max(0.0, self._control_due - self._clock()))
         wait(files, seconds=min((each for each in waits if each is not None), default=None))
         signals = self._signals.received()
         if self._signals.stopping:
             self._stop_until_continued()
         found: list[object] = [self._signalled(signum) for signum in signals]
-        if self.workers is not None:
-            found += self.workers.dispatch()
+        found += self._of_workers(healthy=healthy)
         if self._nodes is not None:
             found += self._nodes.events()
+        if self._waits_for is not None:
+            found += self._freed(self._waits_for)
         # What they lead to may set or take back a deadline: look at those afterwards.
-        return found or [*self._timed(), *self.watchdog.events(healthy=healthy)]
+        found = found or [*self._timed(), *self.watchdog.events(healthy=healthy)]
+        return [*found, *self._answers()]
+
+    def _answers(self) -> list[object]:
+        """Let those know who ask about the run; what is worth writing down of it."""
+        if self._control is not None:
+            try:
+                return self._control.turn(self._view)
+            except Exception:
+                # who only wants to know must not end a run
+                logger.exception("nobody can ask about this run any more")
+                self._control.close()
+                self._control = None
+        if self._control_due is not None and self._clock() >= self._control_due:
+            assert self._make_control is not None
+            self._control = self._make_control()
+            self._make_control = self._control_due = None
+        return []
+
+    def _view(self) -> RunView:
+        from lllaunch.supervisor.control import RunView  # noqa: PLC0415 - imported by now
+
+        workers = self.workers
+        assert workers is not None
+        # the workers of a preflight are about to start
+        waits = self.machine.in_preflight
+        return RunView(
+            state=self.machine.state,
+            attempt=workers.attempt,
+            nproc=self._nprocs,
+            base_rank=self._base_rank,
+            alive=frozenset(range(self._nprocs)) if waits else self.machine.alive,
+            pids={} if waits else workers.known_pids(),
+            parent=workers.parent,
+            busy=self.watchdog.taking_stacks,
+            recorders={} if waits else self.watchdog.recorders(workers.known_pids()),
+        )
+
+    def _of_workers(self, *, healthy: bool) -> list[object]:
+        """Return what became of the workers."""
+        found: list[object] = []
+        events = () if self.workers is None else self.workers.dispatch()
+        if healthy and any(map(_aborted_itself, events)):
+            self.watchdog.record_collectives()
+        for event in events:
+            if isinstance(event, OrphansGone):
+                self._orphans |= {orphan.pid for orphan in event.orphans}
+            elif isinstance(event, SpawnerGone) and (
+                self.machine.alive or self.machine.cleaning_up
+            ):
+                # nothing is cleaned up after it
+                found += self._came()
+            found.append(event)
+        return found
 
     def _stop_until_continued(self) -> None:
         """Stop the workers and this process (Ctrl-Z); until SIGCONT no time passes for the run.
@@ -225,7 +335,8 @@ class Supervisor:
         announced = self._signals.announced
         forward = forwards() or announced not in {None, signum}
         # who announces an end asks for nothing, and there is little time
-        asks = announced is None and forward and self.machine.healthy
+        watched = self.machine.healthy and not self.machine.in_preflight
+        asks = announced is None and forward and watched
         look = self.watchdog.interrupted(signum) if asks else None
         return SignalReceived(signum, forward, look, announced)
 
@@ -234,41 +345,89 @@ class Supervisor:
         for name in self._deadlines.passed():
             if name == "grace":
                 found.append(GraceExpired())
-            elif name == "pause":
+            elif name == "preflight":
+                found.append(PreflightTimedOut())
+            elif name == "pause" and self._waits_for is None:
                 found.append(PauseOver())
             elif name == "cleanup":
                 logger.error("SIGKILL does not end all that the workers left behind")
                 found.append(OrphansStuck())
         return found
 
+    def _came(self) -> list[Event]:
+        """Return how far the attempt has come, if that matters."""
+        return [] if self._progress is None else [self._progress(self.machine.ran)]
+
+    def _freed(self, wait: GpuMemoryWait) -> list[object]:
+        """Return what is to be said of GPUs that are waited for, and that the wait is over."""
+        found: list[object] = [*wait.events()]
+        if wait.over:
+            self._end_wait()
+            if not self._deadlines.is_set("pause"):
+                found.append(PauseOver())
+        return found
+
+    def _end_wait(self) -> None:
+        if self._waits_for is not None:
+            self._waits_for.close()
+            self._waits_for = None
+
     # Actions
 
     def _perform(self, action: Action) -> list[Event]:
-        if isinstance(action, StartWorkers):
-            self._start_attempt(action)
-            ranks = frozenset(range(self._nprocs))
-            if self._nodes is None:
-                return [GroupStarted(ranks)]
-            return [GroupStarted(ranks, self._nodes.restarts, self._nodes.base_rank)]
-        if isinstance(action, (WaitForOthers, TellNodes, TellStacks)):
+        if isinstance(action, (StartWorkers, StartAfterPreflight)):
+            return [self._start_attempt(action)]
+        if isinstance(action, (WaitForOthers, TellNodes, TellProgress, TellStacks)):
             return [BarrierPassed()] if self._nodes is None else self._nodes.perform(action)
         if isinstance(action, Pause):
             self._deadlines.clear()
             self._deadlines.restart("pause", action.seconds)
+            if self._gpu_wait is not None and self.workers is not None:
+                pids = self._orphans.union(self.workers.known_pids().values())
+                self._waits_for = self._gpu_wait(pids)
             return []
         assert self.workers is not None
         self._carry_out(action, self.workers)
-        return []
+        # a preflight that has succeeded is no attempt's end; workers that have end the run
+        # unless another node says otherwise
+        alone, preflight = self._nodes is None, self.machine.in_preflight
+        ends = self.machine.fails or not (alone or preflight)
+        return self._came() if isinstance(action, CleanUp) and ends else []
 
-    def _start_attempt(self, action: StartWorkers) -> None:
+    def _start_attempt(self, action: StartWorkers | StartAfterPreflight) -> GroupStarted:
+        """Start the workers of an attempt, or first their preflight."""
         self._deadlines.clear()
+        self._end_wait()
+        self._orphans = frozenset()
         if self.workers is not None:
             # They have ended; a console that takes nothing may keep this waiting.
             with self._signals.raising():
                 self.workers.close(signal.SIGTERM, self._grace_period)
-        self.watchdog.prepare(self._nprocs)
-        self.workers = self._start(action)
-        self.watchdog.begin(self.workers)
+        limit = None
+        if isinstance(action, StartWorkers):
+            self.watchdog.prepare(self._nprocs)
+            self.workers = self._start(action)
+            limit = self._preflight
+        else:
+            assert self._start_after_preflight is not None
+            self.workers = self._start_after_preflight()
+        preflight = limit is not None
+        if limit is None:
+            ranks = frozenset(range(self._nprocs))
+            self.watchdog.begin(self.workers)
+        else:
+            ranks = frozenset({PREFLIGHT_RANK})
+            self._deadlines.start("preflight", limit)
+        if self._make_control is not None and self._control_due is None:
+            self._control_due = self._clock() + _CONTROL_SECONDS
+        nodes = self._nodes
+        if nodes is None:
+            return GroupStarted(ranks, preflight=preflight)
+        return GroupStarted(ranks, nodes.restarts, nodes.base_rank, preflight, nodes.history)
+
+    @property
+    def _base_rank(self) -> int:
+        return 0 if self._nodes is None else self._nodes.base_rank
 
     def _carry_out(self, action: Action, workers: WorkerProcesses) -> None:
         """Carry out an action on the workers; waits for nothing."""
@@ -284,7 +443,9 @@ class Supervisor:
             # The bound on the wait for what cannot be killed; `StartGrace` follows and leaves it.
             self._deadlines.restart("grace", max(self._grace_period, UNKILLABLE_SECONDS))
         elif isinstance(action, TakeStacks):
-            self.watchdog.take_stacks(action.ranks, action.finding)
+            if self._control is not None:
+                self._control.give_way()
+            self.watchdog.take_stacks(action.ranks, action.finding, self._base_rank)
         elif isinstance(action, SignalProcess):
             self.watchdog.signal(action)
         elif isinstance(action, AbandonWorkers):
@@ -294,6 +455,10 @@ class Supervisor:
             workers.clean_up()
             # They get SIGKILL at once, so this is for what hangs in the kernel.
             self._deadlines.restart("cleanup", max(self._grace_period, UNKILLABLE_SECONDS))
+
+
+def _aborted_itself(event: object) -> bool:
+    return isinstance(event, Exited) and event.exitcode == -signal.SIGABRT
 
 
 def _is_stopped(pid: int) -> bool:

@@ -6,11 +6,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
+from lllaunch.spawner.flight_recorder import SOCKET, TRACE_FILE
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor.machine import (
     SignalProcess,
@@ -21,6 +24,7 @@ from lllaunch.supervisor.machine import (
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
+    NotFinite,
     TimedOut,
     TimerExpired,
     is_of_all,
@@ -30,7 +34,9 @@ from lllaunch.watchdog.findings import (
 )
 
 if TYPE_CHECKING:
+    from lllaunch.watchdog.progress import Progress
     from lllaunch.watchdog.stacks.collector import StackCollector
+    from lllaunch.watchdog.stacks.recorders import TraceSource
     from lllaunch.watchdog.watch import AttemptWatch
     from lllaunch.workers.group import WorkerProcesses
 
@@ -43,10 +49,15 @@ TIMEOUT_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # Stacks that are not there by then are left out: whoever hangs holds GPUs.
 STACKS_SECONDS = 8.0
 ASKED_SECONDS = 3.0
-# A run that has written nothing for so long when Ctrl-C comes perhaps hangs.
+# A run without output and heartbeats for so long when Ctrl-C comes perhaps hangs.
 SILENT_SECONDS = 2.0
 
 _STACKS = "stacks.txt"
+# torch's variable: where NCCL's recorder makes a FIFO, but for the rank and an ending.
+_NCCL_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+# How long workers that are about to be ended may take to tell of their collectives, which is
+# milliseconds where the machine is not overloaded.
+_MOMENT_SECONDS = 1.0
 # Between two looks at who sleeps in the kernel, seconds.
 _LONGEST_INTERVAL = 5.0
 
@@ -119,7 +130,12 @@ class WatchdogDriver:
         clock: tells the time in seconds; never goes back.
         timer_file: where the FIFO of timers is made; None for a private directory.
         confirm: asked of what is about all workers, each time it is seen: whether it is so for
-            those of other nodes as well.
+            those of other nodes as well; None if there are none.
+        samples: seconds between two samples of what workers do, which `events` has among what it
+            returns; None for none.
+        visible: tells CUDA_VISIBLE_DEVICES of the workers whose GPUs are looked at for samples, by
+            local rank, None where it is not set.
+        steps: whether `furthest_step` is asked for, also where nothing is watched for.
     """
 
     def __init__(
@@ -130,12 +146,18 @@ class WatchdogDriver:
         run_began: float | None = None,
         hide: Callable[[str], str] = str,
         timer_file: str | None = None,
-        confirm: Callable[[Finding], bool] = lambda _: True,
+        confirm: Callable[[Finding], bool] | None = None,
+        samples: float | None = None,
+        visible: Callable[[], Mapping[int, str | None]] = dict,
+        steps: bool = False,
     ) -> None:
         self._policy = policy or WatchdogPolicy()
         self._confirm = confirm
         self._timer_file = timer_file
-        self._on = self._policy != WatchdogPolicy()
+        self._samples = samples
+        self._visible = visible
+        self._steps = steps
+        self._on = self._policy.looks or samples is not None or steps
         self._clock = clock
         self._kernel_sleep = kernel_sleep
         self._next_kernel_look: float | None = None
@@ -144,13 +166,14 @@ class WatchdogDriver:
         self._run_ends: float | None = None
         self._run_over_told = False
         self._watch: AttemptWatch | None = None
+        # Variables of the workers, by local rank.
+        self._environ: dict[int, Mapping[str, str]] = {}
         self._context: WorkerProcesses | None = None
         self._began_at = 0.0
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
         self._collector: StackCollector | None = None
         self._collected_for: Finding | None = None
-        self._reported: set[str] = set()
         self._collect_until = 0.0
 
     # One attempt after another
@@ -173,11 +196,46 @@ class WatchdogDriver:
             self._run_began = self._clock()
         if self._policy.run_timeout is not None and not self._run_over_told:
             self._run_ends = self._run_began + self._policy.run_timeout
-        self._watch = AttemptWatch(self._policy, ranks, self._timer_file, self._clock)
+        self._environ.clear()
+        self._watch = AttemptWatch(
+            self._policy,
+            ranks,
+            self._timer_file,
+            self._clock,
+            samples=self._samples,
+            alone=self._confirm is None,
+            steps=self._steps,
+        )
 
-    def environment(self, rank: int) -> Mapping[str, str]:
-        """Variables that a worker of the attempt needs to be watched."""
-        return self._watch.environment(rank) if self._watch is not None else {}
+    def environment(
+        self, rank: int, others: Mapping[str, str] = MappingProxyType({})
+    ) -> Mapping[str, str]:
+        """Variables that a worker of the attempt needs to be watched.
+
+        Args:
+            rank: its local rank.
+            others: its other variables, on top of this process's own.
+        """
+        if self._watch is None:
+            return {}
+        self._environ[rank] = others
+        return self._watch.environment(rank)
+
+    def recorders(self, ranks: Iterable[int]) -> dict[int, TraceSource]:
+        """How the workers of local ranks can be asked for their collectives."""
+        if self._watch is None:
+            return {}
+        from lllaunch.watchdog.stacks.recorders import TraceSource  # noqa: PLC0415 - seldom
+
+        found = {}
+        for rank in ranks:
+            env = {**os.environ, **self._environ.get(rank, {})}
+            number = env.get("RANK", "")
+            path = self._watch.environment(rank).get(SOCKET, "")
+            if path and number.isdecimal():
+                pipe = env.get(_NCCL_PIPE, "")
+                found[rank] = TraceSource(int(number), path, f"{pipe}{number}.pipe" if pipe else "")
+        return found
 
     def begin(self, context: WorkerProcesses) -> None:
         """The workers of the attempt have been ordered."""
@@ -192,7 +250,9 @@ class WatchdogDriver:
                 for rank in range(context.nprocs)
             }
             unseen = frozenset(rank for rank, paths in outputs.items() if len(paths) < len(files))
-            self._watch.begin(context.watched_pids, outputs, unseen, context.parent)
+            self._watch.begin(
+                context.watched_pids, outputs, unseen, context.parent, self._visible()
+            )
 
     def _end_attempt(self) -> None:
         self._end_collection()
@@ -201,7 +261,6 @@ class WatchdogDriver:
             self._watch = None
         self._context = self._finding = self._next_kernel_look = None
         self._hung = ()
-        self._reported.clear()
 
     def _end_collection(self) -> None:
         if self._collector is not None:
@@ -232,6 +291,8 @@ class WatchdogDriver:
             waits.append(self._collect_until - now)
         elif healthy and self._watch is not None and self._finding is None:
             waits.append(self._watch.next_in())
+        elif self._watch is not None:
+            waits.append(self._watch.next_sample_in())
         known = [max(0.0, wait) for wait in waits if wait is not None]
         return min(known, default=None)
 
@@ -242,8 +303,8 @@ class WatchdogDriver:
             healthy: whether the group runs and nothing ends it.
 
         Returns:
-            Events, for the group's machine; requests for timers that were refused are none, but
-            worth knowing.
+            Events, for the group's machine; requests for timers that were refused, and samples,
+            are none, but worth knowing.
         """
         found: list[object] = []
         if self._run_ends is not None and self._clock() >= self._run_ends:
@@ -257,6 +318,7 @@ class WatchdogDriver:
                 found += self._findings(self._watch)
             else:
                 self._watch.drain()
+                found += self._watch.samples()
         return found
 
     def _run_over(self) -> WatchdogFired:
@@ -274,13 +336,16 @@ class WatchdogDriver:
             if not isinstance(finding, Finding):
                 found.append(finding)
                 continue
-            if is_of_all(finding) and not self._confirm(finding):
+            if self._confirm and is_of_all(finding) and not self._confirm(finding):
                 continue
             name = limit_of(finding)
+            if isinstance(finding, NotFinite) and not self._ends_for(finding):
+                # where the workers stand says nothing of it
+                found.append(finding)
+                continue
             if name in self._policy.report:
-                if name not in self._reported:
-                    self._reported.add(name)
-                    found.append(WatchdogFired(finding, kind_of(finding), ends=False))
+                found.append(WatchdogFired(finding, kind_of(finding), ends=False))
+                watch.settle(name)
                 continue
             self._finding = self._finding or finding
             asked = None
@@ -288,6 +353,11 @@ class WatchdogDriver:
                 asked = SignalProcess(finding.rank, finding.pid, finding.signum)
             found.append(WatchdogFired(finding, kind_of(finding), asked=asked))
         return found
+
+    def _ends_for(self, finding: NotFinite) -> bool:
+        name = limit_of(finding)
+        limited = getattr(self._policy, name) is not None and name not in self._policy.report
+        return finding.chosen and limited
 
     def _stuck(self, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
         if self._next_kernel_look is None or self._clock() < self._next_kernel_look:
@@ -311,10 +381,22 @@ class WatchdogDriver:
         ranks = self._hung or suspects(self._finding) or range(self._context.nprocs)
         return {rank: f"worker {rank} {self._finding}" for rank in ranks}
 
+    def progress(self, ranks: Collection[int] | None = None) -> dict[int, Progress]:
+        """Look how far the workers of the present attempt are; as `AttemptWatch.progress`."""
+        return {} if self._watch is None else self._watch.progress(ranks)
+
+    def furthest_step(self) -> float | None:
+        """Return the highest step that a worker of the present attempt has shown, if one has.
+
+        After their end, too, until the next attempt is prepared.
+        """
+        return None if self._watch is None else self._watch.furthest_step()
+
     def interrupted(self, signum: int) -> Asked | None:
         """What to take the stacks of all ranks for when a signal ends the run; None to end it.
 
-        They are worth the wait if nothing was written for some seconds: then perhaps it hangs.
+        They are worth the wait if nothing was written, and no heartbeat came, for some seconds:
+        then perhaps it hangs.
         """
         busy = self._finding is not None or self._collector is not None
         if busy or self._context is None or not self._context.known_pids():
@@ -325,7 +407,9 @@ class WatchdogDriver:
             with contextlib.suppress(OSError):
                 moments.append(os.stat(path).st_mtime)
         silent = time.time() - max(moments)
-        if silent < SILENT_SECONDS:
+        beat = None if self._watch is None else self._watch.last_heartbeat()
+        beats = beat is not None and time.monotonic() - beat < SILENT_SECONDS
+        if silent < SILENT_SECONDS or beats:
             return None
 
         # Of streams that go to the console nobody knows.
@@ -333,7 +417,13 @@ class WatchdogDriver:
 
     # Carrying out
 
-    def take_stacks(self, ranks: frozenset[int], finding: Finding) -> None:
+    @property
+    def taking_stacks(self) -> bool:
+        """Whether workers are just being asked where they stand."""
+        looks = self._watch is not None and self._watch.asks_frames
+        return looks or self._collector is not None
+
+    def take_stacks(self, ranks: frozenset[int], finding: Finding, base_rank: int = 0) -> None:
         """Begin to write down where workers stand; `events` tells when that is done.
 
         Stacks that are still being taken for something else are given up.
@@ -341,26 +431,65 @@ class WatchdogDriver:
         Args:
             ranks: local ranks.
             finding: what for.
+            base_rank: rank of the first local one among the workers of all nodes.
         """
         from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
 
         assert self._context is not None
         self._end_collection()
+        if self._watch is not None:
+            self._watch.end_frames()
         pids, errors = self._context.known_pids(), self._context.error_files
-        places = {rank: _stacks_file(errors.get(rank, "")) for rank in ranks}
+        places = {rank: _beside(errors.get(rank, ""), _STACKS) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
         found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
         parent = self._context.parent
-        self._collector = StackCollector(chosen, places, heading, hide=self._hide, parent=parent)
+        attempts = [
+            place.removesuffix(f"/{rank}/{_STACKS}")
+            for rank, place in places.items()
+            if place.endswith(f"/{rank}/{_STACKS}")
+        ]
+        self._collector = StackCollector(
+            chosen,
+            places,
+            heading,
+            hide=self._hide,
+            directory=min(attempts, default=""),
+            base_rank=base_rank,
+            parent=parent,
+            recorders=self.recorders(chosen),
+        )
         self._collected_for = finding
         # Who pressed Ctrl-C waits for it.
         seconds = ASKED_SECONDS if isinstance(finding, Asked) else STACKS_SECONDS
         self._collect_until = self._clock() + seconds
         self._collector.start()
 
+    def record_collectives(self) -> None:
+        """Write down which collectives the live workers have come to, before they are ended.
+
+        For a worker that aborted itself: so do gloo, where another one's call does not fit, and
+        NCCL's watchdog. The others would soon be gone, too. Waits a moment at most.
+        """
+        if self._context is None or self._collector is not None:
+            return
+        sources = self.recorders(self._context.known_pids())
+        if not sources:
+            return
+        from lllaunch.watchdog.stacks.recorders import ask  # noqa: PLC0415 - seldom
+
+        answers = ask(sources, time.monotonic() + _MOMENT_SECONDS, lambda: False)
+        for rank, data in answers.items():
+            path = _beside(self._context.error_files.get(rank, ""), TRACE_FILE)
+            if path:
+                # One that has raised meanwhile writes its own.
+                with contextlib.suppress(OSError), open(path, "xb") as file:
+                    file.write(self._hide(data.decode(errors="replace")).encode())
+
     def _stacks_taken(self, collector: StackCollector) -> list[StacksTaken]:
-        from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - as above
 
         if not wait_readable(collector, 0) and self._clock() < self._collect_until:
             return []
@@ -371,6 +500,7 @@ class WatchdogDriver:
         self._end_collection()
         assert finding is not None
         judged = blame(stacks, finding)
+        stacks = tuple(replace(each, trace=each.trace and latest(each.trace)) for each in stacks)
         if finding is self._finding:
             self._hung = judged.hung
         return [StacksTaken(stacks, judged, finding)]
@@ -381,8 +511,8 @@ class WatchdogDriver:
             self._watch.signal(action.pid, action.signum)
 
 
-def _stacks_file(error_file: str) -> str:
-    """Where a worker's stacks go: beside its error.json; nowhere if there is no directory."""
+def _beside(error_file: str, name: str) -> str:
+    """A file beside a worker's error.json; nowhere if there is no directory."""
     if error_file in ("", os.devnull):
         return ""
-    return os.path.join(os.path.dirname(error_file), _STACKS)
+    return os.path.join(os.path.dirname(error_file), name)

@@ -22,9 +22,10 @@ NEUTRAL: frozenset[str] = frozenset(
     {
         # where output goes, and what is shown of it
         *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix"),
-        *("duplicate_stdout_filters", "duplicate_stderr_filters"),
+        *("collapse", "duplicate_stdout_filters", "duplicate_stderr_filters"),
         # what is noticed, how workers are ended, and how often all is tried again
         *("watchdog", "signals", "grace_period", "max_restarts", "restart"),
+        *("min_disk", "preflight", "samples"),
         # what it runs on; the number of nodes is in, as the number of workers is
         *("resources", "pin_cpus", "node_rank", "rdzv", "cluster"),
         # a name made from the place and the moment

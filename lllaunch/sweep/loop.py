@@ -274,6 +274,9 @@ class Sweep:
                 pipe.read(self._observer)
         if job.channel is not None and job.channel.fileno() in ready:
             job.receive()
+            if job.progress is not None:
+                self._observer(job.progress)
+                job.progress = None
         # Not one that ended after the wait: a signal to the launcher may have come before.
         ended = job.exit_code is not None or (job.pidfd in ready and job.reap())
         if job.answered and not job.handled:

@@ -9,8 +9,8 @@ from lllaunch.spec import RestartCause
 
 # Exit codes above are 128 + the number of the signal that ended a job's process, or the job.
 _OF_SIGNALS = 128
-# Another try of these meets the same config, or the same plan.
-_IN_VAIN = frozenset({int(ExitCode.CONFIG), 5})
+# Another try of these meets the same config, or the same plan; or has been made often enough.
+_IN_VAIN = frozenset(map(int, (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.NO_PROGRESS)))
 # What result.json names as a cause. The rest are failures.
 _CAUSES: dict[str, RestartCause] = {
     "OutOfMemory": "oom",
@@ -22,7 +22,11 @@ _CAUSES: dict[str, RestartCause] = {
     "TimerExpired": "hang",
     "Stalled": "hang",
     "Silent": "hang",
+    "Spinning": "hang",
     "HeartbeatLost": "hang",
+    "ProgressMissing": "hang",
+    "Unchanged": "hang",
+    "NotFinite": "hang",
     "HungInKernel": "hang",
     "FoundElsewhere": "hang",
     "TimedOut": "timeout",

@@ -53,6 +53,7 @@ from lllaunch.sweep.protocol import (
     Answer,
     Broken,
     JobPrinted,
+    JobProgressed,
     OutputPipe,
     Prepared,
     decode,
@@ -169,6 +170,7 @@ def _work(work: Work, place: ForkInheritance) -> int:
         pin(lease)
     cores = lease.cpus if work.pins else ()
     spawner = _adopt(work, answer, begin[0], channel, cores)
+    _launchers.append(channel)
     try:
         code = int(work.execute(answer, lease, spawner))
     except Exception as error:
@@ -213,6 +215,26 @@ def _send(channel: Channel, message: dict[str, object]) -> None:
     while channel.pending and not channel.closed:
         wait(writable=(channel,))
         channel.flush()
+
+
+# In the process of a job that runs, its connection with the launcher.
+_launchers: list[Channel] = []
+
+
+def tell_progress(step: float, total: float | None, eta: float | None) -> None:
+    """In the process of a job, tell the sweep's launcher how far its workers are.
+
+    One that does not listen is not waited for. In another process it does nothing.
+
+    Args:
+        step: how many steps are done.
+        total: how many there are, or None.
+        eta: seconds that the rest will take about, or None.
+    """
+    for channel in _launchers:
+        channel.flush()
+        if not channel.pending and not channel.closed:
+            channel.queue({"progress": [step, total, eta]})
 
 
 def _adopt(
@@ -422,6 +444,7 @@ class JobProcess:
         deadline: when it is given up, on the monotonic clock; None if it is not being ended.
         lingers: whether it has ended, and something that it started has not.
         why: why it could not run, for people; empty if it could, or was killed.
+        progress: what it has said of it since somebody looked, or None.
     """
 
     def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
@@ -437,6 +460,7 @@ class JobProcess:
         self.attempt = 0
         self.exit_code: int | None = None
         self._killed = False  # a signal ended it
+        self.progress: JobProgressed | None = None
         self.deadline: float | None = None
         self.lingers = False
         self.why = ""
@@ -527,6 +551,8 @@ class JobProcess:
                 self.apart = True
             elif "why" in message.header:
                 self.why = message.header["why"]
+            elif "progress" in message.header:
+                self.progress = JobProgressed(self.number, *message.header["progress"])
             elif self.branch_pidfd < 0:
                 self.branch_pidfd = open_pidfd(message.header["spawner"]) or -1
         if self.channel.closed:

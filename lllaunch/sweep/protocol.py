@@ -190,6 +190,22 @@ class JobPrinted(NamedTuple):
     line: bytes
 
 
+class JobProgressed(NamedTuple):
+    """A job got further. Told to the observer only.
+
+    Attributes:
+        number: of the job.
+        step: how many steps its workers have done.
+        total: how many there are, None if that is not known.
+        eta: seconds that the rest will take about, or None.
+    """
+
+    number: int
+    step: float
+    total: float | None = None
+    eta: float | None = None
+
+
 class Stopping(NamedTuple):
     """The launcher is about to be stopped (Ctrl-Z): until it goes on, the terminal is a shell's.
 

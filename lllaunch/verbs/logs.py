@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import re
@@ -11,15 +10,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.config.values import parse_ranks
 from lllaunch.documents import Fields
-from lllaunch.errors import Unfit
 from lllaunch.files import read_text
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import LATEST, NoSuchRun, entry_now, is_held, locate, lock_of, read_run
 from lllaunch.run.directory import ATTEMPT, EVENTS, SUBMISSION
 from lllaunch.run.submission import LOG
-from lllaunch.verbs.printing import Parser, complain, perform
+from lllaunch.verbs.printing import Parser, complain, perform, rank_list
 from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
@@ -73,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "-f", "--follow", action="store_true", help="go on until the run is over, as it writes"
     )
     parser.add_argument(
-        "--rank", metavar="RANKS", type=_ranks, help="of these ranks only: 0, 1-3, or 0,2-3"
+        "--rank", metavar="RANKS", type=rank_list, help="of these ranks only: 0, 1-3, or 0,2-3"
     )
     streams = parser.add_mutually_exclusive_group()
     for name in _STREAMS:
@@ -90,14 +87,6 @@ def _parser() -> argparse.ArgumentParser:
         help="what the launcher of a run on a cluster has said, in its batch job",
     )
     return parser
-
-
-def _ranks(text: str) -> frozenset[int]:
-    try:
-        return frozenset(itertools.chain.from_iterable(map(parse_ranks, text.split(","))))
-    except Unfit as error:
-        expected = "expected ranks (0, 1-3, or 0,2-3)"
-        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from error
 
 
 def _number(text: str) -> int:
@@ -238,7 +227,7 @@ def worker_logs(directory: str, attempt: int) -> list[WorkerLog]:
         directory: of a run.
         attempt: its number.
     """
-    found = [log for part in _parts(directory) for log in _logs_of_part(part, attempt)]
+    found = [log for part in parts_of(directory) for log in _logs_of_part(part, attempt)]
     return sorted(found, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
 
 
@@ -247,14 +236,18 @@ def _last_attempt(directory: str) -> int:
 
 
 def _attempts(directory: str) -> Iterator[int]:
-    for part in _parts(directory):
+    for part in parts_of(directory):
         for name in _names(part):
             if match := ATTEMPT.fullmatch(name):
                 yield int(match[1])
 
 
-def _parts(directory: str) -> list[str]:
-    """Return where attempts stand: in the run's directory, or of several nodes in one for each."""
+def parts_of(directory: str) -> list[str]:
+    """Returns where attempts stand: in the run's directory, or of several nodes in one for each.
+
+    Args:
+        directory: of a run.
+    """
     nodes = [name for name in _names(directory) if _NODE.fullmatch(name)]
     return [os.path.join(directory, name) for name in nodes] or [directory]
 

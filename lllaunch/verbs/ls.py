@@ -15,7 +15,7 @@ from lllaunch.console.table import (
     objective_text,
     short_overrides,
 )
-from lllaunch.console.wording import counted, shown_path
+from lllaunch.console.wording import counted, short_step, shown_path
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Lists runs and sweeps, the newest first: when they began, where they are, what became of them,
 how long they took, how often their workers were started, what rank 0 returned, and the
-overrides of their command lines; of runs on a cluster their batch jobs, and what is said of them
-there."""
+overrides of their command lines; how far those are that run, and how long the rest will take; of
+runs on a cluster their batch jobs, and what is said of them there."""
 _LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
 # What is left out first where a terminal is narrow.
-_SPARE = ("tries", "job", "code", "value")
+_SPARE = ("tries", "job", "code", "value", "left")
 _STYLES = {
     "succeeded": "good",
     "running": "busy",
@@ -150,6 +150,8 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         ("job", [_job(entry) for entry in entries], False),
         ("code", [_number(entry.exit_code) for entry in entries], True),
         ("time", [_time(entry) for entry in entries], True),
+        ("step", [_step(entry) for entry in entries], True),
+        ("left", [_left(entry) for entry in entries], True),
         ("tries", [_number(entry.attempts) for entry in entries], True),
         ("value", [objective_text(entry.value) for entry in entries], True),
     ]
@@ -184,6 +186,16 @@ def _number(number: int | None) -> str:
 
 def _time(entry: ListEntry) -> str:
     return "" if entry.seconds is None else duration(entry.seconds)
+
+
+def _step(entry: ListEntry) -> str:
+    progress = entry.progress
+    return "" if progress is None else short_step(progress.step, progress.total)
+
+
+def _left(entry: ListEntry) -> str:
+    progress = entry.progress
+    return "" if progress is None or progress.eta is None else duration(progress.eta)
 
 
 def _overrides(entry: ListEntry) -> str:

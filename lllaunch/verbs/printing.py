@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lllaunch.console.table import Row, is_terminal, painted
 from lllaunch.console.wording import StyledText
 from lllaunch.documents import Fields
-from lllaunch.errors import LaunchError
+from lllaunch.errors import LaunchError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.text import plain, visible
 
@@ -107,6 +108,21 @@ def perform(
     else:
         return code or ExitCode.SUCCESS
     return ExitCode.SUCCESS
+
+
+def rank_list(text: str) -> frozenset[int]:
+    """Returns the ranks that an argument names.
+
+    Raises:
+        ArgumentTypeError: it names none.
+    """
+    from lllaunch.config.values import parse_ranks  # noqa: PLC0415 - of few verbs
+
+    try:
+        return frozenset(itertools.chain.from_iterable(map(parse_ranks, text.split(","))))
+    except Unfit as error:
+        expected = "expected ranks (0, 1-3, or 0,2-3)"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from error
 
 
 def complain(message: str) -> None:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lllaunch.spec import StallScope
-from lllaunch.text import duration, size
+from lllaunch.text import count, duration, printable, size
+
+# Of a number, characters: workers choose it.
+_NAME = 40
 
 Kind = Literal["hang", "timeout", "oom"]
 
@@ -74,6 +77,27 @@ class Silent:
 
 
 @dataclass(frozen=True)
+class Spinning:
+    """All workers got nowhere, however busy they were.
+
+    Attributes:
+        ranks: local ranks of those that lived.
+        seconds: since when there was no output, no heartbeat and less than 1 KiB/s of I/O.
+        looks: how often they were looked at in the second half of that, each time at the same lines
+            of Python.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+    looks: int
+
+    def __str__(self) -> str:
+        idle = "no output, no heartbeat and less than 1 KiB/s of I/O"
+        still = f"{idle} for {duration(self.seconds)}"
+        return f"got nowhere: {still}, at the same line of Python in each of {self.looks} looks"
+
+
+@dataclass(frozen=True)
 class HeartbeatLost:
     """Workers that had sent heartbeats sent none for too long.
 
@@ -87,6 +111,73 @@ class HeartbeatLost:
 
     def __str__(self) -> str:
         return f"hung: no heartbeat for {duration(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class ProgressMissing:
+    """No worker has said, or printed, that it gets any further.
+
+    Attributes:
+        seconds: since when, at least.
+        step: how far the one that is the furthest was; None if nobody knows.
+        first: whether there was no progress at all since the attempt began.
+    """
+
+    seconds: float
+    step: float | None = None
+    first: bool = False
+
+    def __str__(self) -> str:
+        if self.first:
+            return f"hung: no progress in the first {duration(self.seconds)}"
+        at = "" if self.step is None else f", at step {count(self.step)}"
+        return f"hung: no progress for {duration(self.seconds)}{at}"
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Workers say how far they are, and it is the same each time.
+
+    Attributes:
+        name: of the number: ``step``, or what the user's pattern calls it.
+        value: the number.
+        seconds: since when it is the same.
+    """
+
+    name: str
+    value: float
+    seconds: float
+
+    def __str__(self) -> str:
+        name = printable(self.name, _NAME)
+        return f"got nowhere: {name} has been {count(self.value)} for {duration(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A number that a worker tells is none any more.
+
+    Attributes:
+        rank: local rank of the worker.
+        name: of the number.
+        value: what it is: ``nan``, ``inf`` or ``-inf``.
+        step: at which step that was seen first; None if the step is not known.
+        exact: whether it began at that step; else it may have been so before.
+        chosen: whether the user's code told it: by `lllaunch.progress`, or to the user's pattern.
+            What a library prints beside its bar is now and then infinite without harm.
+    """
+
+    rank: int
+    name: str
+    value: str
+    step: float | None = None
+    exact: bool = False
+    chosen: bool = True
+
+    def __str__(self) -> str:
+        when = "since" if self.exact else "at"
+        where = "" if self.step is None else f" {when} step {count(self.step)}"
+        return f"says that {printable(self.name, _NAME)} is {self.value}{where}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +253,18 @@ class FoundElsewhere:
 
 
 Finding: TypeAlias = (
-    TimerExpired | Stalled | Silent | HeartbeatLost | TimedOut | OverMemory | Asked | FoundElsewhere
+    TimerExpired
+    | Stalled
+    | Silent
+    | Spinning
+    | HeartbeatLost
+    | ProgressMissing
+    | Unchanged
+    | NotFinite
+    | TimedOut
+    | OverMemory
+    | Asked
+    | FoundElsewhere
 )
 
 
@@ -182,7 +284,11 @@ def limit_of(finding: Finding) -> str:
     names: dict[type, str] = {
         Stalled: "stall",
         Silent: "silence",
+        Spinning: "spin",
         HeartbeatLost: "heartbeat",
+        ProgressMissing: "progress",
+        Unchanged: "progress",
+        NotFinite: "progress",
         OverMemory: "memory",
         TimerExpired: "timers",
     }
@@ -190,21 +296,25 @@ def limit_of(finding: Finding) -> str:
 
 
 def is_of_all(finding: Finding) -> bool:
-    """Whether it says that all workers do nothing, so that one that works would refute it."""
-    return isinstance(finding, Silent) or (
+    """Whether it says that all workers get nowhere, so that one that works would refute it."""
+    if isinstance(finding, ProgressMissing):
+        # one that has shown some is a measure by itself; most nodes never show any
+        return finding.first
+    return isinstance(finding, (Silent, Spinning)) or (
         isinstance(finding, Stalled) and finding.scope == "group"
     )
 
 
 def lasted(finding: Finding) -> float | None:
     """For how long it had been so, seconds; None where the finding does not tell."""
-    if isinstance(finding, (Stalled, Silent, HeartbeatLost)):
+    of_time = (Stalled, Silent, Spinning, HeartbeatLost, ProgressMissing, Unchanged)
+    if isinstance(finding, of_time):
         return finding.seconds
     return finding.after if isinstance(finding, TimerExpired) else None
 
 
 def suspects(finding: Finding) -> tuple[int, ...]:
     """Local ranks that a finding names; none if it is about all."""
-    if isinstance(finding, (TimerExpired, OverMemory)):
+    if isinstance(finding, (TimerExpired, OverMemory, NotFinite)):
         return (finding.rank,)
-    return finding.ranks if isinstance(finding, (Stalled, HeartbeatLost)) else ()
+    return finding.ranks if isinstance(finding, (Stalled, Spinning, HeartbeatLost)) else ()

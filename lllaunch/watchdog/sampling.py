@@ -1,27 +1,18 @@
-"""Looks at workers and all that runs below them: CPU use, memory, output. By way of psutil."""
+"""Looks at workers and all that runs below them: CPU use, memory, I/O."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.linux import proc
-from lllaunch.linux.proc import ProcessFacts
+from lllaunch.linux.proc import ProcessFacts, ProcessTable
 
-
-class Reading(NamedTuple):
-    """What one process has used.
-
-    Attributes:
-        cpu: CPU seconds, of children that it has waited for too.
-        rss: resident memory, bytes.
-        start: when it was started, which tells it from another of the same number.
-    """
-
-    cpu: float
-    rss: int
-    start: float
+if TYPE_CHECKING:
+    from lllaunch.linux.gpus import GpuUse
+    from lllaunch.watchdog.progress import Progress
 
 
 class Usage(NamedTuple):
@@ -32,8 +23,12 @@ class Usage(NamedTuple):
         rss: resident memory, bytes; what processes share is counted for each.
         state: the worker's state letter.
         pids: the processes.
-        written: bytes that they have written, to whatever file; 0 where nobody asked.
+        written: bytes that they have written, to whatever file.
         asleep: whether one of them is in uninterruptible sleep.
+        io: bytes that they have read or written, from and to whatever file; what those of them that
+            have ended read and wrote is part of it once their parent has waited for them.
+        writes: system calls that wrote, of the same.
+        own_cpu: CPU seconds of each process itself, without its children, by process id.
     """
 
     cpu: float
@@ -42,107 +37,150 @@ class Usage(NamedTuple):
     pids: tuple[int, ...]
     written: int = 0
     asleep: bool = False
+    io: int = 0
+    writes: int = 0
+    own_cpu: Mapping[int, float] = MappingProxyType({})
 
 
-class PsutilReader:
-    """Reads processes through psutil; the place where tests put their own."""
+class WorkerSample(NamedTuple):
+    """What a worker and all below it do at a moment.
 
-    def __init__(self) -> None:
-        # 10 ms that only a watched run pays for, and not at its start.
-        import psutil  # noqa: PLC0415
+    Attributes:
+        cpu: share of one core since the sample before, or since the attempt began.
+        rss: resident memory, bytes; what processes share is counted for each.
+        read: bytes read in a second, over the same time.
+        written: bytes written in a second.
+        output: bytes in the files of its output so far; None if it goes to none.
+        gpus: names of the GPUs that it sees.
+    """
 
-        self._psutil = psutil
-        self._known: dict[int, Any] = {}
+    cpu: float
+    rss: int
+    read: float
+    written: float
+    output: int | None
+    gpus: tuple[str, ...] = ()
 
-    def read(self, pid: int) -> Reading | None:
-        """What a process has used, or None if it is gone."""
-        try:
-            process = self._known.get(pid)
-            if process is None or not process.is_running():
-                process = self._known[pid] = self._psutil.Process(pid)
-            with process.oneshot():
-                times, memory = process.cpu_times(), process.memory_info()
-                started = process.create_time()
-        except self._psutil.Error:
-            self._known.pop(pid, None)
-            return None
-        cpu = times.user + times.system + times.children_user + times.children_system
-        return Reading(cpu, memory.rss, started)
 
-    def written(self, pid: int) -> int:
-        """Bytes that a process has written, to whatever file; 0 if that cannot be read."""
-        try:
-            return int(self._known[pid].io_counters().write_chars)
-        except (self._psutil.Error, KeyError, OSError):
-            return 0
+class Sample(NamedTuple):
+    """What all workers of an attempt do at a moment.
 
-    def share(self, pid: int) -> int | None:
-        """Memory that only swapping or killing would free, bytes; None if it cannot be read.
+    Attributes:
+        workers: by local rank, those that have started and live.
+        gpus: what the GPUs do that they see, by name.
+        progress: how far the workers are, of those that show it.
+    """
 
-        That is anonymous and shared memory, of what several processes share only this one's part
-        (proc(5), smaps_rollup); pages of files are not among it, since the kernel drops them.
+    workers: Mapping[int, WorkerSample]
+    gpus: Mapping[str, GpuUse] = MappingProxyType({})
+    progress: Mapping[int, Progress] = MappingProxyType({})
+
+
+class SampleSeries:
+    """Makes samples of what workers have used so far. Pure.
+
+    Args:
+        interval: seconds between two samples.
+
+    Attributes:
+        interval: the same.
+        due: moment of the next one.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self.due = 0.0
+        self._began = 0.0
+        self._before: dict[int, tuple[float, Usage]] = {}
+
+    def begin(self, now: float) -> None:
+        """The attempt begins; the first sample is due an interval later."""
+        self._began = now
+        self.due = now + self.interval
+
+    def take(self, now: float, usage: Mapping[int, Usage], outputs: Mapping[int, int]) -> Sample:
+        """Make a sample.
+
+        Args:
+            now: moment at which the usage was read, seconds.
+            usage: of the workers that have started and live, by local rank.
+            outputs: bytes in the files of their output, of those that have any.
         """
-        try:
-            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-                fields = dict(line.split(":", 1) for line in file if line.startswith("Pss_"))
-            return 1024 * sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem"))
-        except (OSError, KeyError, ValueError):
-            return None
+        self.due = now + self.interval
+        nothing = self._began, Usage(0.0, 0, "", ())
+        workers = {
+            rank: _between(*self._before.get(rank, nothing), now, used, outputs.get(rank))
+            for rank, used in usage.items()
+        }
+        self._before |= {rank: (now, used) for rank, used in usage.items()}
+        return Sample(workers)
 
-    def forget(self, others_than: Iterable[int]) -> None:
-        """Remember only these processes."""
-        keep = set(others_than)
-        self._known = {pid: known for pid, known in self._known.items() if pid in keep}
+
+def _between(
+    then: float, before: Usage, now: float, used: Usage, output: int | None
+) -> WorkerSample:
+    # what an orphan had used is counted no more when it has ended
+    def rate(first: float, second: float) -> float:
+        return max(0.0, second - first) / max(now - then, 0.001)
+
+    return WorkerSample(
+        cpu=rate(before.cpu, used.cpu),
+        rss=used.rss,
+        read=rate(before.io - before.written, used.io - used.written),
+        written=rate(before.written, used.written),
+        output=output,
+    )
 
 
 class Sampler:
     """Looks at all workers in one pass over /proc.
 
     Args:
-        reader: reads one process; None for psutil.
-        processes: lists all processes.
+        table: reads processes.
     """
 
-    def __init__(
-        self,
-        reader: PsutilReader | None = None,
-        processes: Callable[[], list[ProcessFacts]] = proc.processes,
-    ) -> None:
-        self._reader = reader
-        self._processes = processes
+    def __init__(self, table: ProcessTable | None = None) -> None:
+        self._table = table or ProcessTable()
+        # What was below the workers at the last look. Nothing else can have come there since but
+        # what is new: a parent is only ever changed for one that is further up.
+        self._below: frozenset[int] = frozenset()
 
-    @property
-    def reader(self) -> PsutilReader:
-        """Reads one process."""
-        if self._reader is None:
-            self._reader = PsutilReader()
-        return self._reader
-
-    def usage(self, workers: Mapping[int, int], writing: Collection[int] = ()) -> dict[int, Usage]:
+    def usage(self, workers: Mapping[int, int]) -> dict[int, Usage]:
         """What workers and all below them have used.
 
         Args:
             workers: process ids, by local rank.
-            writing: local ranks of which it matters what they write.
 
         Returns:
-            By local rank; those that are gone are left out.
+            By local rank; those that are gone are left out, and all of them where nothing can be
+            read for want of descriptors.
         """
-        everything = self._processes()
-        states = {process.pid: process.state for process in everything}
-        trees = {rank: tree(pid, everything) for rank, pid in workers.items() if pid in states}
-        self.reader.forget({pid for pids in trees.values() for pid in pids})
-        return {rank: self._sum(pids, states, rank in writing) for rank, pids in trees.items()}
+        try:
+            everything = self._table.look(self._below.union(workers.values()))
+        except OSError:
+            return {}
+        known = {process.pid: process for process in everything}
+        found = trees(known.keys() & workers.values(), everything)
+        self._below = frozenset(pid for pids in found.values() for pid in pids)
+        return {
+            rank: self._sum([known[each] for each in found[pid]])
+            for rank, pid in workers.items()
+            if pid in found
+        }
 
-    def _sum(self, pids: tuple[int, ...], states: Mapping[int, str], writing: bool) -> Usage:
-        readings = [found for pid in pids if (found := self.reader.read(pid)) is not None]
+    def _sum(self, processes: Sequence[ProcessFacts]) -> Usage:
+        transferred = [self._table.transferred(process.pid) for process in processes]
+        written = sum(out for _, out, _ in transferred)
         return Usage(
-            cpu=sum(reading.cpu for reading in readings),
-            rss=sum(reading.rss for reading in readings),
-            state=states[pids[0]],
-            pids=pids,
-            written=sum(map(self.reader.written, pids)) if writing else 0,
-            asleep=any(states.get(pid) == "D" for pid in pids),
+            cpu=sum(process.cpu for process in processes),
+            rss=sum(process.rss for process in processes),
+            state=processes[0].state,
+            pids=tuple(process.pid for process in processes),
+            written=written,
+            asleep=any(process.state == "D" for process in processes),
+            io=written + sum(read for read, _, _ in transferred),
+            writes=sum(writes for _, _, writes in transferred),
+            own_cpu={process.pid: process.own_cpu for process in processes},
         )
 
     def shared_out(self, usage: Usage) -> int:
@@ -156,25 +194,32 @@ class Sampler:
             return usage.rss
         total = 0
         for pid in usage.pids:
-            part = self.reader.share(pid)
+            part = self._table.share(pid)
             if part is not None:
                 total += part
-            elif self.reader.read(pid) is not None:
+            elif self._table.is_there(pid):
                 return usage.rss
         return min(usage.rss, total)
 
 
-def tree(worker: int, everything: Iterable[ProcessFacts]) -> tuple[int, ...]:
-    """Process ids of a worker and of all that it started, also of what was orphaned since.
+def trees(workers: Iterable[int], everything: Iterable[ProcessFacts]) -> dict[int, tuple[int, ...]]:
+    """Process ids of each worker and of all that it started, also of what was orphaned since.
 
     Args:
-        worker: its process id; it leads a session.
+        workers: their process ids; each leads a session.
         everything: all processes.
     """
     known = list(everything)
-    below = {process.pid for process in proc.descendants(worker, known)}
-    session = {p.pid for p in known if p.session == worker and p.state not in "ZX"}
-    return (worker, *sorted((below | session) - {worker}))
+    families = proc.by_parent(known)
+    session: dict[int, set[int]] = {worker: set() for worker in workers}
+    for process in known:
+        if process.session in session and process.state not in "ZX":
+            session[process.session].add(process.pid)
+    found = {}
+    for worker, members in session.items():
+        below = {process.pid for process in proc.below(worker, families)}
+        found[worker] = (worker, *sorted((below | members) - {worker}))
+    return found
 
 
 def size_of(paths: Iterable[str]) -> int:

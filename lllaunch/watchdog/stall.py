@@ -1,16 +1,51 @@
-"""When workers are stalled or silent, or their heartbeats lost. Pure: looks are passed in."""
+"""When workers stall, spin, are silent, or their heartbeats lost. Pure: looks are passed in."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from lllaunch.spec import StallScope
-from lllaunch.watchdog.findings import HeartbeatLost, Silent, Stalled
+from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning, Stalled
+
+if TYPE_CHECKING:
+    from lllaunch.watchdog.stacks.frames import Frame
+
+    Frames: TypeAlias = tuple[Frame, ...]
 
 # A worker and all below it that use less of one core than this do nothing: threads that wake up to
 # look around (of NCCL, of metric collectors) cost some, and must not hide that the work hangs.
 IDLE_SHARE = 0.05
+# The same of bytes read or written per second: NCCL asks the store on rank 0 once a second for each
+# rank, some fifty bytes, and metric collectors read what the kernel tells.
+IDLE_BYTES = 1024
+# Written bytes say more: the store answers each question with one byte, and what wakes up another
+# thread writes eight (eventfd). So that many in each write are nothing, and beyond one in each
+# write that many a second.
+IDLE_WRITTEN = 8
+# In the second half of the time of a spin it is looked so often where workers are, and at least so
+# often at all: one that works may be at its slowest line in nine looks of ten.
+_LOOKS = 20
+_LEAST_LOOKS = 5
+# Looks at where workers are that are spread over less of the time prove nothing.
+_LEAST_SHARE = 0.4
+_SHORTEST_PAUSE = 0.05
+_GOLDEN = 0.6180339887498949
+CANNOT_RUN = frozenset("DTt")
+"""State letters of processes that run no code, so that they stand wherever they stood."""
+# A thread other than the main one that is elsewhere in more of the looks works; in less, it is one
+# that wakes up now and then (of progress bars, of metrics).
+_WAKES_UP = 0.25
+# Python's own modules in which threads wait for others.
+_WAITS = (
+    "/threading.py",
+    "/selectors.py",
+    "/queue.py",
+    "/socket.py",
+    "/multiprocessing/connection.py",
+)
 
 
 class WorkerActivity(NamedTuple):
@@ -21,12 +56,56 @@ class WorkerActivity(NamedTuple):
         output: bytes in the files that its output goes to.
         beat: moment of its last heartbeat, nanoseconds of the monotonic clock; 0 for none.
         state: its state letter in /proc, or an empty string.
+        io: bytes that it and all below it have read or written so far.
+        written: those that they have written.
+        writes: in how many system calls.
+        own_cpu: CPU seconds that each of these processes has used itself, by process id.
     """
 
     cpu: float
     output: int = 0
     beat: int = 0
     state: str = ""
+    io: int = 0
+    written: int = 0
+    writes: int = 0
+    own_cpu: Mapping[int, float] = MappingProxyType({})
+
+
+class Standing(NamedTuple):
+    """Where a worker is.
+
+    Attributes:
+        frames: of its main thread, innermost first; none if they are not known.
+        others: frames of its other threads that run Python.
+        pid: process that these are of, which may be one below the worker; 0 if that is not known.
+    """
+
+    frames: Frames
+    others: tuple[Frames, ...] = ()
+    pid: int = 0
+
+
+class Detector(Protocol):
+    """Finds something in looks that are taken one after another."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+
+    def forgive(self, until: float) -> None:
+        """Count nothing before a moment: nobody ran, the launcher neither."""
+
+    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Finding | None:
+        """Take note of a look at all live workers.
+
+        Args:
+            now: the moment of the look, seconds of the monotonic clock.
+            looks: what was seen, by local rank.
+
+        Returns:
+            What is wrong, as long as it is; None if nothing is.
+        """
 
 
 class StallDetector:
@@ -51,19 +130,11 @@ class StallDetector:
         self._active: dict[int, float] = {}
 
     def forgive(self, until: float) -> None:
-        """Count no idleness before a moment: nobody ran, the launcher neither."""
+        """Count no idleness before a moment, as `Detector.forgive` says."""
         self._starts = max(self._starts, until)
 
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Stalled | None:
-        """Take note of a look at all live workers.
-
-        Args:
-            now: the moment of the look, seconds of the monotonic clock.
-            looks: what was seen, by local rank.
-
-        Returns:
-            The stall, if there is one.
-        """
+        """Take note of a look, as `Detector.look` says; return the stall, if there is one."""
         for rank, look in looks.items():
             before = self._last.get(rank)
             if before is None or _did_something(before[1], look, now - before[0]):
@@ -101,17 +172,175 @@ class SilenceDetector:
         self._output: dict[int, int] = {}
 
     def forgive(self, until: float) -> None:
-        """Count no silence before a moment: nobody ran, the launcher neither."""
+        """Count no silence before a moment, as `Detector.forgive` says."""
         self._starts = max(self._starts, until)
 
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Silent | None:
-        """Take note of a look at all live workers; arguments as for `StallDetector.look`."""
+        """Take note of a look, as `Detector.look` says; return the silence, if there is one."""
         # what a process below a worker wrote is not counted any more when that has ended
         if any(look.output > self._output.get(rank, -1) for rank, look in looks.items()):
             self._starts = max(self._starts, now)
         self._output.update({rank: look.output for rank, look in looks.items()})
         silent = now - self._starts
         return Silent(silent) if looks and silent >= self._limit else None
+
+
+class SpinDetector:
+    """Finds a group that gets nowhere, however busy it is, as in a collective that hangs on a GPU.
+
+    There is no output, no heartbeat and next to no I/O of any worker, and whenever somebody looked
+    where they are, the main thread of each was at the same lines of Python, and its others nearly
+    always. Looking there costs workers something, so it is asked for only when all else has stood
+    still for half of the limit, and not of those who are left to others. Where a worker leaves the
+    work to others, a program below it or a thread, and these are busy, nobody can tell.
+
+    Args:
+        limit: seconds of that which are too long.
+        starts: moment from which on it counts.
+        idle: whether a group that uses no CPU counts as well; else it is left to who looks for
+            stalls.
+
+    Attributes:
+        wants_stacks: whether it is to be told where the workers are now; `compare` takes it.
+    """
+
+    def __init__(self, limit: float, starts: float, *, idle: bool) -> None:
+        self.wants_stacks = False
+        self._idle = idle
+        self._limit = limit
+        self._rarely = look_interval(limit)
+        # since when nothing is known to have moved
+        self._since = starts
+        self._last: tuple[float, Mapping[int, WorkerActivity]] | None = None
+        # The look at which all stood still.
+        self._first: tuple[float, Mapping[int, WorkerActivity]] | None = None
+        self._frames: dict[int, Frames] = {}
+        # How often the other threads of each were where.
+        self._others: dict[int, Counter[tuple[Frames, ...]]] = {}
+        self._compared = 0
+        # The moment of the first of these.
+        self._compared_from = 0.0
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks, of no fixed length while it is looked where workers are.
+
+        What they repeat with a period would be seen at the same point again and again.
+        """
+        if not self._compared:
+            return self._rarely
+        often = self._limit / 2 / _LOOKS * (0.5 + self._compared * _GOLDEN % 1.0)
+        return min(self._rarely, max(_SHORTEST_PAUSE, often))
+
+    def forgive(self, until: float) -> None:
+        """Count nothing before a moment, as `Detector.forgive` says."""
+        self._since = max(self._since, until)
+        self._first = self._last
+        self._frames, self._others, self._compared = {}, {}, 0
+
+    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> None:
+        """Take note of a look, as `Detector.look` says; only `compare` finds something."""
+        before, self._last = self._last, (now, looks)
+        if before is None or _moved(before[1], looks, now - before[0]):
+            self.forgive(now)
+        still = bool(looks) and now - self._since >= self._limit / 2
+        self.wants_stacks = still and (self._idle or self._busy(now, looks))
+
+    def compare(self, now: float, stands: Mapping[int, Standing]) -> Spinning | None:
+        """Take note of where the workers are.
+
+        Args:
+            now: a moment right after the last `look`.
+            stands: where each is, by local rank. That of a worker which cannot run (it is stopped,
+                or sleeps uninterruptibly) need not be known.
+
+        Returns:
+            The spin, if there is one.
+        """
+        self.wants_stacks = False
+        looks = {} if self._last is None else self._last[1]
+        known = {rank: stands[rank] for rank in looks if rank in stands and stands[rank].frames}
+        dark = [rank for rank in looks.keys() - known if looks[rank].state not in CANNOT_RUN]
+        same = all(
+            self._frames.get(rank, each.frames) == each.frames for rank, each in known.items()
+        )
+        for rank, each in known.items():
+            self._others.setdefault(rank, Counter())[each.others] += 1
+        if (
+            not known
+            or dark
+            or not same
+            or any(map(_varies, self._others.values()))
+            or any(self._leaves_work(now, looks[rank], rank, each) for rank, each in known.items())
+        ):
+            self.forgive(now)
+            return None
+        if not self._compared:
+            self._compared_from = now
+        self._frames |= {rank: each.frames for rank, each in known.items()}
+        self._compared += 1
+        still, looked = now - self._since, now - self._compared_from
+        if still < self._limit or looked < _LEAST_SHARE * self._limit:
+            return None
+        if self._compared < _LEAST_LOOKS or not (self._idle or self._busy(now, looks)):
+            return None
+        return Spinning(tuple(sorted(looks)), still, self._compared)
+
+    def _leaves_work(self, now: float, look: WorkerActivity, rank: int, stands: Standing) -> bool:
+        """Whether a worker waits for others that have used CPU since all stood still.
+
+        These are programs below it, or threads of its own that stand in no wait.
+        """
+        then, looks = self._first or (now, {})
+        first = looks.get(rank)
+        if first is None or stands.pid not in look.own_cpu:
+            return False
+        idle = IDLE_SHARE * (now - then)
+        own = look.own_cpu[stands.pid] - first.own_cpu.get(stands.pid, 0.0)
+        if own <= idle:
+            return look.cpu - first.cpu - own > idle
+        return _waits(stands.frames) and not all(map(_waits, stands.others))
+
+    def _busy(self, now: float, looks: Mapping[int, WorkerActivity]) -> bool:
+        """Whether one of them has used CPU since all stood still."""
+        then, first = self._first or (now, looks)
+        return any(
+            look.cpu - first[rank].cpu > IDLE_SHARE * (now - then)
+            for rank, look in looks.items()
+            if rank in first
+        )
+
+
+def _moved(
+    before: Mapping[int, WorkerActivity], now: Mapping[int, WorkerActivity], seconds: float
+) -> bool:
+    """Whether any worker wrote, read or sent a heartbeat; or one of them came or went."""
+    if before.keys() != now.keys():
+        return True
+    # of less than a second: what comes once a second may have come
+    idle = IDLE_BYTES * max(1.0, seconds)
+    return any(
+        (then.output, then.beat) != (look.output, look.beat)
+        or abs(look.io - then.io) > idle
+        or _wrote(look.written - then.written, look.writes - then.writes, max(1.0, seconds))
+        for then, look in ((before[rank], look) for rank, look in now.items())
+    )
+
+
+def _wrote(written: int, writes: int, seconds: float) -> bool:
+    """Whether so many bytes, in so many writes, are more than what threads tell each other."""
+    return written > IDLE_WRITTEN * max(0, writes) or written - writes > IDLE_WRITTEN * seconds
+
+
+def _varies(places: Counter[tuple[Frames, ...]]) -> bool:
+    """Whether threads have been elsewhere more often than those that only wake up are."""
+    looks = places.total()
+    return looks - max(places.values()) > max(1.0, _WAKES_UP * looks)
+
+
+def _waits(frames: Frames) -> bool:
+    """Whether a thread waits for others, in Python's own code."""
+    return bool(frames) and frames[0].file.endswith(_WAITS)
 
 
 def _did_something(before: WorkerActivity, now: WorkerActivity, seconds: float) -> bool:

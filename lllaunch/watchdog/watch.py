@@ -13,35 +13,48 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
-from lllaunch.spawner.dump import WATCHED
+from lllaunch.linux.process import wait_readable
+from lllaunch.spawner.dump import WATCHED, dumped
+from lllaunch.spawner.flight_recorder import SOCKET
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
 from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
-from lllaunch.watchdog.sampling import Sampler, Usage, size_of
+from lllaunch.watchdog.sampling import Sample, Sampler, SampleSeries, Usage, size_of
 from lllaunch.watchdog.stall import (
+    Detector,
     SilenceDetector,
+    SpinDetector,
     StallDetector,
+    Standing,
     WorkerActivity,
     heartbeats_lost,
-    look_interval,
     next_silence,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from mmap import mmap
 
+    from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
     from lllaunch.timer.service import Rejected
+    from lllaunch.watchdog.output import ProgressReader
+    from lllaunch.watchdog.progress import Progress
+    from lllaunch.watchdog.stacks.collector import StackCollector
 
 
 _PREFIX = "lllaunch-watch-"
+# The directory of the workers' sockets.
+_SOCKETS = "collectives"
 # What a launcher makes in one. Nothing else is ever removed from a directory that was only found.
-FILES = ("timers", "heartbeats")
+FILES = ("timers", "heartbeats", _SOCKETS)
 # Younger ones may be about to be locked.
 _ABANDONED_SECONDS = 60.0
 
@@ -227,14 +240,41 @@ class WorkerTimers:
         self._service.close()
 
 
+def _with_gpus(sample: Sample, ranks: Sequence[int], reading: GpuReading) -> Sample:
+    """Add what was read of GPUs to a sample.
+
+    Args:
+        sample: without.
+        ranks: local ranks, in the order in which it was asked what they see.
+        reading: what they see.
+    """
+    seen = dict(zip(ranks, reading.seen, strict=True))
+    workers = {
+        rank: worker._replace(gpus=seen.get(rank, ())) for rank, worker in sample.workers.items()
+    }
+    return sample._replace(workers=workers, gpus=reading.gpus)
+
+
+def _is_due(moment: float, now: float, interval: float) -> bool:
+    """Whether something is done with a look that is taken now, if not for its own sake."""
+    return moment - now <= _EARLY * interval
+
+
+# State letters of processes that have ended, and are yet to be reaped.
+_ENDED = frozenset("ZX")
 # Later than this, seconds, and the launcher was stopped meanwhile.
 _LATE = 1.0
 # Memory is looked at this often, seconds, if nothing else asks for more; and the more often, the
 # sooner it would reach its limit if it went on growing like this.
 _MEMORY_INTERVAL = 5.0
 _SHORTEST_INTERVAL = 0.2
+# Where the workers are is known by then, or not at all, seconds.
+_FRAMES_SECONDS = 4.0
 
-Report: TypeAlias = "Finding | Rejected"
+# What is due within this part of its interval is done with a look that is taken anyway.
+_EARLY = 0.1
+
+Report: TypeAlias = "Finding | Sample | Rejected"
 
 
 class AttemptWatch:
@@ -246,6 +286,9 @@ class AttemptWatch:
         timer_file: path of the timer FIFO; None for one in a private directory.
         clock: tells the time in seconds; never goes back.
         sampler: looks at processes.
+        samples: seconds between two samples; None for none.
+        alone: whether these are all workers of the group.
+        steps: whether `furthest_step` is asked for, whatever else is.
 
     Raises:
         OutputError: the FIFO, or the place for it, cannot be made.
@@ -258,33 +301,45 @@ class AttemptWatch:
         timer_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sampler: Sampler | None = None,
+        samples: float | None = None,
+        *,
+        alone: bool = True,
+        steps: bool = False,
     ) -> None:
         self._policy = policy
+        self._steps = steps
+        self._alone = alone
         self._ranks = ranks
         self._clock = clock
         self._sampler = sampler or Sampler()
         self._scratch: Scratch | None = None
         self._timers: WorkerTimers | None = None
         self._beats: mmap | None = None
-        self._environment: dict[int, dict[str, str]] = {
-            rank: {WATCHED: "1"} for rank in range(ranks)
-        }
+        # who only takes samples leaves workers as they are
+        watched = {WATCHED: "1"} if policy.looks else {}
+        self._environment = {rank: {**watched} for rank in range(ranks)}
         self._pids: Callable[[], Mapping[int, int]] = dict
+        self._starter = 0
+        self._visible: Mapping[int, str | None] = {}
+        self._meter: GpuMeter | None = None
         self._outputs: Mapping[int, tuple[str, ...]] = {}
         self._unseen: frozenset[int] = frozenset()
         self._due: float | None = None
         self._thawed = 0.0
         self._started: float | None = None
-        # With the moment of its next look.
-        self._detectors: dict[StallDetector | SilenceDetector, float] = {}
-        limits = [limit for limit in (policy.stall, policy.silence, policy.heartbeat) if limit]
-        self._tolerance = max(_LATE, min(limits, default=0.0) / 4)
-        intervals = [look_interval(limit) for limit in limits]
-        if policy.memory is not None:
-            intervals.append(_MEMORY_INTERVAL)
-        # Seconds between two looks, None if there is nothing to look at.
-        self._interval = min(intervals, default=None)
-        self._next_look: float | None = None
+        # By the limits that they are for, and the moments of their next looks.
+        self._detectors: dict[str, Detector] = {}
+        self._due_looks: dict[str, float] = {}
+        self._spin: SpinDetector | None = None
+        # Finds where the workers are, while that is asked for; not later than at that moment.
+        self._frames: StackCollector | None = None
+        self._frames_until = 0.0
+        self._series = None if samples is None else SampleSeries(samples)
+        self._progress: ProgressReader | None = None
+        progress = None if policy.progress is None else policy.progress.shortest
+        limits = (policy.stall, policy.silence, policy.spin, policy.heartbeat, progress)
+        self._tolerance = max(_LATE, min(filter(None, limits), default=0.0) / 4)
+        self._next_memory: float | None = None
         self._memory_lasts = float("inf")
         self._waited = 0.0
         # Of each worker, when it was looked at last and what it used then.
@@ -303,7 +358,7 @@ class AttemptWatch:
             self._timers = WorkerTimers(path, self._clock)
             for variables in self._environment.values():
                 variables[TIMER_FILE] = path
-        if self._policy.stall or self._policy.heartbeat:
+        if self._policy.looks or self._series is not None or self._steps:
             path = self._private("heartbeats")
             try:
                 self._beats = make_places(path, self._ranks)
@@ -312,6 +367,15 @@ class AttemptWatch:
                 raise OutputError(path, why) from error
             for rank, variables in self._environment.items():
                 variables[HEARTBEAT] = place_of(path, rank)
+
+        if self._policy.collectives and self._policy.looks:
+            path = self._private(_SOCKETS)
+            try:
+                os.mkdir(path, 0o700)
+            except OSError as error:
+                raise OutputError(path, error.strerror or str(error)) from error
+            for rank, variables in self._environment.items():
+                variables[SOCKET] = f"{path}/{rank}"
 
     def _private(self, name: str) -> str:
         if self._scratch is None:
@@ -328,6 +392,7 @@ class AttemptWatch:
         outputs: Mapping[int, tuple[str, ...]],
         unseen: frozenset[int] = frozenset(),
         starter: int = 0,
+        visible: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
         """The workers have been ordered: the clocks run.
 
@@ -338,33 +403,51 @@ class AttemptWatch:
             unseen: local ranks with output that goes to no file. Of them whatever they write,
                 anywhere, counts as output.
             starter: process id of the process that starts them; 0 if that is this one.
+            visible: their CUDA_VISIBLE_DEVICES by local rank, None where it is not set; of those
+                that are not named no GPUs are looked at.
         """
         now = self._clock()
         self._pids, self._outputs, self._unseen, self._started = pids, outputs, unseen, now
+        self._starter, self._visible = starter, visible
         if self._timers is not None:
             self._timers.begin(pids, starter)
         policy = self._policy
         starts = now + policy.warmup
         if policy.stall is not None:
-            self._detectors[StallDetector(policy.stall, policy.stall_scope, starts)] = now
+            self._detectors["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
         if policy.silence is not None:
-            self._detectors[SilenceDetector(policy.silence, starts)] = now
-        if self._interval is not None:
-            self._next_look = now
+            self._detectors["silence"] = SilenceDetector(policy.silence, starts)
+        if policy.spin is not None:
+            # A group that does nothing at all is told as a stall, and told once; but those of
+            # another node may be busy.
+            idle = not self._alone or policy.stall is None or policy.stall > policy.spin
+            self._detectors["spin"] = self._spin = SpinDetector(policy.spin, starts, idle=idle)
+        if policy.progress is not None:
+            from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
-    def files(self) -> list[WorkerTimers]:
-        """Descriptors that are readable when `reports` has something to do."""
-        return [] if self._timers is None else [self._timers]
+            tracker = self._progress_reader().tracker
+            # imports and compilers have no time of their own: `first_within` has theirs in it
+            self._detectors["progress"] = ProgressDetector(policy.progress, tracker, now)
+        self._due_looks = dict.fromkeys(self._detectors, now)
+        if policy.memory is not None:
+            self._next_memory = now
+        if self._series is not None:
+            self._series.begin(now)
+
+    def files(self) -> list[WorkerTimers | StackCollector]:
+        """Descriptors that are readable when `reports` or `drain` has something to do."""
+        return [each for each in (self._timers, self._frames) if each is not None]
 
     def next_in(self) -> float | None:
         """Seconds until `reports` has something to do though no file is readable, or None."""
         now, policy = self._clock(), self._policy
         self._notice_freeze(now)
         waits = [None if self._timers is None else self._timers.next_in()]
+        if self._frames is not None:
+            waits.append(self._frames_until - now)
         if self._started is not None and policy.timeout is not None:
             waits.append(self._started + policy.timeout - now)
-        if self._next_look is not None:
-            waits.append(self._next_look - now)
+        waits += [moment - now for moment in self._moments()]
         if policy.heartbeat is not None and self._started is not None:
             waits.append(next_silence(policy.heartbeat, now, self._live_beats(), self._counts_from))
         known = [max(0.0, wait) for wait in waits if wait is not None]
@@ -380,7 +463,7 @@ class AttemptWatch:
         """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
         if self._due is not None and now > self._due + self._tolerance:
             self._thawed = now
-            for detector in self._detectors:
+            for detector in self._detectors.values():
                 detector.forgive(now)
 
     def reports(self) -> list[Report]:
@@ -398,27 +481,199 @@ class AttemptWatch:
             beats = self._live_beats()
             lost = heartbeats_lost(policy.heartbeat, now, beats, self._counts_from)
             found += [lost] if lost is not None else []
-        if self._next_look is not None and now >= self._next_look:
+        if self._frames is not None:
+            found += self._compare(now, self._frames)
+        if any(now >= moment for moment in self._moments()):
             found += self._look(now)
-            self._next_look = now + self._until_next_look()
+        if self._spin is not None and self._spin.wants_stacks and self._frames is None:
+            self._ask_frames(now)
         return found
 
+    def settle(self, limit: str) -> None:
+        """Watch for a limit no more in this attempt.
+
+        Args:
+            limit: its setting, as `lllaunch.watchdog.findings.limit_of` names it.
+        """
+        off: dict[str, Any] = {limit: None}
+        self._policy = replace(self._policy, **off)
+        self._detectors.pop(limit, None)
+        if limit == "memory":
+            self._next_memory = None
+        elif limit == "spin":
+            self._spin = None
+            self.end_frames()
+
+    def _moments(self) -> list[float]:
+        """Moments of the next looks."""
+        detectors = [self._due_looks[name] for name in self._detectors]
+        moments = [*detectors, self._next_memory, self._next_sample()]
+        return [moment for moment in moments if moment is not None]
+
+    def next_sample_in(self) -> float | None:
+        """Seconds until `samples` has something to tell, or None."""
+        moment = self._next_sample()
+        return None if moment is None else max(0.0, moment - self._clock())
+
+    def samples(self) -> list[Sample]:
+        """The sample that is due; for a time in which nobody asks for `reports`."""
+        now, due = self._clock(), self._next_sample()
+        if due is None or now < due:
+            return []
+        pids, written = self._pids(), self._written()
+        self._look_at_progress(now, list(pids), written)
+        return self._sample(now, pids, self._sampler.usage(pids), written)
+
+    def _next_sample(self) -> float | None:
+        """Moment of the next sample, None if there is nobody of whom to take one."""
+        if self._series is None or self._started is None or not self._pids():
+            return None
+        return self._series.due
+
+    def _sample(
+        self,
+        now: float,
+        pids: Mapping[int, int],
+        usage: Mapping[int, Usage],
+        written: Mapping[int, int],
+    ) -> list[Sample]:
+        if self._series is None:
+            return []
+        # where one has not started yet, its parent stands for it; what has just ended has no memory
+        started = {
+            rank: used
+            for rank, used in usage.items()
+            if pids[rank] != self._starter and used.state not in _ENDED
+        }
+        sample = self._series.take(now, started, written)
+        if not started:
+            return []
+        if self._progress is not None:
+            sample = sample._replace(progress=self._progress.tracker.at(now))
+        reading = self._read_gpus(self._series.interval)
+        return [sample if reading is None else _with_gpus(sample, [*self._visible], reading)]
+
+    def _read_gpus(self, wanted_in: float) -> GpuReading | None:
+        if self._meter is None and self._visible:
+            try:
+                from lllaunch.linux.gpu_meter import GpuMeter  # noqa: PLC0415 - seldom
+            except (ImportError, OSError):
+                # no descriptor is left
+                return None
+            if not proc.has_gpu_driver():
+                self._visible = {}
+                return None
+            self._meter = GpuMeter([*self._visible.values()])
+        return None if self._meter is None else self._meter.take(wanted_in)
+
+    def _written(self) -> dict[int, int]:
+        """Bytes in the files of workers' output, by local rank of those that have any."""
+        return {rank: size_of(paths) for rank, paths in self._outputs.items() if paths}
+
+    # How far they are
+
+    def progress(self, ranks: Collection[int] | None = None) -> dict[int, Progress]:
+        """Look how far the workers are.
+
+        Args:
+            ranks: local ranks to look at; None for all. Of the others it is known what was seen
+                last.
+
+        Returns:
+            By local rank; those that have not said are left out.
+        """
+        now = self._clock()
+        self._look_at_progress(now, range(self._ranks) if ranks is None else ranks)
+        return {} if self._progress is None else self._progress.tracker.at(now)
+
+    def furthest_step(self) -> float | None:
+        """Return the highest step that any worker has shown by now; None if none has shown any."""
+        self._look_at_progress(self._clock(), range(self._ranks))
+        return None if self._progress is None else self._progress.tracker.furthest()
+
+    def _progress_reader(self) -> ProgressReader:
+        if self._progress is None:
+            from lllaunch.watchdog.output import ProgressReader  # noqa: PLC0415 - see its caller
+
+            limit = self._policy.progress
+            pattern = "" if limit is None else limit.pattern
+            self._progress = ProgressReader(self._beats, self._outputs, pattern)
+        return self._progress
+
+    def _look_at_progress(
+        self, now: float, ranks: Collection[int], written: Mapping[int, int] | None = None
+    ) -> None:
+        # what reads it is imported when there is something to read
+        if self._progress is None and not self.last_heartbeat():
+            written = self._written() if written is None else written
+            if not any(written.values()):
+                return
+        # no descriptor is left for the import, or for a file: there are other looks
+        with contextlib.suppress(ImportError, OSError):
+            self._progress_reader().look(now, ranks)
+
     def _until_next_look(self) -> float:
-        """Seconds: the interval, or half of what memory needs to reach its limit as it grows.
+        """Seconds until memory is looked at again: half of what it needs to reach its limit.
 
         Looks begin frequent and become rarer: nobody knows yet how fast it grows.
         """
-        assert self._interval is not None
-        if self._policy.memory is None:
-            return self._interval
         soon = max(_SHORTEST_INTERVAL, min(self._memory_lasts / 2, 2 * self._waited))
-        self._waited = min(self._interval, soon)
+        self._waited = min(_MEMORY_INTERVAL, soon)
         return self._waited
 
     def drain(self) -> None:
-        """Let no worker wait for room in the FIFO, whatever it wants to say."""
+        """Let no worker wait for room in the FIFO, whatever it wants to say; find nothing."""
         if self._timers is not None:
             self._timers.drain()
+        self.end_frames()
+
+    @property
+    def asks_frames(self) -> bool:
+        """Whether workers are just being asked where they are."""
+        return self._frames is not None
+
+    def end_frames(self) -> None:
+        """Ask nobody any more where the workers are, so that somebody else may; idempotent."""
+        if self._frames is not None:
+            self._frames.close()
+            self._frames = None
+
+    def _ask_frames(self, now: float) -> None:
+        from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
+
+        live = {rank: pid for rank, pid in self._pids().items() if pid != self._starter}
+        self._frames = StackCollector(
+            live, {}, "", seconds=_FRAMES_SECONDS, parent=self._starter, frames_only=True
+        )
+        # one that hangs in the kernel tells nothing
+        self._frames_until = now + 2 * _FRAMES_SECONDS
+        self._frames.start()
+
+    def _compare(self, now: float, collector: StackCollector) -> list[Finding]:
+        """Let the detector of spins know where the workers are, if that is known by now."""
+        if not wait_readable(collector, 0) and now < self._frames_until:
+            return []
+        stands = {
+            stack.rank: Standing(
+                stack.frames,
+                tuple(tuple(thread.frames) for thread in collector.threads(stack.rank)[1:]),
+                collector.process(stack.rank),
+            )
+            for stack in collector.result()
+        }
+        self.end_frames()
+        if self._spin is None:
+            return []
+        # they may have gone on meanwhile
+        usage = self._sampler.usage(self._pids())
+        self._spin.look(now, self._activities(usage, self._written()))
+        finding = self._spin.compare(now, stands)
+        return [] if finding is None else [finding]
+
+    def last_heartbeat(self) -> float | None:
+        """Return when a worker last said that it gets on, monotonic seconds; None if none has."""
+        beats = [] if self._beats is None else read_heartbeats(self._beats, self._ranks)
+        return max(beats) / 1e9 if any(beats) else None
 
     def _live_beats(self) -> dict[int, int]:
         if self._beats is None:
@@ -426,28 +681,61 @@ class AttemptWatch:
         beats = read_heartbeats(self._beats, self._ranks)
         return {rank: beats[rank] for rank in self._pids()}
 
-    def _look(self, now: float) -> list[Finding]:
-        found: list[Finding] = []
-        usage = self._sampler.usage(self._pids(), self._unseen)
+    def _look(self, now: float) -> list[Report]:
+        found: list[Report] = []
+        pids = self._pids()
+        usage = self._sampler.usage(pids)
         if self._policy.memory is not None:
             found += self._over_memory(now, usage, self._policy.memory)
             self._memory_lasts = self._estimate(now, usage, self._policy.memory)
-        due = [detector for detector, moment in self._detectors.items() if now >= moment]
-        if due:
-            beats = self._live_beats()
-            looks = {
-                rank: WorkerActivity(
-                    used.cpu,
-                    size_of(self._outputs.get(rank, ())) + used.written,
-                    beats.get(rank, 0),
-                    used.state,
-                )
-                for rank, used in usage.items()
-            }
-            for detector in due:
-                self._detectors[detector] = now + detector.interval
-                finding = detector.look(now, looks)
-                found += [] if finding is None else [finding]
+            self._next_memory = now + self._until_next_look()
+        written = self._written()
+        self._look_at_progress(now, list(pids), written)
+        if self._progress is not None:
+            found += self._progress.tracker.not_finite()
+        if self._series is not None and _is_due(self._series.due, now, self._series.interval):
+            found += self._sample(now, pids, usage, written)
+        due = [
+            name
+            for name, detector in self._detectors.items()
+            if _is_due(self._due_looks[name], now, detector.interval)
+        ]
+        looks = self._activities(usage, written) if due else {}
+        for name in due:
+            detector = self._detectors[name]
+            self._due_looks[name] = now + detector.interval
+            finding = detector.look(now, looks)
+            found += [] if finding is None else [finding]
+        return found
+
+    def _activities(
+        self, usage: Mapping[int, Usage], written: Mapping[int, int]
+    ) -> dict[int, WorkerActivity]:
+        """What looks at workers show.
+
+        Args:
+            usage: of the workers, by local rank.
+            written: bytes in the files of their output.
+        """
+        beats = self._live_beats()
+        found = {}
+        for rank, used in usage.items():
+            output, io, wrote = written.get(rank, 0), used.io, used.written
+            if self._spin is not None or rank in self._unseen:
+                # its stacks, which it wrote when it was asked, are nothing that it did by itself
+                asked = dumped(used.pids[0])
+                output += used.written - asked if rank in self._unseen else 0
+                io, wrote = io - asked, wrote - asked
+            found[rank] = WorkerActivity(
+                used.cpu,
+                output,
+                beats.get(rank, 0),
+                used.state,
+                io,
+                wrote,
+                used.writes,
+                used.own_cpu,
+            )
         return found
 
     def _estimate(self, now: float, usage: Mapping[int, Usage], limit: int) -> float:
@@ -479,13 +767,17 @@ class AttemptWatch:
 
     def close(self) -> None:
         """End the watch; idempotent."""
+        self.end_frames()
         if self._timers is not None:
             self._timers.close()
             self._timers = None
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
         if self._beats is not None:
             self._beats.close()
-            self._beats = None
+            self._beats = self._progress = None
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = None
-        self._started = self._next_look = None
+        self._started = None

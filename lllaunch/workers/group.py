@@ -92,6 +92,9 @@ class WorkerProcesses:
             ``filtered_stdout`` as well.
         duplicate_stderr_filters: the same for stderr.
         progbar_events, interval_sec: as for `lllaunch.multiprocessing.start_processes`.
+        header: returns what stands on the console before a line that some local ranks have said;
+            None for the headers above.
+        collapse: whether identical lines of several ranks are shown as one; needs ``header``.
 
     Attributes:
         exits: the ends that are known, by local rank.
@@ -113,6 +116,8 @@ class WorkerProcesses:
         duplicate_stderr_filters: Sequence[str] | None = None,
         progbar_events: Mapping[str, Any] | None = None,
         interval_sec: float = 0.1,
+        header: Callable[[Sequence[int]], str] | None = None,
+        collapse: bool = False,
     ) -> None:
         self.name = name
         self.nprocs = nprocs
@@ -133,15 +138,22 @@ class WorkerProcesses:
         self._starter: Starter | None = None
         self._owns_starter = False
 
-        tees = Tees(name, log_line_prefixes, progbar_events, interval_sec)
+        tees = Tees(
+            name,
+            log_line_prefixes,
+            progbar_events,
+            interval_sec,
+            header=header,
+            collapse=collapse,
+        )
         tees.show(files.tee_stdouts, sys.stdout)
         tees.show(files.tee_stderrs, sys.stderr)
         if duplicate_stdout_filters:
             self.filtered_stdout = open_filtered(files.filtered_stdout)
-            tees.show(files.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
+            tees.copy(files.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
         if duplicate_stderr_filters:
             self.filtered_stderr = open_filtered(files.filtered_stderr)
-            tees.show(files.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
+            tees.copy(files.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
         self._tees = tees
 
     # Starting
@@ -161,7 +173,8 @@ class WorkerProcesses:
 
         Args:
             targets: what each local rank runs.
-            envs: variables per local rank, on top of this process's environment.
+            envs: variables per local rank, on top of this process's environment; may have those of
+                others, with whom they are to share a spawner.
             spawner: the one to use, which stays open; None: one of their own.
             fresh: whether each gets a fresh interpreter, instead of a fork.
             preload: modules that the spawner imports before it forks.
@@ -176,10 +189,10 @@ class WorkerProcesses:
         self._owns_starter = spawner is None
         self._starter = starter = spawner or Spawner()
         starter.configure(divided.base, spawner_cwd or cwd, preload)
-        for rank in range(self.nprocs):
+        for rank, target in sorted(targets.items()):
             self._keys[rank] = starter.spawn(
                 rank,
-                targets[rank],
+                target,
                 cwd=cwd,
                 env=divided.own[rank],
                 stdout=self.stdouts[rank],

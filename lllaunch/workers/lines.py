@@ -1,20 +1,24 @@
-"""The line splitter of the tee: blocks of a file in, whole prefixed lines out.
+"""The lines of the tee: blocks of a file in, whole prefixed lines out; those of several as one.
 
-Pure: it sees bytes and counts offsets, and touches no file. A line that began in an earlier block
-is not kept; it is named by its offsets (`Span`) and read from the file again when its end has
-come. So a line of any length costs no memory, and every byte is looked at once.
+Pure: `LineSplitter` sees bytes and counts offsets, and touches no file. A line that began in an
+earlier block is not kept; it is named by its offsets (`Span`) and read from the file again when its
+end has come. So a line of any length costs no memory, and every byte is looked at once.
 
 A line that redraws itself with carriage returns, as progress bars do, counts as its last segment:
 what would be seen on a terminal.
+
+`LineCollapser` decides which lines of several files are shown as one, and when.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 @dataclass(frozen=True)
@@ -142,3 +146,174 @@ class LineSplitter:
             lines = b"\n".join(each)
         end = self.suffix + b"\n"
         return b"".join((self.prefix, lines.replace(b"\n", end + self.prefix), end))
+
+
+# What a held line costs besides its bytes, roughly.
+_LINE_COST = 96
+# So many lines of a member are looked through for one that another has said: those before it must
+# be shown before it.
+_LOOKAHEAD = 32
+
+
+class LineCollapser:
+    """Finds lines that several ranks say at about the same time.
+
+    A line is held until all members of its stream have said the same, or for some time. The lines
+    of a member are shown in their order, each of them once: two lines are brought together only if
+    no rank's own order stands against it, and never two of the same member. Nor does a line of a
+    rank overtake one of its other stream that came at an earlier time; which of two that came at
+    the same time was first, nobody knows.
+
+    Args:
+        streams: the ranks that each stream has lines of. Each is a member of it; they are numbered
+            from 0, those of the first stream first.
+        patience: seconds that a line is held at most.
+        room: bytes of lines that are held at most, with what it costs to hold them.
+
+    Attributes:
+        held: bytes of lines that are held, with what it costs to hold them.
+    """
+
+    def __init__(self, streams: Sequence[Sequence[int]], patience: float, room: int) -> None:
+        self._patience = patience
+        self._room = room
+        whose = [(number, rank) for number, ranks in enumerate(streams) for rank in ranks]
+        self._lines: list[deque[bytes]] = [deque() for _ in whose]
+        # when they came
+        self._times: list[deque[float]] = [deque() for _ in whose]
+        # by member: those of its stream, those of its rank, how often its stream holds a line
+        self._stream = [[n for n, each in enumerate(whose) if each[0] == own] for own, _ in whose]
+        self._rank = [[n for n, each in enumerate(whose) if each[1] == own] for _, own in whose]
+        counts: list[Counter[bytes]] = [Counter() for _ in streams]
+        self._copies = [counts[number] for number, _ in whose]
+        self.held = 0
+
+    @property
+    def due(self) -> float | None:
+        """When something is to be shown, unless more is said before; None if nothing is held."""
+        oldest = self._oldest()
+        return None if oldest is None else self._times[oldest][0] + self._patience
+
+    def holds(self, member: int) -> bool:
+        """Whether lines of a member are held."""
+        return bool(self._lines[member])
+
+    def add(self, member: int, lines: list[bytes], now: float) -> None:
+        """Take lines that a member has said; `take` is to follow.
+
+        Args:
+            member: its number.
+            lines: without newlines.
+            now: seconds on a clock that never goes back.
+        """
+        self._lines[member].extend(lines)
+        self._times[member].extend([now] * len(lines))
+        self._copies[member].update(lines)
+        self.held += sum(map(len, lines)) + _LINE_COST * len(lines)
+
+    def take(self, now: float) -> list[tuple[int, bytes]]:
+        """Return what is to be shown now, in order.
+
+        Args:
+            now: as for `add`.
+
+        Returns:
+            Lines, each with the set of members that said it: the sum of ``1 << member``.
+        """
+        shown: list[tuple[int, bytes]] = []
+        while (oldest := self._oldest()) is not None:
+            since = self._times[oldest][0]
+            late = now >= since + self._patience
+            lines, times = self._lines[oldest], self._times[oldest]
+            # no other member has an older line than those that came with it
+            while lines and times[0] == since:
+                if not (late or self.held > self._room or self._is_said_by_all(oldest)):
+                    return shown
+                self._show(oldest, shown)
+        return shown
+
+    def take_all(self, member: int | None = None) -> list[tuple[int, bytes]]:
+        """Return everything that is held of a member's rank, and what is to be shown before it.
+
+        Args:
+            member: its number; None for all ranks.
+
+        Returns:
+            As `take`.
+        """
+        shown: list[tuple[int, bytes]] = []
+        while (first := self._oldest(None if member is None else self._rank[member])) is not None:
+            self._show(first, shown)
+        return shown
+
+    def _oldest(self, members: Iterable[int] | None = None) -> int | None:
+        """The member, of all or of some, whose first line has been held for longest."""
+        times = self._times
+        each = range(len(times)) if members is None else members
+        return min((n for n in each if times[n]), key=lambda n: times[n][0], default=None)
+
+    def _is_said_by_all(self, member: int) -> bool:
+        """Whether all of its stream have said the first line of a member."""
+        line, stream = self._lines[member][0], self._stream[member]
+        if self._copies[member][line] < len(stream):
+            return False
+        return all(_is_near(self._lines[each], line) for each in stream)
+
+    def _show(self, member: int, shown: list[tuple[int, bytes]]) -> None:
+        """Show the first line of a member, the oldest of its rank, with all that say the same."""
+        line, copies = self._lines[member][0], self._copies[member]
+        members = [member]
+        if copies[line] > 1:
+            members = self._beginning_as(member)
+            if len(members) < copies[line]:
+                for other in self._stream[member]:
+                    self._show_before(line, other, shown)
+                members = self._beginning_as(member)
+        self._show_firsts(members, shown)
+
+    def _show_before(self, line: bytes, member: int, shown: list[tuple[int, bytes]]) -> None:
+        """Show all that a rank has said before a line, if that is near."""
+        lines = self._lines[member]
+        # `line` stays where it is: what is shown before it is another one
+        while _is_near(lines, line):
+            first = self._first_of_rank(member)
+            if first == member and lines[0] == line:
+                break
+            self._show_firsts(self._beginning_as(first), shown)
+
+    def _first_of_rank(self, member: int) -> int:
+        """Which member of the same rank has the oldest line; this one if several have."""
+        first, times = member, self._times
+        for other in self._rank[member]:
+            if times[other] and times[other][0] < times[first][0]:
+                first = other
+        return first
+
+    def _beginning_as(self, member: int) -> list[int]:
+        """The members of its stream whose first line is that of a member and may be shown now."""
+        line, lines = self._lines[member][0], self._lines
+        stream = self._stream[member]
+        members = [other for other in stream if lines[other] and lines[other][0] == line]
+        if len(stream) == len(lines):
+            # there is no other one
+            return members
+        return [other for other in members if self._first_of_rank(other) == other]
+
+    def _show_firsts(self, members: list[int], shown: list[tuple[int, bytes]]) -> None:
+        """Show the first line of members, which is the same."""
+        number = 0
+        for member in members:
+            line = self._lines[member].popleft()
+            self._times[member].popleft()
+            number |= 1 << member
+        copies = self._copies[members[0]]
+        left = copies.pop(line) - len(members)
+        if left:
+            copies[line] = left
+        self.held -= len(members) * (len(line) + _LINE_COST)
+        shown.append((number, line))
+
+
+def _is_near(lines: deque[bytes], line: bytes) -> bool:
+    """Whether a line is among the first that are held."""
+    return bool(lines) and (lines[0] == line or line in islice(lines, 1, _LOOKAHEAD))

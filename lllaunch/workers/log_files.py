@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
-# The path that stands for a stream that is not redirected.
-_CONSOLE = ""
+CONSOLE = ""
+"""The path that stands for a stream that is not redirected."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ def destinations(
             if (mask | teed) & stream:
                 files[rank] = os.path.join(rank_dir, name)
             else:
-                files[rank] = _CONSOLE if shown else os.devnull
+                files[rank] = CONSOLE if shown else os.devnull
             if teed & stream and shown:
                 tees[rank] = files[rank]
     return dest
@@ -119,7 +119,7 @@ def destinations(
 def _discarded(ranks: Collection[int], local_ranks_filter: Collection[int] | None) -> LogsDest:
     """With ``/dev/null`` for a log directory there are no files; as in torch."""
     shown = {
-        rank: _CONSOLE if not local_ranks_filter or rank in local_ranks_filter else os.devnull
+        rank: CONSOLE if not local_ranks_filter or rank in local_ranks_filter else os.devnull
         for rank in ranks
     }
     nowhere = dict.fromkeys(ranks, os.devnull)

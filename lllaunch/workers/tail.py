@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.inotify import Inotify, open_inotify
-from lllaunch.workers.lines import LineSplitter, Span
+from lllaunch.workers.lines import LineCollapser, LineSplitter, Span
 from lllaunch.workers.terminal import Destination
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 
 # How long a lock or a progress bar that others own is waited for, seconds.
@@ -212,6 +212,13 @@ class Watching:
         if opened:
             self._changed[file] = None
 
+    def catch_up(self) -> None:
+        """Takes note of all changes until now, without waiting."""
+        if self._inotify is not None:
+            self._take_changes()
+        if self._polled:
+            self._look_at_polled()
+
     def more(self, file: FollowedFile) -> None:
         """Says that a file is to be looked at again at once."""
         self._changed[file] = None
@@ -224,7 +231,7 @@ class Watching:
         self._polled.discard(file)
 
     def changed(self) -> list[FollowedFile]:
-        """The files that have changed since the last call."""
+        """The files that have changed since the last call, that which did first before others."""
         files = [file for file in self._changed if not file.dropped]
         self._changed.clear()
         return files
@@ -236,6 +243,9 @@ class Watching:
             due: latest end, by `time.monotonic`; None for none.
             gather_ms: milliseconds in which changes are not looked at, but only the eventfd.
         """
+        until_due = self._timeout_ms(due)
+        if until_due is not None:
+            gather_ms = min(gather_ms, until_due)
         if not self._changed and gather_ms and self._poll_wake.poll(gather_ms):
             self._clear_wake()
             return
@@ -265,7 +275,7 @@ class Watching:
     def _take_changes(self) -> None:
         assert self._inotify is not None
         changes = self._inotify.read()
-        numbers = set(self._watched) if changes.overflow else changes.watches
+        numbers = tuple(self._watched) if changes.overflow else changes.watches
         for number in numbers:
             files = self._watched.get(number, set())
             if number in self._directories:
@@ -340,12 +350,98 @@ def _nearest_directory(path: str) -> str:
 
 # Bytes read at a time: large enough for few calls, small enough that files take turns.
 _BLOCK = 256 * 1024
+# The same of files whose lines are compared; a line that is longer is compared with none.
+_COMPARED = 32 * 1024
+# A line is held for so long, to see whether others say the same, seconds; and so much of all.
+_HELD_S = 0.1
+_HELD_BYTES = 1024 * 1024
+# Of so many sets of ranks the headers are kept.
+_HEADERS = 1024
 # A filter sees at most so many bytes of a line.
 _FILTERED = 64 * 1024 * 1024
 # Of a line that has not ended, at most so many bytes are looked at for the live area.
 _LIVE = 4096
 # A line without an end is shown when it is so old, seconds.
 _PARTIAL_S = 1.0
+
+
+class CollapsedFiles:
+    """Files of which lines that are the same at about the same time are shown as one.
+
+    Args:
+        streams: whose files each stream has, by rank; those of a stream have one destination.
+        header: returns what stands before a line that some of these ranks have said.
+    """
+
+    def __init__(
+        self, streams: Sequence[Sequence[int]], header: Callable[[Sequence[int]], bytes]
+    ) -> None:
+        self._ranks = [rank for ranks in streams for rank in ranks]
+        self._header = header
+        self._headers: dict[int, bytes] = {}
+        self._files: list[FollowedFile] = []
+        # by member: those of its stream, as the sum of ``1 << member``
+        self._streams: list[int] = []
+        for ranks in streams:
+            first, count = len(self._streams), len(ranks)
+            self._streams += [((1 << count) - 1) << first] * count
+        self._collapser = LineCollapser(streams, _HELD_S, _HELD_BYTES)
+
+    @property
+    def due(self) -> float | None:
+        """When something is to be shown, by `time.monotonic`; None if nothing is held."""
+        return self._collapser.due
+
+    def enter(self, file: FollowedFile) -> int:
+        """Take the next file in; return by which number the other methods know it."""
+        self._files.append(file)
+        return len(self._files) - 1
+
+    def holds(self, member: int) -> bool:
+        """Whether lines of a file are held."""
+        return self._collapser.holds(member)
+
+    def add(self, member: int, text: bytes) -> None:
+        """Take whole lines of a file, after all that were seen before."""
+        self._collapser.add(member, text[:-1].split(b"\n"), time.monotonic())
+
+    def show(self, *, everything: bool = False) -> None:
+        """Show what need not be held any longer, or all that is held."""
+        take_all, take = self._collapser.take_all, self._collapser.take
+        self._write(take_all() if everything else take(time.monotonic()))
+
+    def show_all_of(self, member: int) -> None:
+        """Show what is held of a file, and of the other one of its rank."""
+        self._write(self._collapser.take_all(member))
+
+    def _write(self, shown: Sequence[tuple[int, bytes]]) -> None:
+        parts: list[bytes] = []
+        said = stream = 0
+        if len(self._headers) > _HEADERS:
+            self._headers.clear()
+        for members, line in shown:
+            if not members & stream:
+                self._write_to_stream(said, parts)
+                parts, said = [], 0
+                stream = self._streams[members.bit_length() - 1]
+            said |= members
+            if members not in self._headers:
+                self._headers[members] = self._header_of(members)
+            parts += [self._headers[members], line, b"\n"]
+        self._write_to_stream(said, parts)
+
+    def _write_to_stream(self, said: int, parts: Sequence[bytes]) -> None:
+        """Write lines that some files of one stream have said."""
+        members = [member for member in range(len(self._files)) if said >> member & 1]
+        if not members:
+            return
+        files = [self._files[member] for member in members if not self.holds(member)]
+        self._files[members[0]].write([b"".join(parts)], files)
+        for file in files:
+            file.update_live_area()
+
+    def _header_of(self, members: int) -> bytes:
+        return self._header([rank for n, rank in enumerate(self._ranks) if members >> n & 1])
 
 
 class FollowedFile:
@@ -358,6 +454,8 @@ class FollowedFile:
         line_filter: says of a line, as text with its newline, whether it is shown; None for all.
         lock: somebody else's lock, held while writing.
         gate: somebody else's progress bar, lifted while writing.
+        collapsed: what its lines are shown by, together with those of other files; None for
+            itself.
 
     Attributes:
         dropped: it cannot be followed, and that was said.
@@ -375,6 +473,7 @@ class FollowedFile:
         *,
         lock: LockLike | None = None,
         gate: BarGate | None = None,
+        collapsed: CollapsedFiles | None = None,
     ) -> None:
         self.path = path
         self.dropped = False
@@ -388,8 +487,11 @@ class FollowedFile:
         self._gate = gate
         # Under a foreign bar every line starts at the left edge and erases what is behind it.
         over_bar = gate is not None and destination.is_terminal
+        self._prefix = b"\r" + prefix if over_bar else prefix
+        self._collapsed = collapsed
+        self._member = 0 if collapsed is None else collapsed.enter(self)
         self._splitter = LineSplitter(
-            b"\r" + prefix if over_bar else prefix,
+            self._prefix if collapsed is None else b"",
             b"\033[K" if over_bar else b"",
             None if line_filter is None else self._keep,
         )
@@ -440,28 +542,34 @@ class FollowedFile:
         if size < position:
             self._say_truncated()
             position = 0
-        block = os.pread(self._fd, min(_BLOCK, size - position), position)
+        most = _BLOCK if self._collapsed is None else _COMPARED
+        block = os.pread(self._fd, min(most, size - position), position)
         self.behind = position + len(block) < size
         if not block:
             return False
         for piece in self._splitter.feed(block):
             self._show(piece)
         self.blocks += 1
-        self._update_live_area()
+        if self._collapsed is None or not self._collapsed.holds(self._member):
+            self.update_live_area()
         return True
 
-    def drain_to(self, end: int) -> None:
-        """Shows everything up to an offset, and then the last line also if it has no newline.
+    def drain_to(self, end: int) -> bool:
+        """Shows the next block before an offset; there, the last line also if it has no newline.
 
         Args:
             end: bytes; what is written beyond may be shown too.
 
+        Returns:
+            Whether there is more before the offset.
+
         Raises:
             OSError: the file cannot be read.
         """
-        while self._splitter.position < end and self.drain():
-            pass
+        if self._splitter.position < end and self.drain():
+            return True
         self.finish()
+        return False
 
     def finish(self) -> None:
         """Shows the line in the making as it is."""
@@ -484,9 +592,10 @@ class FollowedFile:
             self._live(None)
             return
         visible = self._read(span.start, min(span.end, span.start + _LIVE))
-        self._live(self._splitter.prefix + visible)
+        self._live(self._prefix + visible)
 
-    def _update_live_area(self) -> None:
+    def update_live_area(self) -> None:
+        """Shows the line in the making in the live area, or says when that is to be done."""
         if not self._has_live_area:
             return
         if self._splitter.pending is None or self._splitter.redrawn:
@@ -503,22 +612,30 @@ class FollowedFile:
             return True
 
     def _show(self, piece: bytes | Span) -> None:
+        if self._collapsed is not None:
+            if not isinstance(piece, Span):
+                self._collapsed.add(self._member, piece)
+                return
+            if piece.end - piece.start <= _COMPARED:
+                self._collapsed.add(self._member, self._read(piece.start, piece.end) + b"\n")
+                return
+            self._collapsed.show_all_of(self._member)
         if not isinstance(piece, Span):
-            self._write([piece])
+            self.write([piece])
             return
         if self._filter is not None:
             head = self._read(piece.start, min(piece.end, piece.start + _FILTERED))
             if not self._keep(head):
                 return
-        self._write(self._parts(piece))
+        self.write(self._parts(piece))
 
     def _parts(self, span: Span) -> Iterator[bytes]:
         """A line that is still in the file, with prefix and newline, block by block."""
         end = self._splitter.suffix + b"\n"
         if span.end - span.start <= _BLOCK:
-            yield self._splitter.prefix + self._read(span.start, span.end) + end
+            yield self._prefix + self._read(span.start, span.end) + end
             return
-        yield self._splitter.prefix
+        yield self._prefix
         for start in range(span.start, span.end, _BLOCK):
             yield self._read(start, min(span.end, start + _BLOCK))
         yield end
@@ -536,13 +653,22 @@ class FollowedFile:
         if self._filter is None:
             name = os.path.basename(self.path)
             notice = f"[{name} truncated by the worker]".encode("utf-8", "surrogateescape")
+            if self._collapsed is not None:
+                self._collapsed.add(self._member, notice + b"\n")
+                return
             end = self._splitter.suffix + b"\n"
-            self._write([self._splitter.prefix + notice + end])
+            self.write([self._prefix + notice + end])
 
-    def _write(self, parts: Iterable[bytes]) -> None:
+    def write(self, parts: Iterable[bytes], sources: Collection[object] | None = None) -> None:
+        """Write whole lines to the destination; trouble is reported once.
+
+        Args:
+            parts: the lines, cut anywhere.
+            sources: whose lines in the live area end with them; None for this one's.
+        """
         try:
             with guarded(self._lock, self._gate):
-                self._destination.write(parts, self)
+                self._destination.write(parts, (self,) if sources is None else sources)
         except BrokenPipeError:
             # who read it has gone, as `| head` does; there is nobody to tell
             self._destination.failed = True
@@ -589,6 +715,9 @@ class Follower:
         self._name = name
         self._added: collections.deque[FollowedFile] = collections.deque()
         self._files: list[FollowedFile] = []
+        self._collapsed: list[CollapsedFiles] = []
+        # of those who wait until what is held is shown
+        self._asked: collections.deque[threading.Event] = collections.deque()
         self._destinations: dict[int, tuple[TextIO, Destination]] = {}
         self._poll_interval = poll_interval
         # Reentrant: a signal handler may call stop() while its thread is in one of these methods.
@@ -628,14 +757,61 @@ class Follower:
         if path == os.devnull:
             return
         with self._lock:
-            if self._stopping:
-                raise RuntimeError("a stopped Follower takes no more files")
-            _, destination = self._destinations.setdefault(id(dst), (dst, Destination(dst)))
+            destination = self._destination(dst)
             gate = None if progbar_events is None else gate_of(progbar_events)
             self._added.append(
                 FollowedFile(path, prefix, destination, line_filter, lock=lock, gate=gate)
             )
             self._notify()
+
+    def add_collapsed(
+        self,
+        streams: Sequence[tuple[Mapping[int, str], TextIO]],
+        header: Callable[[Sequence[int]], bytes],
+    ) -> None:
+        """Adds files of which identical lines of a stream, within 100 ms, are shown as one.
+
+        Args:
+            streams: the files of each, by rank, and where its lines go. Those of one rank stay in
+                the order in which they were seen, over all streams.
+            header: returns what stands before a line that some of these ranks have said.
+
+        Raises:
+            RuntimeError: it was stopped.
+        """
+        with self._lock:
+            collapsed = CollapsedFiles([sorted(paths) for paths, _ in streams], header)
+            self._collapsed.append(collapsed)
+            for paths, dst in streams:
+                destination = self._destination(dst)
+                destination.screen.holders.add(self.show_held)
+                self._added.extend(
+                    FollowedFile(path, header([rank]), destination, collapsed=collapsed)
+                    for rank, path in sorted(paths.items())
+                )
+            self._notify()
+
+    def _destination(self, dst: TextIO) -> Destination:
+        if self._stopping:
+            raise RuntimeError("a stopped Follower takes no more files")
+        return self._destinations.setdefault(id(dst), (dst, Destination(dst)))[1]
+
+    def show_held(self, seconds: float) -> None:
+        """Have lines shown that are held to see whether others say the same.
+
+        Args:
+            seconds: how long to wait for that; not at all if it took too long before.
+        """
+        shown = threading.Event()
+        with self._lock:
+            ended = self._wake is None or self._given_up
+            if ended or threading.current_thread() is self._thread:
+                return
+            if self._asked:
+                seconds = 0.0
+            self._asked.append(shown)
+            self._notify()
+        shown.wait(seconds)
 
     def start(self) -> Follower:
         """Starts the thread; does nothing the second time.
@@ -735,9 +911,13 @@ class Follower:
         finally:
             for file in self._files:
                 file.close()
+            for _, destination in list(self._destinations.values()):
+                destination.screen.holders.discard(self.show_held)
             with self._lock:
                 os.close(wake)
                 self._wake = None
+                for shown in self._asked:
+                    shown.set()
             self._done.set()
             if watching is not None:
                 watching.close()
@@ -750,40 +930,61 @@ class Follower:
 
     def _look(self, watching: Watching) -> bool:
         """Takes one turn: a block of every file that has changed. Whether there was any."""
+        asked = len(self._asked)
+        if asked:
+            watching.catch_up()
         busy = False
-        now = time.monotonic()
         for file in watching.changed():
-            try:
-                if file.drain():
-                    busy = True
-                    if file.behind:
-                        watching.more(file)
-            except OSError as error:
-                watching.drop(file, error)
+            busy = self._drain(file, watching) or busy
+        now = time.monotonic()
         for file in self._files:
             if file.due is not None and file.due <= now:
                 file.tick()
+        for collapsed in self._collapsed:
+            collapsed.show(everything=bool(asked))
+        for _ in range(asked):
+            self._asked.popleft().set()
         return busy
 
+    def _drain(self, file: FollowedFile, watching: Watching) -> bool:
+        """Shows the next block of a file. Whether there was one."""
+        try:
+            if not file.drain():
+                return False
+        except OSError as error:
+            watching.drop(file, error)
+            return False
+        if file.behind:
+            watching.more(file)
+        return True
+
     def _due(self) -> float | None:
-        """When a line in the making is to be shown, by `time.monotonic`."""
-        return min((file.due for file in self._files if file.due is not None), default=None)
+        """When a line in the making, or one that is held, is to be shown, by `time.monotonic`."""
+        times = [file.due for file in self._files] + [each.due for each in self._collapsed]
+        return min((due for due in times if due is not None), default=None)
 
     def _finish(self) -> None:
         # All sizes first: what is written after this moment need not be shown, so that a worker
         # that never stops writing cannot keep us here.
-        ends = []
+        ends = {}
         for file in self._files:
             try:
                 if not file.dropped and (file.is_open or file.open()):
-                    ends.append((file, file.size()))
+                    ends[file] = file.size()
             except OSError as error:
                 logger.debug("%s cannot be followed: %s", file.path, error)
-        for file, end in ends:
-            try:
-                file.drain_to(end)
-            except OSError as error:
-                logger.error("%s cannot be read: %s", file.path, error)  # noqa: TRY400 - the reason says it all
+        while ends:
+            for file, end in tuple(ends.items()):
+                try:
+                    if not file.drain_to(end):
+                        del ends[file]
+                except OSError as error:
+                    logger.error("%s cannot be read: %s", file.path, error)  # noqa: TRY400 - the reason says it all
+                    del ends[file]
+            for collapsed in self._collapsed:
+                collapsed.show()
+        for collapsed in self._collapsed:
+            collapsed.show(everything=True)
 
 
 # Files that the kernel cannot watch are not looked at more often than this, seconds.
@@ -798,6 +999,9 @@ class Tees:
         prefixes: other headers, by local rank.
         progbar_events: as for `start_processes`.
         interval_sec: as for `start_processes`.
+        header: returns the header on the console of a line that some ranks have said; None where
+            each line has that of its rank.
+        collapse: whether identical lines of several ranks are shown as one; needs ``header``.
     """
 
     def __init__(
@@ -806,30 +1010,41 @@ class Tees:
         prefixes: Mapping[int, str] | None,
         progbar_events: Mapping[str, Any] | None,
         interval_sec: float,
+        *,
+        header: Callable[[Sequence[int]], str] | None = None,
+        collapse: bool = False,
     ) -> None:
         self._name = name
         self._prefixes = prefixes or {}
         self._progbar_events = progbar_events
         self._follower = Follower(f"tee {name}", max(_POLL_SECONDS, interval_sec))
+        self._header = header
+        self._collapse = collapse
+        self._shown: list[tuple[Mapping[int, str], TextIO]] = []
         self._empty = True
 
-    def show(
-        self, files: Mapping[int, str], dst: TextIO | None, filters: Sequence[str] = ()
-    ) -> None:
-        """Show files by local rank on ``dst``; with ``filters``, lines that hold one of them."""
-        if dst is None:
+    def show(self, files: Mapping[int, str], dst: TextIO | None) -> None:
+        """Show the files of a stream, by local rank, on a console."""
+        if dst is None or not files:
             # A program without a console (pythonw, some daemons) has None there.
             return
+        self._empty = False
+        self._shown.append((files, dst))
+
+    def copy(self, files: Mapping[int, str], dst: TextIO, filters: Sequence[str]) -> None:
+        """Write lines that hold one of some texts to a file of their own."""
         for rank, path in files.items():
-            header = self._prefixes.get(rank, f"[{self._name}{rank}]:")
-            self._follower.add(
-                path,
-                header.encode("utf-8", "surrogateescape"),
-                dst,
-                _holds(filters) if filters else None,
-                progbar_events=None if filters else self._progbar_events,
-            )
+            self._follower.add(path, self._header_of(rank), dst, _holds(filters))
             self._empty = False
+
+    def _shown_header(self, ranks: Sequence[int]) -> bytes:
+        if self._header is None:
+            return self._header_of(ranks[0])
+        return self._header(ranks).encode("utf-8", "surrogateescape")
+
+    def _header_of(self, rank: int) -> bytes:
+        header = self._prefixes.get(rank, f"[{self._name}{rank}]:")
+        return header.encode("utf-8", "surrogateescape")
 
     def start(self) -> None:
         """Begin to show; without a file there is no thread.
@@ -838,6 +1053,13 @@ class Tees:
         """
         if self._empty:
             return
+        if self._collapse and any(len(files) > 1 for files, _ in self._shown):
+            self._follower.add_collapsed(self._shown, self._shown_header)
+        else:
+            for files, dst in self._shown:
+                for rank, path in files.items():
+                    header, events = self._shown_header([rank]), self._progbar_events
+                    self._follower.add(path, header, dst, progbar_events=events)
         try:
             self._follower.start()
         except (OSError, RuntimeError) as error:

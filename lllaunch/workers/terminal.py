@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import threading
+import time
 import unicodedata
 import weakref
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lllaunch.linux.process import wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 
 _ERASE = b"\r\033[K"
@@ -40,6 +41,8 @@ class Screen:
     Attributes:
         owner: the object that a screen without a file is known by.
         live: texts of lines that have not ended, by who wrote them; the last one is shown.
+        holders: of those who hold lines for a moment: what has these shown, and waits for that at
+            most so many seconds.
     """
 
     def __init__(self, owner: object) -> None:
@@ -48,6 +51,17 @@ class Screen:
         self._lock = threading.RLock()
         self.owner = owner
         self.live: dict[object, str] = {}
+        self.holders: set[Callable[[float], object]] = set()
+
+    def settle(self, seconds: float) -> None:
+        """Have lines shown that are held for a moment: what is written next comes after them.
+
+        Args:
+            seconds: how long to wait for that at most.
+        """
+        deadline = time.monotonic() + seconds
+        for show_held in tuple(self.holders):
+            show_held(max(0.0, deadline - time.monotonic()))
 
     @contextlib.contextmanager
     def turn(self, seconds: float | None = None) -> Iterator[bool]:
@@ -129,6 +143,7 @@ class Destination:
             are; elsewhere they are decoded as UTF-8, what is none being replaced.
 
     Attributes:
+        screen: what it shares with all who write to the same terminal, pipe or file.
         is_terminal: whether there is a live area.
         failed: whether writing has failed, and that was reported.
         silent: whether no further line is to begin; one that has begun is ended.
@@ -138,14 +153,14 @@ class Destination:
     def __init__(self, dst: TextIO) -> None:
         self._dst: Any = dst
         self._fd = _descriptor_of(dst)
-        self._screen = _screen_of(self._fd, dst)
+        self.screen = _screen_of(self._fd, dst)
         self.is_terminal = self._fd is not None and os.isatty(self._fd)
         self._is_pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
         self.failed = False
         self.silent = False
         self.taken = 0
 
-    def write(self, parts: Iterable[bytes], source: object = None) -> None:
+    def write(self, parts: Iterable[bytes], sources: Collection[object] = ()) -> None:
         """Writes whole lines; nothing of any other writer comes into one.
 
         A pipe gets lines that are not longer than 4096 bytes as a whole or not at all, also if this
@@ -153,34 +168,38 @@ class Destination:
 
         Args:
             parts: the lines, cut anywhere.
-            source: whose line in the live area ends with them.
+            sources: whose lines in the live area end with them.
 
         Raises:
             OSError: the system refused it.
             ValueError: the stream is closed.
         """
         if self._fd is None:
-            with self._screen.turn():
+            with self.screen.turn():
                 if not self.silent:
-                    self._screen.live.pop(source, None)
+                    self._end_live(sources)
                     self._write_text(parts)
             return
         with contextlib.ExitStack() as turn:
             inside = False
             for piece in self._pieces(parts):
                 if not inside:
-                    turn.enter_context(self._screen.turn())
+                    turn.enter_context(self.screen.turn())
                     # not before the turn: others may have said their last words in one meanwhile
                     if self.silent:
                         return
                     self._flush()
-                    self._put(self._screen.erasure())
-                    self._screen.live.pop(source, None)
+                    self._put(self.screen.erasure())
+                    self._end_live(sources)
                 self._put(piece)
                 inside = piece[-1] != _NEWLINE
                 if not inside:
                     self._draw()
                     turn.close()
+
+    def _end_live(self, sources: Collection[object]) -> None:
+        for source in sources:
+            self.screen.live.pop(source, None)
 
     def _pieces(self, parts: Iterable[bytes]) -> Iterator[memoryview]:
         for part in parts:
@@ -199,20 +218,20 @@ class Destination:
         """
         if not self.is_terminal:
             return
-        with self._screen.turn():
-            live = self._screen.live
+        with self.screen.turn():
+            live = self.screen.live
             if text is None and source not in live:
                 return
             self._flush()
-            self._put(self._screen.erasure())
+            self._put(self.screen.erasure())
             live.pop(source, None)
             if text is not None:
                 live[source] = text.decode("utf-8", "replace")
             self._draw()
 
     def _draw(self) -> None:
-        if self._screen.live and self._fd is not None:
-            newest = next(reversed(self._screen.live.values()))
+        if self.screen.live and self._fd is not None:
+            newest = next(reversed(self.screen.live.values()))
             self._put(fit(newest, _columns(self._fd) - 1).encode("utf-8", "replace"))
 
     def _put(self, data: bytes | memoryview) -> None:

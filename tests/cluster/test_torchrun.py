@@ -10,7 +10,12 @@ import pytest
 from cluster.clusters import PRELOAD, Cluster, Clusters, Node, Seen
 
 # what only one of the two sets
-OURS_ALONE = {"LLLAUNCH_CRASH_FILE", "LLLAUNCH_RESULT_FILE", "LLLAUNCH_RUN"}
+OURS_ALONE = {
+    "LLLAUNCH_CRASH_FILE",
+    "LLLAUNCH_HEARTBEAT",
+    "LLLAUNCH_RESULT_FILE",
+    "LLLAUNCH_RUN",
+}
 # what is another one each time, and compared by form
 DIFFERENT = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TMPDIR"}
 CONTRACT = {

@@ -414,7 +414,7 @@ def _common(a: bytes, b: bytes) -> int:
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-_TEED = re.compile(rb"(?:\[\d+\] )?\[default(\d+)\]:")
+_TEED = re.compile(rb"(?:\[\d+\] )?\[default([\d,-]+)\]:")
 _WRITTEN = re.compile(rb"[@%][a-z0-9]+\.\d+\.\d+\.\d+\.(out|err)\.")
 
 

@@ -208,7 +208,14 @@ class World:
             "module": ("-m worker", ["${tag}"]),
             "program": (sys.executable, ["-S", "-E", "worker.py", "${tag}"]),
         }[s.form]
-        node = {"entrypoint": entrypoint, "args": args, **s.launch}
+        node = {
+            "entrypoint": entrypoint,
+            "args": args,
+            # by which the checks know what is teed
+            "log_line_prefix": "[default${worker:local_rank}]:",
+            "collapse": True,
+            **s.launch,
+        }
         text = json.dumps({"launch": node, "tag": "a"})
         # JSON is YAML; interpolations of the config stay as they are
         (self.project / "conf/exp/test.yaml").write_text("# @package _global_\n" + text)

@@ -583,7 +583,8 @@ def go(number):
 
 def test_lines_of_parallel_jobs_never_mix(project: SweepProject) -> None:
     project.write("work.py", LOUD)
-    launch = "{entrypoint: 'work:go', args: {number: '${hydra:job.num}'}, nproc: 2, tee: all}"
+    launch = "{entrypoint: 'work:go', args: {number: '${hydra:job.num}'}, nproc: 2, tee: all, "
+    launch += "collapse: false}"
     project.experiment("loud", launch, "x: 0\n")
     launcher = project.start("+exp=loud", "x=range(4)", "launch.resources.gpus_per_proc=0")
     ended = launcher.finish()
@@ -626,8 +627,8 @@ def test_a_slow_reader_gets_every_line_whole(project: SweepProject) -> None:
         until(lambda: len(list(project.sweep.glob("*/attempt_0/0/return.json"))) >= 2, "two jobs")
         lines = launcher.stdout.read().splitlines()
         assert launcher.wait(60) == 0
-    expected = [b"[%d] [default0]:%s" % (n, b"y" * 3_000_000) for n in range(4)]
-    expected += [b"[%d] [default0]:after" % n for n in range(4)]
+    expected = [b"[%d] %s" % (n, b"y" * 3_000_000) for n in range(4)]
+    expected += [b"[%d] after" % n for n in range(4)]
     assert sorted(lines) == sorted(expected)
 
 

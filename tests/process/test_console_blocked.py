@@ -115,7 +115,7 @@ def test_a_reader_that_goes_away_gets_no_words_about_it(tmp_path: Path) -> None:
     node = {"entrypoint": "work.py", "nproc": 1, "tee": "all"}
     launcher = Launcher(tmp_path, node)
     assert launcher.process.stdout is not None
-    assert launcher.process.stdout.readline() == "[default0]:0\n"
+    assert launcher.process.stdout.readline() == "0\n"
     launcher.process.stdout.close()
     launcher.process.stdout = None
     (tmp_path / "gone").touch()

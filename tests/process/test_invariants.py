@@ -369,7 +369,7 @@ def test_5_without_a_traceback_the_last_lines_of_stderr_are_shown_with_their_fil
 
 
 def test_6_an_idle_launcher_uses_no_cpu(tmp_path: Path) -> None:
-    node = {"entrypoint": "sleep", "args": ["1000"], "nproc": 8, "tee": "all"}
+    node = {"entrypoint": "sleep", "args": ["1000"], "nproc": 8, "tee": "all", "samples": False}
     launcher = Launcher(tmp_path, node)
     until(lambda: len(launcher.below()) == 9, "the workers")
     time.sleep(1.0)  # whatever there is to do at the start

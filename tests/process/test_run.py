@@ -16,10 +16,12 @@ import pytest
 from lllaunch.console.console import Console
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.execute import execute
+from lllaunch.run.samples import last_sample
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Program, Script
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
 from lllaunch.std import Std
+from lllaunch.workers import tail
 
 pytestmark = pytest.mark.measured
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lllaunch.run.outcome import RunOutcome
+
+
+# Arguments of `execute` that are not of the spec.
+_HOW = ("spawner", "targets", "build", "job")
 
 
 class Run:
@@ -57,7 +63,7 @@ class Run:
         return self(entrypoint, nproc, **more)
 
     def __call__(self, entrypoint: Entrypoint, nproc: int, **more: Any) -> RunOutcome:
-        how = {key: more.pop(key) for key in ("spawner", "targets", "build") if key in more}
+        how = {key: more.pop(key) for key in _HOW if key in more}
         more.setdefault("redirects", dict.fromkeys(range(nproc), Std.ALL))
         more.setdefault("tee", dict.fromkeys(range(nproc), Std.NONE))
         more.setdefault("grace_period", 60.0)
@@ -410,6 +416,90 @@ def test_nothing_is_said_of_a_quiet_run_in_which_all_goes_well(run: Run) -> None
     assert run.text.startswith("lllaunch: FAILED")
 
 
+# What the console shows of several workers
+
+SAYING = """
+import os, sys
+print("ready")
+print("I am", os.environ["RANK"])
+print("warning", file=sys.stderr)
+"""
+
+
+def shown(capfd: pytest.CaptureFixture[str]) -> list[list[str]]:
+    return [text.splitlines() for text in capfd.readouterr()]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"nproc": 1}, {"nproc": 3, "tee": {0: Std.ALL}}, {"local_ranks_filter": (range(1),)}],
+    ids=["one", "tee", "filter"],
+)
+def test_what_only_one_rank_can_show_has_no_prefix(
+    run: Run, capfd: pytest.CaptureFixture[str], more: dict[str, Any]
+) -> None:
+    options = {"nproc": 3, "tee": dict.fromkeys(range(3), Std.ALL), **more}
+    filters = ("I am",)
+    assert run.script(SAYING, duplicate_stdout_filters=filters, **options).exit_code == 0
+    assert shown(capfd) == [["ready", "I am 0"], ["warning"]]
+    # files are what they were
+    filtered = run.path / "attempt_0" / "filtered_stdout.log"
+    assert filtered.read_text() == "[default0]:I am 0\n"
+
+
+def test_a_prefix_that_is_given_is_shown_of_one_rank_too(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.script(SAYING, tee={0: Std.ALL}, log_line_prefix="<${worker:rank}> ")
+    assert shown(capfd) == [["<0> ready", "<0> I am 0"], ["<0> warning"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "together"),
+    [
+        ({}, "[default 0-2]:"),
+        ({"log_line_prefix": "${worker:local_rank}> ", "collapse": True}, "0-2> "),
+    ],
+    ids=["default", "template"],
+)
+def test_what_several_ranks_say_is_shown_once(
+    run: Run,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, Any],
+    together: str,
+) -> None:
+    # however far apart they say it
+    monkeypatch.setattr(tail, "_HELD_S", 1000.0)
+    assert run.script(SAYING, 3, tee=dict.fromkeys(range(3), Std.ALL), **more).exit_code == 0
+    own = "{}> " if more else "[default{}]:"
+    out, err = shown(capfd)
+    assert out[0] == f"{together}ready"
+    assert sorted(out[1:]) == [f"{own.format(rank)}I am {rank}" for rank in range(3)]
+    assert err == [f"{together}warning"]
+    for rank in range(3):
+        log = run.path / "attempt_0" / str(rank) / "stdout.log"
+        assert log.read_text() == f"ready\nI am {rank}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [({"collapse": False}, "[default{}]:"), ({"log_line_prefix": "${worker:rank} "}, "{} ")],
+    ids=["off", "template"],
+)
+def test_each_rank_is_shown_by_itself_where_that_is_wanted(
+    run: Run, capfd: pytest.CaptureFixture[str], more: dict[str, Any], own: str
+) -> None:
+    run.script(SAYING, 3, tee=dict.fromkeys(range(3), Std.ALL), **more)
+    out, err = shown(capfd)
+    lines = [own.format(rank) + text for rank in range(3) for text in ("ready", f"I am {rank}")]
+    assert sorted(out) == sorted(lines)
+    assert sorted(err) == [f"{own.format(rank)}warning" for rank in range(3)]
+
+
+# Ends
+
+
 def test_process_left_behind_is_reported(run: Run) -> None:
     outcome = run.program("sh", "-c", "sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done")
     assert outcome.exit_code == 0
@@ -489,6 +579,80 @@ def test_full_disk_while_recording_warns_once_and_ends_in_an_error(run: Run) -> 
     assert "lllaunch: '{}': File too large".format(run.path / "result.json") in lines
     assert not (run.path / "result.json").exists()
     assert "Traceback" not in run.text
+
+
+def test_samples_say_what_each_worker_does(run: Run) -> None:
+    outcome = run.script(
+        """
+        import os, subprocess, sys, time
+        end = time.monotonic() + 5
+        if os.environ["RANK"] == "1":
+            # most of the work is done below it
+            busy = "x = bytearray(64 << 20)\\nwhile True: pass"
+            child = subprocess.Popen([sys.executable, "-c", busy])
+        while time.monotonic() < end:
+            if os.environ["RANK"] == "0":
+                print("x" * 99, flush=True)
+                with open("/dev/zero", "rb") as zeros, open("/dev/null", "wb") as null:
+                    null.write(zeros.read(1 << 20))
+            time.sleep(0.1)
+        if os.environ["RANK"] == "1":
+            child.kill()
+            child.wait()
+        """,
+        nproc=2,
+        samples=1.0,
+    )
+    assert outcome.state == "succeeded", run.text
+    lines = [json.loads(each) for each in (run.path / "samples.jsonl").read_text().splitlines()]
+    assert len(lines) >= 2
+    assert {line["attempt"] for line in lines} == {0}
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    # one may start later than the other, or end sooner
+    idle, busy = (
+        [line["ranks"][rank] for line in lines if rank in line["ranks"]] for rank in ("0", "1")
+    )
+    assert max(each["cpu"] for each in busy) > 2 * min(each["cpu"] for each in idle)
+    assert max(each["rss"] for each in busy) > (64 << 20) + min(each["rss"] for each in idle)
+    assert max(each["read"] for each in idle) > 1 << 20
+    assert max(each["written"] for each in idle) > 1 << 20
+    assert idle[-1]["output"] > 0
+    assert last_sample(str(run.path)) == {**lines[-1], "gpus": {}}
+    assert not run.events("Sample")
+
+
+def test_a_run_that_is_over_at_once_leaves_no_samples(run: Run) -> None:
+    run.program("true", samples=1.0)
+    assert not (run.path / "samples.jsonl").exists()
+
+
+def test_samples_that_cannot_be_written_harm_nothing(run: Run) -> None:
+    (run.path / "samples.jsonl").mkdir(parents=True)
+    outcome = run.program("sleep", "2.5", samples=1.0)
+    assert (outcome.state, outcome.exit_code) == ("succeeded", 0)
+    where = run.path / "samples.jsonl"
+    assert run.text.count(f"lllaunch: warning: '{where}': Is a directory") == 1
+
+
+def test_no_samples_are_taken_while_a_restart_is_waited_for(run: Run) -> None:
+    outcome = run.script(
+        """
+        import os, sys, time
+        time.sleep(1.5)
+        sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+        """,
+        samples=1.0,
+        max_restarts=1,
+        restart=RestartPolicy(delay=3.0),
+    )
+    assert outcome.state == "succeeded", run.text
+    lines = [json.loads(each) for each in (run.path / "samples.jsonl").read_text().splitlines()]
+    assert [line["attempt"] for line in lines] == sorted(line["attempt"] for line in lines)
+    assert {line["attempt"] for line in lines} == {0, 1}
+    (pause,) = run.events("Pause")
+    again = run.events("StartWorkers")[-1]
+    between = [line for line in lines if pause["time_ns"] < line["time"] * 1e9 < again["time_ns"]]
+    assert between == []
 
 
 def test_failure_of_the_workers_counts_more_than_a_full_disk(run: Run) -> None:

@@ -49,7 +49,12 @@ with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
 """
 
 # what only one of the two sets, or the shell for each command
-OURS_ALONE = {"LLLAUNCH_CRASH_FILE", "LLLAUNCH_RESULT_FILE", "LLLAUNCH_RUN"}
+OURS_ALONE = {
+    "LLLAUNCH_CRASH_FILE",
+    "LLLAUNCH_HEARTBEAT",
+    "LLLAUNCH_RESULT_FILE",
+    "LLLAUNCH_RUN",
+}
 # what is compared by form
 DIFFERENT = {
     "MASTER_ADDR",

@@ -160,7 +160,10 @@ CASES = (
     ),
     Case(
         *(7, "rank 2 missing from an all_reduce", "c07_missing_rank.py"),
-        r"Ranks 0-1, 3 waited for it in all_reduce \([^)]*\), called at c07_missing_rank\.py:18",
+        r"Rank 2 never came to all_reduce #2 of default_pg \(float32 \[1\]\), at\s+"
+        r"c07_missing_rank\.py:10; ranks 0-1, 3 wait in it since [\d:]{8}, at\s+"
+        r"c07_missing_rank\.py:18\.[^|]*"
+        r"\[0-1,3\] step \(c07_missing_rank\.py:18\) → all_reduce \(",
         r"rank 2 \(attempt 0\) stalled",
         r"rank 2 is in fetch_shard \(c07_missing_rank\.py:10\); ranks 0-1, 3 wait for it",
         HUNG,
@@ -227,8 +230,9 @@ CASES = (
     Case(
         *(17, "shapes of an all_reduce differ", "c17_shapes.py"),
         r"The ranks do not agree on the size of a collective\s+operation:\s+it\s+received "
-        r"2500 bytes where its own call has 2000",
-        r"rank \d \(attempt 0\) died of SIGABRT",
+        r"2500 bytes where its own call has 2000\.\s+"
+        r"Rank 2 called all_reduce #4 with \[5000\][^,]*, the others with\s+\[4000\]",
+        r"rank \d \(attempt 0\) died of SIGABRT[^|]*Rank 2 called",
         r"c17_shapes\.py:14 in <module>: dist\.all_reduce",
         TORCH,
     ),
@@ -236,7 +240,8 @@ CASES = (
         *(18, "rank 1 exits 0 early", "c18_early.py"),
         r"ended with success after .*, (.* before|just when) the connections of ranks 0, 2-3 broke",
         r"rank 1 \(attempt 0\) ended with success",
-        r"it left while they were in all_reduce \(c18_early\.py:9\)",
+        r"it left while they were in all_reduce #4 of default_pg \(float32 \[4\]\), at "
+        r"c18_early\.py:9",
         TORCH,
     ),
     Case(

@@ -3,7 +3,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+# Text of a module pynvml that another process imports, with two GPUs; what a test wants of them is
+# added to it. ``init`` is what happens when the driver is loaded.
+DRIVER = """
+    import json, time
+    from types import SimpleNamespace
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit():
+        {init}
+
+    def nvmlShutdown():
+        pass
+
+    def nvmlDeviceGetCount():
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(index):
+        return index
+"""
 
 
 class FakeNvmlError(Exception):
@@ -19,6 +42,10 @@ class FakeNvml:
         self.gpus = gpus
         self.broken = broken
         self.open = 0
+        self.holders: dict[Any, list[int]] = {}
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        return [SimpleNamespace(pid=pid) for pid in self.holders.get(handle, [])]
 
     def nvmlInit(self) -> None:
         if self.broken:
@@ -48,3 +75,19 @@ class FakeNvml:
         if name is None:
             raise FakeNvmlError("Not Found")
         return name
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
+        if isinstance(handle, str):
+            raise FakeNvmlError("Not Supported")
+        return SimpleNamespace(gpu=10 * handle, memory=99)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
+        return SimpleNamespace(total=80 << 30, used=len(str(handle)) << 30)
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
+        if isinstance(handle, str):
+            raise FakeNvmlError("Not Supported")
+        return 70_000 + handle

@@ -19,6 +19,7 @@ from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import collector
 from lllaunch.watchdog.stacks.frames import RankStack
+from lllaunch.watchdog.stacks.recorders import TraceSource
 
 SIGTERM = 15
 
@@ -36,9 +37,13 @@ class Collector:
         paths: Mapping[int, str],
         heading: str,
         hide: Callable[[str], str] = str,
+        directory: str = "",
+        base_rank: int = 0,
         parent: int = 0,
+        recorders: Mapping[int, TraceSource] | None = None,
     ) -> None:
         assert parent == PlayedStarter.pid
+        assert recorders is not None
         self.workers, self.paths, self.heading = dict(workers), dict(paths), heading
         self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         type(self).made.append(self)

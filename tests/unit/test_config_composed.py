@@ -12,13 +12,16 @@ from hydra.core.global_hydra import GlobalHydra
 
 from lllaunch.app.schema_store import install
 from lllaunch.config.resolve import resolve
+from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy, WatchdogPolicy
 
 GIB = 1024**3
-DEFAULT = WatchdogPolicy(timers=True, stall=1800, warmup=300)
-REPORT = WatchdogPolicy(stall=1800, report=frozenset({"stall"}))
-STRICT = WatchdogPolicy(timers=True, stall=300, stall_scope="rank", warmup=300, heartbeat=300)
+DEFAULT = with_spin(WatchdogPolicy(timers=True, stall=1800, warmup=300))
+REPORT = with_spin(WatchdogPolicy(stall=1800, report=frozenset({"stall"})))
+STRICT = with_spin(
+    WatchdogPolicy(timers=True, stall=300, stall_scope="rank", warmup=300, heartbeat=300)
+)
 
 EXPERIMENTS = {
     "plain": "{entrypoint: env}",
@@ -64,9 +67,9 @@ def spec(conf: Path, experiment: str, *overrides: str) -> LaunchSpec:
         ("plain", "", REPORT),
         ("plain", "launch.watchdog=strict", STRICT),
         ("plain", "launch.watchdog.preset=strict", STRICT),
-        ("plain", "launch.watchdog={stall:10m}", WatchdogPolicy(stall=600)),
-        ("plain", "launch.watchdog.stall=10m", WatchdogPolicy(stall=600)),
-        ("plain", "+launch.watchdog.stall=10m", WatchdogPolicy(stall=600)),
+        ("plain", "launch.watchdog={stall:10m}", with_spin(WatchdogPolicy(stall=600))),
+        ("plain", "launch.watchdog.stall=10m", with_spin(WatchdogPolicy(stall=600))),
+        ("plain", "+launch.watchdog.stall=10m", with_spin(WatchdogPolicy(stall=600))),
         ("by_name", "", DEFAULT),
         ("by_name", "launch.watchdog=strict", STRICT),
         ("by_name", "launch.watchdog=none", WatchdogPolicy()),
@@ -74,15 +77,21 @@ def spec(conf: Path, experiment: str, *overrides: str) -> LaunchSpec:
         (
             "by_name",
             "launch.watchdog={preset:default,stall:10m}",
-            WatchdogPolicy(timers=True, stall=600, warmup=300),
+            with_spin(WatchdogPolicy(timers=True, stall=600, warmup=300)),
         ),
-        ("mapping", "", WatchdogPolicy(timers=True, timeout=3600, stall=1800, warmup=300)),
+        (
+            "mapping",
+            "",
+            with_spin(WatchdogPolicy(timers=True, timeout=3600, stall=1800, warmup=300)),
+        ),
         ("mapping", "launch.watchdog=strict", STRICT),
         ("mapping", "launch.watchdog.timeout=null", DEFAULT),
         (
             "mapping",
             "launch.watchdog.stall=10m launch.watchdog.memory=8GiB",
-            WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300, memory=8 * GIB),
+            with_spin(
+                WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300, memory=8 * GIB)
+            ),
         ),
         ("nothing", "", REPORT),
         ("nothing", "launch.watchdog=strict", STRICT),
@@ -140,5 +149,7 @@ def test_one_config_may_change_another(conf: Path) -> None:
         "launch: {watchdog: {stall: 10m}, restart: {on: [signal]}}\n"
     )
     found = spec(conf, "changed")
-    assert found.watchdog == WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
+    assert found.watchdog == with_spin(
+        WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
+    )
     assert found.restart == RestartPolicy(frozenset({"signal"}), 1)

@@ -13,6 +13,7 @@ from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
 from lllaunch.config.plan import plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT, PRESETS, schema_node
+from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Resources, RestartPolicy, WatchdogPolicy
 
@@ -33,13 +34,17 @@ OTHER: dict[str, Any] = {
     "duplicate_stdout_filters": "loss",
     "duplicate_stderr_filters": "Warning",
     "log_line_prefix": "> ",
+    "collapse": False,
     "grace_period": "5s",
     "signals": "SIGUSR1",
     "watchdog": "strict",
     "max_restarts": 3,
     "restart": {"on": ["oom"]},
     "resources": {"cpus_per_proc": 2},
+    "min_disk": "1GiB",
+    "preflight": ["env"],
     "virtual_local_rank": True,
+    "samples": "1m",
 }
 
 
@@ -143,7 +148,7 @@ def test_mappings_are_taken_whole() -> None:
 def test_a_null_of_the_job_sets_nothing() -> None:
     composed = {**schema_node(), "env": None, "watchdog": None}
     spec = spec_of({"env": {"A": "1"}, "watchdog": {"stall": "5m"}}, composed)
-    assert (spec.env, spec.watchdog) == ({"A": "1"}, WatchdogPolicy(stall=300))
+    assert (spec.env, spec.watchdog) == ({"A": "1"}, with_spin(WatchdogPolicy(stall=300)))
 
 
 def test_what_yaml_makes_of_on_is_understood() -> None:

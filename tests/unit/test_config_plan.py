@@ -44,7 +44,17 @@ RICH = {
     "duplicate_stdout_filters": "a,b",
     "preload": ["json"],
     "watchdog": {"preset": "strict", "timeout": 3600, "memory": "1.5GiB", "heartbeat": None},
-    "restart": {"on": "oom,hang", "delay": 90},
+    "restart": {
+        "on": "oom,hang",
+        "delay": 90,
+        "window": "360m",
+        "reset_on": "progress",
+        "max_without_progress": 3,
+        "checkpoint": "ckpt",
+        "gpu_wait": 0,
+    },
+    "min_disk": "5120MiB",
+    "preflight": "env 'A B'",
 }
 
 
@@ -65,11 +75,25 @@ def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
         "stall": "5m",
         "stall_scope": "rank",
         "silence": None,
+        "spin": "30m",
         "warmup": "5m",
         "heartbeat": None,
         "memory": "1536MiB",
+        "collectives": True,
+        "progress": None,
     }
-    assert plan["restart"] == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m"}
+    assert plan["restart"] == {
+        "on": ["oom", "hang"],
+        "delay": "1m30s",
+        "max_delay": "5m",
+        "window": "6h",
+        "reset_on": "progress",
+        "max_without_progress": 3,
+        "checkpoint": "ckpt",
+        "gpu_wait": "0s",
+    }
+    assert plan["min_disk"] == "5GiB"
+    assert plan["preflight"] == {"command": ["env", "A B"], "timeout": "5m"}
     assert list(plan["env"]) == ["A", "B", "C", "D", "E", "F"]
 
 
@@ -123,6 +147,11 @@ restarts = st.none() | st.fixed_dictionaries(
         "on": st.sampled_from(["all", "none"]) | st.lists(st.sampled_from(RESTART_CAUSES)),
         "delay": st.just(0) | st.floats(1e-9, 300),
         "max_delay": st.floats(300, 1e8),
+        "window": st.none() | st.floats(1e-9, 1e8),
+        "reset_on": st.sampled_from([None, "progress"]),
+        "max_without_progress": st.none() | st.integers(1, 100),
+        "checkpoint": st.none() | st.just("a b/latest"),
+        "gpu_wait": st.floats(0.1, 1e8),
     },
 )
 

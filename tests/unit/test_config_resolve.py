@@ -20,7 +20,7 @@ from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, schema_node
 from lllaunch.config.tree import show
-from lllaunch.config.watchdog import WATCHDOG_KEYS
+from lllaunch.config.watchdog import WATCHDOG_KEYS, with_spin
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy, WatchdogPolicy
 from lllaunch.std import Std
@@ -53,6 +53,7 @@ def test_defaults() -> None:
         output_dir="/out/2026-01-31/10-20-30",
         runtime_cwd=HERE,
         watchdog=PRESETS[DEFAULT],
+        samples=5.0,
     )
 
 
@@ -112,7 +113,9 @@ def test_everything_at_once() -> None:
     assert spec.log_dir == os.path.join(HERE, "logs")
     assert spec.grace_period == 90
     assert spec.signals == (signal.SIGTERM, signal.SIGUSR1)
-    assert spec.watchdog == WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
+    assert spec.watchdog == with_spin(
+        WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
+    )
     assert (spec.max_restarts, spec.virtual_local_rank, spec.run_id) == (2, True, "abc")
     assert spec.quiet
     assert spec.restart == RestartPolicy(frozenset({"hang", "oom"}), 1)
@@ -375,16 +378,20 @@ WRONG_KINDS: dict[str, list[Any]] = {
     "duplicate_stdout_filters": [3, {"a": 1}],
     "duplicate_stderr_filters": [True, {"a": 1}],
     "log_line_prefix": [3, [1], "${worker:rnk}"],
+    "collapse": ["true", 1, [1]],
     "log_dir": [3, [1], f"{__file__}/x"],
     "grace_period": ["soon", "1:30", -1, True, [1], {"a": 1}],
     "signals": ["SIGTREM", 15, "KILL", {"a": 1}],
     "watchdog": ["strickt", 3, True, [1]],
     "max_restarts": [-1, "x", 1.5, True, [1], 10**7],
     "restart": ["all", 3, True, [1]],
+    "min_disk": ["much", -1, 0, True, [1]],
+    "preflight": [3, True, [], ""],
     "resources": ["gpu", 2, [1]],
     "virtual_local_rank": ["true", 1, [1]],
     "run_id": ["", 3, [1]],
     "quiet": ["true", 1, [1]],
+    "samples": ["often", "none", 0, 0.5, "1:30", True, [1], {"a": 1}],
     "locked": [3, [1], ""],
 }
 

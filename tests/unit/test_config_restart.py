@@ -84,10 +84,20 @@ def test_delays() -> None:
     assert policy_of({"max_delay": 0}).max_delay == 0
 
 
+# What there was not at first, as a plan has it if nobody has set it.
+NEW = {
+    "window": None,
+    "reset_on": None,
+    "max_without_progress": None,
+    "checkpoint": None,
+    "gpu_wait": "1m",
+}
+
+
 def test_a_plan_says_all_of_it() -> None:
     said = yaml.safe_load(plan_text(spec_of({"on": "oom,hang", "delay": 90})))["launch"]["restart"]
     assert list(said) == list(RESTART_KEYS)
-    assert said == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m"}
+    assert said == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m", **NEW}
     hashes = {plan_hash(spec_of({"on": on})) for on in ("oom,hang", "hang,oom", ["hang", "oom"])}
     assert len(hashes) == 1
     assert plan_hash(spec_of(None)) not in hashes
@@ -99,7 +109,7 @@ FIRST = list(plan._DEFAULTS["restart"]["on"])
 def test_a_lock_from_before_nodes_could_be_lost_still_fits() -> None:
     assert [*FIRST_CAUSES] == FIRST
     every = spec_of(None)
-    assert every.restart.on == {*RESTART_CAUSES} == {*FIRST, "node"}
+    assert every.restart.on == {*RESTART_CAUSES} == {*FIRST, "node", "preflight"}
     # as plans had it: a list of all causes that there were, or nothing
     without = essential(portable_plan(every))
     former = {"launch": {**without["launch"], "restart": {"on": FIRST}}}
@@ -144,6 +154,7 @@ def test_what_came_from_the_environment_is_not_written(monkeypatch: pytest.Monke
         "on": "${oc.env:CAUSES}",
         "delay": "${oc.env:DELAY}",
         "max_delay": "1h",
+        **NEW,
     }
     again = resolve(OmegaConf.create(text), runtime_cwd="/", output_dir="/out")
     assert again.restart == spec.restart
@@ -162,9 +173,10 @@ def test_a_policy_without_restarts_is_no_mistake() -> None:
     assert spec_of({"delay": "1s"}, max_restarts=0).restart.delay == 1
 
 
-_NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout, node)"
-_NO_CAUSE = "expected failure, signal, oom, hang, timeout, node, all or none"
-_NO_MAPPING = "expected a mapping of settings (on, delay, max_delay)"
+_NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout, node, preflight)"
+_NO_CAUSE = "expected failure, signal, oom, hang, timeout, node, preflight, all or none"
+_NO_MAPPING = f"expected a mapping of settings ({', '.join(RESTART_KEYS)})"
+_NO_ATTEMPTS = "expected a whole number, 1 or more"
 MISTAKES = [
     ("all", f": {_NO_MAPPING}, got 'all'; causes go under 'on': {{on: [hang, oom]}} [type]"),
     (["hang"], f": {_NO_MAPPING}, got ['hang']; causes go under 'on': {{on: [hang, oom]}} [type]"),
@@ -204,6 +216,40 @@ MISTAKES = [
         {"max_delay": "x"},
         ".max_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'x' [duration]",
     ),
+    (
+        {"window": 0},
+        (
+            ".window: expected a duration of more than 0, got 0; null is for as long as the run "
+            "goes on [duration]"
+        ),
+    ),
+    (
+        {"reset_on": "checkpoint"},
+        (
+            ".reset_on: expected progress or null, got 'checkpoint'; write progress, and name the "
+            "path as 'checkpoint' [choice]"
+        ),
+    ),
+    ({"reset_on": False}, ".reset_on: expected progress or null, got false; write null [choice]"),
+    (
+        {"reset_on": "progres"},
+        ".reset_on: expected progress or null, got 'progres'; did you mean 'progress'? [choice]",
+    ),
+    (
+        {"max_without_progress": 0},
+        f".max_without_progress: {_NO_ATTEMPTS}, got 0; write null for no such limit [number]",
+    ),
+    (
+        {"max_without_progress": -1},
+        f".max_without_progress: {_NO_ATTEMPTS}, got -1 [number]",
+    ),
+    ({"checkpoint": ""}, ".checkpoint: expected text that is not empty, got '' [text]"),
+    ({"checkpoint": 3}, ".checkpoint: expected text, got 3; quote it [text]"),
+    ({"gpu_wait": -1}, ".gpu_wait: expected a duration of 0 or more, got -1 [duration]"),
+    (
+        {"gpu_wait": None},
+        ".gpu_wait: expected a duration (90, 90s, 10m, 1h30m, 1d), got null [duration]",
+    ),
     ({"dealy": 3}, ".dealy: unknown setting; did you mean 'delay'? [unknown-key]"),
     (
         {"on": "${worker:rank}"},
@@ -233,3 +279,50 @@ def test_mistakes_are_told_together() -> None:
         *("launch.restart.z", "launch.restart.on[0]", "launch.restart.on[1]"),
         *("launch.restart.delay", "launch.restart.max_delay"),
     ]
+
+
+def test_attempts_without_progress_may_be_counted_where_nothing_shows_progress() -> None:
+    assert policy_of({"max_without_progress": 2}).max_without_progress == 2
+
+
+def test_null_is_off() -> None:
+    off = dict.fromkeys(("window", "reset_on", "max_without_progress", "checkpoint"))
+    assert policy_of(off) == policy_of(None)
+    assert not policy_of(off).looks_back
+
+
+@pytest.mark.parametrize("setting", [{"window": 1}, {"reset_on": "progress"}])
+def test_what_looks_back(setting: Any) -> None:
+    assert policy_of(setting).looks_back
+
+
+def test_a_checkpoint_alone_does_not_look_back() -> None:
+    assert not policy_of({"checkpoint": "x"}).looks_back
+
+
+def test_a_checkpoint_is_the_same_in_another_directory() -> None:
+    portable = portable_plan(spec_of({"checkpoint": "/out/ckpt/latest"}))
+    assert portable["launch"]["restart"]["checkpoint"] == "<output_dir>/ckpt/latest"
+
+
+# The cause `preflight` came later than `node`
+
+
+SIX = [*FIRST_CAUSES, "node"]
+
+
+@pytest.mark.parametrize("more", [{}, {"nnodes": 2, "rdzv": {"endpoint": "host0"}}])
+def test_all_causes_that_there_were_before_there_was_a_preflight_are_all(more: Any) -> None:
+    every, named = spec_of(None, **more), spec_of({"on": SIX}, **more)
+    assert plan_hash(every) == plan_hash(named)
+    assert portable_plan(named)["launch"]["restart"]["on"] == "all"
+
+
+def test_with_a_preflight_it_makes_a_difference_whether_it_counts() -> None:
+    preflight = {"preflight": ["env"]}
+    specs = [spec_of(on, **preflight) for on in (None, {"on": SIX}, {"on": FIRST})]
+    assert len({plan_hash(spec) for spec in specs}) == 3
+    for spec in specs:
+        for written in (yaml.safe_load(plan_text(spec)), complete(essential(portable_plan(spec)))):
+            again = spec_of(written["launch"]["restart"], **preflight)
+            assert again.restart == spec.restart

@@ -21,6 +21,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import KEYS
 from lllaunch.config.sweep import SWEEP_KEYS, SYNONYMS, SweepSettings, sweep_settings
 from lllaunch.config.tree import show
+from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec, Resources, RestartPolicy, WatchdogPolicy
 from lllaunch.sweep.policy import Retries, SweepPolicy
@@ -50,7 +51,7 @@ def test_the_stored_node_has_every_key_and_no_other() -> None:
     assert not {*SWEEP_KEYS} & {*LAUNCH_FIELDS}
     assert OmegaConf.to_container(launcher_node().retries) == Retries()._asdict()
     # a job has one node
-    assert {*Retries._fields} == {*RESTART_CAUSES} - {"node"}
+    assert {*Retries._fields} == {*RESTART_CAUSES} - {"node", "preflight"}
 
 
 def test_the_stored_node_is_made_anew_each_time() -> None:
@@ -302,7 +303,7 @@ def test_launch_fields_on_the_command_line(stored: Path) -> None:
     ]
     spec = spec_of(composed(stored, *overrides))
     assert spec.env == {"A": "b", "C": "d"}
-    assert spec.watchdog == WatchdogPolicy(stall=600)
+    assert spec.watchdog == with_spin(WatchdogPolicy(stall=600))
     assert spec.resources == Resources(2)
     assert spec.restart == RestartPolicy(frozenset({"oom"}))
     assert spec.nproc == 3
@@ -325,7 +326,7 @@ def test_files_may_say_it(stored: Path) -> None:
     cfg = composed(stored, "hydra.launcher.watchdog.stall=10m", "n=5", config="mine")
     spec = spec_of(cfg)
     assert (spec.nproc, plan_node(spec)["launch"]["tee"]) == (5, "all")
-    assert spec.watchdog == WatchdogPolicy(stall=600, timeout=3600)
+    assert spec.watchdog == with_spin(WatchdogPolicy(stall=600, timeout=3600))
     assert sweep_settings(cfg.hydra.launcher).policy == SweepPolicy(2)
 
 

@@ -8,15 +8,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lllaunch.config.plan import plan_hash, plan_text
+from lllaunch.config.plan import complete, essential, plan_hash, plan_text, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import PRESETS, schema_node
-from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS, written_policy
+from lllaunch.config.watchdog import SYNONYMS, WATCHDOG_KEYS, with_spin, written_policy
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, WatchdogPolicy
 
 GIB = 1024**3
 NAMES = "none, report, default, strict"
+SPIN = frozenset({"spin"})
 
 
 def spec_of(launch: Any, **root: Any) -> LaunchSpec:
@@ -40,8 +41,8 @@ def test_nothing_is_watched_where_the_config_says_so() -> None:
         assert policy_of(nothing) == WatchdogPolicy()
 
 
-def test_a_stall_is_reported_and_ends_nothing_where_nothing_is_said() -> None:
-    reported = WatchdogPolicy(stall=1800, report=frozenset({"stall"}))
+def test_what_is_found_is_reported_and_ends_nothing_where_nothing_is_said() -> None:
+    reported = WatchdogPolicy(stall=1800, spin=1800, report=frozenset({"stall", "spin"}))
     assert spec_of({}).watchdog == reported
     for unsaid in (None, {}, {"preset": None}, "report"):
         assert policy_of(unsaid) == reported
@@ -50,10 +51,15 @@ def test_a_stall_is_reported_and_ends_nothing_where_nothing_is_said() -> None:
 def test_a_limit_says_what_follows() -> None:
     said = {"preset": "default", "stall": {"after": "10m", "action": "report"}, "memory": "1GiB"}
     assert policy_of(said) == WatchdogPolicy(
-        timers=True, stall=600, warmup=300, memory=GIB, report=frozenset({"stall"})
+        timers=True, stall=600, spin=1800, warmup=300, memory=GIB, report=SPIN | {"stall"}
     )
-    assert policy_of({"stall": {"after": "10m"}}) == WatchdogPolicy(stall=600)
+    assert policy_of({"stall": {"after": "10m"}}) == WatchdogPolicy(
+        stall=600, spin=1800, report=SPIN
+    )
     assert policy_of({"stall": {"after": None, "action": "report"}}) == WatchdogPolicy()
+    assert policy_of({"preset": "default", "stall": {"action": "report"}}) == WatchdogPolicy(
+        timers=True, stall=1800, spin=1800, warmup=300, report=SPIN | {"stall"}
+    )
     written = written_policy(policy_of(said))
     assert written["stall"] == {"after": "10m", "action": "report"}
     assert policy_of(written) == policy_of(said)
@@ -61,10 +67,10 @@ def test_a_limit_says_what_follows() -> None:
 
 def test_the_presets() -> None:
     assert policy_of("default") == WatchdogPolicy(
-        timers=True, stall=1800, stall_scope="group", warmup=300
+        timers=True, stall=1800, stall_scope="group", spin=1800, warmup=300, report=SPIN
     )
     assert policy_of("strict") == WatchdogPolicy(
-        timers=True, stall=300, stall_scope="rank", warmup=300, heartbeat=300
+        timers=True, stall=300, stall_scope="rank", spin=1800, warmup=300, heartbeat=300
     )
     # only the user can know these
     assert {(p.timeout, p.run_timeout, p.memory) for p in PRESETS.values()} == {(None, None, None)}
@@ -77,15 +83,57 @@ def test_no_preset_is_a_boolean_in_yaml() -> None:
 def test_a_mapping_changes_a_preset() -> None:
     changed = {"preset": "strict", "stall": "10m", "memory": "8GiB", "heartbeat": None}
     assert policy_of(changed) == WatchdogPolicy(
-        timers=True, stall=600, stall_scope="rank", warmup=300, memory=8 * GIB
+        timers=True, stall=600, stall_scope="rank", spin=1800, warmup=300, memory=8 * GIB
     )
-    assert policy_of({"stall": 90}) == WatchdogPolicy(stall=90)
+    assert policy_of({"stall": 90}) == WatchdogPolicy(stall=90, spin=1800, report=SPIN)
+
+
+@pytest.mark.parametrize(
+    ("said", "spin", "reported"),
+    [
+        ({"stall": None}, None, False),
+        ({"preset": "none"}, None, False),
+        ({"preset": "none", "stall": "2h"}, 7200, True),
+        ({"preset": "default", "stall": "2h"}, 7200, True),
+        ({"preset": "default", "stall_scope": "rank"}, 1800, False),
+        ({"preset": "strict", "stall": "2h"}, 7200, False),
+        ({"preset": "strict", "stall_scope": "group"}, 1800, True),
+        ({"stall_scope": "rank"}, 1800, True),
+        ({"stall": None, "spin": "10m"}, 600, False),
+        ({"spin": {"after": "10m", "action": "report"}}, 600, True),
+        ({"preset": "strict", "spin": {"action": "report"}}, 1800, True),
+        ({"preset": "default", "spin": None}, None, False),
+        ({"spin": "10m", "stall_scope": "rank"}, 600, False),
+    ],
+)
+def test_what_a_spin_is_follows_from_the_rest(
+    said: dict[str, Any], spin: float | None, reported: bool
+) -> None:
+    spec = spec_of({"watchdog": said})
+    assert (spec.watchdog.spin, "spin" in spec.watchdog.report) == (spin, reported)
+    # in a plan as well, where it is named only if it does not
+    node = essential(portable_plan(spec))["launch"].get("watchdog", {})
+    assert ("spin" in node) is ("spin" in said and spec.watchdog != with_spin(spec.watchdog))
+    again = complete({"launch": {"watchdog": node}})["launch"]["watchdog"]
+    assert policy_of(again) == spec.watchdog
+
+
+def test_a_spin_after_a_time_of_the_environment_is_in_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STALL", "4321s")
+    spec = spec_of({"watchdog": {"preset": "strict", "stall": "${oc.env:STALL}"}})
+    assert spec.watchdog.spin == 4321
+    plan = portable_plan(spec)
+    assert "spin" not in plan["launch"]["watchdog"]
+    assert complete(essential(plan)) == plan
+    assert policy_of(plan["launch"]["watchdog"]) == spec.watchdog
 
 
 def test_everything_can_be_said() -> None:
     said = yaml.safe_load(
         "{timers: true, timeout: 1h, run_timeout: 1d, stall: 1s, stall_scope: rank, silence: 4s,"
-        " warmup: 0, heartbeat: 1.5, memory: 1MiB}"
+        " spin: 5s, warmup: 0, heartbeat: 1.5, memory: 1MiB}"
     )
     assert policy_of(said) == WatchdogPolicy(
         timers=True,
@@ -94,6 +142,7 @@ def test_everything_can_be_said() -> None:
         stall=1,
         stall_scope="rank",
         silence=4,
+        spin=5,
         warmup=0,
         heartbeat=1.5,
         memory=1024**2,
@@ -102,7 +151,7 @@ def test_everything_can_be_said() -> None:
 
 @pytest.mark.parametrize("off", [None, False])
 @pytest.mark.parametrize(
-    "limit", ["timeout", "run_timeout", "stall", "silence", "heartbeat", "memory"]
+    "limit", ["timeout", "run_timeout", "stall", "silence", "spin", "heartbeat", "memory"]
 )
 def test_a_limit_can_be_turned_off(limit: str, off: Any) -> None:
     policy = policy_of({"preset": "strict", "timeout": "1h", "memory": "1GB", limit: off})
@@ -132,9 +181,12 @@ def test_a_plan_says_what_a_preset_means() -> None:
         "stall": "5m",
         "stall_scope": "rank",
         "silence": None,
+        "spin": "30m",
         "warmup": "5m",
         "heartbeat": "5m",
         "memory": None,
+        "collectives": True,
+        "progress": None,
     }
 
 
@@ -168,6 +220,9 @@ def test_what_came_from_the_environment_is_named_and_not_written(
     again = resolve(OmegaConf.create(text), runtime_cwd="/", output_dir="/out")
     assert again.watchdog == spec.watchdog
     assert plan_text(again) == text
+    # as it is run again
+    launch = complete(essential(portable_plan(spec)))["launch"]
+    assert policy_of(launch["watchdog"]) == spec.watchdog
 
 
 # A value of `watchdog`, and what is told after `launch.watchdog`.
@@ -214,6 +269,18 @@ MISTAKES = [
         f".preset: expected a preset ({NAMES}), got true; write default [preset]",
     ),
     ({"stal": 3}, ".stal: unknown setting; did you mean 'stall'? [unknown-key]"),
+    (
+        {"silence": {"action": "report"}},
+        (
+            ".silence: {action: 'report'} names no limit; "
+            "the preset has none: add after: 30m [duration]"
+        ),
+    ),
+    ({"stall": {}}, ".stall: {} names no limit; add after: 30m [duration]"),
+    (
+        {"spin": {"after": "1h", "action": "stop"}},
+        ".spin.action: expected end or report, got 'stop' [choice]",
+    ),
     ({"Stall": 3}, ".Stall: unknown setting; did you mean 'stall'? [unknown-key]"),
     ({1: 3}, ".1: unknown setting [unknown-key]"),
     (
@@ -352,6 +419,9 @@ def test_a_mapping_that_undid_a_preset_unseen_is_refused() -> None:
         "launch.watchdog: {stall: '10m'} names no preset, and has replaced what another config "
         "said; add preset: none, report, default or strict [preset]"
     )
-    assert composed({"preset": "none", "stall": "10m"}) == WatchdogPolicy(stall=600)
+    assert composed({"preset": "none", "stall": "10m"}) == policy_of({"stall": "10m"})
     everything = plan_of(spec_of({"watchdog": "strict"}))
+    assert composed(everything) == PRESETS["strict"]
+    # as it was written before there was such a limit
+    del everything["spin"]
     assert composed(everything) == PRESETS["strict"]

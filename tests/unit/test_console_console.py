@@ -12,7 +12,8 @@ import pytest
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.causes import ExitedNonZero
-from lllaunch.run.outcome import RootCause, RunOutcome
+from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, Succeeded, WorkerOutcome
+from lllaunch.watchdog.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -32,6 +33,13 @@ FAILED = RunOutcome("failed", 3, "/home/ada/run")
 ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
 
 
+def failed(
+    number: int, root: RootCause | None = None, progress: Progress | None = None
+) -> AttemptOutcome:
+    worker = WorkerOutcome(0, 0, Succeeded(), progress=progress)
+    return AttemptOutcome(number, 0, "/run", "failed", 0, 0, (worker,), root)
+
+
 @pytest.mark.parametrize(
     ("speak", "text"),
     [
@@ -44,11 +52,15 @@ ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
             "attempt 3: 1 worker of mod:fn, logs in /mnt/run/attempt_3",
         ),
         (
-            lambda console: console.restarting(0, ROOT, 1, 3),
+            lambda console: console.restarting(failed(0, ROOT), 1, 3),
             "attempt 0: rank 1 exited with status 1; restarting (1 of 3)",
         ),
         (
-            lambda console: console.restarting(1, None, 2, None),
+            lambda console: console.restarting(failed(0, ROOT, Progress(7.0)), 1, 3),
+            "attempt 0: rank 1 exited with status 1, at step 7; restarting (1 of 3)",
+        ),
+        (
+            lambda console: console.restarting(failed(1), 2, None),
             "attempt 1: failed; restarting",
         ),
         (
@@ -80,6 +92,7 @@ ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
             ),
         ),
         (lambda console: console.killing(2, 1), "SIGINT again, killing 1 worker"),
+        (lambda console: console.killing(2, None), "SIGINT again, killing the preflight"),
         (lambda console: console.killing(None, 2), "the grace period is over, killing 2 workers"),
         (lambda console: console.warning("odd"), "warning: odd"),
     ],
@@ -195,7 +208,7 @@ def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
     def speak(console: Console) -> None:
         console.be_quiet()
         console.started(0, 2, "train.py", "/home/ada/run/attempt_0")
-        console.restarting(0, ROOT, 1, 3)
+        console.restarting(failed(0, ROOT), 1, 3)
         console.finished(replace(FAILED, state="succeeded", exit_code=0))
 
     restarting = "lllaunch: attempt 0: rank 1 exited with status 1; restarting (1 of 3)\n"

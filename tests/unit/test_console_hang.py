@@ -22,14 +22,18 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
+from lllaunch.supervisor.machine import GroupStacks
 from lllaunch.text import printable
+from lllaunch.watchdog.collectives import Call, Disagreement, Party
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
+    NotFinite,
     OverMemory,
     Stalled,
     TimedOut,
     TimerExpired,
+    Unchanged,
 )
 from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 
@@ -136,6 +140,10 @@ def test_one_of_four_stalled():
               train.py:40 in sync: time.sleep(1000)
               train.py:77 in main
             Ranks 0, 2-3 waited for it in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
+            All ranks, outermost call first (1 more call in run/attempt_0/stacks.txt):
+              [0-3] main (train.py:77)
+                [0,2-3] sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)
+                [1] sync (train.py:40)
             All stacks: run/attempt_0/*/stacks.txt
 
             All of its stderr, run/attempt_0/1/stderr.log:
@@ -150,6 +158,46 @@ def test_one_of_four_stalled():
     )
 
 
+def never_came(came: tuple[int, ...], created_ns: int = T0) -> Disagreement:
+    made = Call(4, "all_reduce", ((8,),), ("float32",), created_ns)
+    absent = Party((1,), made, places=(f"{HOME}/train.py:40",))
+    waiting = Party(came, made, places=(f"{HOME}/train.py:41",))
+    return Disagreement("absent", (absent, waiting), (1,))
+
+
+def test_where_ranks_wait_is_not_said_again_beside_the_tree():
+    told = replace(ONE, collectives=never_came((0, 2, 3)))
+    text = "\n".join(lines_of(hung(STALL, FOUR, told)))
+    assert "Rank 1 never came to all_reduce #4" in text
+    assert "waited for it" not in text
+    assert "[0,2-3] sync (train.py:41) → all_reduce" in text
+    # of some it is not said
+    partly = replace(ONE, collectives=never_came((0, 3)))
+    assert "Ranks 0, 2-3 waited for it in" in "\n".join(lines_of(hung(STALL, FOUR, partly)))
+    # no tree is shown of two
+    told = Blame((1,), (0,), never_came((0,)))
+    two = hung(Stalled((0, 1), 600.0), FOUR[:2], told, worker(0), worker(1))
+    assert "Rank 0 waited for it in" in "\n".join(lines_of(two))
+
+
+def test_times_of_one_report_do_not_contradict_each_other():
+    for created_ns, shown_as in ((T0 + S, "22:13:20"), (T0 + 5 * S, "22:13:25")):
+        blamed = replace(ONE, collectives=never_came((0, 2, 3), created_ns=created_ns))
+        text = " ".join(" ".join(lines_of(hung(STALL, FOUR, blamed))).split())
+        assert "(since 22:13:20)" in text
+        assert f"wait in it since {shown_as}," in text
+
+
+def test_ranks_of_another_node_have_their_own_numbers_in_the_tree():
+    workers = tuple(replace(worker(local), rank=2 + local) for local in (0, 1))
+    record = hung(STALL, (stack(0), stack(1, SLEEPS)), Blame((1,), (0,)), *workers)
+    group = GroupStacks(Blame((3,), (0, 1, 2)), (stack(0), stack(1), stack(2)), ((3, "node 1"),))
+    text = "\n".join(lines_of(replace(record, group_stacks=group)))
+    assert "[0-3] main (train.py:77)" in text
+    assert "[0-2] sync (train.py:41)" in text
+    assert "[3] sync (train.py:40)" in text
+
+
 def test_nobody_stands_out():
     stacks = (stack(0), stack(1), stack(2, SLEEPS), stack(3, (), "", ""))
     assert shown(hung(STALL, stacks, Blame())) == expected(
@@ -158,10 +206,11 @@ def test_nobody_stands_out():
 
           Root cause: all workers (attempt 0) stalled: no output, no CPU use and no heartbeat for 10 min (since 22:13:20)
 
-            Nobody stands out. Where the workers were:
-              ranks 0-1  in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
-              rank 2     in sync (train.py:40)
-              rank 3     at an unknown place
+            Nobody stands out. Where the workers were (1 more call in run/attempt_0/stacks.txt):
+              [0-2] main (train.py:77)
+                [0-1] sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)
+                [2] sync (train.py:40)
+              [3] no Python frames are known
             All stacks: run/attempt_0/*/stacks.txt
 
           Workers:
@@ -191,14 +240,37 @@ def test_all_in_the_same_place():
     ]
 
 
-def test_at_most_eight_places_are_listed():
-    places = [(Frame(f"{HOME}/train.py", line, "work"),) for line in range(20)]
+def test_at_most_a_dozen_places_are_listed():
+    places = [(Frame(f"{HOME}/train.py", line, "work"),) for line in range(1, 21)]
     stacks = [stack(rank, frames) for rank, frames in enumerate([*places, places[19]])]
     found = lines_of(hung(STALL, stacks, Blame()))
-    # The largest group first.
-    assert found[3] == "      ranks 19-20  in work (train.py:19)"
-    assert found[10] == "      rank 6       in work (train.py:6)"
-    assert found[11] == "      and others elsewhere, see their stacks"
+    assert found[2] == (
+        "    Nobody stands out. Where the workers were (9 more calls in run/attempt_0/stacks.txt):"
+    )
+    assert found[3] == "      [0] work (train.py:1)"
+    # the largest group stays
+    assert found[13] == "      [19-20] work (train.py:20)"
+    assert found[14:] == [
+        "      [10-18] at 9 other places",
+        "    All stacks: run/attempt_0/*/stacks.txt",
+    ]
+
+
+def test_of_two_workers_the_places_are_enough():
+    called = "in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41"
+    found = lines_of(hung(STALL, FOUR[:2], Blame()))
+    assert found[3:5] == [f"      rank 0  {called}", "      rank 1  in sync (train.py:40)"]
+
+
+def test_two_workers_that_came_to_the_same_place_on_two_ways():
+    other = (*REDUCES[:3], Frame(f"{HOME}/train.py", 90, "evaluate"))
+    found = lines_of(hung(STALL, (stack(0), stack(1, other)), Blame()))
+    reduces = "sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)"
+    assert found[-4:-1] == [
+        "    Nobody stands out. Where the workers were (2 more calls in run/attempt_0/stacks.txt):",
+        f"      [0] main (train.py:77) → {reduces}",
+        f"      [1] evaluate (train.py:90) → {reduces}",
+    ]
 
 
 def test_two_in_two_places_hang():
@@ -292,6 +364,10 @@ def test_time_is_over(what, name):
               train.py:40 in sync: time.sleep(1000)
               train.py:77 in main
             Ranks 0, 2-3 waited for it in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
+            All ranks, outermost call first (1 more call in run/attempt_0/stacks.txt):
+              [0-3] main (train.py:77)
+                [0,2-3] sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)
+                [1] sync (train.py:40)
             All stacks: run/attempt_0/*/stacks.txt
 
           Workers:
@@ -304,7 +380,7 @@ def test_time_is_over(what, name):
 
 def test_time_is_over_and_nobody_waits_for_anybody():
     found = lines_of(hung(TimedOut(60.0), FOUR, Blame()), reason="timeout")
-    assert found[3] == "    Where the workers were:"
+    assert found[3] == "    Where the workers were (1 more call in run/attempt_0/stacks.txt):"
 
 
 def test_too_much_memory():
@@ -367,6 +443,12 @@ def test_own_stderr_on_the_console_is_not_mentioned():
     ("finding", "blame", "text"),
     [
         (HeartbeatLost((1,), 30.0), None, "rank 1 hung: no heartbeat for 30 s"),
+        (
+            NotFinite(1, "loss", "nan", 1200.0),
+            None,
+            "rank 1 says that loss is nan at step 1200",
+        ),
+        (Unchanged("step", 7.0, 30.0), None, "all workers got nowhere: step has been 7 for 30 s"),
         (
             STALL,
             None,

@@ -21,6 +21,7 @@ from lllaunch.run.records import (
     WorkerRecord,
 )
 from lllaunch.text import duration
+from lllaunch.watchdog.progress import Progress
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -273,6 +274,58 @@ def test_ctrl_c():
           Logs: outputs/2024-05-01/12-00-00/attempt_0
         """
     )
+
+
+def at_step(step: float, total: float | None = None, at: float = 8.9, **metrics: float):
+    return {
+        "progress": Progress(step, total, metrics=metrics),
+        "progress_ns": T0 + int(at * S),
+    }
+
+
+def test_a_failure_says_how_far_the_rank_was():
+    found = shown(
+        outcome(
+            attempt(
+                worker(0, -15, 1.3, sent=(sent(15),), **at_step(1300, 5000)),
+                worker(1, 1, **at_step(1200, 5000, lr=0.1, loss=0.31, val_loss=float("nan"), x=1)),
+            )
+        )
+    )
+    assert (
+        "  Root cause: rank 1 (attempt 0) exited with status 1\n"
+        "    It was at step 1200 of 5000 (24 %), loss 0.31, val_loss nan, lr 0.1.\n"
+    ) in found
+
+
+def test_numbers_with_long_names_leave_it_at_one_line():
+    metrics = {f"{name}/" * 20: 0.5 for name in ("train", "m", "val_loss")}
+    found = shown(outcome(attempt(worker(1, 1, **at_step(1200, 5000, **metrics, lr=0.1)))))
+    # and none of the others
+    assert "    It was at step 1200 of 5000 (24 %), val_loss/v.../val_loss/ 0.5.\n" in found
+    short = {"a" * 30: 1, "b" * 30: 2, "c": 3}
+    found = shown(outcome(attempt(worker(1, 1, **at_step(7, **short)))))
+    assert "    It was at step 7, aaaaaaaaaa...aaaaaaaaaa 1, bbbbbbbbbb...bbbbbbbbbb 2.\n" in found
+
+
+def test_a_failure_says_how_far_another_rank_was_where_its_own_showed_nothing():
+    workers = (worker(0, -15, 1.3, sent=(sent(15),), **at_step(12345.0)), worker(1, 1))
+    assert "\n    Rank 0 was at step 12,345.\n" in shown(outcome(attempt(*workers)))
+
+
+def test_who_got_no_further_for_long_before_the_end_is_said_so():
+    late = replace(attempt(worker(0, 1, **at_step(7, 10, 5.0))), ended_ns=T0 + 185 * S)
+    assert "    It was at step 7 of 10 (70 %), 3 min before the end.\n" in shown(outcome(late))
+
+
+def test_a_run_that_a_signal_ended_and_its_attempts_before_say_how_far_they_were():
+    first = attempt(worker(0, 1, **at_step(1200, 5000)))
+    second = attempt(
+        worker(0, -2, 1.3, attempt=1, sent=(sent(2),), **at_step(1500, 5000)), number=1
+    )
+    found = shown(outcome(first, second, signum=2))
+    assert "  Attempt 0 failed: rank 0 exited with status 1, at step 1200 of 5000 (24 %)\n" in found
+    assert "  Rank 0 was at step 1500 of 5000 (30 %).\n" in found
 
 
 def test_success_is_one_line():

@@ -14,7 +14,14 @@ from lllaunch.console.sweep import change_lines
 from lllaunch.console.table import cells, short_overrides
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.protocol import Broken, JobAnswered, JobPrinted, Prepared, Tick
+from lllaunch.sweep.protocol import (
+    Broken,
+    JobAnswered,
+    JobPrinted,
+    JobProgressed,
+    Prepared,
+    Tick,
+)
 
 J = v.JobState
 SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"
@@ -343,6 +350,23 @@ def test_the_table_always_fits(
     assert len(rows) < max(2, lines)
     assert all(cells(row) < columns for row in rows)
     assert all(row.isprintable() for row in rows)
+
+
+def test_how_far_the_jobs_are_that_run() -> None:
+    of = board()
+    begun(of, 0)
+    begun(of, 1)
+    said(of, JobProgressed(0, 1200, 5000, 1900.0), now=10.0)
+    said(of, JobProgressed(1, 70), JobProgressed(7, 1), now=20.0)
+    titles, first, second = shown(of, now=30.0)[1:4]
+    assert {"step", "left"} <= set(titles.split())
+    assert "1200/5000" in first
+    assert "31 min 20 s" in first
+    assert " 70 " in f"{second} "
+    assert said(of, v.JobEnded(0, 1, "no")) == []
+    begun(of, 0, now=40.0)
+    assert "1200" not in "".join(shown(of, now=41.0))
+    assert "step" not in shown(of, columns=60, now=41.0)[1]
 
 
 def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:

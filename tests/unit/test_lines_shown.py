@@ -144,11 +144,11 @@ def test_stream_with_nothing_but_write_will_do() -> None:
 def test_all_writers_to_one_file_share_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with open(path, "a", encoding="utf-8") as one, open(path, "a", encoding="utf-8") as two:
-        assert Destination(one)._screen is Destination(two)._screen
+        assert Destination(one).screen is Destination(two).screen
     text = io.StringIO()
     first = Destination(text)
-    assert Destination(text)._screen is first._screen
-    assert Destination(io.StringIO())._screen is not first._screen
+    assert Destination(text).screen is first.screen
+    assert Destination(io.StringIO()).screen is not first.screen
 
 
 def test_no_live_area_where_there_is_no_terminal(tmp_path: Path) -> None:

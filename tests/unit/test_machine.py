@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import itertools
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.events import (
+    AttemptProgress,
     Exited,
     GroupEnd,
     OrphansGone,
@@ -66,13 +68,17 @@ def end_of(rank: int, *, ok: bool, fault: v.Fault = "failure") -> Exited:
 
 # Events that carry something: every variant that can lead elsewhere.
 VARIANTS: dict[type, list[v.Event]] = {
-    v.GroupStarted: [v.GroupStarted(frozenset({0}))],
+    v.GroupStarted: [
+        v.GroupStarted(frozenset({0})),
+        v.GroupStarted(frozenset({-1}), preflight=True),
+    ],
     Exited: [end_of(0, ok=True), end_of(0, ok=False)],
     StartFailed: [StartFailed(0, "/x", "no", 2, 1)],
     SpawnerGone: [SPAWNER_GONE],
     PreloadBroken: [PreloadBroken("m", "no", "")],
     v.SignalReceived: [v.SignalReceived(2), v.SignalReceived(2, look=Asked(2, 9.0))],
     v.StacksAsked: [v.StacksAsked(Asked(3))],
+    AttemptProgress: [AttemptProgress(7.0, checkpoint_changed=False, time_ns=1)],
     v.WatchdogFired: [HANG, REPORTED, RUN_OVER],
     v.StacksTaken: [STACKS, v.StacksTaken((), Blame(), REPORTED.finding)],
     v.NodesAgreed: [
@@ -108,14 +114,17 @@ def machines(state: GroupState) -> list[Machine]:
         GroupState.BARRIER: [[end_of(0, ok=True), end_of(1, ok=True), OrphansGone()]],
     }
     found = []
-    for restarts, delay, alone in itertools.product((0, 1), (0.0, 1.0), (True, False)):
+    kinds = itertools.product((0, 1), (0.0, 1.0), (True, False), (False, True))
+    for restarts, delay, alone, preflight in kinds:
         for events in ways[state]:
             machine = Machine(restarts, 0, RestartPolicy(delay=delay), alone=alone)
             machine.handle(v.Begin())
             if state is not GroupState.INIT:
-                machine.handle(v.GroupStarted(frozenset({0, 1})))
+                machine.handle(v.GroupStarted(frozenset({0, 1}), preflight=preflight))
             for event in events:
-                machine.handle(event)
+                # a preflight leads elsewhere, and what follows there cannot come
+                with contextlib.suppress(ImpossibleEvent):
+                    machine.handle(event)
             one_left = copy.deepcopy(machine)
             one_left.alive &= {0}
             found += [each for each in (machine, one_left) if each.state is state]
@@ -147,12 +156,17 @@ IMPOSSIBLE: dict[GroupState, set[type]] = {
     GroupState.INIT: OF_WORKERS
     | OF_CLEANUPS
     | {SpawnerGone, v.MembershipChanged, v.BarrierPassed, v.WorkersStuck}
-    | {v.WatchdogFired, v.StacksTaken, v.PauseOver, v.NodesAgreed, v.NodesCounted},
+    | {v.WatchdogFired, v.StacksTaken, v.PauseOver, v.NodesAgreed, v.NodesCounted}
+    | {AttemptProgress, v.PreflightTimedOut},
     # Nodes are counted when the attempt ends.
     GroupState.RUNNING: OF_STARTS | OF_CLEANUPS | {v.BarrierPassed, v.PauseOver, v.NodesCounted},
     # Workers live: neither a start, nor a cleanup, nor a barrier, nor a wait is under way.
+    # A preflight is not looked at.
+    GroupState.TAKING_STACKS: OF_STARTS
+    | OF_CLEANUPS
+    | {v.BarrierPassed, v.PauseOver, v.PreflightTimedOut},
     **dict.fromkeys(
-        (GroupState.TAKING_STACKS, GroupState.LOOKING, GroupState.TERMINATING),
+        (GroupState.LOOKING, GroupState.TERMINATING),
         OF_STARTS | OF_CLEANUPS | {v.BarrierPassed, v.PauseOver},
     ),
     **dict.fromkeys(
@@ -554,9 +568,11 @@ def test_the_runs_time_is_the_reason_only_if_it_prevented_a_restart(
 class World:
     """Plays the agent: performs decisions in an imagined world and offers what may happen next."""
 
-    def __init__(self, machine: Machine, nprocs: int) -> None:
+    def __init__(self, machine: Machine, nprocs: int, *, preflight: bool = False) -> None:
         self.machine = machine
         self.nprocs = nprocs
+        self.preflight = preflight
+        self.now = 0
         self.alive: set[int] = set()
         self.killed = self.grace = self.sweeping = self.barrier = False
         self.paused = False
@@ -570,19 +586,15 @@ class World:
             self.perform(decision)
 
     def perform(self, decision: v.Action) -> None:
-        if isinstance(decision, v.StartWorkers):
+        if isinstance(decision, (v.StartWorkers, v.StartAfterPreflight)):
             assert not self.alive, "started while something lives"
-            assert decision.attempt == len(self.starts)
-            self.starts.append(decision)
-            self.alive = set(range(self.nprocs))
-            self.killed = self.grace = self.sweeping = self.paused = False
-            self.stacks = None
-            self.tell(v.GroupStarted(frozenset(self.alive)))
+            self.start(decision)
         elif isinstance(decision, (v.KillWorkers, v.SignalWorkers)):
             assert self.alive
             self.killed = self.killed or isinstance(decision, v.KillWorkers)
         elif isinstance(decision, v.TakeStacks):
             assert self.alive == decision.ranks
+            assert v.PREFLIGHT_RANK not in self.alive, "a preflight is not looked at"
             # those that something ends for take the place of others, and never the other way round
             assert self.stacks is not TIMER
             self.stacks = decision.finding
@@ -600,6 +612,16 @@ class World:
         elif isinstance(decision, v.Finish):
             self.end = decision
 
+    def start(self, decision: v.StartWorkers | v.StartAfterPreflight) -> None:
+        preflight = self.preflight and isinstance(decision, v.StartWorkers)
+        if isinstance(decision, v.StartWorkers):
+            assert decision.attempt == len(self.starts)
+            self.starts.append(decision)
+        self.alive = {v.PREFLIGHT_RANK} if preflight else set(range(self.nprocs))
+        self.killed = self.grace = self.sweeping = self.paused = False
+        self.stacks = None
+        self.tell(v.GroupStarted(frozenset(self.alive), preflight=preflight))
+
     def possible(self) -> list[v.Event]:
         facts: list[v.Event] = [v.SignalReceived(SIGINT), v.SignalReceived(SIGTERM, forward=False)]
         if self.alive:
@@ -610,8 +632,13 @@ class World:
             facts += [v.StacksAsked(Asked(3)), v.SignalReceived(SIGINT, look=Asked(SIGINT, 9.0))]
         if self.grace:
             facts.append(v.GraceExpired())
+        if v.PREFLIGHT_RANK in self.alive:
+            facts.append(v.PreflightTimedOut())
         if self.sweeping:
+            self.now += 1
+            steps = [None, *map(float, range(3))]
             facts += [OrphansGone(), SPAWNER_GONE]
+            facts += [AttemptProgress(step, step == 0, self.now) for step in steps]
         if self.barrier:
             facts.append(v.BarrierPassed())
         if self.stacks is not None:
@@ -636,15 +663,19 @@ class World:
 
 
 POLICIES = st.builds(
-    RestartPolicy, st.frozensets(st.sampled_from(RESTART_CAUSES)), st.sampled_from([0.0, 1.0])
+    RestartPolicy,
+    st.frozensets(st.sampled_from(RESTART_CAUSES)),
+    st.sampled_from([0.0, 1.0]),
+    max_without_progress=st.sampled_from([None, 1, 2]),
 )
+CHOICES = st.lists(st.integers(0, 50), max_size=60)
 
 
-@given(st.integers(1, 4), st.integers(0, 3), POLICIES, st.lists(st.integers(0, 50), max_size=60))
+@given(st.integers(1, 4), st.integers(0, 3), POLICIES, st.booleans(), CHOICES)
 def test_any_course_of_events_ends_and_keeps_the_promises(
-    nprocs: int, max_restarts: int, policy: RestartPolicy, choices: list[int]
+    nprocs: int, max_restarts: int, policy: RestartPolicy, preflight: bool, choices: list[int]
 ) -> None:
-    world = World(Machine(max_restarts, policy=policy), nprocs)
+    world = World(Machine(max_restarts, policy=policy), nprocs, preflight=preflight)
     world.tell(v.Begin())
     for choice in choices:
         if world.end is not None:
@@ -659,7 +690,8 @@ def test_any_course_of_events_ends_and_keeps_the_promises(
         world.happen(next(f for f in facts if not isinstance(f, v.MembershipChanged)))
     assert world.end is not None
     reasons = [start.reason for start in world.starts]
-    counted = [reason for reason in reasons if reason in ("failure", "died", "oom", "hang")]
+    counts = ("failure", "died", "oom", "hang", "preflight")
+    counted = [reason for reason in reasons if reason in counts]
     assert len(counted) <= max_restarts
     if "signal" not in policy.on:
         assert "died" not in reasons
@@ -667,3 +699,4 @@ def test_any_course_of_events_ends_and_keeps_the_promises(
     if world.end.signum is not None:
         assert world.end.state is WorkerState.FAILED
     assert (world.end.state is WorkerState.SUCCEEDED) == (world.end.reason is None)
+    assert (world.end.no_progress is not None) == (world.end.reason == "no_progress")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.events import Exited, GroupEnd, OrphansGone, SpawnerGone
+from lllaunch.events import AttemptProgress, Exited, GroupEnd, OrphansGone, SpawnerGone
 from lllaunch.spec import RestartPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.machine import SIGTERM, GroupState, Machine, WorkerState
@@ -214,9 +214,9 @@ def test_who_comes_later_counts_as_the_others_do() -> None:
 class Group:
     """Nodes whose machines hear each other through one list, in an order that chance decides."""
 
-    def __init__(self, seed: int, nodes: int, restarts: int) -> None:
+    def __init__(self, seed: int, nodes: int, restarts: int, policy: RestartPolicy) -> None:
         self.random = random.Random(seed)
-        self.machines = [Machine(restarts, alone=False) for _ in range(nodes)]
+        self.machines = [Machine(restarts, policy=policy, alone=False) for _ in range(nodes)]
         self.pending: list[deque[v.Event]] = [deque([v.Begin()]) for _ in range(nodes)]
         self.attempts: list[list[v.StartWorkers]] = [[] for _ in range(nodes)]
         self.ends: dict[int, v.Finish] = {}
@@ -255,7 +255,7 @@ class Group:
             self.ends[node] = action
         elif isinstance(action, v.CleanUp):
             # All workers end by themselves, sooner or later.
-            pending.append(OrphansGone())
+            pending.extend([self.progress(), OrphansGone()])
 
     def begin(self) -> None:
         """All have come: workers run, and some of them will fail."""
@@ -265,25 +265,47 @@ class Group:
         for events in self.pending:
             events.clear()
             codes = [self.random.choice([0, 0, 0, 1]) for _ in range(2)]
-            events.append(
-                v.GroupStarted(frozenset({0, 1}), max(a[-1].restart_count for a in self.attempts))
-            )
+            restarts = max(a[-1].restart_count for a in self.attempts)
+            history = self.attempts[0][-1].history
+            events.append(v.GroupStarted(frozenset({0, 1}), restarts, history=history))
             events.extend(end_of(rank, code) for rank, code in enumerate(codes))
 
     def tell(self, reason: v.Reason) -> None:
         if self.word is None:
             self.word = reason
+            self.round += 1
+            progress = self.progress()
             for events in self.pending:
                 # nothing is heard before the attempt has begun
                 first = bool(events) and isinstance(events[0], v.GroupStarted)
                 place = self.random.randint(int(first), len(events))
                 events.insert(place, agreed(reason))
-                events.insert(self.random.randint(place + 1, len(events)), v.NodesCounted())
+                counted = v.NodesCounted(progress=progress)
+                events.insert(self.random.randint(place + 1, len(events)), counted)
+
+    def progress(self) -> AttemptProgress:
+        """What one node has seen: none sees the same as another."""
+        step = self.random.choice([None, 1.0, 2.0, 3.0])
+        return AttemptProgress(step, self.random.random() < 0.2, self.round)
 
 
-@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 3))
-def test_nodes_always_end_alike(seed: int, nodes: int, restarts: int) -> None:
-    group = Group(seed, nodes, restarts)
+POLICIES = st.builds(
+    RestartPolicy,
+    window=st.sampled_from([None, 2e-9]),
+    reset_on=st.sampled_from([None, "progress"]),
+    # where a window or progress gives restarts back it would go on for long
+    max_without_progress=st.sampled_from([1, 2, 3]),
+)
+
+
+@given(
+    st.integers(0, 10**6), st.integers(2, 5), st.integers(0, 3), st.just(RestartPolicy()) | POLICIES
+)
+def test_nodes_always_end_alike(
+    seed: int, nodes: int, restarts: int, policy: RestartPolicy
+) -> None:
+    group = Group(seed, nodes, restarts, policy)
     group.play()
-    assert len({(end.state, end.reason) for end in group.ends.values()}) == 1
+    ends = {(end.state, end.reason, end.no_progress) for end in group.ends.values()}
+    assert len(ends) == 1
     assert len({tuple(a.restart_count for a in each) for each in group.attempts}) == 1

@@ -83,6 +83,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     "local_ranks_filter": st.sampled_from([None, [0], "0-1", ["0-1"], 1, []]),
     "duplicate_stdout_filters": st.lists(lines, max_size=2),
     "log_line_prefix": st.none() | lines | st.just("[${worker:rank}] "),
+    "collapse": st.none() | st.booleans(),
     "log_dir": st.sampled_from([None, "logs", "@CWD@/a b", "@OUT@/logs"]),
     "grace_period": durations,
     "signals": st.sampled_from(["SIGTERM", ["SIGINT", "SIGUSR1"], "SIGTERM,SIGHUP"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from lllaunch.events import Orphan
+from lllaunch.events import NoProgress, Orphan
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
@@ -53,10 +54,20 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.watchdog import findings
+from lllaunch.watchdog.collectives import Call, Disagreement, Party
+from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack, Source
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 T0 = 1_700_000_000_000_000_000
+DISAGREEMENT = Disagreement(
+    "absent",
+    (
+        Party((1,), Call(4, "all_reduce", ((4,),), ("float32",), T0), "default_pg", ("/a.py:3",)),
+        Party((0, 2), Call(4, "all_reduce", ((4,),), ("float32",), T0)),
+    ),
+    (1,),
+)
 WHY = Explanation("itself", "likely", "A bug.")
 FILES = WorkerFiles("/run/attempt_0/1", "/run/attempt_0/1/stdout.log", "/var/log/err")
 
@@ -75,6 +86,9 @@ CAUSES = {
     causes.SpawnerLost(7, None),
     causes.SpawnerLost(7, -9, "detail"),
     causes.PreloadFailure("m", "no"),
+    causes.PreflightFailure("nvidia-smi -L", 9),
+    causes.PreflightFailure("nvidia-smi -L", timeout=300.0),
+    causes.PreflightFailure("nvidia-smi -L", reason="No such file or directory"),
     causes.NotPicklableReturn("no"),
     causes.HungInKernel(),
     causes.OnAnotherNode("node 1 (b)", "raised ValueError: no"),
@@ -85,7 +99,13 @@ FINDINGS = {
     findings.TimerExpired(0, 7, "x", 10.0, 9),
     findings.Stalled((0, 1), 3.5, "rank", asleep=(0,), stopped=(1,)),
     findings.Silent(4.5),
+    findings.Spinning((0, 1), 5.5, 3),
     findings.HeartbeatLost((0,), 4),
+    findings.ProgressMissing(9.5, 1200.0),
+    findings.ProgressMissing(9.5, first=True),
+    findings.Unchanged("step", 1200.0, 9.5),
+    findings.NotFinite(0, "loss", "nan", 1200.0),
+    findings.NotFinite(0, "loss", "inf", exact=True, chosen=False),
     findings.TimedOut(10.0, "run"),
     findings.OverMemory(0, 5, 4, 0.5),
     findings.OverMemory(0, 6, 4),
@@ -124,13 +144,22 @@ def run(state: RunState = "failed", code: int = 3, **more: Any) -> RunOutcome:
     return RunOutcome(state, code, "/run", "id", T0, T0 + 10**9, plan_hash="ab", **more)
 
 
+PROGRESS = Progress(1200.0, 5000.0, 2.0, 1900.0, 3.0, {"loss": math.nan, "lr": 0.1})
+
+
 def failed_for(cause: Any, hang: Hang | None = None, fates: tuple[Fate, ...] = FATES) -> RunOutcome:
     workers = tuple(
-        WorkerOutcome(rank, rank, fate, FILES, 7, -9 if rank else None, T0, T0 + 5, 1, 0.5, "T")
+        WorkerOutcome(
+            *(rank, rank, fate, FILES, 7, -9 if rank else None, T0, T0 + 5, 1, 0.5, "T"),
+            progress=PROGRESS if rank or fates is not FATES else None,
+            progress_ns=T0,
+        )
         for rank, fate in enumerate(fates)
     )
     frames = (Frame("a.py", 3, "f"),)
-    root = RootCause(0, 1, 1, cause, T0, WHY, "Traceback", FILES, hang, frames)
+    root = RootCause(
+        0, 1, 1, cause, T0, WHY, "Traceback", FILES, hang, frames, collectives=DISAGREEMENT
+    )
     attempt = AttemptOutcome(
         0, 0, "/run/attempt_0", "failed", T0, T0 + 9, workers, root, (Orphan(9, "x", True),)
     )
@@ -142,7 +171,9 @@ def hang_of(finding: Any) -> Hang:
     locks = (LockWait("MainThread", Frame("a.py", 3, "f", "with lock:")),)
     stacks = {1: dataclasses.replace(stack, source="py-spy", locks=locks), 2: RankStack(2)}
     named = {"named": (1,), "hung": (1,), "waiting": (0,)}
-    return Hang(finding, T0, T0 - 5, **named, left={2: 0.5}, stacks=stacks)
+    return Hang(
+        finding, T0, T0 - 5, **named, left={2: 0.5}, stacks=stacks, collectives=DISAGREEMENT
+    )
 
 
 def documents() -> Iterator[Any]:
@@ -154,6 +185,8 @@ def documents() -> Iterator[Any]:
     yield told(run("signalled", for_signal(15), signum=15, importing=("torch",)))
     yield told(run("signalled", for_signal(2), signum=2, look=hang_of(findings.Asked(2, 9.0))))
     yield told(run("failed", 4, limit=findings.TimedOut(3.0, "run")))
+    yield told(run("failed", 7, no_progress=NoProgress(3, 1200.0, same=True)))
+    yield told(run("failed", 7, no_progress=NoProgress(2)))
     values = {
         0: ReturnValue("/run/attempt_0/0/return.json", 4, "json", "null"),
         11: ReturnValue("/run/attempt_0/1/return.pkl", 4, "torch.Tensor"),
@@ -290,7 +323,7 @@ def test_exit_codes_are_those_of_a_run() -> None:
     [
         {"version": 2},
         {"state": "finished"},
-        {"exit_code": 7},
+        {"exit_code": 8},
         {"signal": 15},
         {"started": "2024-05-01T12:10:00+02:00"},
         {"seconds": -1},

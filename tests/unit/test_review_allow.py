@@ -204,6 +204,34 @@ def test_programs(tree: Path, refusals: Refusals) -> None:
     assert ask("scripts/tool", "scripts/*") == []
 
 
+def test_a_preflight_is_a_program(tree: Path, refusals: Refusals) -> None:
+    def ask(preflight: Any, *programs: str) -> list[Diagnostic]:
+        launch = {"entrypoint": "scripts/ok.py", "preflight": preflight}
+        return refusals(launch, programs=programs, entrypoints=["*"])
+
+    assert ask("env -0", "env") == ask(["env"], "e*") == ask({"command": "env"}, "*") == []
+    (problem,) = ask("env -0", "python*")
+    assert problem.key == "launch.preflight"
+    assert "allow.programs" in str(problem)
+    tool = tree / "scripts/tool"
+    tool.symlink_to("/bin/sh")
+    (problem,) = ask("scripts/tool", "scripts/*")
+    assert f"is {os.path.realpath('/bin/sh')!r}" in str(problem)
+    assert len(ask("env")) == 1
+
+
+@pytest.mark.parametrize("written", [["${oc.env:WHAT}"], "${oc.env:WHAT}"])
+def test_a_secret_preflight_is_not_shown(
+    refusals: Refusals, monkeypatch: pytest.MonkeyPatch, written: Any
+) -> None:
+    monkeypatch.setenv("WHAT", "env")
+    launch = {"entrypoint": "scripts/ok.py", "preflight": written}
+    (problem,) = refusals(launch, programs=["python"], entrypoints=["*"])
+    assert (
+        str(problem) == "launch.preflight: '${oc.env:WHAT}' is not in allow.programs [not-allowed]"
+    )
+
+
 def test_a_secret_name_is_not_shown(refusals: Refusals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHAT", "other/no.py")
     monkeypatch.setenv("WHERE", "/planted")

@@ -30,6 +30,7 @@ from lllaunch.review.lock import (
 )
 from lllaunch.review.refused import PlanRefused
 from lllaunch.spec import LaunchSpec
+from lllaunch.sweep.fingerprint import identity
 
 
 def spec_of(launch: Any, cwd: str = "/here", out: str = "/out/day/time", **root: Any) -> LaunchSpec:
@@ -156,6 +157,49 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
     assert plan_hash(before) != hashed
     (change,) = compare(parse_lock(former, "x"), before)
     assert str(change) == "launch.brand_new: false -> true"
+
+
+REPORTED = {"after": "3h", "action": "report"}
+# What plans said of these before there was `spin`.
+WITHOUT_SPIN: list[tuple[Any, dict[str, Any] | None]] = [
+    ("report", None),
+    ("none", {"stall": None}),
+    ("default", {"timers": True, "stall": "30m", "warmup": "5m"}),
+    (
+        "strict",
+        {
+            "timers": True,
+            "stall": "5m",
+            "stall_scope": "rank",
+            "warmup": "5m",
+            "heartbeat": "5m",
+        },
+    ),
+    ({"stall": "10m"}, {"stall": "10m"}),
+    ({"preset": "none", "stall": "3h"}, {"stall": "3h"}),
+    ({"stall": REPORTED}, {"stall": REPORTED}),
+    (
+        {"preset": "strict", "stall": "1h", "timers": False},
+        {"stall": "1h", "stall_scope": "rank", "warmup": "5m", "heartbeat": "5m"},
+    ),
+    ({"stall_scope": "rank"}, {"stall_scope": "rank"}),
+]
+
+
+@pytest.mark.parametrize(("said", "planned"), WITHOUT_SPIN)
+def test_a_lock_from_before_there_was_spin_holds(said: Any, planned: dict[str, Any] | None) -> None:
+    spec = spec_of({"entrypoint": "env", "watchdog": said})
+    node = {"entrypoint": "env"} if planned is None else {"entrypoint": "env", "watchdog": planned}
+    before = {"launch": node}
+    assert essential(portable_plan(spec)) == before
+    document = {"lock": 2, "command": [], "plan_hash": identity(before), "plan": before}
+    assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
+    # the first format named all that there was
+    whole = portable_plan(spec)
+    del whole["launch"]["watchdog"]["spin"]
+    hashed = hashlib.sha256(dump_yaml(whole).encode()).hexdigest()
+    document = {"lock": 1, "command": [], "plan_hash": hashed, "plan": whole}
+    assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
 
 
 def test_what_nobody_has_set_is_in_no_plan() -> None:

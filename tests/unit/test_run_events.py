@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lllaunch.events import Exited, Orphan, OrphansGone
-from lllaunch.run.events import EventLog, encode, isoformat
+from lllaunch.run.events import EventLog, encode, isoformat, read_history
 from lllaunch.run.redact import Redactor
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
-from lllaunch.supervisor.machine import SignalProcess, StacksTaken, WatchdogFired
+from lllaunch.supervisor.machine import (
+    CleanUp,
+    Finish,
+    RestartHistory,
+    SignalProcess,
+    StacksTaken,
+    StartWorkers,
+    WatchdogFired,
+    WorkerState,
+)
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
@@ -70,7 +79,7 @@ def test_a_finding_is_told_with_its_type():
 
 def test_examples_in_the_docs_are_what_is_written():
     page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
-    examples = [line for line in page.read_text().splitlines() if line.startswith('{"time"')]
+    examples = [line for line in page.read_text().splitlines() if line.startswith('{"time": "')]
     at = json.loads(examples[0])["time_ns"]
     exited = Exited(1, 4711, -9, at, 104857600, 12.5, out_of_memory=True)
     finding = TimerExpired(1, 4711, "train.py#40", 10.0, 9)
@@ -235,3 +244,52 @@ def test_unwritable_directory_is_reported_once(tmp_path):
     log.write(OrphansGone())
     log.close()
     assert [each.reason for each in failures] == ["No such file or directory"]
+
+
+# What the attempts of a batch job came to, for the next one
+
+
+def finish(step: float | None, *ended_at: float | None, times: tuple[int, ...] = ()) -> bytes:
+    history = RestartHistory(times, step, ended_at)
+    return encode(Finish(WorkerState.FAILED, "failure", history=history), AT)
+
+
+def test_what_attempts_came_to_is_read_back_without_when_they_were(tmp_path):
+    path = tmp_path / "events.jsonl"
+    start = StartWorkers(1, 1, "failure", history=RestartHistory((5,), 1.0, ()))
+    path.write_bytes(encode(start, AT) + finish(7.5, None, 7.0, times=(5, 6)))
+    assert read_history(str(path)) == RestartHistory((), 7.5, (None, 7.0))
+
+
+def test_of_a_launcher_that_was_killed_the_last_start_tells(tmp_path):
+    path = tmp_path / "events.jsonl"
+    start = StartWorkers(1, 1, "failure", history=RestartHistory((5,), 1.0, (1.0,)))
+    path.write_bytes(finish(None) + encode(start, AT) + encode(CleanUp(), AT) + b'{"history": {')
+    assert read_history(str(path)) == RestartHistory((), 1.0, (1.0,))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b'{"type": "Finish", "history": null}\n',
+        b'{"type": "Finish", "history": {"ended_at": 3}}\n',
+        b'{"type": "Finish", "history": {"ended_at": ["x"]}}\n',
+        b'\xff "history": {\n',
+    ],
+)
+def test_what_says_nothing_of_it_is_passed_over(tmp_path, text):
+    path = tmp_path / "events.jsonl"
+    assert read_history(str(path)) is None
+    path.write_bytes(text)
+    assert read_history(str(path)) is None
+
+
+def test_of_restarts_only_their_number_is_written():
+    line = json.loads(finish(1.0, times=(5, 6)))
+    assert line["history"] == {
+        "type": "RestartHistory",
+        "times_ns": "<2 not shown>",
+        "step": 1.0,
+        "ended_at": [],
+    }

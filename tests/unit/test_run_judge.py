@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.events import Exited, PreloadBroken, SpawnerGone, Started, StartFailed
+from lllaunch.events import (
+    Exited,
+    GroupEnd,
+    NoProgress,
+    PreloadBroken,
+    SpawnerGone,
+    Started,
+    StartFailed,
+)
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run.causes import (
@@ -19,6 +27,7 @@ from lllaunch.run.causes import (
     KilledBySignal,
     NotPicklableReturn,
     OutOfMemory,
+    PreflightFailure,
     PreloadFailure,
     Raised,
     SpawnerLost,
@@ -26,7 +35,14 @@ from lllaunch.run.causes import (
 )
 from lllaunch.run.judge import judge_attempt, was_out_of_memory
 from lllaunch.run.outcome import Ended, Failed, Lost, NotStarted, Succeeded, Victim, summarize
-from lllaunch.run.records import AttemptRecord, ExitCall, SentSignal, WorkerError, WorkerRecord
+from lllaunch.run.records import (
+    AttemptRecord,
+    ExitCall,
+    PreflightRecord,
+    SentSignal,
+    WorkerError,
+    WorkerRecord,
+)
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -356,3 +372,105 @@ def test_a_spawner_that_the_launcher_killed_was_killed_by_nobody_else():
     found = judge_attempt(attempt(worker(0), died=died, died_ns=T0 + S))
     assert found.root_cause.explanation.suspect == "launcher"
     assert found.root_cause.explanation.sure == "certain"
+
+
+# Preflights
+
+
+def not_started(rank: int) -> WorkerRecord:
+    return WorkerRecord(rank, rank)
+
+
+def preflight(exitcode: int | None, at: float = 1.0, **more) -> PreflightRecord:
+    end = None if exitcode is None else Exited(-1, 99, exitcode, T0 + int(at * S))
+    return PreflightRecord("check -v", 60.0, "/run/attempt_0/preflight.log", end, **more)
+
+
+def judged(found: PreflightRecord, **more):
+    return judge_attempt(attempt(not_started(0), not_started(1), preflight=found, **more))
+
+
+@pytest.mark.parametrize(
+    ("found", "cause", "at"),
+    [
+        (preflight(9), PreflightFailure("check -v", 9), 1.0),
+        (preflight(-11), PreflightFailure("check -v", -11), 1.0),
+        (
+            preflight(-15, 3.0, timed_out=True, sent=(sent(15, 2.0),)),
+            PreflightFailure("check -v", timeout=60.0),
+            2.0,
+        ),
+        # it had failed before it was sent anything
+        (preflight(9, 1.0, sent=(sent(15, 2.0),)), PreflightFailure("check -v", 9), 1.0),
+        # it took longer, and then it ended by itself with success
+        (
+            preflight(0, 3.0, timed_out=True, sent=(sent(15, 2.0),)),
+            PreflightFailure("check -v", timeout=60.0),
+            2.0,
+        ),
+    ],
+)
+def test_a_preflight_that_failed_is_the_root_cause(
+    found: PreflightRecord, cause: PreflightFailure, at: float
+):
+    outcome = judged(found)
+    root = outcome.root_cause
+    assert root is not None
+    assert (root.cause, root.rank, root.time_ns) == (cause, None, T0 + int(at * S))
+    assert root.files.stderr == "/run/attempt_0/preflight.log"
+    assert outcome.state == "failed"
+    assert [each.fate for each in outcome.workers] == [NotStarted(), NotStarted()]
+
+
+def test_a_preflight_that_could_not_be_started():
+    found = preflight(None)
+    found.end = StartFailed(-1, "/x", "No such file or directory", 2, T0 + S)
+    root = judged(found).root_cause
+    assert root is not None
+    assert root.cause == PreflightFailure("check -v", reason="No such file or directory")
+
+
+@pytest.mark.parametrize("found", [preflight(None), preflight(0)])
+def test_a_preflight_that_did_not_fail_is_no_cause(found: PreflightRecord):
+    assert judged(found).root_cause is None
+
+
+def test_a_preflight_that_was_ended_for_something_else_is_no_cause():
+    found = preflight(-15, 3.0, sent=(sent(15, 2.0),))
+    assert judge_attempt(attempt(not_started(0), preflight=found), interrupted=True).state == (
+        "stopped"
+    )
+    end = GroupEnd("failed", "node 1 (b)", 1, "raised ValueError: x", time_ns=T0 + S)
+    root = judged(found, group_end=end).root_cause
+    assert root is not None
+    assert str(root.cause) == "raised ValueError: x, on node 1 (b)"
+
+
+@pytest.mark.parametrize(("at", "own"), [(0.5, False), (2.0, True)])
+def test_of_a_preflight_and_another_node_the_first_counts(at: float, own: bool):
+    end = GroupEnd("failed", "node 1 (b)", 1, "raised ValueError: x", time_ns=T0 + int(at * S))
+    root = judged(preflight(9), group_end=end).root_cause
+    assert root is not None
+    assert isinstance(root.cause, PreflightFailure) == own
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (PreflightFailure("nvidia-smi -L", 9), "nvidia-smi -L exited with status 9"),
+        (PreflightFailure("nvidia-smi -L", -9), "nvidia-smi -L died of SIGKILL"),
+        (PreflightFailure("x", timeout=300.0), "x took longer than 5 min"),
+        (PreflightFailure("x", reason="no"), "x could not be started: no"),
+    ],
+)
+def test_what_is_said_of_a_preflight(cause: PreflightFailure, text: str):
+    assert str(cause) == f"could not be started: preflight failed: {text}"
+
+
+def test_a_run_that_made_no_progress_has_an_exit_code_of_its_own():
+    stuck = NoProgress(3, 7.0, same=True)
+    failed = judge_attempt(attempt(worker(0, 1)))
+    outcome = summary(failed, reason="no_progress", no_progress=stuck)
+    assert (outcome.state, outcome.exit_code) == ("failed", ExitCode.NO_PROGRESS)
+    assert outcome.no_progress == stuck
+    assert outcome.root_cause is not None

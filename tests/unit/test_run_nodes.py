@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
+from lllaunch.results.store import lock_of
 from lllaunch.run import causes
+from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.nodes import merged
 from lllaunch.run.outcome import (
     AttemptOutcome,
@@ -173,14 +176,30 @@ def test_a_signal_that_came_before_nodes_meet_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lllaunch.supervisor.nodes.load_torch", lambda: None)
-    monkeypatch.setattr("lllaunch.cluster.rendezvous.Rendezvous.connect", _wait_for_ever)
+    connecting = threading.Event()
+
+    def connect(*_: object) -> None:
+        connecting.set()
+        threading.Event().wait()
+
+    monkeypatch.setattr("lllaunch.cluster.rendezvous.Rendezvous.connect", connect)
     nodes = group()
     with SignalSource([signal.SIGUSR1]) as signals:
         signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(SignalException, match="SIGUSR1"):
             nodes.join(signals, 0, 0)
+    # what is patched is what its thread comes to, however late
+    assert connecting.wait(60)
     nodes.close(over=False)
 
 
-def _wait_for_ever(*_: object) -> None:
-    threading.Event().wait()
+def test_the_lock_of_a_run_on_several_nodes_is_that_of_node_0(tmp_path: Path) -> None:
+    lock = tmp_path / LOCK_NAME
+    assert lock_of("run", str(tmp_path)) == str(lock)
+    lock.symlink_to(f"node_0/{LOCK_NAME}")
+    assert lock_of("run", str(tmp_path)) == str(tmp_path / "node_0" / LOCK_NAME)
+    assert lock_of("sweep", str(tmp_path)) != str(lock)
+    # no other link is followed
+    lock.unlink()
+    lock.symlink_to("/elsewhere/node_0/.lllaunch.lock")
+    assert lock_of("run", str(tmp_path)) == str(lock)

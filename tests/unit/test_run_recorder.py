@@ -29,12 +29,13 @@ from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run import observer
 from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
-from lllaunch.run.group import Attempt, _prefixes, env_of, target_of
+from lllaunch.run.group import Attempt, _header, _prefixes, _shown_ranks, env_of, target_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import Recorder, RunObserver
 from lllaunch.run.outcome import Lost
 from lllaunch.spawner.protocol import Function, Module, Program, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.std import Std
 from lllaunch.supervisor.machine import (
     AbandonWorkers,
     Finish,
@@ -47,7 +48,8 @@ from lllaunch.supervisor.machine import (
     WorkersStuck,
     WorkerState,
 )
-from lllaunch.workers.log_files import LogsDest
+from lllaunch.watchdog.progress import Progress
+from lllaunch.workers.log_files import LogsDest, destinations
 
 T0 = 1_700_000_000_000_000_000
 
@@ -114,12 +116,15 @@ def test_memory_is_read_at_the_start_and_at_failures_that_it_may_explain():
     recorder.note(Exited(2, 502, -9, now_ns()))
     # it had ended before, and was reaped after
     recorder.note(Exited(5, 505, 1, T0))
+    recorder.progress = lambda ranks: {rank: Progress(7.0, idle=2.0) for rank in ranks}
     recorder.note(SpawnerGone(400, -9))
     (found,) = recorder.records()
     assert found.memory.cgroup_kills == 0
     assert [each.memory.cgroup_kills for each in found.workers] == [1, 2, None, None, None, 3]
     assert found.died_memory.cgroup_kills == 4
     assert found.died == SpawnerGone(400, -9)
+    known = [worker.progress for worker in found.workers if worker.live]
+    assert known == [Progress(7.0, idle=2.0)] * len(known) != []
     assert found.died_ns > 0
 
 
@@ -347,3 +352,45 @@ def test_a_prefix_is_made_per_worker_and_dollars_are_kept(prefix, shown):
     facts = {0: {**FACTS, "world_size": "8"}}
     assert _prefixes(spec(log_line_prefix=prefix), facts) == {0: shown}
     assert _prefixes(spec(log_line_prefix=None), facts) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "several", "ranks", "shown"),
+    [
+        (None, False, [3], ""),
+        (None, True, [3], "[default3]:"),
+        (None, True, [0, 1, 2, 3], "[default 0-3]:"),
+        (None, True, [0, 1, 3], "[default 0-1,3]:"),
+        # what is given is obeyed
+        ("", True, [1, 2], ""),
+        ("> ", False, [3], "> "),
+        ("<${worker:local_rank}> ", False, [3], "<3> "),
+        ("${worker:rank}/${worker:world_size} ", True, [0, 1, 2], "8-10/16 "),
+        ("${worker:hostname}:${worker:role_rank} ", True, [0, 3], "h:8,11 "),
+    ],
+)
+def test_a_line_is_headed_by_those_who_said_it(template, several, ranks, shown):
+    facts = {
+        n: {**dict.fromkeys(("rank", "role_rank"), str(8 + n)), "local_rank": str(n)}
+        | {"world_size": "16", "hostname": "h"}
+        for n in range(4)
+    }
+    made = spec(log_line_prefix=template)
+    assert _header(made, facts, several, ranks) == shown
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "ranks", "shown"),
+    [
+        (Std.ALL, {0: Std.ALL}, None, {0}),
+        (Std.ALL, {0: Std.OUT, 2: Std.ERR}, None, {0, 2}),
+        (Std.ALL, dict.fromkeys(range(3), Std.ALL), [1], {1}),
+        (Std.ALL, {}, None, set()),
+        # what goes to no file goes to the console by itself
+        (Std.OUT, {0: Std.ALL}, None, {0, 1, 2}),
+        (Std.OUT, {0: Std.ALL}, [0], {0}),
+    ],
+)
+def test_whose_lines_can_reach_the_console(redirects, tee, ranks, shown):
+    files = destinations("/run/attempt_0", dict.fromkeys(range(3), redirects), tee, ranks)
+    assert _shown_ranks(files) == shown

@@ -98,6 +98,7 @@ def test_failed_run():
         "frames": [],
         "traceback": None,
         "stderr": "attempt_0/1/stderr.log",
+        "collectives": None,
         "hang": None,
     }
     (told,) = found["attempts"]
@@ -164,6 +165,7 @@ def test_hang_is_told_with_where_the_workers_stood():
         "hung": [5],
         "waiting": [4],
         "left": {},
+        "collectives": None,
         "stacks": [
             {
                 "rank": 4,

@@ -41,14 +41,20 @@ from lllaunch.run.outcome import (
 from lllaunch.run.postmortem import Explanation
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import ResultFile, render_result
+from lllaunch.watchdog.collectives import Call, Disagreement, Party
 from lllaunch.watchdog.findings import (
     Asked,
     HeartbeatLost,
+    NotFinite,
     OverMemory,
+    ProgressMissing,
+    Spinning,
     Stalled,
     TimedOut,
     TimerExpired,
+    Unchanged,
 )
+from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
@@ -81,7 +87,11 @@ def failed(cause: Any, rank: int | None = 1, **more: Any) -> RootCause:
 
 OTHERS = (
     WorkerOutcome(0, 0, Succeeded(), files(0), 10, 0, T0, T0 + S, 4096, 0.5),
-    WorkerOutcome(2, 2, Ended(15, -15, (15,)), files(2), 12, -15, T0, T0 + 2 * S),
+    WorkerOutcome(
+        *(2, 2, Ended(15, -15, (15,)), files(2), 12, -15, T0, T0 + 2 * S),
+        progress=Progress(1200.0, None, metrics={"loss": 0.5}),
+        progress_ns=T0 + S,
+    ),
     WorkerOutcome(3, 3, Ended(15, 7, (15, 9)), files(3), 13, 7, T0, T0 + 2 * S),
     WorkerOutcome(4, 4, Victim(Raised("E: lost", 1), T0 + 2 * S, S, WHY), traceback="T"),
     WorkerOutcome(5, 5, Lost("kernel"), pid=15),
@@ -116,13 +126,24 @@ def hang(finding: Any, **more: Any) -> Hang:
     return Hang(finding, T0 + 2 * S, T0, **more)
 
 
+CALL = Call(4, "all_reduce", ((128, 10),), ("float32",), T0)
+ABSENT = Disagreement(
+    "absent", (Party((1,), CALL, "default_pg", ("/a/train.py:12",)), Party((0, 2), CALL)), (1,)
+)
+
+
 FINDINGS = (
     hang(TimerExpired(1, 77, "train.py#40", 10.0, 9), named=(1,), hung=(1,), waiting=(0, 2)),
     hang(Stalled((1,), 60.0, "rank", (2,), (3,)), named=(1,), hung=(1,)),
     hang(HeartbeatLost((0,), 60.0), named=(0,), hung=(1,), waiting=(0,)),
     hang(TimedOut(60.0), hung=(1,)),
+    hang(ProgressMissing(60.0, 1200.0), hung=(1,)),
+    hang(Unchanged("step", 1200.0, 60.0)),
+    hang(NotFinite(1, "loss", "nan", 1200.0), named=(1,), hung=(1,)),
     hang(OverMemory(1, 2 << 30, 1 << 30), named=(1,), hung=(1,)),
     hang(Stalled((0, 1, 2), 60.0), named=(0, 1, 2)),
+    hang(Spinning((0, 1, 2), 60.0, 21), named=(0, 1, 2)),
+    hang(Stalled((0, 1, 2), 60.0), named=(0, 1, 2), hung=(1,), collectives=ABSENT),
 )
 
 

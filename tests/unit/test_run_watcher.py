@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from lllaunch.supervisor.machine import (
 )
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimedOut, TimerExpired
+from lllaunch.watchdog.sampling import Sample, WorkerSample
 from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 from lllaunch.workers.log_files import LogsDest
 
@@ -236,3 +238,30 @@ def test_requests_that_were_refused_are_told_five_times(tmp_path):
         "warning: more timer requests were refused, see events.jsonl",
     ]
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 4 + 23
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_a_sample_is_no_event_and_harms_nothing_where_it_cannot_be_written(
+    tmp_path, monkeypatch, possible
+):
+    if not possible:
+        # as where no descriptor is left to import it with
+        monkeypatch.setitem(sys.modules, "lllaunch.run.samples", None)
+    stream = io.StringIO()
+    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
+    spec = LaunchSpec(Entrypoint("script", "/a/t.py", "t.py"), nproc=2, log_dir="/run", cwd="/")
+    console = Console(stream, cwd="/run")
+    watcher = RunObserver(spec, log, console, samples=str(tmp_path / "samples.jsonl"))
+    for event in START:
+        watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
+    before = (tmp_path / "events.jsonl").read_text()
+    sample = Sample({1: WorkerSample(0.5, 1, 2.0, 3.0, 4)})
+    for _ in range(2):
+        assert watcher.observe(sample) is sample
+    watcher.close()
+    assert (tmp_path / "events.jsonl").read_text() == before
+    if possible:
+        lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+        assert [list(json.loads(line)["ranks"]) for line in lines] == [["11"], ["11"]]
+    else:
+        assert stream.getvalue().count("samples.jsonl") == 1

@@ -12,8 +12,8 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.stacks.blame import Waits, blame, waits
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
+from lllaunch.watchdog.stacks.blame import blame, waits
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack, Waits
 
 LIB = "/env/lib/python3.11/site-packages"
 C10D = f"{LIB}/torch/distributed/distributed_c10d.py"

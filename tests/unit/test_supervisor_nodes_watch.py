@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -11,9 +13,10 @@ import pytest
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.cluster.rendezvous import Rendezvous
+from lllaunch.events import AttemptProgress
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
-from lllaunch.supervisor.nodes import _Counted, _Watch
+from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
 
 INTERVAL, PATIENCE = 1.0, 3.0
 NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)
@@ -24,7 +27,7 @@ class Store:
     """What is used of torch's; a wait is over at once, since nobody else runs meanwhile."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, bytes] = {}
+        self.keys: dict[str, bytes] = {"looks": b"0"}
 
     def set(self, key: str, value: str) -> None:
         self.keys[key] = value.encode()
@@ -54,7 +57,9 @@ def _note(heard: list[object], news: object, _: object) -> None:
 class Playing:
     """The watches of some nodes, the first of which leads."""
 
-    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, size: int, monkeypatch: pytest.MonkeyPatch, settles: float | None = None
+    ) -> None:
         self.now = 100.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.store = Store()
@@ -78,6 +83,7 @@ class Playing:
                     *(rendezvous, place, NODES, INTERVAL, PATIENCE),
                     wake=partial(_note, heard),
                     abandoned=lambda: False,
+                    settles=settles,
                 )
             )
 
@@ -149,3 +155,130 @@ def test_after_success_nobody_is_counted(four: Playing) -> None:
     four.nodes[1].end({"how": "succeeded"})
     four.turns(INTERVAL / 2, dead=[3])
     assert four.said(3) == [[{"how": "succeeded"}]] * 3
+
+
+# How far an attempt came
+
+
+SETTLES = 20.0
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Playing:
+    return Playing(3, monkeypatch, SETTLES)
+
+
+def say(group: Playing, rank: int, step: float | None, *, saved: bool = False) -> None:
+    progress = AttemptProgress(step, saved, 100 + rank)
+    group.nodes[rank].tell_progress(json.dumps(dataclasses.asdict(progress)))
+
+
+def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> None:
+    three.nodes[1].end(FAILED)
+    three.turns(2)
+    say(three, 0, None)
+    say(three, 2, 7.0)
+    three.turns(2)
+    assert three.said() == [[FAILED]] * 3
+    say(three, 1, 5.0, saved=True)
+    three.turns(2)
+    farthest = AttemptProgress(7.0, checkpoint_changed=True, time_ns=102)
+    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+    assert three.over == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"), [((True, None), True), ((False, None), None), ((False, False), False)]
+)
+def test_where_one_node_cannot_tell_of_a_checkpoint_all_cannot(
+    three: Playing, answers: tuple[bool | None, ...], told: bool | None
+) -> None:
+    three.nodes[1].end(FAILED)
+    for rank, (changed, ran) in enumerate(
+        zip((False, *answers), (False, True, False), strict=True)
+    ):
+        progress = AttemptProgress(None, changed, 100, ran)
+        three.nodes[rank].tell_progress(json.dumps(dataclasses.asdict(progress)))
+    three.turns(3)
+    farthest = AttemptProgress(None, told, 100, ran=True)
+    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+
+
+def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
+    three.nodes[1].end(FAILED)
+    say(three, 0, 3.0)
+    three.nodes[1].tell_progress("{}")
+    say(three, 2, None)
+    three.turns(3)
+    farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)
+    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+
+
+def test_if_none_knows_it_is_not_known(three: Playing) -> None:
+    three.nodes[1].end(FAILED)
+    for node in three.nodes:
+        node.tell_progress("{}")
+    three.turns(3)
+    assert three.said() == [[FAILED, _Counted([])]] * 3
+
+
+def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three: Playing) -> None:
+    three.nodes[1].end(FAILED)
+    say(three, 0, 3.0)
+    say(three, 1, 4.0)
+    three.turns(SETTLES - 2)
+    assert three.said() == [[FAILED]] * 3
+    three.turns(6)
+    farthest = AttemptProgress(4.0, checkpoint_changed=False, time_ns=101)
+    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+
+
+def test_of_a_node_that_is_gone_nothing_is_expected(three: Playing) -> None:
+    three.turns(2)
+    three.nodes[1].end(FAILED)
+    say(three, 0, 3.0)
+    say(three, 1, 4.0)
+    three.turns(3 * PATIENCE, dead=[2])
+    farthest = AttemptProgress(4.0, checkpoint_changed=False, time_ns=101)
+    assert three.said(2) == [[FAILED, _Counted([2], farthest)]] * 2
+
+
+def test_when_the_node_that_collects_is_gone_the_others_miss_it_in_time(three: Playing) -> None:
+    three.turns(2)
+    three.nodes[1].end(FAILED)
+    say(three, 1, 3.0)
+    say(three, 2, 4.0)
+    three.turns(SETTLES + 4 * PATIENCE, dead=[0])
+    assert three.said(0) == [[FAILED, _Counted([0])]] * 2
+
+
+def _ask(playing: Playing, number: int, group_rank: int | None) -> None:
+    """Let a node ask all where their workers stand; None: it is gone before it says what."""
+    playing.store.set("looks", str(number))
+    if group_rank is not None:
+        playing.store.set(f"look/{number}", json.dumps([group_rank, f"request {number}"]))
+
+
+def test_the_others_hear_that_somebody_wants_to_know_where_workers_stand(four: Playing) -> None:
+    four.turns(2)
+    _ask(four, 1, 2)
+    four.turns(1)
+    wanted = _Wanted(1, b"request 1")
+    assert four.said() == [[wanted], [wanted], [], [wanted]]
+    # once
+    four.turns(2)
+    _ask(four, 2, 0)
+    four.turns(1)
+    assert four.heard[0] == [wanted]
+    assert four.heard[3] == [wanted, _Wanted(2, b"request 2")]
+
+
+def test_who_is_gone_before_it_says_what_it_wants_keeps_nobody_else(four: Playing) -> None:
+    four.turns(2)
+    _ask(four, 1, None)
+    four.turns(0.5)
+    _ask(four, 2, 1)
+    # what is missing may come a moment later
+    assert four.said() == [[], [], [], []]
+    four.turns(2)
+    assert four.said() == [[_Wanted(2, b"request 2")], [], *[[_Wanted(2, b"request 2")]] * 2]

@@ -165,8 +165,8 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
 
 
 def test_every_cause_has_its_retries() -> None:
-    # a job has one node, and cannot lose another
-    assert set(Retries._fields) == set(RESTART_CAUSES) - {"node"}
+    # a job has one node, and cannot lose another; to a sweep a preflight that fails is a failure
+    assert set(Retries._fields) == set(RESTART_CAUSES) - {"node", "preflight"}
     assert [Retries(1, 2, 3, 4, 5).of(cause) for cause in ("failure", "timeout")] == [1, 5]
 
 
@@ -178,6 +178,9 @@ def test_every_cause_has_its_retries() -> None:
         (5, "", None),
         (1, "", "failure"),
         (3, "ExitedNonZero", "failure"),
+        (3, "PreflightFailure", "failure"),
+        (7, "NoProgress", None),
+        (7, "Stalled", None),
         (3, "KilledBySignal", "signal"),
         (3, "SpawnerLost", "signal"),
         (3, "OutOfMemory", "oom"),

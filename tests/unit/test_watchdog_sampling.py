@@ -1,123 +1,282 @@
-"""What is looked at: trees of processes, through the seam where psutil stands."""
+"""What is looked at: trees of processes, and what they have used."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from lllaunch.linux.proc import ProcessFacts
-from lllaunch.watchdog.sampling import PsutilReader, Reading, Sampler, size_of, tree
+import pytest
+
+from lllaunch.linux import proc
+from lllaunch.linux.proc import ProcessFacts, ProcessTable
+from lllaunch.watchdog.sampling import Sampler, SampleSeries, Usage, WorkerSample, size_of, trees
 
 WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER = 100, 101, 102, 103, 200
 
 
-def process(pid: int, ppid: int, session: int, state: str = "S") -> ProcessFacts:
-    return ProcessFacts(pid, ppid, state, session, start=1)
+def process(
+    pid: int, ppid: int, session: int, state: str = "S", cpu: float = 0.0, rss: int = 0
+) -> ProcessFacts:
+    return ProcessFacts(pid, ppid, state, session, 1, cpu, rss)
 
 
 EVERYTHING = [
     process(1, 0, 1),
-    process(WORKER, 50, WORKER),
-    process(CHILD, WORKER, WORKER),
+    process(WORKER, 50, WORKER, cpu=1.0, rss=100),
+    process(CHILD, WORKER, WORKER, cpu=2.0, rss=200),
     process(GRANDCHILD, CHILD, GRANDCHILD),
     process(ORPHAN, 1, WORKER),
-    process(OTHER, 50, OTHER, "D"),
+    process(OTHER, 50, OTHER, "D", cpu=9.0, rss=900),
     process(300, WORKER, WORKER, "Z"),
 ]
 
 
-class Reader(PsutilReader):
+@dataclass
+class Table(ProcessTable):
     """Processes that a test invents."""
 
-    def __init__(self, readings: dict[int, Reading], shares: dict[int, int]) -> None:
-        self.readings = readings
-        self.shares = shares
-        self.kept: set[int] = set()
+    processes: list[ProcessFacts]
+    shares: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    asked: list[set[int]] = field(default_factory=list)
 
-    def read(self, pid: int) -> Reading | None:
-        return self.readings.get(pid)
+    def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
+        self.asked.append(set(again))
+        return self.processes
+
+    def is_there(self, pid: int) -> bool:
+        return pid not in self.gone
 
     def share(self, pid: int) -> int | None:
         return self.shares.get(pid)
 
-    def written(self, pid: int) -> int:
-        return 10 * pid
-
-    def forget(self, others_than: Iterable[int]) -> None:
-        self.kept = set(others_than)
+    def transferred(self, pid: int) -> tuple[int, int, int]:
+        return pid, 10 * pid, 1
 
 
 def test_a_tree_holds_what_was_orphaned_and_what_left_the_session() -> None:
-    assert tree(WORKER, EVERYTHING) == (WORKER, CHILD, GRANDCHILD, ORPHAN)
-    assert tree(OTHER, EVERYTHING) == (OTHER,)
+    assert trees([WORKER, OTHER], EVERYTHING) == {
+        WORKER: (WORKER, CHILD, GRANDCHILD, ORPHAN),
+        OTHER: (OTHER,),
+    }
 
 
 def test_a_workers_usage_is_that_of_its_tree() -> None:
-    reader = Reader(
-        {
-            WORKER: Reading(1.0, 100, 0.0),
-            CHILD: Reading(2.0, 200, 0.0),
-            OTHER: Reading(9.0, 900, 0.0),
-        },
-        {},
-    )
-    sampler = Sampler(reader, lambda: EVERYTHING)
-    # 999 has ended meanwhile, as have the processes that cannot be read
+    sampler = Sampler(Table(EVERYTHING))
+    # 999 has ended meanwhile
     usage = sampler.usage({0: WORKER, 1: OTHER, 2: 999})
     assert set(usage) == {0, 1}
     assert (usage[0].cpu, usage[0].rss, usage[0].state) == (3.0, 300, "S")
     assert (usage[1].cpu, usage[1].rss, usage[1].state) == (9.0, 900, "D")
-    assert reader.kept == {WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER}
+    assert usage[0].writes == len(usage[0].pids)
+    assert usage[0].own_cpu.keys() == set(usage[0].pids)
+
+
+def test_what_is_below_the_workers_is_read_again_and_nothing_else() -> None:
+    table = Table(EVERYTHING)
+    sampler = Sampler(table)
+    sampler.usage({0: WORKER})
+    sampler.usage({0: WORKER, 1: OTHER})
+    assert table.asked == [{WORKER}, {WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER}]
+
+
+def test_workers_that_have_not_started_share_their_parent() -> None:
+    usage = Sampler(Table(EVERYTHING)).usage({0: WORKER, 1: WORKER})
+    assert usage[0] == usage[1]
+    assert usage[0].cpu == 3.0
 
 
 def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> None:
-    reader = Reader(
-        {
-            WORKER: Reading(0.0, 100, 0.0),
-            CHILD: Reading(0.0, 100, 0.0),
-            OTHER: Reading(0.0, 70, 0.0),
-        },
-        # the others are gone by then
-        {WORKER: 60, CHILD: 60},
-    )
-    sampler = Sampler(reader, lambda: EVERYTHING)
+    everything = [
+        process(WORKER, 50, WORKER, rss=100),
+        process(CHILD, WORKER, WORKER, rss=100),
+        process(GRANDCHILD, CHILD, WORKER, rss=100),
+        process(OTHER, 50, OTHER, "D", rss=70),
+    ]
+    table = Table(everything, shares={WORKER: 60, CHILD: 60, OTHER: 1}, gone={GRANDCHILD})
+    sampler = Sampler(table)
     usage = sampler.usage({0: WORKER, 1: OTHER})
     assert sampler.shared_out(usage[0]) == 120
     assert sampler.shared_out(usage[1]) == 70
 
 
 def test_where_a_process_cannot_be_asked_the_plain_sum_counts() -> None:
-    reader = Reader({WORKER: Reading(0.0, 100, 0.0), CHILD: Reading(0.0, 100, 0.0)}, {WORKER: 60})
-    sampler = Sampler(reader, lambda: EVERYTHING)
+    everything = [
+        process(WORKER, 50, WORKER, rss=100),
+        process(CHILD, WORKER, WORKER, rss=100),
+    ]
+    sampler = Sampler(Table(everything, shares={WORKER: 60}))
     assert sampler.shared_out(sampler.usage({0: WORKER})[0]) == 200
 
 
-def test_what_is_written_counts_where_it_is_asked_for() -> None:
-    sampler = Sampler(Reader({WORKER: Reading(0.0, 1, 0.0)}, {}), lambda: EVERYTHING)
-    usage = sampler.usage({0: WORKER, 1: OTHER}, writing={1})
-    assert (usage[0].written, usage[1].written) == (0, 10 * OTHER)
-
-
-def test_psutil_reads_this_process_and_not_one_that_is_gone() -> None:
-    reader = PsutilReader()
-    first = reader.read(os.getpid())
-    assert first is not None
-    assert first.rss > 0
-    assert 0 < (reader.share(os.getpid()) or 0) <= first.rss
-    assert reader.written(os.getpid()) > 0
-    second = reader.read(os.getpid())
-    assert second is not None
-    assert second.cpu >= first.cpu
-    assert second.start == first.start
-    assert reader.read(2**22 + 1) is None
-    assert reader.share(2**22 + 1) is None
-    assert reader.written(2**22 + 1) == 0
-    reader.forget([])
-    assert reader.read(os.getpid()) is not None
+def test_what_is_read_and_written_is_that_of_the_tree() -> None:
+    usage = Sampler(Table(EVERYTHING)).usage({0: WORKER, 1: OTHER})
+    pids = WORKER + CHILD + GRANDCHILD + ORPHAN
+    assert (usage[0].written, usage[0].io) == (10 * pids, 11 * pids)
+    assert (usage[1].written, usage[1].io) == (10 * OTHER, 11 * OTHER)
 
 
 def test_files_that_are_not_there_are_empty(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b").write_bytes(b"12")
     assert size_of([str(tmp_path / name) for name in ("a", "b", "c")]) == 7
+
+
+def test_without_a_descriptor_nobody_is_seen_and_nothing_is_forgotten() -> None:
+    class Short(Table):
+        def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
+            if len(self.asked) == 1:
+                self.asked.append(set())
+                raise OSError(24, "Too many open files")
+            return super().look(again)
+
+    table = Short(EVERYTHING)
+    sampler = Sampler(table)
+    series = SampleSeries(5.0)
+    series.begin(0.0)
+    series.take(5.0, sampler.usage({0: WORKER}), {})
+    assert series.take(10.0, sampler.usage({0: WORKER}), {}).workers == {}
+    assert table.asked[-1] == set()
+    sample = series.take(15.0, sampler.usage({0: WORKER}), {})
+    assert table.asked[-1] == {WORKER, CHILD, GRANDCHILD, ORPHAN}
+    # it has used nothing since the first
+    assert sample.workers[0].cpu == 0.0
+
+
+# Samples
+
+
+def test_a_sample_has_rates_since_the_one_before() -> None:
+    series = SampleSeries(5.0)
+    series.begin(100.0)
+    assert series.due == 105.0
+    first = series.take(105.0, {0: Usage(5.0, 70, "R", (1,), written=50, io=150)}, {0: 10})
+    # since the attempt began
+    assert first.workers == {0: WorkerSample(1.0, 70, 20.0, 10.0, 10)}
+    assert series.due == 110.0
+    used = {0: Usage(6.0, 80, "R", (1,), written=50, io=1150), 1: Usage(10.0, 1, "S", (2,))}
+    second = series.take(115.0, used, {0: 30})
+    assert second.workers[0] == WorkerSample(0.1, 80, 100.0, 0.0, 30)
+    # one that started late, and writes to no file
+    assert second.workers[1].cpu == pytest.approx(10.0 / 15.0)
+    assert second.workers[1].output is None
+
+
+def test_what_an_orphan_had_used_makes_no_rate_negative() -> None:
+    series = SampleSeries(5.0)
+    series.begin(0.0)
+    series.take(5.0, {0: Usage(9.0, 1, "S", (1, 2), written=900, io=1000)}, {})
+    sample = series.take(10.0, {0: Usage(1.0, 1, "S", (1,), written=10, io=20)}, {})
+    assert sample.workers[0] == WorkerSample(0.0, 1, 0.0, 0.0, None)
+
+
+# The table itself, on a /proc that a test invents, and on the real one
+
+
+class Entry:
+    def __init__(self, name: str, inode: int) -> None:
+        self.name = name
+        self._inode = inode
+
+    def inode(self) -> int:
+        return self._inode
+
+
+class Machine:
+    """A /proc: which processes there are, and how often each was read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there: dict[int, tuple[int, ProcessFacts]] = {}
+        self.read: list[int] = []
+        monkeypatch.setattr(proc.os, "scandir", lambda _: self)
+        monkeypatch.setattr(proc, "facts", self._facts)
+
+    def start(self, pid: int, ppid: int, inode: int) -> None:
+        self.there[pid] = inode, process(pid, ppid, 1)
+
+    def _facts(self, pid: int) -> ProcessFacts | None:
+        self.read.append(pid)
+        return self.there[pid][1] if pid in self.there else None
+
+    def __enter__(self) -> list[Entry]:
+        return [
+            Entry("version", 1),
+            *(Entry(str(pid), inode) for pid, (inode, _) in self.there.items()),
+        ]
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_process_is_read_once_and_again_if_it_is_asked_for(machine: Machine) -> None:
+    for pid in (10, 11, 12):
+        machine.start(pid, 1, 1000 + pid)
+    table = ProcessTable()
+    assert {each.pid for each in table.look()} == {10, 11, 12}
+    machine.read.clear()
+    machine.start(13, 11, 1013)
+    assert {each.pid for each in table.look([11])} == {10, 11, 12, 13}
+    assert sorted(machine.read) == [11, 13]
+
+
+def test_another_process_of_the_same_number_is_read(machine: Machine) -> None:
+    machine.start(10, 1, 1010)
+    table = ProcessTable()
+    table.look()
+    machine.start(10, 5, 2010)
+    assert [each.ppid for each in table.look()] == [5]
+
+
+def test_a_process_that_has_ended_is_forgotten(machine: Machine) -> None:
+    machine.start(10, 1, 1010)
+    table = ProcessTable()
+    table.look()
+    del machine.there[10]
+    assert table.look([10]) == []
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_who_lost_its_parent_is_no_child_of_the_next_with_that_number(
+    machine: Machine, reused: bool
+) -> None:
+    machine.start(10, 1, 1010)
+    machine.start(11, 10, 1011)
+    table = ProcessTable()
+    table.look()
+    del machine.there[10]
+    machine.start(11, 1, 1011)
+    if not reused:
+        table.look()
+    machine.start(10, 99, 2010)
+    assert {each.pid: each.ppid for each in table.look()} == {10: 99, 11: 1}
+
+
+def test_this_process_is_there_with_what_it_has_used() -> None:
+    table = ProcessTable()
+    own = {each.pid: each for each in table.look()}[os.getpid()]
+    assert own == ProcessFacts(*own)
+    assert own.rss > 0
+    sum(range(3_000_000))
+    later = {each.pid: each for each in table.look([os.getpid()])}[os.getpid()]
+    assert later.start == own.start
+    assert later.cpu > own.cpu
+    assert 0 < (table.share(own.pid) or 0) <= 2 * later.rss
+    assert 0 < later.own_cpu <= later.cpu
+    read, written, writes = table.transferred(own.pid)
+    assert read > 0
+    assert written >= writes > 0
+    assert table.is_there(own.pid)
+
+
+def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+    table, nobody = ProcessTable(), 2**22 + 1
+    assert not table.is_there(nobody)
+    assert table.share(nobody) is None
+    assert table.transferred(nobody) == (0, 0, 0)

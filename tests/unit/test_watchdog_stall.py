@@ -34,8 +34,10 @@ def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    pure = {"__future__", "collections.abc", "dataclasses", "re", "signal", "typing"}
+    pure = {"__future__", "collections", "collections.abc", "dataclasses", "enum", "re", "signal"}
+    pure |= {"types", "typing"}
     ours = {"lllaunch.spec", "lllaunch.text", "lllaunch.watchdog.findings"}
+    ours |= {"lllaunch.watchdog.collectives", "lllaunch.watchdog.stacks.frames"}
     assert imported <= pure | ours
 
 

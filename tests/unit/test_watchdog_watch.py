@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +12,14 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT
+from lllaunch.linux import gpu_meter, proc
+from lllaunch.linux.gpu_meter import GpuReading
+from lllaunch.linux.gpus import GpuUse
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
-from lllaunch.watchdog.sampling import Sampler, Usage
+from lllaunch.watchdog.sampling import Sample, Sampler, Usage
 from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch
 
 MIB = 1 << 20
@@ -30,7 +33,7 @@ class PlayedSampler(Sampler):
     shared: int = 0
     asked: int = 0
 
-    def usage(self, workers: Mapping[int, int], writing: Collection[int] = ()) -> dict[int, Usage]:
+    def usage(self, workers: Mapping[int, int]) -> dict[int, Usage]:
         self.asked += 1
         return {
             rank: self.usages.get(rank, Usage(0.0, 0, "S", (pid,))) for rank, pid in workers.items()
@@ -43,10 +46,14 @@ class PlayedSampler(Sampler):
 class Played:
     """A watch with its surroundings."""
 
-    def __init__(self, policy: WatchdogPolicy, ranks: int = 2) -> None:
+    def __init__(
+        self, policy: WatchdogPolicy, ranks: int = 2, samples: float | None = None
+    ) -> None:
         self.clock = FakeClock(1000.0)
         self.sampler = PlayedSampler()
-        self.watch = AttemptWatch(policy, ranks, clock=self.clock, sampler=self.sampler)
+        self.watch = AttemptWatch(
+            policy, ranks, clock=self.clock, sampler=self.sampler, samples=samples
+        )
         self.pids = {rank: 100 + rank for rank in range(ranks)}
 
     def begin(self, outputs: dict[int, tuple[str, ...]] | None = None) -> Played:
@@ -87,7 +94,7 @@ def test_nothing_is_watched_by_default(played: list[Played]) -> None:
     watch = Played(WatchdogPolicy())
     played.append(watch)
     watch.begin()
-    assert watch.watch.environment(0) == {WATCHED: "1"}
+    assert watch.watch.environment(0) == {}
     assert watch.watch.files() == []
     assert watch.watch.next_in() is None
     assert watch.after(10**6) == []
@@ -149,6 +156,18 @@ def test_output_that_goes_to_no_file_counts_too(played: list[Played]) -> None:
     assert watch.after(70.0) != []
 
 
+def test_what_is_written_elsewhere_is_no_output_of_streams_that_go_to_files(
+    played: list[Played],
+) -> None:
+    watch = Played(WatchdogPolicy(silence=60.0))
+    played.append(watch)
+    watch.begin()
+    watch.sampler.usages = {0: Usage(0.0, 0, "S", (100,), written=9)}
+    assert watch.after(50.0) == []
+    watch.sampler.usages = {0: Usage(0.0, 0, "S", (100,), written=99)}
+    assert watch.after(20.0) != []
+
+
 @pytest.mark.parametrize("policy", [WatchdogPolicy(stall=60.0), WatchdogPolicy(heartbeat=60.0)])
 @pytest.mark.parametrize("waiting", [True, False])
 def test_time_in_which_the_launcher_itself_stood_still_is_forgiven(
@@ -189,7 +208,7 @@ def test_a_heartbeat_must_go_on_once_it_has_begun(played: list[Played]) -> None:
 def test_silence_is_that_of_all_workers_however_busy(played: list[Played]) -> None:
     watch = Played(WatchdogPolicy(silence=300.0, warmup=100.0))
     played.append(watch)
-    watch.begin()
+    watch.watch.begin(lambda: watch.pids, {}, unseen=frozenset({0}))
     for second in range(10):
         watch.sampler.usages = {
             0: Usage(10**6, 100.0 * second, "R", (100,), written=second),
@@ -238,6 +257,165 @@ def test_memory_is_measured_exactly_before_anybody_is_accused(played: list[Playe
     assert watch.after(5.0) == [OverMemory(1, 150 * MIB, 100 * MIB, within=5.0)]
 
 
+def test_samples_are_taken_where_nothing_is_watched(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(), samples=5.0)
+    played.append(watch)
+    assert watch.watch.environment(0).keys() == {HEARTBEAT}
+    assert watch.watch.next_in() is None
+    watch.begin()
+    assert watch.watch.next_in() == 5.0
+    assert watch.after(4.9) == []
+    (sample,) = watch.after(0.2)
+    assert isinstance(sample, Sample)
+    assert set(sample.workers) == {0, 1}
+    assert watch.sampler.asked == 1
+    del watch.pids[0]
+    (sample,) = watch.after(5.0)
+    assert set(sample.workers) == {1}
+
+
+def test_one_look_is_for_the_watchdog_and_for_samples(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(stall=1800.0), samples=5.0)
+    played.append(watch)
+    watch.begin()
+    samples = 0
+    for second in range(359):
+        watch.sampler.usages = {0: Usage(100.0 * second, 0, "R", (100,))}
+        # the loop is a little late each time
+        watch.clock.advance(0.01)
+        samples += len(watch.after(5.0))
+    assert samples >= 355
+    # and the one at the beginning
+    assert watch.sampler.asked <= samples + 2
+
+
+def test_a_detector_is_not_kept_waiting_by_samples(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(stall=140.0), samples=5.0)
+    played.append(watch)
+    watch.begin()
+    found: list[object] = []
+    while not any(isinstance(each, Stalled) for each in found):
+        found = watch.after(1.0)
+        assert watch.clock() <= 1000.0 + 140.0 + 7.0
+
+
+def test_of_a_worker_that_has_not_started_there_is_no_sample(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(), samples=5.0)
+    played.append(watch)
+    watch.watch.begin(lambda: watch.pids, {}, starter=100)
+    (sample,) = watch.after(5.0)
+    assert isinstance(sample, Sample)
+    assert set(sample.workers) == {1}
+    watch.pids[1] = 100
+    assert watch.after(100.0) == []
+
+
+def test_of_a_worker_that_has_ended_and_is_not_reaped_there_is_no_sample(
+    played: list[Played],
+) -> None:
+    watch = Played(WatchdogPolicy(), samples=5.0)
+    played.append(watch)
+    watch.begin()
+    watch.sampler.usages = {0: Usage(3.0, 0, "Z", (100,))}
+    (sample,) = watch.after(5.0)
+    assert isinstance(sample, Sample)
+    assert set(sample.workers) == {1}
+
+
+def test_while_the_group_ends_there_are_samples_and_nothing_else(played: list[Played]) -> None:
+    watch = Played(WatchdogPolicy(stall=10.0, timeout=20.0), samples=5.0)
+    played.append(watch)
+    assert watch.watch.samples() == []
+    assert watch.watch.next_sample_in() is None
+    watch.begin()
+    taken = 0
+    for _ in range(10):
+        wait = watch.watch.next_sample_in()
+        assert wait is not None
+        watch.clock.advance(wait)
+        (sample,) = watch.watch.samples()
+        assert isinstance(sample, Sample)
+        assert watch.watch.samples() == []
+        taken += 1
+    assert watch.sampler.asked == taken
+    watch.pids.clear()
+    # nobody is left who could start
+    assert watch.watch.next_sample_in() is None
+    assert watch.watch.samples() == []
+
+
+class PlayedMeter:
+    """GPUs that a test invents."""
+
+    def __init__(self, visible: list[str | None]) -> None:
+        self.visible = visible
+        self.reading: GpuReading | None = None
+        self.closed = False
+
+    def take(self, wanted_in: float) -> GpuReading | None:
+        assert wanted_in == 5.0
+        return self.reading
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def meters(monkeypatch: pytest.MonkeyPatch) -> list[PlayedMeter]:
+    made: list[PlayedMeter] = []
+
+    def make(visible: list[str | None]) -> PlayedMeter:
+        made.append(PlayedMeter(visible))
+        return made[-1]
+
+    monkeypatch.setattr(gpu_meter, "GpuMeter", make)
+    monkeypatch.setattr(proc, "has_gpu_driver", lambda: True)
+    return made
+
+
+def test_gpus_are_those_that_each_worker_sees(
+    played: list[Played], meters: list[PlayedMeter]
+) -> None:
+    watch = Played(WatchdogPolicy(), samples=5.0)
+    played.append(watch)
+    watch.watch.begin(lambda: watch.pids, {}, visible={0: None, 1: "3"})
+    assert meters == []
+    (sample,) = watch.after(5.0)
+    assert isinstance(sample, Sample)
+    # nobody had asked yet
+    assert not sample.gpus
+    (meter,) = meters
+    assert meter.visible == [None, "3"]
+    use = {"2": GpuUse(0.5), "3": GpuUse(1.0)}
+    meter.reading = GpuReading([("2", "3"), ("3",)], use)
+    (sample,) = watch.after(5.0)
+    assert isinstance(sample, Sample)
+    assert sample.gpus == use
+    assert [sample.workers[rank].gpus for rank in (0, 1)] == [("2", "3"), ("3",)]
+    # a driver that does not answer any more
+    meter.reading = None
+    (sample,) = watch.after(5.0)
+    assert isinstance(sample, Sample)
+    assert not sample.gpus
+    assert len(meters) == 1
+    watch.watch.close()
+    assert meter.closed
+
+
+def test_where_there_is_no_driver_nobody_is_asked(
+    played: list[Played], meters: list[PlayedMeter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proc, "has_gpu_driver", lambda: False)
+    watch = Played(WatchdogPolicy(), samples=5.0)
+    played.append(watch)
+    watch.watch.begin(lambda: watch.pids, {}, visible={0: None, 1: None})
+    for _ in range(3):
+        (sample,) = watch.after(5.0)
+        assert isinstance(sample, Sample)
+        assert not sample.gpus
+    assert meters == []
+
+
 def test_the_private_place_goes_with_the_watch() -> None:
     watch = AttemptWatch(WatchdogPolicy(timers=True, stall=60.0), 3)
     paths = {watch.environment(rank)[HEARTBEAT].partition(":")[2] for rank in range(3)}
@@ -247,7 +425,7 @@ def test_the_private_place_goes_with_the_watch() -> None:
     assert os.path.dirname(fifos.pop()) == directory
     assert os.stat(directory).st_mode & 0o777 == 0o700
     offsets = [watch.environment(rank)[HEARTBEAT].partition(":")[0] for rank in range(3)]
-    assert offsets == ["0", "8", "16"]
+    assert offsets == ["0", "1024", "2048"]
     watch.close()
     watch.close()
     assert not os.path.exists(directory)
@@ -258,8 +436,9 @@ def test_the_timer_file_may_be_chosen_and_what_an_agent_left_there_is_replaced(
 ) -> None:
     path = str(tmp_path / "timers")
     os.mkfifo(path)
-    watch = AttemptWatch(WatchdogPolicy(timers=True), 1, path)
-    assert watch.environment(0) == {WATCHED: "1", TIMER_FILE: path}
+    watch = AttemptWatch(WatchdogPolicy(timers=True, collectives=False), 1, path)
+    assert watch.environment(0)[WATCHED] == "1"
+    assert watch.environment(0)[TIMER_FILE] == path
     watch.close()
     assert not os.path.exists(path)
 
@@ -275,4 +454,4 @@ def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
 def test_where_no_fifo_can_be_made_the_error_names_it(tmp_path: Path) -> None:
     path = str(tmp_path / "missing" / "timers")
     with pytest.raises(OutputError, match="missing/timers"):
-        AttemptWatch(WatchdogPolicy(timers=True), 1, path)
+        AttemptWatch(WatchdogPolicy(timers=True, collectives=False), 1, path)

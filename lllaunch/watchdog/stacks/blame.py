@@ -1,8 +1,9 @@
 """Who hangs, and who only waits for that. Pure.
 
 The common case is a collective operation that one rank does not join: that one hangs, and all who
-did join wait in it. So a worker is judged by how surely its innermost frames are those of a
-collective, and of several workers those hang that are surely in none.
+did join wait in it. Where torch has recorded who came to which collective, that says it. Else a
+worker is judged by how surely its innermost frames are those of a collective, and of several
+workers those hang that are surely in none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,20 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
+from dataclasses import replace
 
-from lllaunch.watchdog.findings import Finding, OverMemory, TimerExpired, suspects
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
+from lllaunch.signal_source import STACKS_ON
+from lllaunch.watchdog.collectives import Disagreement, compare
+from lllaunch.watchdog.findings import (
+    Asked,
+    Finding,
+    NotFinite,
+    OverMemory,
+    TimerExpired,
+    suspects,
+)
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack, Waits, is_own
+from lllaunch.watchdog.stall import CANNOT_RUN
 
 # Libraries whose calls wait for other ranks: what stands in the path of their files.
 _COLLECTIVE = (
@@ -49,15 +60,8 @@ _PERHAPS_CODE = re.compile(
 )
 # Frames of these are the library's, not the place from which it was called.
 _LIBRARIES = ("/torch/", "/horovod/", "/jax/", "/mpi4py/", "/contextlib.py")
-_CANNOT_RUN = "TtD"
-
-
-class Waits(IntEnum):
-    """Whether a worker waits for others."""
-
-    NO = 0
-    PERHAPS = 1
-    SURELY = 2
+# Who has been in a collective for so long waits in it.
+_LASTING_SECONDS = 2
 
 
 def waits(frames: Sequence[Frame]) -> Waits:
@@ -96,15 +100,91 @@ def blame(stacks: Sequence[RankStack], finding: Finding) -> Blame:
     Returns:
         Local ranks; none where nothing can be told.
     """
-    if isinstance(finding, OverMemory):
+    if isinstance(finding, (OverMemory, NotFinite)):
         return Blame(hung=(finding.rank,))
     levels = {stack.rank: waits(stack.frames) for stack in stacks if stack.frames}
-    stuck = {stack.rank for stack in stacks if stack.state and stack.state in _CANNOT_RUN}
+    found = _recorded(stacks, levels)
+    if found is not None and found.kind == "absent" and not _is_free(found, stacks, levels):
+        # It is true, but whoever does not wait at all keeps those from coming.
+        found = replace(found, at_fault=())
+    return replace(_judged(stacks, finding, levels, found), collectives=found)
+
+
+def blame_now(stacks: Sequence[RankStack], time_ns: int) -> Blame:
+    """Judge who stands apart in a run that may be healthy, of which this is one moment.
+
+    Ranks of a healthy run are at different collectives all the time. So what they have recorded
+    counts only if some of them have waited for seconds, and where no recorder tells that they
+    still wait, if their stacks do not say otherwise.
+
+    Args:
+        stacks: as for `blame`.
+        time_ns: a moment before any of them was asked, nanoseconds since the epoch.
+    """
+    finding = Asked(STACKS_ON)
+    found = blame(stacks, finding)
+    if found.collectives is None or _lasts(found.collectives, stacks, time_ns):
+        return found
+    return blame([replace(each, trace=None) for each in stacks], finding)
+
+
+def _lasts(found: Disagreement, stacks: Iterable[RankStack], time_ns: int) -> bool:
+    """Whether ranks had been in what they do not agree on for some seconds."""
+    moments = [party.collective.created_ns for party in found.parties]
+    since = min(filter(None, moments), default=time_ns)
+    if since > time_ns - _LASTING_SECONDS * 10**9:
+        return False
+    came = found.parties[1:] if found.kind == "absent" else found.parties
+    ranks = {rank for party in came for rank in party.ranks}
+    return any(
+        not stack.frames
+        or waits(stack.frames) is not Waits.NO
+        or any(group.states for group in stack.trace.groups)
+        for stack in stacks
+        if stack.trace is not None and stack.trace.rank in ranks
+    )
+
+
+def _is_free(found: Disagreement, stacks: Iterable[RankStack], levels: Mapping[int, Waits]) -> bool:
+    """Whether nobody waits less surely than some of those who are said to be at fault."""
+    ranks = {
+        stack.rank
+        for stack in stacks
+        if stack.trace is not None and stack.trace.rank in found.at_fault
+    }
+    least = min(levels.values(), default=Waits.NO)
+    return any(levels.get(rank, Waits.NO) <= least for rank in ranks)
+
+
+def _recorded(stacks: Iterable[RankStack], levels: Mapping[int, Waits]) -> Disagreement | None:
+    """What torch's recorders say of the ranks."""
+    known = {stack.trace.rank: stack for stack in stacks if stack.trace is not None}
+    return compare(
+        {rank: stack.trace for rank, stack in known.items() if stack.trace is not None},
+        {rank: levels[stack.rank] for rank, stack in known.items() if stack.rank in levels},
+        {rank: _users_line(stack.frames) for rank, stack in known.items()},
+    )
+
+
+def _users_line(frames: Iterable[Frame]) -> str:
+    return next((f"{frame.file}:{frame.line}" for frame in frames if is_own(frame)), "")
+
+
+def _judged(
+    stacks: Sequence[RankStack],
+    finding: Finding,
+    levels: Mapping[int, Waits],
+    found: Disagreement | None,
+) -> Blame:
+    stuck = {stack.rank for stack in stacks if stack.state in CANNOT_RUN}
     if isinstance(finding, TimerExpired) and not _innocent(finding.rank, levels, stuck):
         return _blamed({finding.rank}, levels)
     stuck = stuck or {stack.rank for stack in stacks if stack.locks}
     if stuck:
         return _blamed(stuck, levels)
+    if found is not None and found.at_fault:
+        local = {stack.trace.rank: stack.rank for stack in stacks if stack.trace is not None}
+        return _blamed({local[rank] for rank in found.at_fault}, levels)
     if levels and min(levels.values()) < max(levels.values()):
         least = min(levels.values())
         return _blamed({rank for rank, level in levels.items() if level == least}, levels)

@@ -2,7 +2,8 @@
 
 In a thread of its own, since a file system or a process may be what hangs. First the kernel is
 asked about the workers, whose handlers interrupt what they wait in; then all armed workers are
-signalled at once, so that the picture is of one moment; then the rest, and what runs below them.
+signalled at once, so that the picture is of one moment, and asked for their collectives; then the
+rest, and what runs below them.
 Workers are written down before that: they matter most, and there may be no time for more.
 
 The signal that asks for them ends a process that does not catch it. So it is sent to one process at
@@ -14,6 +15,7 @@ process would still be pending when that executes another program, and end it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -24,20 +26,31 @@ from dataclasses import replace
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.linux.process import open_pidfd, send_signal
-from lllaunch.spawner.dump import MEMFD_LINK, SIGNUM
-from lllaunch.watchdog.sampling import tree
-from lllaunch.watchdog.stacks import pyspy
+from lllaunch.spawner.dump import SIGNUM, open_memory
+from lllaunch.spawner.flight_recorder import TRACE_FILE
+from lllaunch.watchdog.collectives import RankTrace, read_trace
+from lllaunch.watchdog.sampling import trees
+from lllaunch.watchdog.stacks import pyspy, recorders
 from lllaunch.watchdog.stacks.frames import (
     Frame,
     RankStack,
     Source,
+    Thread,
     faulthandler_frames,
-    faulthandler_threads,
+    named_threads,
     pyspy_frames,
-    users_part,
 )
-from lllaunch.watchdog.stacks.kernel import ProcessLook, ProcStatus, bit, look, status
+from lllaunch.watchdog.stacks.kernel import (
+    ProcessLook,
+    ProcStatus,
+    bit,
+    look,
+    runs_python,
+    status,
+)
+from lllaunch.watchdog.stacks.merged import FOLDED, TREE, folded_text, whole_text
 from lllaunch.watchdog.stacks.pyspy import Spied
+from lllaunch.watchdog.stacks.recorders import TraceSource
 from lllaunch.watchdog.stacks.source import Sources, lock_waits, started_at, with_code
 
 # A dump that has not grown for so long is whole, if the handler does not run; seconds.
@@ -147,21 +160,6 @@ def objection(current: ProcStatus | None) -> str:
     return ""
 
 
-def open_memory(pid: int) -> int:
-    """Open the memory file that a worker writes its stacks to; -1 if it has none."""
-    directory = f"/proc/{pid}/fd"
-    try:
-        # Ours has one of the highest numbers.
-        names = sorted(os.listdir(directory), key=int, reverse=True)
-    except OSError:
-        return -1
-    for name in names:
-        with contextlib.suppress(OSError):
-            if os.readlink(f"{directory}/{name}") == MEMFD_LINK:
-                return os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    return -1
-
-
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -182,13 +180,13 @@ class Writer:
         self._hide = hide
         self._bad: set[str] = set()
 
-    def append(self, path: str, text: str) -> bool:
+    def append(self, path: str, text: str, flags: int = _FLAGS) -> bool:
         """Append to a file at once; False if not all of it could be written."""
         if not path or not text or path in self._bad:
             return False
         data = memoryview(self._hide(text).encode(errors="replace"))
         try:
-            fd = os.open(path, _FLAGS, 0o666)
+            fd = os.open(path, flags, 0o666)
             try:
                 while data:
                     data = data[os.write(fd, data) :]
@@ -199,6 +197,12 @@ class Writer:
             self.problem = self.problem or f"{path}: {error.strerror or error}"
             return False
         return True
+
+    def replace(self, path: str, text: str) -> None:
+        """Write a file anew; `lllaunch.files.replace_file` would wait for the disk."""
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        self.append(path, text)
 
 
 _SPAWNER = "lllaunch.spawner.server"
@@ -287,6 +291,11 @@ class ProcessCase:
         return self.seen is not None and self.seen.python
 
     @property
+    def can_answer(self) -> bool:
+        """Whether its threads run: it is not stopped, and not asleep in the kernel."""
+        return self.seen is not None and self.seen.state not in ("D", "T", "t", "Z", "X")
+
+    @property
     def wants_spy(self) -> bool:
         """Whether only py-spy may tell its stacks, and can be let near it."""
         return self.python and not self.stacks and self.seen is not None and self.seen.state != "D"
@@ -299,17 +308,16 @@ class ProcessCase:
         return pyspy_frames(self.stacks) if self.source == "py-spy" else ()
 
     @property
+    def threads(self) -> tuple[Thread, ...]:
+        """All its threads that run Python, the main one first, with names."""
+        return named_threads(self.stacks, self.source) if self.source else ()
+
+    @property
     def innermost(self) -> list[tuple[str, Frame]]:
         """The call that each of its threads is in, by name, the main thread first."""
         if self.source != "faulthandler":
             return []
-        threads, cut = faulthandler_threads(self.stacks)
-        names = ["MainThread" if index == 0 and not cut else "" for index in range(len(threads))]
-        return [
-            (name or thread.name or "another thread", users_part(thread.frames)[0])
-            for name, thread in zip(names, reversed(threads), strict=True)
-            if thread.frames
-        ]
+        return [(thread.name, thread.frames[0]) for thread in self.threads]
 
     def section(self, role: str) -> str:
         """Its part of stacks.txt."""
@@ -331,6 +339,7 @@ class RankCase:
         self.rank = rank
         self.path = path
         self.worker = ProcessCase(processes[0])
+        self.trace: RankTrace | None = None
         self.below = [ProcessCase(facts) for facts in processes[1:MAX_PROCESSES]]
         self.unseen = len(processes) - 1 - len(self.below)
 
@@ -345,29 +354,36 @@ class RankCase:
             parts.append(f"\nand {self.unseen} more processes below it\n")
         return "".join(parts)
 
-    def stack(self, path: str) -> RankStack:
-        """What is known by now.
+    @property
+    def chosen(self) -> ProcessCase:
+        """The process that says where the rank stands.
 
         A worker that is no Python program (a shell script) stands where the first process below it
         stands that is one.
+        """
+        if self.worker.seen is None or self.worker.python:
+            return self.worker
+        return next((process for process in self.below if process.frames), self.worker)
+
+    def stack(self, path: str) -> RankStack:
+        """What is known by now.
 
         Args:
             path: its stacks.txt as far as it is written.
         """
-        chosen = self.worker
-        if chosen.seen is not None and not chosen.python:
-            chosen = next((process for process in self.below if process.frames), chosen)
-        seen, frames = self.worker.seen, chosen.frames
+        seen, chosen = self.worker.seen, self.chosen
         if seen is None:
-            return RankStack(self.rank, path)
-        return RankStack(
-            self.rank, path, frames, seen.state, seen.wchan, chosen.source if frames else "kernel"
-        )
+            return RankStack(self.rank, path, chosen.frames, source=chosen.source)
+        frames = chosen.frames
+        source = chosen.source if frames else "kernel"
+        return RankStack(self.rank, path, frames, seen.state, seen.wchan, source, trace=self.trace)
 
 
 # How long asked processes may take to answer, seconds.
 _WORKERS_ANSWER = 1.0
 _BELOW_ANSWER = 0.5
+# The same for what they have recorded of collectives.
+_RECORDERS_ANSWER = 1.0
 # A handler cannot tell that it is done: its file is looked at so often, seconds.
 _GLANCE = 0.01
 # The thread ends within this when it is told to, seconds.
@@ -384,8 +400,18 @@ class StackCollector:
         heading: what each file begins with: why, and when.
         seconds: how long all of it may take.
         hide: applied to what is written.
+        directory: where the tree of all ranks and their folded stacks are written; empty for
+            nowhere.
+        base_rank: rank of the first local one among all, for these.
+        glance: whether workers are only looked at, for somebody who wants to know: what runs below
+            one is left alone if the worker is a Python program, nobody is made to write files of
+            its own, and of all threads the lines are read.
         parent: process id of the workers' parent, where that need not be below this process (a
             spawner that was handed over); 0 for none.
+        frames_only: whether only the workers' frames are wanted, for as little as can be: nothing
+            is written, no line of code is read, and the kernel and py-spy are asked only about
+            those who cannot tell themselves.
+        recorders: how each can be asked for its collectives, by local rank.
 
     Attributes:
         problem: what went wrong, in one line; empty if nothing did.
@@ -399,15 +425,27 @@ class StackCollector:
         *,
         seconds: float = 5.0,
         hide: Callable[[str], str] = str,
+        directory: str = "",
+        base_rank: int = 0,
+        glance: bool = False,
         parent: int = 0,
+        frames_only: bool = False,
+        recorders: Mapping[int, TraceSource] | None = None,
     ) -> None:
         self.problem = ""
+        self._recorders = dict(recorders or {})
         self._workers = dict(workers)
         self._paths = dict(paths)
         self._heading = heading
         self._seconds = seconds
         self._hide = hide
+        self._directory = directory
+        self._base_rank = base_rank
+        self._glance = glance
         self._parent = parent
+        self._frames_only = frames_only
+        self._threads: dict[int, tuple[Thread, ...]] = {}
+        self._chosen: dict[int, int] = {}
         self._deadline = 0.0
         self._known = {rank: RankStack(rank) for rank in self._workers}
         self._lock = threading.Lock()
@@ -430,6 +468,19 @@ class StackCollector:
         with self._lock:
             return tuple(self._known[rank] for rank in sorted(self._known))
 
+    def threads(self, rank: int) -> tuple[Thread, ...]:
+        """The threads of a rank that run Python, the main one first, once all is done.
+
+        Only at a glance, with their lines, and if the workers' frames alone were asked for.
+        """
+        with self._lock:
+            return self._threads.get(rank, ())
+
+    def process(self, rank: int) -> int:
+        """Process id of the one whose frames those of a rank are; 0 if that is not known."""
+        with self._lock:
+            return self._chosen.get(rank, 0)
+
     def close(self) -> None:
         """Give up what is not done, and close the descriptor; idempotent.
 
@@ -448,15 +499,32 @@ class StackCollector:
         # the main thread is to stop for it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         try:
-            self._collect()
+            cases = survey(self._workers, self._paths, parent=self._parent)
+            if self._frames_only:
+                self._collect_frames(cases)
+            else:
+                self._collect(cases)
         except Exception as error:  # noqa: BLE001 - an attempt must end also without its stacks
             self.problem = self.problem or f"{type(error).__name__}: {error}"
         with self._lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
 
-    def _collect(self) -> None:
-        cases = survey(self._workers, self._paths, parent=self._parent)
+    def _collect_frames(self, cases: list[RankCase]) -> None:
+        self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
+        self._publish(cases, set())
+        # a shell script stands where the first Python program below it does
+        lines = [[case.worker, *case.below] for case in cases if not case.worker.stacks]
+        running = [[each for each in line if runs_python(each.facts.pid)] for line in lines]
+        asked = [python[0] for python in running if python]
+        for process in {*asked, *(line[0] for line in lines)}:
+            process.examine()
+        self._spy(asked)
+        self._publish(cases, set())
+        with self._lock:
+            self._threads = {case.rank: case.chosen.threads for case in cases}
+
+    def _collect(self, cases: list[RankCase]) -> None:
         writer = Writer(self._hide)
         written: set[int] = set()
         for case in cases:
@@ -464,40 +532,62 @@ class StackCollector:
         self._publish(cases, written)
         self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
         self._publish(cases, written)
+        self._ask_recorders(cases, writer)
+        self._publish(cases, written)
         self._spy([case.worker for case in cases])
         for case in cases:
             if writer.append(case.path, heading(self._heading) + case.worker_text()):
                 written.add(case.rank)
         self._publish(cases, written)
-        for case in cases:
-            for process in case.below:
-                if not self._over():
-                    process.examine()
-        self._ask([case.below for case in cases], _BELOW_ANSWER)
-        self._spy([process for case in cases for process in case.below])
+        below = [case.below for case in cases if not (self._glance and case.worker.python)]
+        for process in (each for processes in below for each in processes):
+            if not self._over():
+                process.examine()
+        self._ask(below, _BELOW_ANSWER)
+        self._spy([process for processes in below for process in processes])
         for case in cases:
             writer.append(case.path, case.below_text())
-        self.problem = writer.problem
         self._publish(cases, written)
+        if self._directory:
+            self._write_merged(cases, writer)
+        self.problem = writer.problem
         self._quote(cases)
+
+    def _write_merged(self, cases: Iterable[RankCase], writer: Writer) -> None:
+        """Write down where all ranks stand as one: as a tree, and as folded stacks."""
+        stacks = [replace(each, rank=self._base_rank + each.rank) for each in self.result()]
+        writer.append(f"{self._directory}/{TREE}", heading(self._heading) + whole_text(stacks))
+        text = folded_text(thread for case in cases for thread in case.chosen.threads)
+        writer.replace(f"{self._directory}/{FOLDED}", text)
 
     def _publish(self, cases: Iterable[RankCase], written: set[int]) -> None:
         found = {case.rank: case.stack(case.path if case.rank in written else "") for case in cases}
         with self._lock:
             self._known.update(found)
+            self._chosen.update({case.rank: case.chosen.facts.pid for case in cases})
 
     def _quote(self, cases: list[RankCase]) -> None:
         """Read the lines that the workers are at, last: the files may be where a worker hangs."""
         known = self.result()
         if not cases or self._over() or any(stack.state == "D" for stack in known):
+            with self._lock:
+                self._threads = {case.rank: case.chosen.threads for case in cases if self._glance}
             return
         oldest = min(case.worker.facts.start for case in cases)
         sources = Sources(started_at(oldest))
         locks = {case.rank: lock_waits(case.worker.innermost, sources) for case in cases}
         known = tuple(replace(stack, locks=locks.get(stack.rank, ())) for stack in known)
         quoted = with_code(known, sources)
+        threads = {
+            case.rank: tuple(
+                thread._replace(frames=[*map(sources.filled, thread.frames)])
+                for thread in case.chosen.threads
+            )
+            for case in (cases if self._glance else ())
+        }
         with self._lock:
             self._known.update({stack.rank: stack for stack in quoted})
+            self._threads = threads
 
     def _over(self) -> bool:
         return self._unwanted.is_set() or time.monotonic() >= self._deadline
@@ -521,6 +611,26 @@ class StackCollector:
                 for process, dump in dumps.items():
                     dump.close()
                     process.answered(dump)
+
+    def _ask_recorders(self, cases: Iterable[RankCase], writer: Writer) -> None:
+        """Ask workers that run for their collectives, and write down what they say."""
+        asked = {
+            case.rank: self._recorders[case.rank]
+            for case in cases
+            if case.rank in self._recorders and case.worker.can_answer
+        }
+        for each in () if self._glance else asked.values():
+            recorders.poke(each.pipe)
+        until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
+        answers = recorders.ask(asked, until, self._unwanted.is_set)
+        for case in cases:
+            text = answers.get(case.rank, b"").decode(errors="replace")
+            # What is no JSON is worth a look, too.
+            with contextlib.suppress(ValueError, RecursionError):
+                case.trace = read_trace(json.loads(text), asked[case.rank].rank) if text else None
+            if case.path:
+                path = os.path.join(os.path.dirname(case.path), TRACE_FILE)
+                writer.append(path, text, _FLAGS | os.O_TRUNC)
 
     def _wait(self, dumps: list[Dump], until: float) -> None:
         open_ones = [dump for dump in dumps if dump.requested]
@@ -563,10 +673,11 @@ def survey(
     known = {process.pid: process for process in everything}
     roots = [os.getpid(), parent] if parent else [os.getpid()]
     ours = {process.pid for root in roots for process in proc.descendants(root, everything)}
+    below = trees(workers.values(), everything)
     cases = []
     for rank, pid in sorted(workers.items()):
         if pid not in ours or known[pid].session != pid:
             continue
-        pids = [each for each in tree(pid, everything) if each in known]
+        pids = [each for each in below[pid] if each in known]
         cases.append(RankCase(rank, paths.get(rank, ""), tuple(known[each] for each in pids)))
     return cases

@@ -10,7 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from lllaunch.watchdog.collectives import Disagreement, RankTrace
 
 # What stands before a library's own path, Python's own included.
 LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
@@ -60,12 +64,14 @@ class RankStack:
     Attributes:
         rank: its local rank.
         path: its stacks.txt, or an empty string if there is none.
-        frames: of its main thread, innermost first; at most twelve, none if they are not known.
+        frames: of its main thread, innermost first; at most `MAX_FRAMES`, none if they are not
+            known.
         state: its state letter in /proc (``S`` sleeping, ``R`` running, ``D`` uninterruptible
             sleep, ``T`` stopped), or an empty string.
         wchan: kernel function that it waits in, or an empty string.
         source: where the frames are from; empty if nothing is known of it.
         locks: its threads that wait for locks, if there are two or more: perhaps for each other.
+        trace: which collectives it has come to, or None if that is not known.
     """
 
     rank: int
@@ -75,6 +81,15 @@ class RankStack:
     wchan: str = ""
     source: Source = ""
     locks: tuple[LockWait, ...] = ()
+    trace: RankTrace | None = None
+
+
+class Waits(IntEnum):
+    """Whether a worker waits for others."""
+
+    NO = 0
+    PERHAPS = 1
+    SURELY = 2
 
 
 @dataclass(frozen=True)
@@ -84,19 +99,25 @@ class Blame:
     Attributes:
         hung: those that hang by themselves.
         waiting: those that wait for the others in a collective operation.
+        collectives: the operation that they do not agree on, or None; its ranks are among all
+            workers.
     """
 
     hung: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
+    collectives: Disagreement | None = None
 
 
-MAX_FRAMES = 12
+# As many as faulthandler writes of a thread: where ranks part is seen from the outermost on.
+MAX_FRAMES = 100
 
 # `Thread 0x00007f... [name] (most recent call first):`; the name since Python 3.13, and cut off
 # where it is long. The current thread's C stack, which Python 3.14 may add, is another matter.
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+\b(?: \[(.*?)\])?.*:$")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?+) in (.*)$')
 _MORE_THREADS = "..."
+MAIN_THREAD = "MainThread"
+"""What Python calls the main thread."""
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 # `Thread 5676 (idle): "MainThread"`
@@ -112,14 +133,19 @@ _BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/own_worker.py")
 _BETWEEN = "/lllaunch/multiprocessing/errors/"
 
 
+def is_own(frame: Frame) -> bool:
+    """Whether a frame is of the user's code, as far as its path tells."""
+    return not frame.file.startswith("<") and LIBRARY.match(frame.file) is None
+
+
 def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Frames without those of ours that every worker begins with, and at most twelve.
+    """Frames without those of ours that every worker begins with, and at most `MAX_FRAMES`.
 
     Args:
         frames: all frames of the main thread, innermost first.
 
     Returns:
-        All twelve if none but ours are known: then the worker is at its beginning or its end.
+        All of them if none but ours are known: then the worker is at its beginning or its end.
     """
     ours = (i for i, frame in enumerate(frames) if any(part in frame.file for part in _BEGINNING))
     end = next(ours, len(frames))
@@ -202,33 +228,63 @@ def crash_frames(text: str) -> tuple[Frame, ...]:
     return users_part(next((thread.frames for thread in threads if thread.current), main))
 
 
-def pyspy_frames(text: str) -> tuple[Frame, ...]:
-    """Frames of the main thread in a dump of py-spy, innermost first.
+def _pyspy_threads(text: str) -> tuple[Thread | None, list[Thread]]:
+    """The main thread in a dump of py-spy, None where it cannot be told, and all others.
 
     The main thread is the one that bears the process's number, or else that name. Of Python 3.10
     py-spy knows neither: then it is the only one, or it cannot be told.
     """
     pid = ""
-    by_number: list[Frame] = []
-    by_name: list[Frame] = []
-    threads: list[list[Frame]] = []
-    current: list[list[Frame]] = []
+    threads: list[Thread] = []
+    numbers: list[str] = []
     for line in text.splitlines():
         process = _SPY_PROCESS.match(line)
         if process is not None and not pid:
             pid = process[1]
         thread = _SPY_THREAD.match(line)
         if thread is not None:
-            threads.append([])
-            current = [threads[-1]]
-            if thread[1] == pid:
-                current.append(by_number)
-            if thread[2] == "MainThread":
-                current.append(by_name)
+            threads.append(Thread(thread[2] or "", current=False, frames=[]))
+            numbers.append(thread[1])
             continue
         found = _SPY_FRAME.match(line)
-        if found is not None:
-            for frames in current:
-                frames.append(Frame(found[2], int(found[3]), found[1]))
-    only = threads[0] if len(threads) == 1 else []
-    return users_part(by_number or by_name or only)
+        if found is not None and threads:
+            threads[-1].frames.append(Frame(found[2], int(found[3]), found[1]))
+    with_frames = [index for index, thread in enumerate(threads) if thread.frames]
+    by_number = [index for index in with_frames if numbers[index] == pid]
+    by_name = [index for index in with_frames if threads[index].name == MAIN_THREAD]
+    only = [0] if len(threads) == 1 else []
+    main = next(iter(by_number or by_name or only), None)
+    others = [thread for index, thread in enumerate(threads) if index != main]
+    return None if main is None else threads[main], others
+
+
+def pyspy_frames(text: str) -> tuple[Frame, ...]:
+    """Frames of the main thread in a dump of py-spy, innermost first."""
+    main, _ = _pyspy_threads(text)
+    return () if main is None else users_part(main.frames)
+
+
+def named_threads(text: str, source: Source) -> tuple[Thread, ...]:
+    """The threads in a dump that have frames, the main one first, each with a name.
+
+    Args:
+        text: the dump.
+        source: who wrote it.
+
+    Returns:
+        Their frames are without those of ours, as `users_part` has them.
+    """
+    main: Thread | None = None
+    if source == "py-spy":
+        main, others = _pyspy_threads(text)
+    else:
+        listed, cut = faulthandler_threads(text)
+        # from the oldest on, as they were started
+        others = listed[::-1]
+        chosen = [index for index, each in enumerate(others) if each.current or not cut][:1]
+        main = others.pop(chosen[0]) if chosen else None
+    known = [] if main is None else [main._replace(name=MAIN_THREAD)]
+    known += [each._replace(name=each.name or "another thread") for each in others]
+    return tuple(
+        each._replace(frames=list(users_part(each.frames))) for each in known if each.frames
+    )

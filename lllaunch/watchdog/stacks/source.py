@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -9,12 +10,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lllaunch.watchdog.stacks.frames import LIBRARY, Frame, LockWait, RankStack
+from lllaunch.watchdog.stacks.frames import LIBRARY, Frame, LockWait, RankStack, is_own
 
 _MAX_BYTES = 4 << 20
 _MAX_WIDTH = 200
 # A script may be written and started in the same clock tick; seconds.
 _SLACK = 1.0
+# Frames of which the lines are read, also in libraries.
+_INNERMOST = 12
 
 
 def started_at(ticks: int) -> float:
@@ -45,6 +48,10 @@ class Sources:
         if lines is None:
             lines = self._files[path] = self._read(path)
         return lines[number - 1].strip()[:_MAX_WIDTH] if 0 < number <= len(lines) else ""
+
+    def filled(self, frame: Frame) -> Frame:
+        """A frame with the text of its line."""
+        return replace(frame, code=self.line(frame.file, frame.line))
 
     def _read(self, path: str) -> list[str]:
         # `<string>`, `<frozen runpy>`, or relative to a directory that is not known here.
@@ -82,9 +89,12 @@ def lock_waits(threads: Iterable[tuple[str, Frame]], sources: Sources) -> tuple[
 
 
 def with_code(stacks: Iterable[RankStack], sources: Sources) -> tuple[RankStack, ...]:
-    """The same stacks, their frames with the text of their lines."""
+    """The same stacks, the innermost of their frames and the user's own with the text of lines."""
 
-    def filled(frame: Frame) -> Frame:
-        return replace(frame, code=sources.line(frame.file, frame.line))
+    def quoted(number: int, frame: Frame) -> Frame:
+        return sources.filled(frame) if number < _INNERMOST or is_own(frame) else frame
 
-    return tuple(replace(stack, frames=tuple(map(filled, stack.frames))) for stack in stacks)
+    return tuple(
+        replace(stack, frames=tuple(itertools.starmap(quoted, enumerate(stack.frames))))
+        for stack in stacks
+    )

@@ -15,6 +15,7 @@ from typing import TextIO
 
 import pytest
 
+from lllaunch.workers import tail
 from lllaunch.workers.tail import Follower
 from lllaunch.workers.terminal import Destination
 
@@ -135,6 +136,32 @@ def test_latest_of_several_bars_is_the_one_shown(terminal: Terminal, tmp_path: P
     follower.stop()
     terminal.read_until(rb"0:bar\r\n")
     assert terminal.screen() == ["1:bar", "0:bar", ""]
+
+
+def test_bar_stays_until_its_last_state_is_shown_as_a_line(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_HELD_S", 10_000.0)
+    files = {rank: str(tmp_path / str(rank)) for rank in range(2)}
+    follower = Follower()
+    follower.add_collapsed([(files, terminal.stream)], lambda ranks: b"%d:" % sum(ranks))
+    follower.start()
+    append(tmp_path / "0", b"\r1%")
+    terminal.read_until(rb"0:1%")
+    append(tmp_path / "1", b"\r2%")
+    terminal.read_until(rb"1:2%")
+    assert terminal.screen() == ["1:2%"]
+    append(tmp_path / "1", b"\r3%\n")
+    append(tmp_path / "0", b"\r4%")
+    # what the one has ended is held: it stands there as it was
+    terminal.read_until(rb"0:4%")
+    append(tmp_path / "0", b"\r3%\nnext")
+    terminal.read_until(rb"1:3%\r\n")
+    assert terminal.screen() == ["1:3%", ""]
+    terminal.read_until(rb"0:next")
+    follower.stop()
+    terminal.read_until(rb"next\r\n")
+    assert terminal.screen() == ["1:3%", "0:next", ""]
 
 
 def test_truncated_file_leaves_no_live_line(terminal: Terminal, log: Path) -> None:

@@ -206,7 +206,7 @@ def test_forked_child_can_write_although_a_thread_held_the_lock(tmp_path: Path) 
         held, release = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with destination._screen.turn():
+            with destination.screen.turn():
                 held.set()
                 release.wait()
 
@@ -315,9 +315,9 @@ def test_who_waits_while_the_last_words_are_said_begins_no_line_after_them(
     with open(tmp_path / "shown", "w", encoding="utf-8") as file:
         destination = Destination(file if plain else sink)
         thread = threading.Thread(target=destination.write, args=([b"late\n"],))
-        with destination._screen.turn():
+        with destination.screen.turn():
             thread.start()
-            until(destination._screen._turnstile.locked, "the other writer")
+            until(destination.screen._turnstile.locked, "the other writer")
             destination.silent = True
         thread.join()
     assert ((tmp_path / "shown").read_text(), sink.getvalue()) == ("", "")

@@ -1,0 +1,123 @@
+"""``preflight`` and ``min_disk``: what must be so before an attempt begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lllaunch.config.command import SearchPlace, check_program
+from lllaunch.config.fields import Findings, known_items
+from lllaunch.config.settings import Settings, read_command_line
+from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, reveal
+from lllaunch.config.values import format_duration, parse_duration, parse_size
+from lllaunch.errors import Unfit
+from lllaunch.spec import Entrypoint, Path, Preflight
+
+PREFLIGHT_KEYS = Preflight._fields
+PREFLIGHT_SYNONYMS = {
+    **dict.fromkeys(("cmd", "program", "entrypoint", "run", "script", "check"), "command"),
+    **dict.fromkeys(("time_limit", "limit", "max_time", "deadline", "within"), "timeout"),
+    **dict.fromkeys(("args", "arguments"), "command"),
+}
+_PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
+
+
+def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | None, Tree]:
+    """Reads ``preflight``.
+
+    Args:
+        settings: of the launch node; what is wrong goes to their findings.
+        place: where programs are looked for.
+
+    Returns:
+        What is run, None for nothing; and its command as it was given, secrets withheld.
+    """
+    tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
+    if reveal(tree) is None or tree is BROKEN:
+        return None, None
+    items: Mapping[str, Tree] = {"command": tree}
+    if isinstance(tree, dict):
+        items = known_items(tree, key, PREFLIGHT_KEYS, PREFLIGHT_SYNONYMS, findings)
+        key = f"{key}.command"
+    timeout: float | None = Preflight(()).timeout
+    if reveal(items.get("timeout")) is not None:
+        where = f"{settings.key_of('preflight')}.timeout"
+        timeout = findings.attempt(where, items["timeout"], _read_time_limit)
+    command = items.get("command")
+    before = findings.count
+    words = _read_words(command, key, findings)
+    if not words:
+        if findings.count == before:
+            findings.add(key, command, Unfit(_PREFLIGHT, code="preflight"))
+        return None, None
+    first, where = (command[0], f"{key}[0]") if isinstance(command, list) else (command, key)
+    findings.attempt(where, first, lambda _: _look_for(words[0], place))
+    return None if timeout is None else Preflight(words, timeout), command
+
+
+def _read_time_limit(value: object) -> float:
+    return parse_duration(value, zero=False)
+
+
+def _read_words(command: Tree, key: str, findings: Findings) -> tuple[str, ...]:
+    if isinstance(command, list):
+        words = [word for word, _ in read_command_line(command, key, findings, "preflight")]
+        return tuple(str(reveal(word)) for word in words) if len(words) == len(command) else ()
+    return findings.attempt(key, command, _split) or ()
+
+
+def _split(value: object) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        raise Unfit(_PREFLIGHT, code="preflight")
+    import shlex  # noqa: PLC0415 - most runs have none
+
+    if "\0" in value:
+        raise Unfit("text without NUL characters", code="preflight")
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise Unfit("a command line", "", str(error), code="preflight") from None
+
+
+def _look_for(name: str, place: SearchPlace) -> None:
+    """Look for the program.
+
+    Raises:
+        Unfit: it is not there, or cannot be executed.
+    """
+    path = Preflight((name,)).program(place.runtime_cwd)
+    for search_path in place.search_paths:
+        try:
+            check_program(Entrypoint("program", path, name), search_path, place.runtime_cwd)
+        except Unfit as unfit:
+            hint, detail = unfit.hint, unfit.detail
+            raise Unfit("", hint, detail, message=unfit.message, code="preflight") from None
+
+
+def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
+    """What is run, as a config would say it."""
+    if preflight is None:
+        return None
+    return {"command": [*preflight.command], "timeout": format_duration(preflight.timeout)}
+
+
+def sources_of_preflight(command: Tree) -> dict[Path, Any]:
+    """Return what stands in a plan for secrets in the command of a preflight.
+
+    Args:
+        command: as it was given.
+    """
+    path: Path = ("preflight", "command")
+    if isinstance(command, list):
+        leaves = enumerate(command)
+        return {(*path, n): leaf.source for n, leaf in leaves if isinstance(leaf, Withheld)}
+    return {path: conceal(command)} if has_secrets(command) else {}
+
+
+def read_min_disk(value: object) -> int:
+    """Bytes that must be free.
+
+    Raises:
+        Unfit: it is anything else.
+    """
+    return parse_size(value, zero=False)

@@ -1,0 +1,781 @@
+"""The control socket of a run: another process of the same user asks where its workers stand.
+
+A Unix socket in the run's directory, which is one more thing that the supervisor waits for. Who
+connects sends one line of JSON and gets one (docs/reference/files.md). Nothing that comes over it
+can disturb the run: a request has few bytes and little time, clients are few at a time, and what
+the watchdog wants to know goes before what they want to know. For the machine nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import select
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lllaunch.clock import now_ns
+from lllaunch.documents import Fields
+from lllaunch.linux.process import wait_readable
+from lllaunch.linux.sockets import short_address
+from lllaunch.watchdog.stacks.frames import RankStack
+
+if TYPE_CHECKING:
+    from lllaunch.cluster.membership import Place
+    from lllaunch.supervisor.machine import GroupState
+    from lllaunch.supervisor.nodes import NodeGroup, NodeStacks
+    from lllaunch.watchdog.stacks.collector import StackCollector
+    from lllaunch.watchdog.stacks.recorders import TraceSource
+
+SOCKET = ".lllaunch.sock"
+"""Its name in the run's directory."""
+VERSION = 1
+ANSWER_SECONDS = 30.0
+"""An answer is there within this."""
+
+_ROOT = 0
+_MOST_CLIENTS = 16
+# The ranks of thousands of workers fit into it.
+_MOST_REQUEST = 1 << 16
+_MOST_ANSWER = 256 << 20
+# A client has so long to ask, and to take its answer; seconds.
+_REQUEST_SECONDS = 5.0
+_TAKE_SECONDS = 10.0
+# What the watchdog does is waited for so long, and stacks that are taken here; seconds.
+_BUSY_SECONDS = 10.0
+_LOOK_SECONDS = 5.0
+# Beyond these, of those that other nodes take.
+_NODES_SECONDS = 10.0
+_CHUNK = 1 << 17
+# Of each rank, what is told: ranks that do not agree are not far apart.
+# After an error of the listening socket's own (no descriptors are left), seconds.
+_PAUSE = 1.0
+
+
+# What is asked and answered
+
+
+class Request(NamedTuple):
+    """What a client wants to know.
+
+    Attributes:
+        ranks: whose stacks, among the workers of all nodes; None for all.
+        threads: whether of all threads; else of the main ones.
+    """
+
+    ranks: frozenset[int] | None = None
+    threads: bool = False
+
+    def to_json(self) -> bytes:
+        """Return it as a line; the inverse of `from_json`."""
+        ranks = None if self.ranks is None else sorted(self.ranks)
+        document = {"version": VERSION, "ask": "stacks", "ranks": ranks, "threads": self.threads}
+        return json.dumps(document).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Request:
+        """Return what a line asks for.
+
+        Raises:
+            RequestRefused: it asks for nothing that there is.
+        """
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            raise RequestRefused("request", "is not JSON") from None
+        if not isinstance(document, dict):
+            raise RequestRefused("request", "is not a JSON object")
+        if document.get("version") != VERSION:
+            raise RequestRefused("version", f"this launcher speaks version {VERSION}")
+        if document.get("ask") != "stacks":
+            raise RequestRefused("request", "asks for nothing that there is; there is 'stacks'")
+        ranks, threads = document.get("ranks"), document.get("threads", False)
+        known = ranks is None or (
+            isinstance(ranks, list) and all(type(each) is int and each >= 0 for each in ranks)
+        )
+        if not known or not isinstance(threads, bool):
+            raise RequestRefused("request", "ranks is a list of numbers or null, threads a flag")
+        return cls(None if ranks is None else frozenset(ranks), threads)
+
+
+class RequestRefused(Exception):
+    """A client gets an error for its answer.
+
+    Attributes:
+        code: its kind: ``request``, ``version``, ``permission``, ``busy`` or ``over``.
+        text: what is wrong.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer that says so."""
+        return {"version": VERSION, "error": {"code": self.code, "text": self.text}}
+
+
+def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """Ask the launcher of a run that lives.
+
+    Args:
+        directory: of the run; of several nodes, that of one.
+        request: what is wanted.
+        seconds: how long it may take.
+
+    Returns:
+        Its answer.
+
+    Raises:
+        OSError: there is no socket, nobody listens, it is another user's, ...; ``TimeoutError``
+            if there is no answer in time.
+        RequestRefused: it answered with an error.
+        ValueError: the answer cannot be understood.
+    """
+    until = time.monotonic() + seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(seconds)
+        with short_address(os.path.join(directory, SOCKET)) as address:
+            connection.connect(address)
+        connection.sendall(request.to_json())
+        data = bytearray()
+        while not data.endswith(b"\n"):
+            connection.settimeout(max(0.01, until - time.monotonic()))
+            read = connection.recv(_CHUNK)
+            if not read:
+                raise ConnectionResetError("the launcher closed the connection")
+            data += read
+            if len(data) > _MOST_ANSWER:
+                raise ValueError("the answer is too long")
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError("the answer is not a JSON object")  # noqa: TRY004 - of what was read
+    error = document.get("error")
+    if isinstance(error, dict):
+        raise RequestRefused(str(error.get("code")), str(error.get("text")))
+    if document.get("version") != VERSION:
+        raise RequestRefused("version", f"it speaks version {document.get('version')}")
+    return document
+
+
+# Clients
+
+
+class Client:
+    """One connection.
+
+    Attributes:
+        pid: process id of the other end, as the kernel tells it.
+        uid: its user.
+
+    Args:
+        connection: it, which does not block.
+        now: monotonic clock, seconds.
+    """
+
+    def __init__(self, connection: socket.socket, now: float) -> None:
+        self._connection = connection
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+        self.pid, self.uid, _ = struct.unpack("3i", credentials)
+        self._read = bytearray()
+        self._answer = memoryview(b"")
+        self.until = now + _REQUEST_SECONDS
+
+    def fileno(self) -> int:
+        """The connection's descriptor."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Hang up; idempotent."""
+        self._connection.close()
+
+    def request(self) -> Request | None:
+        """Return what it asks for; None if it has not said all of it.
+
+        Raises:
+            RequestRefused: it asks for nothing that there is, or may not ask.
+            OSError: it is gone.
+        """
+        # more than is allowed: what is left unread would break off the answer to it
+        data = self._connection.recv(_CHUNK)
+        self._read += data
+        if self.uid not in {_ROOT, os.geteuid()}:
+            raise RequestRefused("permission", f"user {self.uid} may not look into this run")
+        line, end, _ = self._read.partition(b"\n")
+        if len(line) > _MOST_REQUEST:
+            raise RequestRefused("request", f"is longer than {_MOST_REQUEST} bytes")
+        if end:
+            return Request.from_json(bytes(line))
+        if not data:
+            raise ConnectionResetError
+        return None
+
+    def answer(self, document: Mapping[str, Any], now: float) -> None:
+        """Set what it gets; `send` sends it."""
+        self._answer = memoryview(json.dumps(document).encode() + b"\n")
+        self.until = now + _TAKE_SECONDS
+
+    def send(self) -> bool:
+        """Send what it takes now; return whether that was the rest.
+
+        Raises:
+            OSError: it is gone.
+        """
+        while self._answer:
+            try:
+                self._answer = self._answer[self._connection.send(self._answer) :]
+            except BlockingIOError:
+                return False
+        return True
+
+
+class ControlSocket:
+    """Where clients connect, and those that have.
+
+    Args:
+        directory: of the run; held by this launcher, so that a socket in it is that of one that is
+            gone.
+
+    Raises:
+        OSError: the file system knows no sockets, or it cannot be made.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._epoll = select.epoll()
+        self._clients: dict[int, Client] = {}
+        self._listens = False
+        self._resumes = 0.0
+        self._inode = 0
+        try:
+            # the file gets these bits, so nobody else can connect at any moment
+            os.fchmod(self._listener.fileno(), 0o600)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(SOCKET, dir_fd=self._directory)
+            with short_address(os.path.join(directory, SOCKET)) as address:
+                self._listener.bind(address)
+            self._inode = os.stat(SOCKET, dir_fd=self._directory, follow_symlinks=False).st_ino
+            self._listener.listen(_MOST_CLIENTS)
+            self._listen()
+            _open_sockets.add(self)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `dispatch` has something to do."""
+        return self._epoll.fileno()
+
+    def next_in(self) -> float | None:
+        """Seconds until `dispatch` has something to do though nothing is readable, or None."""
+        moments = [client.until for client in self._clients.values()]
+        if not self._listens and len(self._clients) < _MOST_CLIENTS:
+            moments.append(self._resumes)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def dispatch(self) -> list[tuple[Client, Request]]:
+        """Take care of the clients, without waiting; return what they have asked for since."""
+        now = time.monotonic()
+        found: list[tuple[Client, Request]] = []
+        for fd, events in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept(now)
+            elif fd in self._clients:
+                found += self._serve(self._clients[fd], events)
+        for client in [each for each in self._clients.values() if each.until <= now]:
+            self._drop(client)
+        if not self._listens and now >= self._resumes and len(self._clients) < _MOST_CLIENTS:
+            self._listen()
+        return found
+
+    def _listen(self) -> None:
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._listens = True
+
+    def _accept(self, now: float) -> None:
+        """Let one in: others get their turn before the next."""
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._resumes = now + _PAUSE
+            self._pause()
+            return
+        connection.setblocking(False)
+        try:
+            client = Client(connection, now)
+            self._epoll.register(connection, select.EPOLLIN)
+        except OSError:
+            connection.close()
+            return
+        self._clients[connection.fileno()] = client
+        if len(self._clients) >= _MOST_CLIENTS:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._epoll.unregister(self._listener)
+        self._listens = False
+
+    def _serve(self, client: Client, events: int) -> list[tuple[Client, Request]]:
+        try:
+            if events & select.EPOLLOUT:
+                if client.send():
+                    self._drop(client)
+            elif events & select.EPOLLIN:
+                request = client.request()
+                if request is not None:
+                    # only its end is of interest until there is an answer
+                    self._epoll.modify(client, 0)
+                    client.until = time.monotonic() + ANSWER_SECONDS
+                    return [(client, request)]
+            else:
+                self._drop(client)
+        except RequestRefused as refused:
+            self.answer(client, refused.to_json())
+        except OSError:
+            self._drop(client)
+        return []
+
+    def answer(self, client: Client, document: Mapping[str, Any]) -> None:
+        """Let a client have its answer; one that is gone gets none."""
+        if client.fileno() < 0:
+            return
+        client.answer(document, time.monotonic())
+        try:
+            if client.send():
+                self._drop(client)
+            else:
+                self._epoll.modify(client, select.EPOLLOUT)
+        except OSError:
+            self._drop(client)
+
+    def _drop(self, client: Client) -> None:
+        del self._clients[client.fileno()]
+        client.close()
+
+    def close(self) -> None:
+        """Hang up, and remove the socket; idempotent."""
+        if self._directory < 0:
+            return
+        with contextlib.suppress(OSError):
+            now = os.stat(SOCKET, dir_fd=self._directory, follow_symlinks=False)
+            if now.st_ino == self._inode:
+                os.unlink(SOCKET, dir_fd=self._directory)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close what is open here, and leave all else to the process that this was forked from."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self._epoll.close()
+        self._listener.close()
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+
+_open_sockets: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    """Let a worker that was forked from the launcher hold nothing: who connects would wait."""
+    for each in [*_open_sockets]:
+        each.abandon()
+    _open_sockets.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+# What is answered
+
+
+@dataclass(frozen=True)
+class StacksAnswered:
+    """Somebody was told where the workers stand; for events.jsonl.
+
+    Attributes:
+        ranks: whose stacks were taken, among the workers of all nodes.
+        pid: the process that asked; None if it is one of another node.
+        uid: its user; None likewise.
+    """
+
+    ranks: tuple[int, ...]
+    pid: int | None = None
+    uid: int | None = None
+
+
+@dataclass(frozen=True)
+class ControlUnavailable:
+    """Nobody can ask this run anything; for events.jsonl.
+
+    Attributes:
+        reason: why there is no socket.
+    """
+
+    reason: str
+
+
+class RunView(NamedTuple):
+    """A run at one moment.
+
+    Attributes:
+        state: of its worker group.
+        attempt: number of the attempt's directory.
+        nproc: how many workers this node has.
+        base_rank: rank of the first of them among all.
+        alive: local ranks of those that have not ended.
+        pids: process ids of those that have started, by local rank.
+        parent: their parent's process id; 0 before there is one.
+        busy: whether the watchdog takes stacks.
+        recorders: how workers can be asked for their collectives, by local rank.
+    """
+
+    state: GroupState
+    attempt: int
+    nproc: int
+    base_rank: int
+    alive: frozenset[int]
+    pids: Mapping[int, int]
+    parent: int
+    busy: bool
+    recorders: Mapping[int, TraceSource] = MappingProxyType({})
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Local ranks of workers that live."""
+        return self.alive & self.pids.keys()
+
+
+class _Question(NamedTuple):
+    """A request that is to be answered.
+
+    Attributes:
+        request: it.
+        tell: gets the answer.
+        until: moment of the monotonic clock by which stacks must have begun to be taken.
+        pid: as in `StacksAnswered`; None for a request of another node.
+        uid: likewise.
+    """
+
+    request: Request
+    tell: Callable[[Mapping[str, Any]], None]
+    until: float
+    pid: int | None = None
+    uid: int | None = None
+
+    def is_like(self, other: _Question) -> bool:
+        """Whether what answers one answers both."""
+        return self.request == other.request and (self.pid is None) == (other.pid is None)
+
+
+class _Look:
+    """Stacks that are being taken for a request.
+
+    Attributes:
+        questions: the request, by all who want the same.
+        view: the run when that began.
+        time_ns: when that was, nanoseconds since the epoch: all that is known was so after that.
+        ranks: what is known of this node's workers, once that is done.
+        others: what other nodes say; None where they are not asked.
+        until: moment of the monotonic clock by which all must be done.
+
+    Args:
+        questions: as above; at least one.
+        view: the run.
+        others: as above.
+        seconds: how long it may take.
+    """
+
+    def __init__(
+        self,
+        questions: list[_Question],
+        view: RunView,
+        others: NodeStacks | None,
+        seconds: float,
+    ) -> None:
+        self.questions = questions
+        self.request = questions[0].request
+        self.view = view
+        self.time_ns = now_ns()
+        self.others = others
+        self.until = time.monotonic() + seconds
+        self.ranks: list[dict[str, Any]] | None = None
+        wanted = self.request.ranks
+        self._local = [
+            rank for rank in range(view.nproc) if wanted is None or view.base_rank + rank in wanted
+        ]
+        self._collector: StackCollector | None = None
+        pids = {rank: view.pids[rank] for rank in self._local if rank in view.running}
+        if not pids:
+            self.ranks = [self._document(rank, None) for rank in self._local]
+            return
+        from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
+
+        self._collector = StackCollector(
+            pids,
+            {},
+            "",
+            seconds=_LOOK_SECONDS,
+            glance=True,
+            parent=view.parent,
+            recorders={rank: each for rank, each in view.recorders.items() if rank in pids},
+        )
+        self._collector.start()
+
+    def files(self) -> list[Any]:
+        """Descriptors that are readable when there is something to do."""
+        return [] if self._collector is None else [self._collector]
+
+    def is_done(self) -> bool:
+        """Whether all that can be known is known; takes what is there."""
+        late = time.monotonic() >= self.until
+        if self._collector is not None and (late or wait_readable(self._collector, 0)):
+            stacks = {stack.rank: stack for stack in self._collector.result()}
+            self.ranks = [self._document(rank, stacks.get(rank)) for rank in self._local]
+            self.close()
+        return self.ranks is not None and (late or self.others is None or self.others.done)
+
+    def close(self) -> None:
+        """Take no stacks any more; idempotent."""
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
+
+    def _document(self, rank: int, stack: RankStack | None) -> dict[str, Any]:
+        """Return what is told of a worker."""
+        view = self.view
+        status = "running" if rank in view.pids else "starting"
+        found: dict[str, Any] = {
+            "rank": view.base_rank + rank,
+            "local_rank": rank,
+            "node": None,
+            "status": status if rank in view.alive else "ended",
+            "pid": view.pids.get(rank),
+        }
+        stack = stack or RankStack(rank)
+        return {
+            **found,
+            "source": stack.source or None,
+            "state": stack.state or None,
+            "wchan": stack.wchan or None,
+            "frames": [*map(dataclasses.asdict, stack.frames)],
+            "locks": [*map(dataclasses.asdict, stack.locks)],
+            "threads": self._threads(rank),
+            "trace": _trace(stack),
+        }
+
+    def _threads(self, rank: int) -> list[dict[str, Any]] | None:
+        if not self.request.threads:
+            return None
+        threads = () if self._collector is None else self._collector.threads(rank)
+        return [
+            {"name": each.name, "frames": [*map(dataclasses.asdict, each.frames)]}
+            for each in threads
+        ]
+
+
+def _trace(stack: RankStack) -> dict[str, Any] | None:
+    """Return the last collectives of a worker, which who asks compares with those of others."""
+    if stack.trace is None:
+        return None
+    from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
+
+    return dataclasses.asdict(latest(stack.trace))
+
+
+class RunControl:
+    """Answers what processes of the same user ask about a run, one request after the other.
+
+    Args:
+        directory: of the run, where the socket is made.
+        hide: applied to all texts of an answer.
+        nodes: the nodes of the run; None if this is the only one.
+
+    Raises:
+        OSError: as `ControlSocket` does.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        hide: Callable[[str], str] = str,
+        nodes: NodeGroup | None = None,
+    ) -> None:
+        self._socket = ControlSocket(directory)
+        self._hide = hide
+        self._nodes = nodes
+        self._waiting: list[_Question] = []
+        self._look: _Look | None = None
+
+    def files(self) -> list[Any]:
+        """Descriptors that are readable when `turn` has something to do."""
+        return [self._socket, *([] if self._look is None else self._look.files())]
+
+    def next_in(self) -> float | None:
+        """Seconds until `turn` has something to do though nothing is readable, or None."""
+        # those who wait get their turn when the look is over
+        moments = [question.until for question in self._waiting]
+        if self._look is not None:
+            moments = [self._look.until]
+        own = max(0.0, min(moments) - time.monotonic()) if moments else None
+        waits = [each for each in (own, self._socket.next_in()) if each is not None]
+        return min(waits, default=None)
+
+    def turn(self, view: Callable[[], RunView]) -> list[object]:
+        """Do what is to be done, without waiting.
+
+        Args:
+            view: tells how the run is.
+
+        Returns:
+            What is worth writing down.
+        """
+        self._take_requests()
+        found: list[object] = []
+        if self._look is not None and self._look.is_done():
+            look, self._look = self._look, None
+            ranks = tuple(each["rank"] for each in look.ranks or ())
+            answer = self._answer(look)
+            for question in look.questions:
+                question.tell(answer)
+                found.append(StacksAnswered(ranks, question.pid, question.uid))
+        if self._look is None and self._waiting:
+            self._next(view())
+        return found
+
+    def _take_requests(self) -> None:
+        until = time.monotonic() + _BUSY_SECONDS
+        for client, request in self._socket.dispatch():
+            tell = functools.partial(self._socket.answer, client)
+            self._waiting.append(_Question(request, tell, until, client.pid, client.uid))
+        nodes = self._nodes
+        for number, text in () if nodes is None else nodes.stacks_wanted():
+            assert nodes is not None
+            give = functools.partial(nodes.give_stacks, number)
+            try:
+                self._waiting.append(_Question(Request.from_json(text), give, until))
+            except RequestRefused as refused:
+                give(refused.to_json())
+
+    def _next(self, view: RunView) -> None:
+        """Begin with the next request, unless the watchdog is at it."""
+        if view.busy:
+            now = time.monotonic()
+            for question in [each for each in self._waiting if each.until <= now]:
+                self._waiting.remove(question)
+                text = "the watchdog takes stacks itself: see what it says"
+                question.tell(RequestRefused("busy", text).to_json())
+            return
+        first = self._waiting[0]
+        alike = [each for each in self._waiting if each.is_like(first)]
+        self._waiting = [each for each in self._waiting if not each.is_like(first)]
+        others, seconds = None, _LOOK_SECONDS + 1.0
+        try:
+            if self._nodes is not None and first.pid is not None:
+                others = self._nodes.ask_stacks(first.request.to_json(), _NODES_SECONDS)
+                seconds = max(seconds, _NODES_SECONDS + 1.0)
+            self._look = _Look(alike, view, others, seconds)
+        except (OSError, RuntimeError) as error:
+            # no descriptor or thread is left; the run may do without
+            refused = RequestRefused("busy", f"nothing can be started: {error}").to_json()
+            for question in alike:
+                question.tell(refused)
+
+    def give_way(self) -> None:
+        """Let the watchdog take stacks: what is being taken here is taken anew after that."""
+        if self._look is not None and self._look.files():
+            self._look.close()
+            until = time.monotonic() + _BUSY_SECONDS
+            again = [question._replace(until=until) for question in self._look.questions]
+            self._waiting = [*again, *self._waiting]
+            self._look = None
+
+    def _answer(self, look: _Look) -> dict[str, Any]:
+        view = look.view
+        document: dict[str, Any] = {
+            "version": VERSION,
+            "time_ns": look.time_ns,
+            "attempt": view.attempt,
+            "state": view.state.name,
+            "text": view.state.value,
+            "world_size": view.nproc,
+            "ranks": look.ranks,
+            "nodes": [],
+        }
+        if self._nodes is not None and self._nodes.place is not None:
+            document["world_size"] = self._nodes.place.share.world_size
+            if look.questions[0].pid is not None:
+                _add_nodes(document, self._nodes.place, look.others)
+        hidden: dict[str, Any] = _hidden(document, self._hide)
+        return hidden
+
+    def close(self) -> None:
+        """Answer nobody any more, and remove the socket; idempotent."""
+        if self._look is not None:
+            self._look.close()
+            self._waiting += self._look.questions
+            self._look = None
+        waiting, self._waiting = self._waiting, []
+        for question in waiting:
+            question.tell(RequestRefused("over", "the run is ending").to_json())
+        self._socket.close()
+
+
+def _add_nodes(document: dict[str, Any], place: Place, others: NodeStacks | None) -> None:
+    """Add what other nodes have answered to an answer.
+
+    Args:
+        document: with this node's workers alone.
+        place: where this node stands.
+        others: what they have said; None if they could not be asked.
+    """
+    ranks = [{**each, "node": place.roster.name(place.group_rank)} for each in document["ranks"]]
+    for group_rank, member in enumerate(place.roster.members):
+        name = place.roster.name(group_rank)
+        if group_rank == place.group_rank:
+            said = Fields(document)
+        else:
+            said = others.answer(group_rank) if others is not None else Fields()
+            ranks += [{**each.document, "node": name} for each in said.objects("ranks")]
+        error = said.inner("error").text("text")
+        why = f"refused to answer ({error})" if error else ""
+        if member is None:
+            why = "runs torchrun"
+        elif not said:
+            why = "did not answer" if others is not None else "is in no attempt"
+        document["nodes"].append(
+            {
+                "name": name,
+                "state": said.text("state") or None,
+                "text": said.text("text"),
+                "why_not": why,
+            }
+        )
+    document["ranks"] = sorted(ranks, key=lambda each: each["rank"])
+
+
+def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
+    """Return a document without secrets."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {name: _hidden(each, hide) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hidden(each, hide) for each in value]
+    return value

@@ -1,0 +1,401 @@
+"""``python -m lllaunch stacks RUN``: shows where the workers of a live run stand."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import json
+import os
+import shlex
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lllaunch.console.hang import frame_text, look_lines
+from lllaunch.console.wording import StyledText, capitalised, counted, ranks, shown_path
+from lllaunch.documents import Fields
+from lllaunch.errors import LaunchError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.files import read_text
+from lllaunch.linux import proc
+from lllaunch.results.store import (
+    LATEST,
+    NoSuchRun,
+    entry_now,
+    jobs_of,
+    locate,
+    lock_of,
+    newest,
+    roots_of,
+)
+from lllaunch.results.store import look as look_at
+from lllaunch.run.directory import EVENTS
+from lllaunch.run.hang import Hang
+from lllaunch.run.lock import SIGNED
+from lllaunch.run.result import read_frames, read_stack
+from lllaunch.signal_source import STACKS_ON
+from lllaunch.supervisor.control import ANSWER_SECONDS, Request, RequestRefused, ask
+from lllaunch.text import duration, printable
+from lllaunch.verbs.logs import parts_of
+from lllaunch.verbs.printing import Parser, complain, perform, print_json, print_rows, rank_list
+from lllaunch.verbs.wait import outcome_text
+from lllaunch.watchdog.collectives import trace_of
+from lllaunch.watchdog.findings import Asked
+from lllaunch.watchdog.stacks.blame import blame_now
+from lllaunch.watchdog.stacks.merged import TREE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lllaunch.results.store import FoundDirectory, ListEntry
+    from lllaunch.watchdog.collectives import RankTrace
+    from lllaunch.watchdog.stacks.frames import RankStack
+
+_DESCRIPTION = """\
+Shows where the workers of a live run stand, and disturbs nothing: its launcher says nothing, and
+nothing ends. Of several nodes the workers of all are shown.
+
+RUN is the directory of a run or of a job of a sweep; the end of its path; the id of its batch job;
+or 'latest', the default: of the runs that go on what was started last from here."""
+# The socket is there a second after the first workers were ordered.
+_PATIENCE, _PAUSE = 5.0, 0.1
+_MOST_NAMED = 8
+_NAME = 80
+
+
+@dataclass(eq=False)
+class NoStacks(LaunchError):
+    """A run goes on, and does not say where its workers stand.
+
+    Attributes:
+        path: its directory, as it is to be told.
+        reason: why, as the predicate of a sentence.
+        hint: what to do, or an empty string.
+    """
+
+    path: str
+    reason: str
+    hint: str = ""
+    exit_code: ClassVar[int] = ExitCode.ERROR
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{self.path}: {self.reason}{hint}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _show)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("stacks", _DESCRIPTION)
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default=LATEST, help="whose stacks; default: latest"
+    )
+    parser.add_argument(
+        "--rank",
+        metavar="RANKS",
+        type=rank_list,
+        help="all threads of these ranks: 0, 1-3, or 0,2-3",
+    )
+    parser.add_argument("--json", action="store_true", help="print an object")
+    return parser
+
+
+def _show(given: argparse.Namespace) -> None:
+    found = _live(given.run)
+    where = shown_path(os.path.abspath(found.path), os.getcwd())
+    answer = Fields(_ask(found, where, Request(given.rank, given.rank is not None)))
+    known = answer.integer("world_size") or 0
+    if given.rank is not None and max(given.rank) >= known:
+        missing = ranks(rank for rank in given.rank if rank >= known)
+        raise NoSuchRun(where, f"has no {missing}, only {ranks(range(known))}")
+    for node in answer.objects("nodes"):
+        if node.text("why_not"):
+            complain(f"{node.text('name')} {node.text('why_not')}: its workers are not shown")
+    look = _look(answer)
+    if given.json:
+        print_json(_document(answer, look, os.path.abspath(found.path)))
+        return
+    cwd = os.getcwd()
+    lines = [StyledText(line) for line in _head(answer, where)]
+    if given.rank is not None:
+        lines += _threads(answer, cwd)
+    elif look.stacks:
+        lines += look_lines(look, cwd)
+    print_rows((line,) for line in lines)
+
+
+# Whose stacks
+
+
+def _live(name: str) -> FoundDirectory:
+    """Find a run that may go on.
+
+    Raises:
+        NoSuchRun: there is none, or a sweep has several.
+    """
+    if name != LATEST or os.path.exists(name):
+        found = locate(name)
+    else:
+        entries = newest(roots_of())
+        entry = next((each for each in entries if each.state == "running"), None)
+        latest = None if entry is None else look_at(entry.path)
+        if latest is None:
+            hint = "'python -m lllaunch ls' lists what was run"
+            raise NoSuchRun("", "nothing that was started from here goes on", hint)
+        found = latest
+    if found.kind == "run":
+        return found
+    running = [job for job in jobs_of(entry_now(found)) if job.state == "running"]
+    job = look_at(running[0].path) if len(running) == 1 else None
+    if job is not None:
+        return job
+    if not running:
+        raise NoSuchRun(
+            found.path, f"is a sweep, none of whose jobs runs: {outcome_text(entry_now(found))}"
+        )
+    names = ", ".join(shown_path(each.path, os.getcwd()) for each in running[:_MOST_NAMED])
+    more = ", ..." if len(running) > _MOST_NAMED else ""
+    raise NoSuchRun(
+        found.path, f"is a sweep, {len(running)} of whose jobs run", f"say which one: {names}{more}"
+    )
+
+
+def _ask(found: FoundDirectory, where: str, request: Request) -> dict[str, Any]:
+    """Ask the launcher of a run; of several nodes one that is on this machine.
+
+    Raises:
+        NoSuchRun: it is over, or has not begun.
+        NoStacks: the launcher does not answer.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        entry = entry_now(found)
+        _check_goes_on(entry, where)
+        here = _launchers_here(found.path, where, entry)
+        error: OSError | None = None
+        for directory, pid in here:
+            try:
+                return _ask_launcher(directory, pid, where, request)
+            except (FileNotFoundError, ConnectionRefusedError) as refused:
+                # it may come, and another node of this machine may have one
+                error = error or refused
+        if time.monotonic() >= until:
+            pid = here[0][1]
+            if isinstance(error, ConnectionRefusedError):
+                raise _not_listening(where, pid)
+            raise _why_no_socket(found.path, where, pid)
+        time.sleep(_PAUSE)
+
+
+def _not_listening(where: str, pid: int) -> NoStacks:
+    hint = "it was killed, or is on another machine (in another container) of the same name"
+    return NoStacks(where, f"its launcher (pid {pid}) does not listen", hint)
+
+
+def _check_goes_on(entry: ListEntry, where: str) -> None:
+    if entry.state == "running":
+        return
+    if entry.state == "queued":
+        raise NoSuchRun(where, f"has not begun: {entry.queue}")
+    if entry.state == "unknown":
+        raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
+    left = [
+        path
+        for part in parts_of(entry.path)
+        # that of all ranks, or what an older version has left
+        for name in (TREE, f"*/{TREE}")
+        for path in glob.iglob(f"{glob.escape(part)}/attempt_*/{name}")
+    ]
+    hint = "it has left no stacks"
+    if left:
+        newest_of_all = max(left, key=lambda path: (os.stat(path).st_mtime, -len(path)))
+        hint = f"its stacks are in {shown_path(os.path.abspath(newest_of_all), os.getcwd())}"
+    raise NoSuchRun(where, f"is over: {outcome_text(entry)}", hint)
+
+
+def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[str, int]]:
+    """Return the directories of this machine's launchers of a run, with their process ids.
+
+    Raises:
+        NoStacks: they are on other machines.
+    """
+    signed = [
+        (part, match)
+        for part in parts_of(directory)
+        if (match := SIGNED.fullmatch(read_text(lock_of("run", part)) or ""))
+    ]
+    name = socket.gethostname()
+    here = [(part, int(match[1])) for part, match in signed if match[2] == name]
+    if here:
+        return here
+    hosts = sorted({match[2] for _, match in signed})
+    if not hosts:
+        raise NoStacks(where, "does not say where its launcher is: its lock cannot be read")
+    command = f"python -m lllaunch stacks {shlex.quote(os.path.abspath(directory))}"
+    if entry.batch_job:
+        command = f"srun --overlap --jobid={entry.batch_job} -w {hosts[0]} -N1 -n1 {command}"
+    else:
+        command = f"ssh {hosts[0]} {shlex.quote(command)}"
+    more = ", ..." if len(hosts) > _MOST_NAMED else ""
+    reason = f"runs on {', '.join(hosts[:_MOST_NAMED])}{more}, and this is {name}"
+    raise NoStacks(where, reason, f"ask there: {command}")
+
+
+def _ask_launcher(directory: str, pid: int, where: str, request: Request) -> dict[str, Any]:
+    """Ask one launcher.
+
+    Raises:
+        FileNotFoundError: it has no socket.
+        ConnectionRefusedError: nobody listens there.
+        NoStacks: it does not answer.
+    """
+    _check_not_stopped(pid, where)
+    try:
+        return ask(directory, request)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise
+    except PermissionError:
+        owner = _owner_of(directory)
+        raise NoStacks(where, f"is another user's{owner}, who alone may look into it") from None
+    except TimeoutError:
+        _check_not_stopped(pid, where)
+        reason = f"its launcher (pid {pid}) did not answer within {duration(ANSWER_SECONDS)}"
+        hint = "it may be waiting for other nodes, or for a file system"
+        raise NoStacks(where, reason, hint) from None
+    except RequestRefused as refused:
+        raise NoStacks(where, f"its launcher refuses to answer: {refused.text}") from None
+    except (OSError, ValueError) as error:
+        raise NoStacks(where, f"its launcher (pid {pid}) gave no answer: {error}") from None
+
+
+def _check_not_stopped(pid: int, where: str) -> None:
+    facts = proc.facts(pid)
+    if facts is not None and facts.state in "Tt":
+        hint = f"'kill -CONT {pid}' lets it go on"
+        raise NoStacks(where, f"its launcher (pid {pid}) is stopped (SIGSTOP, Ctrl-Z)", hint)
+
+
+def _owner_of(path: str) -> str:
+    import pwd  # noqa: PLC0415 - of an error only
+
+    with contextlib.suppress(OSError, KeyError):
+        return f" ({pwd.getpwuid(os.stat(path).st_uid).pw_name})"
+    return ""
+
+
+def _why_no_socket(directory: str, where: str, pid: int) -> NoStacks:
+    quit_ = f"'kill -QUIT {pid}' lets its launcher show them in its own terminal"
+    for part in parts_of(directory):
+        for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
+            if '"ControlUnavailable"' in line:
+                with contextlib.suppress(ValueError):  # it is being written
+                    reason = Fields(json.loads(line)).text("reason")
+                    return NoStacks(where, f"has no socket to ask at: {reason}", quit_)
+    if not any(glob.glob(f"{glob.escape(part)}/attempt_*") for part in parts_of(directory)):
+        reason = "has not started any worker: it imports modules, or waits for other nodes"
+        return NoStacks(where, reason)
+    reason = f"has no socket to ask at now: its launcher (pid {pid}) is starting, busy or ending"
+    return NoStacks(where, reason, "ask again in a moment")
+
+
+# What is shown
+
+
+def _look(answer: Fields) -> Hang:
+    """Return what a launcher has answered as what is seen when a signal asks."""
+    stacks: dict[int, RankStack] = {}
+    nodes: dict[int, str] = {}
+    for each in answer.objects("ranks"):
+        rank = each.integer("rank")
+        if rank is not None and each.text("status") == "running":
+            stacks[rank] = replace(read_stack(each, rank, ""), trace=_trace(each))
+            nodes[rank] = each.text("node")
+    time_ns = answer.integer("time_ns") or 0
+    judged = blame_now([*stacks.values()], time_ns)
+    return Hang(
+        finding=Asked(STACKS_ON),
+        time_ns=time_ns,
+        hung=judged.hung,
+        waiting=judged.waiting,
+        collectives=judged.collectives,
+        asleep=tuple(rank for rank, stack in stacks.items() if stack.state == "D"),
+        stopped=tuple(rank for rank, stack in stacks.items() if stack.state in {"T", "t"}),
+        stacks=stacks,
+        nodes={rank: nodes[rank] for rank in judged.hung},
+    )
+
+
+def _document(answer: Fields, look: Hang, path: str) -> dict[str, Any]:
+    # what was recorded has been compared
+    members = [
+        {name: value for name, value in each.document.items() if name != "trace"}
+        for each in answer.objects("ranks")
+    ]
+    found = look.collectives
+    text = {} if found is None else {"text": found.sentence(so_far=True)}
+    return {
+        "path": path,
+        **answer.document,
+        "ranks": members,
+        "hung": list(look.hung),
+        "waiting": list(look.waiting),
+        "collectives": None if found is None else {**text, **asdict(found)},
+    }
+
+
+def _trace(worker: Fields) -> RankTrace | None:
+    """Return which collectives a worker has come to; None if that is not told."""
+    try:
+        return trace_of(worker.inner("trace").document)
+    except (KeyError, TypeError):
+        # no recorder, or the launcher of another version
+        return None
+
+
+def _head(answer: Fields, where: str) -> Iterator[str]:
+    """Yield what run it is, and whose stacks there are none of."""
+    size = counted(answer.integer("world_size") or 0, "worker")
+    nodes = len(answer.objects("nodes"))
+    on = f" on {counted(nodes, 'node')}" if nodes else ""
+    state = "" if answer.text("state") == "RUNNING" else f": {answer.text('text')}"
+    yield f"{where}: attempt {answer.integer('attempt')}, {size}{on}{state}"
+    by_status: dict[str, list[int]] = {}
+    for each in answer.objects("ranks"):
+        by_status.setdefault(each.text("status"), []).append(each.integer("rank") or 0)
+    for status, members in by_status.items():
+        if status in _STATUS:
+            has = "has" if len(members) == 1 else "have"
+            yield f"    {capitalised(ranks(members))} {has} {_STATUS[status]}"
+
+
+_STATUS = {"starting": "not started yet: imports, or the preflight, come first", "ended": "ended"}
+
+
+def _threads(answer: Fields, cwd: str) -> Iterator[StyledText]:
+    """Yield all threads of all ranks."""
+    for each in answer.objects("ranks"):
+        if each.text("status") != "running":
+            continue
+        kernel = ", ".join(filter(None, (each.text("state"), each.text("wchan"))))
+        on = f" on {each.text('node')}" if each.text("node") else ""
+        yield StyledText(
+            f"    Rank {each.integer('rank')}{on}, process {each.integer('pid')} ({kernel}):"
+        )
+        threads = each.objects("threads")
+        if not threads:
+            yield StyledText("      no Python frames are known", "faint")
+        for thread in threads:
+            yield StyledText(
+                f"      {printable(thread.text('name'), _NAME)} (innermost call first):"
+            )
+            for frame in read_frames(thread):
+                yield StyledText(f"        {frame_text(frame, cwd)}", "quote")

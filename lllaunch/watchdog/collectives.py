@@ -1,0 +1,835 @@
+"""Which collective operation ranks do not agree on, by what torch has recorded of each. Pure.
+
+torch's flight recorder numbers the collectives of each process group: the ranks of a group must all
+call the same ones in the same order. What is compared is numbers, names, sizes and types. States
+are no evidence where the backend does not keep them (gloo).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lllaunch.documents import Fields
+from lllaunch.text import printable, spans
+from lllaunch.watchdog.stacks.frames import Waits
+
+_NAME = 60
+_MOST_ENTRIES = 20_000
+_MOST_TENSORS = 16
+_MOST_DIMENSIONS = 16
+_MOST_RANKS = 100_000
+# Of one group, in a sentence.
+_MOST_PARTIES = 4
+_MOST_PLACES = 2
+_SHOWN_TENSORS = 3
+_SAME_MOMENT_NS = 2 * 10**9
+MOST_TOLD = 128
+"""Calls of a rank that are kept, and that others get: ranks that do not agree are not far apart."""
+
+# torch's names of types, as C++ has them, where they are not Python's in capitals.
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+# Operations in which ranks may differ in sizes and types, by parts of their names.
+_UNEQUAL = ("all_to_all", "alltoall", "gather", "scatter", "coalesced", "barrier", "send", "recv")
+# Of these they may not, though a part of their name says so.
+_EQUAL = frozenset({"all_gather", "_all_gather_base", "_reduce_scatter_base"})
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "rccl")
+# States that only a backend which keeps them has.
+_KEPT = frozenset({"started", "completed"})
+_DEFAULT = "default_pg"
+_UNDESCRIBED = frozenset({"", "undefined"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a collective operation.
+
+    Attributes:
+        number: torch's ``collective_seq_id`` in its group, from 1 on.
+        operation: ``all_reduce``.
+        sizes: shapes of the tensors that went in; none where they are not known.
+        dtypes: their types, ``float32``.
+        created_ns: when it was called, nanoseconds since the epoch; 0 if that is not known.
+        completed: whether it is known to be over.
+        elements: how many elements went in, where the shapes are not known but this is; else 0.
+    """
+
+    number: int
+    operation: str
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    created_ns: int = 0
+    completed: bool = False
+    elements: int = 0
+
+
+@dataclass(frozen=True)
+class GroupTrace:
+    """The calls of one rank in one process group.
+
+    Attributes:
+        name: torch's name of the group, the same in all of its ranks.
+        description: for people: ``default_pg``, or what the user has called it.
+        ranks: who belongs to it; empty if that is not known.
+        calls: by number; the last of them if there were many.
+        states: whether it is known which of them are over.
+    """
+
+    name: str
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
+    states: bool = False
+
+    @property
+    def last(self) -> int:
+        """The number of the last call, 0 before the first."""
+        return self.calls[-1].number if self.calls else 0
+
+    @property
+    def open(self) -> int:
+        """The number of the first call that is not known to be over."""
+        if not self.states:
+            return self.last
+        return next((call.number for call in self.calls if not call.completed), self.last + 1)
+
+    def call(self, number: int) -> Call | None:
+        """The call of a number, None if it has not come or is not known any more."""
+        return next((call for call in self.calls if call.number == number), None)
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What one rank has recorded.
+
+    Attributes:
+        rank: among all workers.
+        groups: its process groups.
+    """
+
+    rank: int
+    groups: tuple[GroupTrace, ...] = ()
+
+    def group(self, name: str) -> GroupTrace:
+        """A group by its name; one without calls if the rank knows none."""
+        return next((each for each in self.groups if each.name == name), GroupTrace(name))
+
+
+Kind = Literal["absent", "arguments", "operations", "waiting"]
+
+
+@dataclass(frozen=True)
+class Party:
+    """Ranks that have done the same.
+
+    Attributes:
+        ranks: among all workers.
+        collective: the operation that they have called; of those who never came, the one that they
+            did not call.
+        group: the process group that it is of, for people.
+        places: where they stand, ``/path/train.py:12``; empty if that is not known.
+    """
+
+    ranks: tuple[int, ...]
+    collective: Call
+    group: str = _DEFAULT
+    places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Ranks that do not agree on a collective operation, or that all wait in one.
+
+    Attributes:
+        kind: ``absent``: the first party never came to an operation, and those after it wait in
+            that or in later ones;
+            ``arguments``: they have called it with other sizes or types; ``operations``: they have
+            called different ones; ``waiting``: they wait, and it is not known for whom.
+        parties: who did what; the odd ones first, if there are such.
+        at_fault: whose doing it is; none if that cannot be told.
+    """
+
+    kind: Kind
+    parties: tuple[Party, ...]
+    at_fault: tuple[int, ...] = ()
+
+    def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
+        """One sentence for people.
+
+        Args:
+            shown: applied to the paths of files.
+            so_far: whether who has not come may still do so.
+        """
+        return _SENTENCES[self.kind](self.parties, shown, so_far)
+
+    @property
+    def located(self) -> frozenset[int]:
+        """Ranks of which the sentence tells where they stand."""
+        told = (party for party in self.parties[:_MOST_PARTIES] if party.places)
+        return frozenset(rank for party in told for rank in party.ranks)
+
+    def beside(self, moment_ns: int) -> Disagreement:
+        """The same for a text that names a moment: what began within two seconds began then.
+
+        Args:
+            moment_ns: nanoseconds since the epoch.
+        """
+
+        def timed(party: Party) -> Party:
+            if abs(party.collective.created_ns - moment_ns) > _SAME_MOMENT_NS:
+                return party
+            return replace(party, collective=replace(party.collective, created_ns=moment_ns))
+
+        return replace(self, parties=tuple(map(timed, self.parties)))
+
+
+# Reading
+
+
+def read_trace(document: object, rank: int) -> RankTrace | None:
+    """Read what torch tells of a rank's collectives.
+
+    Args:
+        document: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
+            recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not
+            understood is passed over.
+        rank: rank among all workers.
+
+    Returns:
+        None if nothing is known of it.
+    """
+    if not isinstance(document, Mapping):
+        return None
+    members = _members(document.get("groups"))
+    groups: dict[str, GroupTrace] = {}
+    traces = document.get("traces")
+    known = False
+    for trace in traces if isinstance(traces, list) else []:
+        if isinstance(trace, Mapping):
+            # One without entries is of a rank that has called nothing yet.
+            known = known or "version" in trace
+            members = {**_configured(trace.get("pg_config")), **members}
+            _read_entries(trace.get("entries"), groups)
+    if not known:
+        return None
+    for name in members:
+        groups.setdefault(name, GroupTrace(name, _DEFAULT if name == "0" else ""))
+    return RankTrace(
+        rank,
+        tuple(replace(each, ranks=members.get(each.name, ())) for each in groups.values()),
+    )
+
+
+def _members(document: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(document, Mapping):
+        return {}
+    return {str(name): ranks for name, value in document.items() if (ranks := _ranks(value))}
+
+
+def _configured(document: object) -> dict[str, tuple[int, ...]]:
+    """The ranks of groups as a trace itself has them: as text, or not at all (gloo)."""
+    if not isinstance(document, Mapping):
+        return {}
+    found = {}
+    for name, value in document.items():
+        text = value.get("ranks") if isinstance(value, Mapping) else None
+        numbers = text.strip("[] ").split(",") if isinstance(text, str) else []
+        ranks = _ranks([int(each) for each in numbers if each.strip().isdecimal()])
+        if ranks:
+            found[str(name)] = ranks
+    return found
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_RANKS:
+        return ()
+    return tuple(sorted(each for each in value if type(each) is int))
+
+
+def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
+    calls: dict[str, list[Call]] = defaultdict(list)
+    descriptions: dict[str, str] = {}
+    kept: set[str] = set()
+    for entry in entries[-_MOST_ENTRIES:] if isinstance(entries, list) else []:
+        read = _read_entry(entry)
+        if read is None:
+            continue
+        name, description, state, call = read
+        descriptions[name] = description
+        if state in _KEPT:
+            kept.add(name)
+        last = calls[name][-1] if calls[name] else None
+        if last is not None and call.number == last.number and _coalesced(last, call):
+            # Several that are one to the backend: their sizes come one by one.
+            call = replace(call, sizes=(), dtypes=())
+            calls[name].pop()
+        elif last is not None and call.number <= last.number:
+            # The group was destroyed, and another one has its name.
+            calls[name].clear()
+        calls[name].append(call)
+    for name, found in calls.items():
+        groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
+
+
+def _coalesced(one: Call, other: Call) -> bool:
+    return one.operation == other.operation or "coalesced" in other.operation
+
+
+def _read_entry(entry: object) -> tuple[str, str, str, Call] | None:
+    if not isinstance(entry, Mapping) or entry.get("is_p2p"):
+        return None
+    group, number, text = (entry.get(key) for key in _FIELDS)
+    if not isinstance(group, (list, tuple)) or not group or type(number) is not int or number < 1:
+        return None
+    backend, colon, operation = str(text).partition(":")
+    if not colon or backend not in _BACKENDS:
+        operation = str(text)
+    created = entry.get("time_created_ns")
+    state = str(entry.get("state"))
+    call = Call(
+        number,
+        printable(operation, _NAME),
+        _sizes(entry.get("input_sizes")),
+        _dtypes(entry.get("input_dtypes")),
+        created if type(created) is int and created > 0 else 0,
+        state == "completed",
+    )
+    return str(group[0]), printable(str(group[-1]), _NAME), state, call
+
+
+_FIELDS = ("process_group", "collective_seq_id", "profiling_name")
+
+
+def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list):
+        return ()
+    tensors = [each for each in value[:_MOST_TENSORS] if isinstance(each, list)]
+    return tuple(
+        tuple(each for each in tensor[:_MOST_DIMENSIONS] if type(each) is int) for tensor in tensors
+    )
+
+
+def _dtypes(value: object) -> tuple[str, ...]:
+    names = value[:_MOST_TENSORS] if isinstance(value, list) else []
+    return tuple(_DTYPES.get(str(name), printable(str(name).lower(), _NAME)) for name in names)
+
+
+def trace_of(document: Mapping[str, Any]) -> RankTrace:
+    """The trace that `dataclasses.asdict` has made plain data of, and JSON."""
+
+    def call(fields: Mapping[str, Any]) -> Call:
+        sizes = tuple(tuple(each) for each in fields["sizes"])
+        return Call(**{**fields, "sizes": sizes, "dtypes": tuple(fields["dtypes"])})
+
+    def group(fields: Mapping[str, Any]) -> GroupTrace:
+        calls = tuple(map(call, fields["calls"]))
+        return GroupTrace(**{**fields, "ranks": tuple(fields["ranks"]), "calls": calls})
+
+    return RankTrace(document["rank"], tuple(map(group, document["groups"])))
+
+
+def disagreement_of(fields: Fields) -> Disagreement | None:
+    """The same of a disagreement; None if there is none, or it is not understood."""
+    kind = fields.text("kind")
+    parties = tuple(map(_party_of, fields.objects("parties")))
+    if kind not in _SENTENCES or len(parties) < _FEWEST.get(kind, 2):
+        return None
+    return Disagreement(kind, parties, fields.wholes("at_fault"))
+
+
+def _party_of(fields: Fields) -> Party:
+    made = fields.inner("collective")
+    call = Call(
+        made.integer("number") or 0,
+        made.text("operation"),
+        _sizes(made.value("sizes")),
+        made.texts("dtypes"),
+        made.integer("created_ns") or 0,
+        made.flag("completed") or False,
+        made.integer("elements") or 0,
+    )
+    return Party(fields.wholes("ranks"), call, fields.text("group"), fields.texts("places"))
+
+
+_FEWEST = {"waiting": 1}
+
+
+def latest(trace: RankTrace, most: int = MOST_TOLD) -> RankTrace:
+    """A trace with so many calls at most, the last of each group."""
+    each = max(1, most // max(1, len(trace.groups)))
+    groups = tuple(replace(group, calls=group.calls[-each:]) for group in trace.groups[:most])
+    return replace(trace, groups=groups)
+
+
+# Comparing
+
+
+def with_aborted(
+    traces: Mapping[int, RankTrace], rank: int, received: int, fitting: int
+) -> dict[int, RankTrace]:
+    """Traces with that of a rank which left none when gloo aborted it.
+
+    gloo cuts what it sends into as many parts in all ranks, so the sizes of two parts are to each
+    other as those of the tensors.
+
+    Args:
+        traces: what other ranks have recorded, by rank.
+        rank: the one that was aborted.
+        received: bytes of a part that another rank has sent it.
+        fitting: bytes that its own call has for it.
+    """
+    known = {other: each for other, trace in traces.items() if (each := _newest(trace))}
+    for other, (_, call) in known.items():
+        alike = _elements(call)
+        for _, second in known.values():
+            differs = second.number == call.number and second.operation == call.operation
+            if differs and alike and _elements(second) * fitting == alike * received:
+                return {**traces, rank: replace(traces[other], rank=rank)}
+    calls = {(group.name, call.number, _elements(call)) for group, call in known.values()}
+    if len(calls) == 1:
+        group, call = next(iter(known.values()))
+        own, rest = divmod(_elements(call) * fitting, received) if received else (0, 1)
+        # All others agree: what they have sent it is what did not fit.
+        if own and not rest and {*group.ranks} == {*known, rank}:
+            made = replace(call, sizes=(), elements=own, created_ns=0)
+            return {**traces, rank: RankTrace(rank, (replace(group, calls=(made,)),))}
+    return dict(traces)
+
+
+def _elements(call: Call) -> int:
+    return call.elements or sum(math.prod(size) for size in call.sizes)
+
+
+def compare(
+    traces: Mapping[int, RankTrace],
+    waits: Mapping[int, Waits] | None = None,
+    places: Mapping[int, str] | None = None,
+) -> Disagreement | None:
+    """Find the operation that ranks do not agree on.
+
+    Of several groups it is the one whose absent ranks do not wait in another one: they would come
+    to it if that went on. If that is so of several, it is one whose absent ranks wait least surely.
+
+    Args:
+        traces: what ranks have recorded, by rank.
+        waits: by their stacks, how surely each waits for others.
+        places: the line of the user's code that each stands at.
+
+    Returns:
+        None if they agree, or too little is known.
+    """
+    waits, places = waits or {}, places or {}
+    names = sorted({group.name for trace in traces.values() for group in trace.groups})
+    found = [
+        each
+        for name in names
+        if (each := _compare_group(_Group.of(name, traces), waits, places)) is not None
+    ]
+    first = [
+        each
+        for each in found
+        if not any(
+            _waits_in(rank, other, traces, waits)
+            for rank in _odd(each)
+            for other in found
+            if other is not each
+        )
+    ]
+    if first:
+        return min(first, key=lambda each: min(_levels(_odd(each), waits), default=Waits.NO))
+    return _standing(traces, waits, places)
+
+
+def _levels(ranks: Iterable[int], waits: Mapping[int, Waits]) -> list[Waits]:
+    """How surely ranks wait: not at all, if nothing is known."""
+    return [waits.get(rank, Waits.NO) for rank in ranks]
+
+
+def _odd(found: Disagreement) -> tuple[int, ...]:
+    return found.parties[0].ranks if found.kind == "absent" else ()
+
+
+def _waits_in(
+    rank: int, found: Disagreement, traces: Mapping[int, RankTrace], waits: Mapping[int, Waits]
+) -> bool:
+    """Whether a rank's last call of all is one that it waits in, by a disagreement."""
+    if waits.get(rank, Waits.PERHAPS) is Waits.NO:
+        return False
+    for party in found.parties[1:] if found.kind == "absent" else found.parties:
+        if rank in party.ranks:
+            newest = _newest(traces[rank])
+            return newest is not None and _title(newest[0].name, traces) == party.group
+    return False
+
+
+def _newest(trace: RankTrace) -> tuple[GroupTrace, Call] | None:
+    """The last call of a rank in any of its groups."""
+    calls = [(group, group.calls[-1]) for group in trace.groups if group.calls]
+    return max(calls, key=lambda each: each[1].created_ns, default=None)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One process group, as its ranks have recorded it.
+
+    Attributes:
+        title: for people.
+        traces: of those of its ranks that tell, by rank.
+        newest: those of them whose last call of all was in it.
+    """
+
+    title: str
+    traces: Mapping[int, GroupTrace]
+    newest: frozenset[int]
+
+    @classmethod
+    def of(cls, name: str, traces: Mapping[int, RankTrace]) -> _Group:
+        groups = {rank: trace.group(name) for rank, trace in traces.items()}
+        members = {rank for group in groups.values() for rank in group.ranks}
+        described = {group.description for group in groups.values()}
+        if not members and _DEFAULT not in described:
+            members = {rank for rank, group in groups.items() if group.calls}
+        chosen = {rank: group for rank, group in groups.items() if rank in members or not members}
+        last = {rank: _newest(traces[rank]) for rank in chosen}
+        newest = frozenset(rank for rank, each in last.items() if each and each[0].name == name)
+        return cls(_title(name, traces), chosen, newest)
+
+
+def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
+    """What a group is called for people."""
+    groups = [trace.group(name) for trace in traces.values()]
+    described = {group.description for group in groups} - _UNDESCRIBED
+    members = {rank for group in groups for rank in group.ranks}
+    title = min(described, default="a group" if members else f"group {name}")
+    if title == _DEFAULT or not members or (members >= traces.keys() and len(described) == 1):
+        return title
+    return f"{title} of {_named(members)}"
+
+
+def _compare_group(
+    group: _Group, waits: Mapping[int, Waits], places: Mapping[int, str]
+) -> Disagreement | None:
+    lasts = {rank: each.last for rank, each in group.traces.items()}
+    if len(lasts) < 2:
+        return None
+    missed = min(lasts.values()) + 1
+    odd = _first_mismatch(group)
+    if odd is not None and odd <= missed:
+        return _mismatch(group, odd, lasts, places)
+    if max(lasts.values()) < missed:
+        return None
+    return _absence(group, missed, lasts, waits, places)
+
+
+def _absence(
+    group: _Group,
+    missed: int,
+    lasts: Mapping[int, int],
+    waits: Mapping[int, Waits],
+    places: Mapping[int, str],
+) -> Disagreement | None:
+    absent = {rank for rank, last in lasts.items() if last < missed}
+    came = {
+        rank: call
+        for rank, each in group.traces.items()
+        if (call := each.call(missed)) is not None and not call.completed
+    }
+    here = {rank: call for rank, call in came.items() if _stands(group.traces[rank], missed)}
+    further = _further(group, missed, here, waits, places)
+    # Who has gone on could do so without the others: the root of a broadcast.
+    beyond = {rank for party in further for rank in party.ranks}
+    waiting = here or {rank: call for rank, call in came.items() if rank not in beyond}
+    if not came:
+        return None
+    call = _called(waiting or came)
+    standing = [_party(waiting, call, group.title, places)] if waiting else []
+    parties = (_party(absent, call, group.title, places), *standing, *further)
+    return Disagreement("absent", parties, _least(absent, waits))
+
+
+def _further(
+    group: _Group,
+    missed: int,
+    here: Iterable[int],
+    waits: Mapping[int, Waits],
+    places: Mapping[int, str],
+) -> tuple[Party, ...]:
+    """Who waits in later operations of the group than the one that ranks have not come to."""
+    together: dict[tuple[int, str], dict[int, Call]] = defaultdict(dict)
+    for rank, each in sorted(group.traces.items()):
+        call = each.call(each.open) or (each.calls[-1] if each.calls else None)
+        if call is None or call.completed or call.number <= missed or rank in here:
+            continue
+        if rank in group.newest and waits.get(rank, Waits.NO) is not Waits.NO:
+            together[call.number, call.operation][rank] = call
+    return tuple(
+        _party(calls, _called(calls), group.title, places) for _, calls in sorted(together.items())
+    )
+
+
+def _called(calls: Mapping[int, Call]) -> Call:
+    """What ranks have called together, at the time of the first of them."""
+    times = [call.created_ns for call in calls.values() if call.created_ns]
+    return replace(min(calls.items())[1], created_ns=min(times, default=0))
+
+
+def _party(ranks: Iterable[int], call: Call, title: str, places: Mapping[int, str]) -> Party:
+    ordered = tuple(sorted(ranks))
+    return Party(ordered, call, title, _together(ordered, places))
+
+
+def _least(absent: Iterable[int], waits: Mapping[int, Waits]) -> tuple[int, ...]:
+    """Of absent ranks those that wait least surely for others; none if all surely do.
+
+    Who waits in something that is not recorded (a send, a store) would have come.
+    """
+    level = min(_levels(absent, waits))
+    if level is Waits.SURELY:
+        return ()
+    return tuple(sorted(rank for rank in absent if waits.get(rank, Waits.NO) is level))
+
+
+def _stands(trace: GroupTrace, number: int) -> bool:
+    """Whether a rank can have stayed at a call: it made no later one, or only ordered them."""
+    return trace.last == number or (trace.states and trace.open == number)
+
+
+def _first_mismatch(group: _Group) -> int | None:
+    """The number of the first call that ranks do not agree on and that is not over."""
+    opened = min(each.open for each in group.traces.values())
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for each in group.traces.values():
+        for call in each.calls:
+            if call.number >= opened:
+                calls[call.number].append(call)
+    return next((number for number in sorted(calls) if len(_kinds(calls[number])) > 1), None)
+
+
+def _kinds(calls: Iterable[Call]) -> set[tuple[object, ...]]:
+    return {_signature(call) for call in calls}
+
+
+def _signature(call: Call) -> tuple[object, ...]:
+    """What must be the same in all ranks."""
+    name = call.operation
+    if name not in _EQUAL and any(part in name for part in _UNEQUAL):
+        return (name,)
+    if call.elements:
+        return (name, (call.elements,), call.dtypes)
+    if not call.sizes:
+        return (name,)
+    # Elements are counted: [4] and [2, 2] go together.
+    return (name, tuple(math.prod(size) for size in call.sizes), call.dtypes)
+
+
+def _mismatch(
+    group: _Group, number: int, lasts: Mapping[int, int], places: Mapping[int, str]
+) -> Disagreement | None:
+    together: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    calls: dict[int, Call] = {}
+    for rank, each in sorted(group.traces.items()):
+        call = each.call(number)
+        if call is not None:
+            calls[rank] = call
+            together[_signature(call)].append(rank)
+    names = {call.operation for call in calls.values()}
+    # What a rank has called of another operation, or with another size, is told together.
+    by_size = sorted(together.values(), key=lambda ranks: (len(ranks), ranks))
+    largest = by_size[-1]
+    alone = len(by_size[-2]) < len(largest)
+    odd = [rank for ranks in by_size[:-1] for rank in ranks] if alone else []
+    if not odd or len(names) > 1:
+        by_size.sort()
+    parties = tuple(
+        Party(
+            tuple(ranks),
+            replace(calls[ranks[0]], created_ns=min(calls[rank].created_ns for rank in ranks)),
+            group.title,
+            _together([rank for rank in ranks if lasts[rank] == number], places),
+        )
+        for ranks in by_size
+    )
+    return Disagreement(
+        "operations" if len(names) > 1 else "arguments", parties, tuple(sorted(odd))
+    )
+
+
+def _standing(
+    traces: Mapping[int, RankTrace], waits: Mapping[int, Waits], places: Mapping[int, str]
+) -> Disagreement | None:
+    """Where ranks wait, if all do of which it is known where they stand."""
+    if not traces or any(waits.get(rank, Waits.NO) is Waits.NO for rank in traces):
+        return None
+    together: dict[tuple[str, int, str], dict[int, Call]] = defaultdict(dict)
+    for rank, trace in sorted(traces.items()):
+        newest = _newest(trace)
+        if newest is None:
+            return None
+        group, last = newest
+        call = group.call(group.open) or last
+        together[_title(group.name, traces), call.number, call.operation][rank] = call
+    parties = (
+        _party(calls, _called(calls), title, places) for (title, _, _), calls in together.items()
+    )
+    return Disagreement("waiting", tuple(parties))
+
+
+def _together(ranks: Iterable[int], places: Mapping[int, str]) -> tuple[str, ...]:
+    """Where ranks stand, as far as that is known; nothing if that is in more than two places."""
+    different = tuple(dict.fromkeys(place for rank in ranks if (place := places.get(rank))))
+    return different if len(different) <= _MOST_PLACES else ()
+
+
+# Saying it
+
+
+def _named(ranks: Iterable[int]) -> str:
+    known = set(ranks)
+    return f"rank{'s' * (len(known) != 1)} {spans(known)}"
+
+
+def _at(party: Party, shown: Callable[[str], str]) -> str:
+    return f"at {' and '.join(map(shown, party.places))}" if party.places else ""
+
+
+def arguments_text(call: Call, *, types: bool = True) -> str:
+    """``float32 [128, 10]``; empty if nothing is known of what an operation was called with.
+
+    Args:
+        call: the operation.
+        types: whether to name the types.
+    """
+    texts = []
+    for index, size in enumerate(call.sizes[:_SHOWN_TENSORS]):
+        dtype = call.dtypes[index] if types and index < len(call.dtypes) else ""
+        repeated = index and dtype == call.dtypes[index - 1] if dtype else False
+        texts.append(f"{dtype} {list(size)}" if dtype and not repeated else f"{list(size)}")
+    if len(call.sizes) > _SHOWN_TENSORS:
+        texts.append("...")
+    if call.elements:
+        texts.append(f"{call.elements} elements")
+    return ", ".join(texts)
+
+
+def operation_text(call: Call, group: str) -> str:
+    """``all_reduce #4 of default_pg (float32 [4])``."""
+    arguments = arguments_text(call)
+    text = f"{call.operation} #{call.number} of {group}"
+    return f"{text} ({arguments})" if arguments else text
+
+
+def last_operation(trace: RankTrace) -> str:
+    """The last collective that a rank has come to, for people; empty if there is none."""
+    newest = _newest(trace)
+    if newest is None:
+        return ""
+    group, call = newest
+    return operation_text(call, _title(group.name, {trace.rank: trace}))
+
+
+def _since(call: Call) -> str:
+    if not call.created_ns:
+        return ""
+    return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
+
+
+def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+    absent, *came = parties
+    verb = "never came"
+    if so_far:
+        verb = "has not come" if len(absent.ranks) == 1 else "have not come"
+    first = f"{_named(absent.ranks)} {verb} to {operation_text(absent.collective, absent.group)}"
+    parts = [(first, absent)]
+    for party in came:
+        wait = "waits" if len(party.ranks) == 1 else "wait"
+        call = party.collective
+        what = f"{call.operation} " if call.operation != absent.collective.operation else ""
+        where = "it" if call.number == absent.collective.number else f"{what}#{call.number}"
+        parts.append((f"{_named(party.ranks)} {wait} in {where}{_since(call)}", party))
+    beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
+    texts = [
+        f"{text}, {place}" if (place := _at(party, shown)) else text
+        for text, party in parts[:_MOST_PARTIES]
+    ]
+    if beyond:
+        texts.append(f"{_named(beyond)} {'is' if len(beyond) == 1 else 'are'} further on")
+    return "; ".join(texts)
+
+
+def _of(party: Party) -> str:
+    """The group of an operation, where it is not the one of all."""
+    return "" if party.group == _DEFAULT else f" of {party.group}"
+
+
+def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iterable[str]) -> str:
+    """Parties one after another, with the places where they differ in them."""
+    places = [_at(party, shown) for party in parties]
+    same = len(set(places)) == 1
+    parts = [
+        f"{text} {place}" if place and not same else text
+        for text, place in zip(texts, places, strict=True)
+    ]
+    left = len(parts) - _MOST_PARTIES
+    if left > 0:
+        parts[_MOST_PARTIES:] = [f"and {left} more differ"]
+    text = ", ".join(parts)
+    return f"{text}, {places[0]}" if same and places[0] else text
+
+
+def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+    del so_far
+    types = len({party.collective.dtypes for party in parties}) > 1
+    texts = [arguments_text(party.collective, types=types) for party in parties]
+    first, *rest = parties
+    what = f"{first.collective.operation} #{first.collective.number}{_of(first)}"
+    said = [f"{_named(first.ranks)} called {what} with {texts[0]}"]
+    for party, text in zip(rest, texts[1:], strict=True):
+        largest = party is rest[-1] and len(party.ranks) > 1 and len(party.ranks) > len(first.ranks)
+        said.append(f"{'the others' if largest else _named(party.ranks)} with {text}")
+    return _listed(parties, shown, said)
+
+
+def _operations_differ(
+    parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool
+) -> str:
+    del so_far
+    said: list[str] = []
+    for party in parties:
+        verb = ("is in " if len(party.ranks) == 1 else "are in ") if not said else "in "
+        name = f"{party.collective.operation} #{party.collective.number}{_of(party)}"
+        said.append(f"{_named(party.ranks)} {verb}{name}")
+    return _listed(parties, shown, said)
+
+
+def _waiting_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+    if len(parties) > 1:
+        return _operations_differ(parties, shown, so_far)
+    (party,) = parties
+    verb = "waits" if len(party.ranks) == 1 else "wait"
+    what = operation_text(party.collective, party.group)
+    text = f"{_named(party.ranks)} {verb} in {what}{_since(party.collective)}"
+    place = _at(party, shown)
+    return f"{text}, {place}" if place else text
+
+
+_SENTENCES: dict[Kind, Callable[[tuple[Party, ...], Callable[[str], str], bool], str]] = {
+    "absent": _absent_text,
+    "arguments": _arguments_differ,
+    "operations": _operations_differ,
+    "waiting": _waiting_text,
+}

@@ -1,0 +1,461 @@
+"""How far the workers of an attempt are, and when they get no further.
+
+Pure: what they said and what they printed is passed in.
+
+What a rank says by `lllaunch.progress` counts alone from then on; else what the user's pattern
+captures, if that has a group ``step``; else its bars. Of several bars the outermost counts, and of
+outermost ones that follow each other the last: tqdm and rich draw inner ones below it. A bar whose
+name tells its epoch counts over the epochs; one that begins anew goes on counting. A bar that has
+reached its total demands no more progress, and is not the step any more when something else is
+printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.watchdog.bars import MOST_METRICS, Captured, OtherOutput, Printed, Shown
+from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged
+from lllaunch.watchdog.stall import WorkerActivity, look_interval
+
+if TYPE_CHECKING:
+    from lllaunch.heartbeats import ProgressRecord
+    from lllaunch.spec import ProgressLimit
+
+# The rate is that of so many seconds, or of the last two steps that were seen if those took longer.
+_WINDOW = 120.0
+# Between two looks for numbers that are none, seconds, where nothing else asks for looks.
+_INTERVAL = 5.0
+_MOST_BARS = 64
+# What a pattern captures to tell how far it is; all else that it captures is to change.
+_TOTALS = frozenset({"total", "epoch", "epochs"})
+
+
+class Progress(NamedTuple):
+    """How far a worker is.
+
+    Attributes:
+        step: how many steps are done.
+        total: how many there are, or None.
+        rate: steps per second, or None as long as that is not known.
+        eta: seconds that the rest will take at that rate, or None.
+        idle: seconds since the step changed.
+        metrics: numbers that it told beside it, by name.
+    """
+
+    step: float
+    total: float | None = None
+    rate: float | None = None
+    eta: float | None = None
+    idle: float = 0.0
+    metrics: Mapping[str, float] = {}
+
+
+class _Counter:
+    """The steps of one bar, or of all that a rank says.
+
+    Attributes:
+        is_full: whether it is a bar that has reached its total.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.began = self.seen = self.moved = now
+        self.step: float | None = None
+        self.total: float | None = None
+        self.depth = 0
+        self.is_full = False
+        self._shown = 0.0
+        self._before = 0.0
+        self._from_zero = False
+        self._points: deque[tuple[float, float]] = deque(maxlen=64)
+
+    def count(self, step: float, total: float | None, now: float) -> bool:
+        """Take note of a step; return whether it is another one than before."""
+        moved = step != self.step
+        self.step, self.total, self.seen = step, total, now
+        if moved:
+            self.moved = now
+            if self._points and step < self._points[-1][1]:
+                self._points.clear()
+            if self._points and self._points[-1][0] >= now:
+                # one look sees all that was drawn since the last
+                self._points.pop()
+            self._points.append((now, step))
+            while len(self._points) > 2 and self._points[1][0] < now - _WINDOW:
+                self._points.popleft()
+        return moved
+
+    def draw(self, bar: Shown, now: float) -> bool:
+        """Take note of what a bar shows; return whether it has moved."""
+        assert bar.step is not None
+        moved = self.step is None or bar.step != self._shown
+        if bar.epoch is not None and bar.total is not None:
+            # "Epoch 1/10" is the first of ten, unless there was an epoch 0
+            self._from_zero = self._from_zero or not bar.epoch or bar.epochs is None
+            done = bar.epoch if self._from_zero else bar.epoch - 1
+            total = None if bar.epochs is None else bar.epochs * bar.total
+            self.count(done * bar.total + bar.step, total, now)
+            # more epochs follow, as far as is known
+            self.is_full = total is not None and self.step is not None and self.step >= total
+        else:
+            self.is_full = bar.total is not None and bar.step >= bar.total
+            if bar.step < self._shown:
+                self._before += self._shown
+            self.count(self._before + bar.step, None if self._before else bar.total, now)
+        self._shown = bar.step
+        return moved
+
+    def rate(self) -> float | None:
+        """Return the steps per second of late."""
+        if len(self._points) < 2:
+            return None
+        (begin, first), (end, last) = self._points[0], self._points[-1]
+        return (last - first) / (end - begin)
+
+
+class RankProgress:
+    """How far one rank is.
+
+    Attributes:
+        metrics: the numbers that it told last, by name.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self._bars: dict[tuple[int, str, int], _Counter] = {}
+        self._main: _Counter | None = None
+        # Whether that is full, and something else was printed since.
+        self._main_is_over = False
+        # Names of metrics that were finite; when each was told last, counted.
+        self._finite: set[str] = set()
+        self._told: dict[str, int] = {}
+        self._tellings = 0
+        # What it says itself, or the user's pattern, and which of them.
+        self._own: _Counter | None = None
+        self._calls = False
+        self._moment = 0
+
+    def say(self, record: ProgressRecord, now: float) -> tuple[bool, bool]:
+        """Take note of what it said by `lllaunch.progress`.
+
+        Returns:
+            Whether that is new, and whether the step is.
+        """
+        if record.moment == self._moment:
+            return False, False
+        self._moment = record.moment
+        if self._own is None or not self._calls:
+            self._own, self._calls = _Counter(now), True
+        self.add(record.metrics)
+        # it may have been a while ago
+        return True, self._own.count(record.step, record.total, min(now, record.moment / 1e9))
+
+    def capture(self, numbers: Mapping[str, float], now: float) -> None:
+        """Take note of what the user's pattern captured."""
+        self.add({name: numbers[name] for name in numbers if name not in {"step", "total"}})
+        if "step" in numbers and not self._calls:
+            self._own = self._own or _Counter(now)
+            self._own.count(numbers["step"], numbers.get("total"), now)
+
+    def draw(self, stream: int, bar: Shown, now: float) -> bool:
+        """Take note of a bar, or of a line of numbers, on a stream; return whether it has moved."""
+        self.add(bar.metrics)
+        if bar.step is None:
+            return False
+        key = stream, bar.name, bar.depth
+        counter = self._bars.get(key)
+        if counter is None:
+            if len(self._bars) >= _MOST_BARS:
+                self._bars = {key: each for key, each in self._bars.items() if each is self._main}
+            counter = self._bars[key] = _Counter(now)
+            counter.depth = bar.depth
+        if self._main is None or bar.depth <= self._main.depth:
+            self._main, self._main_is_over = counter, False
+        return counter.draw(bar, now)
+
+    def print_other(self) -> None:
+        """Take note of output that is no bar: one that is full has ended."""
+        self._main_is_over = self._main is not None and self._main.is_full
+
+    def knows(self, stream: int, bar: Shown) -> bool:
+        """Whether a bar is one of those that were drawn, or the first one."""
+        return not self._bars or (stream, bar.name, bar.depth) in self._bars
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take note of numbers; of too many those go that were not told for the longest."""
+        self._tellings += 1
+        for name, value in islice(metrics.items(), MOST_METRICS):
+            self.metrics[name] = value
+            self._told[name] = self._tellings
+        while len(self.metrics) > MOST_METRICS:
+            oldest = min(self._told, key=self._told.__getitem__)
+            del self.metrics[oldest], self._told[oldest]
+            self._finite.discard(oldest)
+
+    def was_finite(self, name: str) -> bool:
+        """Whether a metric was finite before; take note of whether it is now."""
+        before = name in self._finite
+        if math.isfinite(self.metrics[name]):
+            self._finite.add(name)
+        return before
+
+    @property
+    def demands_more(self) -> bool:
+        """Whether it has shown some progress and not the end of it."""
+        return self._own is not None or (self._main is not None and not self._main.is_full)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether calls or the user's pattern tell the step, not bars."""
+        return self._own is not None
+
+    def _counter(self) -> _Counter | None:
+        return self._own or (None if self._main_is_over else self._main)
+
+    @property
+    def step(self) -> float | None:
+        """How many steps are done, None if that is not known."""
+        counter = self._counter()
+        return None if counter is None else counter.step
+
+    def furthest(self) -> float | None:
+        """Return the step of what has counted for the longest, None if nothing counts.
+
+        A bar that shows for moments, of an evaluation or a download, is none to measure a training
+        by.
+        """
+        bars = [each for each in self._bars.values() if not each.depth]
+        longest = max(bars, key=lambda bar: bar.seen - bar.began, default=self._main)
+        if longest is self._main and self._main_is_over:
+            longest = None
+        counter = self._own or longest
+        return None if counter is None else counter.step
+
+    def at(self, now: float) -> Progress | None:
+        """Return how far it is, None if it has not said."""
+        counter = self._counter()
+        if counter is None or counter.step is None:
+            return None
+        rate, idle, eta = counter.rate(), max(0.0, now - counter.moved), None
+        if rate and counter.total is not None and counter.total >= counter.step:
+            eta = max(0.0, (counter.total - counter.step) / rate - idle)
+        return Progress(counter.step, counter.total, rate, eta, idle, dict(self.metrics))
+
+
+class ProgressTracker:
+    """How far the ranks of an attempt are.
+
+    Args:
+        captures: whether a user's pattern tells of progress: what else is printed does not.
+
+    Attributes:
+        spoke: moment of the last word of any rank, whether new or not; None before the first.
+        moved: moment of the last progress of any rank; None before the first.
+        changed: by the names that the pattern captures, the moment of the last change in any rank,
+            and the number.
+    """
+
+    def __init__(self, *, captures: bool = False) -> None:
+        self._captures = captures
+        self._ranks: dict[int, RankProgress] = {}
+        self.spoke: float | None = None
+        self.moved: float | None = None
+        self.changed: dict[str, tuple[float, float]] = {}
+        self._captured: dict[tuple[int, str], float] = {}
+        # Names of numbers that were reported, by whether the user's code told them.
+        self._named: dict[bool, set[str]] = {True: set(), False: set()}
+        self._not_finite: list[NotFinite] = []
+
+    def say(self, rank: int, record: ProgressRecord, now: float) -> None:
+        """Take note of what a rank said by `lllaunch.progress`."""
+        new, moved = self._rank(rank).say(record, now)
+        if not new:
+            return
+        # what was told between two looks is not known
+        self._check(rank, record.metrics, record.step, exact=False)
+        if not self._captures:
+            self._note(now, moved=moved)
+
+    def show(
+        self,
+        rank: int,
+        stream: int,
+        printed: Iterable[Printed],
+        now: float,
+        *,
+        complete: bool = True,
+    ) -> None:
+        """Take note of what a rank printed on one of its streams.
+
+        Args:
+            rank: local rank.
+            stream: which of its streams.
+            printed: what is new there, in order.
+            now: seconds of the monotonic clock.
+            complete: whether that is all that is new there.
+        """
+        known = self._rank(rank)
+        for each in printed:
+            if isinstance(each, Captured):
+                self._capture(rank, each.numbers, now, complete=complete)
+                continue
+            if isinstance(each, OtherOutput):
+                known.print_other()
+                continue
+            moved, is_bar = known.draw(stream, each, now), each.step is not None
+            exact = complete and is_bar and not known.has_own
+            # placeholders stand in a bar until there is a number
+            self._check(
+                rank, each.metrics, known.step, exact=exact, chosen=False, placeholders=is_bar
+            )
+            if not is_bar:
+                known.print_other()
+            elif not self._captures:
+                self._note(now, moved=moved)
+
+    def redrawn(
+        self, rank: int, stream: int, bar: Shown | None, now: float, *, complete: bool = True
+    ) -> None:
+        """Take note of a bar that was drawn last, and perhaps not to its end."""
+        if bar is not None and self._rank(rank).knows(stream, bar):
+            self.show(rank, stream, [bar], now, complete=complete)
+
+    def skip(self, now: float) -> None:
+        """Take note that a rank printed more than was read: nobody knows what."""
+        if self._captures or self.moved is not None:
+            self._note(now, moved=True)
+        self.changed = {name: (now, number) for name, (_, number) in self.changed.items()}
+
+    def _capture(
+        self, rank: int, numbers: Mapping[str, float], now: float, *, complete: bool
+    ) -> None:
+        known = self._rank(rank)
+        known.capture(numbers, now)
+        known.print_other()
+        exact = complete and "step" in numbers
+        self._check(rank, numbers, numbers.get("step", known.step), exact=exact)
+        # NaN is never equal to itself, and found otherwise
+        new = [name for name in numbers if self._captured.get((rank, name)) != numbers[name]]
+        for name in new:
+            self._captured[rank, name] = numbers[name]
+            self.changed[name] = now, numbers[name]
+        self._note(now, moved="step" in new if "step" in numbers else bool(new) or not numbers)
+
+    def _note(self, now: float, *, moved: bool) -> None:
+        self.spoke = now
+        if moved:
+            self.moved = now
+
+    def _check(
+        self,
+        rank: int,
+        metrics: Mapping[str, float],
+        step: float | None,
+        *,
+        exact: bool,
+        chosen: bool = True,
+        placeholders: bool = False,
+    ) -> None:
+        """Notice numbers that are none any more: NaN, and infinity after a finite number."""
+        known = self._rank(rank)
+        for name in filter(known.metrics.__contains__, metrics):
+            number, was_finite = metrics[name], known.was_finite(name)
+            if math.isfinite(number) or not (
+                was_finite or (math.isnan(number) and not placeholders)
+            ):
+                continue
+            # what the user's code tells ends a run, so it is said again
+            reported = self._named[chosen]
+            if name in reported or name in self._named[True] or len(reported) >= MOST_METRICS:
+                continue
+            reported.add(name)
+            self._not_finite.append(NotFinite(rank, name, str(number), step, exact, chosen))
+
+    def not_finite(self) -> list[NotFinite]:
+        """Return the numbers that have become NaN or infinite since the last call, each once."""
+        found, self._not_finite = self._not_finite, []
+        return found
+
+    def _rank(self, rank: int) -> RankProgress:
+        return self._ranks.setdefault(rank, RankProgress())
+
+    @property
+    def demands_more(self) -> bool:
+        """Whether any rank has shown some progress and not the end of it."""
+        return self._captures or any(each.demands_more for each in self._ranks.values())
+
+    @property
+    def step(self) -> float | None:
+        """The step of the rank that is the furthest, None if none is known."""
+        known = [each.step for each in self._ranks.values() if each.step is not None]
+        return max(known, default=None)
+
+    def furthest(self) -> float | None:
+        """Return the highest step of any rank, None if none is known."""
+        known = [step for each in self._ranks.values() if (step := each.furthest()) is not None]
+        return max(known, default=None)
+
+    def at(self, now: float) -> dict[int, Progress]:
+        """Return how far each rank is that has said, by local rank."""
+        found = {rank: each.at(now) for rank, each in sorted(self._ranks.items())}
+        return {rank: each for rank, each in found.items() if each is not None}
+
+
+class ProgressDetector:
+    """Finds that no rank gets any further.
+
+    Args:
+        limit: when that is too long.
+        tracker: knows how far they are, as of the look.
+        starts: moment from which on it counts.
+
+    Attributes:
+        interval: seconds between two looks.
+    """
+
+    def __init__(self, limit: ProgressLimit, tracker: ProgressTracker, starts: float) -> None:
+        limits = [each for each in (limit.within, limit.first_within) if each is not None]
+        self.interval = look_interval(min(limits, default=0.0)) or _INTERVAL
+        self._limit = limit
+        self._tracker = tracker
+        self._starts = starts
+
+    def forgive(self, until: float) -> None:
+        """Count nothing before a moment, as `Detector.forgive` says."""
+        self._starts = max(self._starts, until)
+
+    def look(
+        self, now: float, looks: Mapping[int, WorkerActivity]
+    ) -> ProgressMissing | Unchanged | None:
+        """Return what is wrong now; arguments as for `Detector.look`."""
+        if not looks:
+            return None
+        moved, first = self._tracker.moved, self._limit.first_within
+        if moved is not None:
+            return self._stopped(now, moved)
+        waited = now - self._starts
+        late = first is not None and waited >= first
+        return ProgressMissing(waited, first=True) if late else None
+
+    def _stopped(self, now: float, moved: float) -> ProgressMissing | Unchanged | None:
+        tracker, within = self._tracker, self._limit.within
+        if within is None or tracker.spoke is None or not tracker.demands_more:
+            return None
+        idle = now - max(moved, self._starts)
+        if now - max(tracker.spoke, self._starts) >= within:
+            return ProgressMissing(idle, tracker.step)
+        if idle >= within and tracker.step is not None:
+            return Unchanged("step", tracker.step, idle)
+        same = {
+            name: now - max(moment, self._starts)
+            for name, (moment, _) in tracker.changed.items()
+            if name not in _TOTALS
+        }
+        name = max(same, key=lambda each: same[each], default="")
+        if same.get(name, 0.0) >= within:
+            return Unchanged(name, tracker.changed[name][1], same[name])
+        return None

@@ -1,0 +1,466 @@
+"""Which collective ranks hang in: real ones over gloo, and what happens to who is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from support.launching import Launcher, launch, text_of, until
+
+from lllaunch.spawner.flight_recorder import GROUPS
+from lllaunch.watchdog.collectives import read_trace
+from lllaunch.watchdog.stacks.recorders import TraceSource, ask, poke
+
+pytestmark = pytest.mark.measured
+
+WATCHDOG = 4
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs/reference/schemas/stacks.schema.json").read_text()
+)
+
+SCENES = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+RANK = int(os.environ["RANK"])
+
+
+def stays_away(name):
+    while not os.path.exists(f"go-{name}"):
+        time.sleep(0.01)
+
+
+def add(number, group=None):
+    dist.all_reduce(torch.ones(number, 2), group=group)
+
+
+def scene(name):
+    open(f"{name}-{RANK}", "w").close()
+
+
+dist.init_process_group("gloo")
+lower = dist.new_group([0, 1], group_desc="lower")
+upper = dist.new_group([2, 3], group_desc="upper")
+
+scene("missing")
+if RANK == 1:
+    stays_away("missing")
+add(3)
+
+scene("half")
+if RANK in (0, 1):
+    if RANK == 0:
+        stays_away("half")
+    add(4, lower)
+else:
+    stays_away("half")
+
+scene("subgroup")
+if RANK == 3:
+    stays_away("subgroup")
+if RANK in (2, 3):
+    add(5, upper)
+add(6)
+
+scene("message")
+if RANK == 1:
+    handle = dist.irecv(torch.ones(1), 2)
+    handle.wait()
+elif RANK == 2:
+    stays_away("message")
+    dist.send(torch.ones(1), 1)
+if RANK in (0, 1):
+    add(8, lower)
+
+scene("order")
+if RANK in (0, 1):
+    dist.broadcast(torch.ones(7), src=3)
+else:
+    dist.all_gather([torch.ones(7)] * 4, torch.ones(7))
+"""
+
+
+def said(launcher: Launcher, name: str, *texts: str) -> None:
+    """Ask for the stacks until a scene is what they show: ranks may be on their way to it."""
+    marks = [launcher.directory / f"{name}-{rank}" for rank in range(4)]
+    until(lambda: all(mark.exists() for mark in marks), f"all ranks to begin {name}")
+    console = launcher.directory / "console"
+
+    def shown() -> bool:
+        before = len(text_of(console))
+        launcher.signal(signal.SIGQUIT)
+        until(lambda: "All stacks:" in text_of(console)[before:], "the stacks")
+        words = " ".join(text_of(console)[before:].split())
+        return all(text in words for text in texts)
+
+    until(shown, f"{texts!r}; the console shows\n{text_of(console)}")
+    (launcher.directory / f"go-{name}").touch()
+
+
+def looked_into(launcher: Launcher) -> None:
+    """Another process sees the same as who asks by a signal, and nothing is written."""
+    words = (
+        "ank 1 has not come to all_reduce #1 of default_pg (float32 [3, 2]), at {0}scenes.py:11; "
+        "ranks 0, 2-3 wait in it since "
+    )
+    asked: list[str] = []
+
+    def look(*arguments: str) -> str:
+        command = [sys.executable, "-m", "lllaunch", "stacks", "run", *arguments]
+        done = subprocess.run(
+            command, cwd=launcher.directory, capture_output=True, text=True, check=False, timeout=60
+        )
+        asked.append(done.stdout + done.stderr)
+        return done.stdout
+
+    until(lambda: words.format("") in " ".join(look().split()), "the collective")
+    found = json.loads(look("--json"))
+    Draft202012Validator(SCHEMA).validate(found)
+    assert words.format(f"{launcher.directory}/") in found["collectives"]["text"]
+    assert (found["hung"], found["waiting"]) == ([1], [0, 2, 3])
+    assert not any("trace" in each for each in found["ranks"])
+    # of one alone there is nothing to compare
+    found = json.loads(look("--json", "--rank", "1"))
+    Draft202012Validator(SCHEMA).validate(found)
+    assert found["collectives"] is None
+    assert not list(launcher.directory.rglob("collectives.json")), asked
+
+
+def test_ranks_that_skip_or_reorder_collectives_in_all_groups(tmp_path: Path) -> None:
+    (tmp_path / "scenes.py").write_text(SCENES)
+    node = {"entrypoint": "scenes.py", "nproc": 4, "preload": ["torch"], "grace_period": "2s"}
+    with (tmp_path / "console").open("w") as console:
+        launcher = Launcher(tmp_path, node | {"tee": "none"}, stdout=console, stderr=console)
+    try:
+        looked_into(launcher)
+        said(
+            launcher,
+            "missing",
+            "Rank 1 has not come to all_reduce #1 of default_pg (float32 [3, 2]), at scenes.py:11; "
+            "ranks 0, 2-3 wait in it since ",
+        )
+        # the other half has nothing to do with it
+        said(
+            launcher,
+            "half",
+            "Rank 0 has not come to all_reduce #1 of lower of ranks 0-1 (float32 [4, 2]), at "
+            "scenes.py:11; rank 1 waits in it since ",
+        )
+        # ranks 0 and 1 wait for 2 and 3, but 2 waits for 3 itself
+        said(
+            launcher,
+            "subgroup",
+            "Rank 3 has not come to all_reduce #1 of upper of ranks 2-3 (float32 [5, 2]), at "
+            "scenes.py:11; rank 2 waits in it since ",
+        )
+        # rank 1 would have come, had rank 2 sent it something
+        said(
+            launcher,
+            "message",
+            "Rank 1 has not come to all_reduce #2 of lower of ranks 0-1 (float32 [8, 2]), at "
+            "scenes.py:49; rank 0 waits in it since ",
+            "Rank 2 was here (innermost call first): scenes.py:11 in stays_away",
+        )
+        said(
+            launcher,
+            "order",
+            "Ranks 0-1 are in broadcast #3 at scenes.py:58, ranks 2-3 in all_gather #3 at "
+            "scenes.py:60.",
+        )
+    finally:
+        launcher.signal(signal.SIGINT)
+        launcher.finish()
+    trace = json.loads((tmp_path / "run/attempt_0/3/collectives.json").read_text())
+    assert trace["groups"] == {"0": [0, 1, 2, 3], "2": [2, 3]}
+    looks = [
+        json.loads(line)
+        for line in (tmp_path / "run/events.jsonl").read_text().splitlines()
+        if '"StacksTaken"' in line
+    ]
+    assert looks[0]["blame"]["collectives"]["kind"] in ("absent", "waiting")
+    assert not any(stack["trace"] is not None and "calls" in stack for stack in looks[0]["stacks"])
+
+
+LATE = """
+import os, sys, threading, time
+
+RANK = int(os.environ["RANK"])
+if RANK == 2 and len(sys.argv) == 1:
+    os.execv(sys.executable, [sys.executable, "late.py", "again"])
+if RANK == 0:
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe"
+    os.mkfifo(pipe)
+    fifo = open(pipe, "rb+", buffering=0)
+    threading.Thread(
+        target=lambda: open("poked", "wb").write(fifo.read(2)), daemon=True
+    ).start()
+
+import torch
+import torch.distributed as dist
+
+if RANK == 1:
+    if not (child := os.fork()):
+        with open("child", "w") as file:
+            file.write(str(len(os.listdir("/proc/self/task"))))
+        time.sleep(1000)
+
+
+def loses_itself():
+    time.sleep(1000)
+
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+if RANK == 2:
+    loses_itself()
+dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_torch_imported_late_a_fork_and_a_worker_executed_anew(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    # longer than the address of a socket may be
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    environ = {"TMPDIR": str(long), "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe")}
+    node = {"entrypoint": "late.py", "nproc": 3, "watchdog": {"stall": "4s"}, "grace_period": "2s"}
+    ended = launch(tmp_path, node | {"tee": "none"}, environ=environ)
+    assert ended.code == WATCHDOG, ended.err
+    found = ended.result["root_cause"]["hang"]["collectives"]
+    assert found["kind"] == "waiting", ended.err
+    assert found["text"].startswith("ranks 0-1 wait in all_reduce #2 of default_pg (float32 [4])")
+    assert "Ranks 0-1 wait in all_reduce #2 of default_pg" in ended.err
+    traces = [(ended.run_dir / f"attempt_0/{rank}/collectives.json").exists() for rank in range(3)]
+    assert traces == [True, True, False], "who was executed anew is not asked"
+    assert (tmp_path / "poked").read_bytes() == b"1\n"
+    assert (tmp_path / "child").read_text() == "1", "no thread of the server's is in a fork"
+    assert list(long.iterdir()) == [], "the sockets are gone"
+    assert b"Server" not in b"".join(ended.log(rank, "stderr") for rank in range(3))
+
+
+OFF = """
+import json, os, sys
+import torch.distributed as dist
+from lllaunch.spawner.flight_recorder import _served
+
+shown = {name: os.environ.get(name) for name in ("LLLAUNCH_COLLECTIVES", "TORCH_FR_BUFFER_SIZE")}
+shown["served"] = len(_served)
+shown["finders"] = [type(finder).__name__ for finder in sys.meta_path].count("_Observer")
+shown["low"] = [int(name) for name in os.listdir("/proc/self/fd") if 2 < int(name) < 900]
+print(json.dumps(shown))
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "environ", "expected"),
+    [
+        (
+            {"watchdog": {"collectives": False}, "preload": ["torch"]},
+            {},
+            {"TORCH_FR_BUFFER_SIZE": None, "served": 0, "finders": 0},
+        ),
+        (
+            {"preload": ["torch"]},
+            {"TORCH_FR_BUFFER_SIZE": "7"},
+            {"TORCH_FR_BUFFER_SIZE": "7", "served": 1, "finders": 0},
+        ),
+        ({}, {}, {"TORCH_FR_BUFFER_SIZE": "2000", "served": 1, "finders": 1}),
+    ],
+)
+def test_it_can_be_turned_off_and_leaves_what_the_user_has_set(
+    tmp_path: Path, node: dict[str, Any], environ: dict[str, str], expected: dict[str, Any]
+) -> None:
+    (tmp_path / "off.py").write_text(OFF)
+    settings = {"entrypoint": "off.py", "tee": "none", **node}
+    ended = launch(tmp_path, settings, environ=environ)
+    assert ended.code == 0, ended.err
+    shown = json.loads(ended.log(0))
+    # the directory that is listed, whose number is another one while the server waits in accept()
+    assert len(shown.pop("low")) == 1
+    assert shown == {"LLLAUNCH_COLLECTIVES": None, **expected}
+    assert ended.log(0, "stderr") == b""
+
+
+# A finder that finds nothing
+
+FAKE = {
+    "torch/__init__.py": "",
+    "torch/_C.py": "class _distributed_c10d: pass",
+    "torch/distributed/__init__.py": "import torch._C\nfrom . import distributed_c10d",
+    "torch/distributed/distributed_c10d.py": "import os\nPID = os.getpid()",
+}
+IMPORTS = """
+import importlib, importlib.util, os, sys
+sys.path.insert(0, os.getcwd())
+from lllaunch.spawner import flight_recorder
+
+seen = []
+flight_recorder._start = seen.append
+flight_recorder.serve("/no/such/place/0")
+assert importlib.util.find_spec("torch") is not None
+assert seen == [], "to look for torch is not to import it"
+
+pid = os.fork()
+if not pid:
+    import torch.distributed
+    os._exit(len(seen))
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "a fork does not serve"
+
+# as lazy loaders do it
+spec = importlib.util.find_spec("torch")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+torch = importlib.util.module_from_spec(spec)
+sys.modules["torch"] = torch
+spec.loader.exec_module(torch)
+assert seen == []
+import torch.distributed
+assert seen == ["/no/such/place/0"]
+module = torch.distributed.distributed_c10d
+loaders = {type(each).__name__ for each in (module.__loader__, module.__spec__.loader)}
+assert loaders == {"SourceFileLoader"}
+flight_recorder._served.append(os.getpid())
+assert importlib.reload(module) is module
+assert len(seen) == 1
+importlib.invalidate_caches()
+print("fine")
+"""
+
+
+def test_imports_are_what_they_would_be_without(tmp_path: Path) -> None:
+    for name, text in FAKE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    command = [sys.executable, "-W", "error", "imports.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "fine\n", "")
+    # another torch, whose server cannot be started: the worker does not notice
+    code = """
+    import sys
+    from lllaunch.spawner import flight_recorder
+    sys.path.insert(0, ".")
+    flight_recorder.serve("0")
+    import torch.distributed
+    flight_recorder.save(".")
+    print(flight_recorder._served)
+    """
+    command = [sys.executable, "-c", dedent(code)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
+
+
+# Asking
+
+
+class Served:
+    """A server in place of torch's: answers to each handler, or never."""
+
+    def __init__(self, path: Path, answers: dict[str, bytes]) -> None:
+        self._answers = answers
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(8)
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            name = connection.recv(4096).partition(b" HTTP/")[0].rpartition(b"/")[2].decode()
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(self._answers.get(name, b""))
+            if name in self._answers:
+                connection.close()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+        for each in self._open:
+            each.close()
+
+
+def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Any]:
+    made: list[Served] = []
+
+    def serve(rank: int, **answers: bytes) -> TraceSource:
+        made.append(Served(tmp_path / str(rank), answers))
+        return TraceSource(rank, str(tmp_path / str(rank)))
+
+    yield serve
+    for each in made:
+        each.close()
+
+
+TRACE = b'{"version": "2.10", "entries": []}'
+NOT_THERE = answer(b"Handler not found", b"404 Not Found")
+
+
+def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, served: Any) -> None:
+    sources = {
+        0: served(
+            0,
+            fr_trace_json=answer(TRACE),
+            dump_nccl_trace_json=NOT_THERE,
+            **{GROUPS: answer(b'{"0": [0, 1]}')},
+        ),
+        # who holds the interpreter's lock cannot tell of groups
+        1: served(1, fr_trace_json=answer(TRACE), dump_nccl_trace_json=answer(TRACE)),
+        2: served(2),
+        3: served(3, fr_trace_json=answer(TRACE)[:-4], dump_nccl_trace_json=b"nonsense"),
+        4: TraceSource(4, str(tmp_path / "nobody")),
+        # it may have called all that it has called by NCCL
+        5: served(5, fr_trace_json=answer(TRACE)),
+    }
+    found = ask(sources, time.monotonic() + 0.5, lambda: False)
+    assert found == {
+        0: b'{"groups": {"0": [0, 1]}, "traces": [%b]}\n' % TRACE,
+        1: b'{"groups": {}, "traces": [%b, %b]}\n' % (TRACE, TRACE),
+    }
+    read = read_trace(json.loads(found[0]), 0)
+    assert read is not None
+    assert read.group("0").ranks == (0, 1)
+    assert ask(sources, time.monotonic() + 60, lambda: True) == {}, "nobody wants to know any more"
+
+
+def test_nccl_is_poked_where_it_listens_and_nowhere_else(tmp_path: Path) -> None:
+    fifo, link, plain = (tmp_path / name for name in ("0.pipe", "1.pipe", "2.pipe"))
+    os.mkfifo(fifo)
+    link.symlink_to(fifo)
+    plain.touch()
+    assert not poke(str(fifo)), "nobody reads"
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert poke(str(fifo))
+        assert os.read(reader, 16) == b"1\n"
+        assert not poke(str(link))
+        assert not poke(str(plain))
+        assert not poke("")
+    finally:
+        os.close(reader)
+    assert plain.read_bytes() == b""

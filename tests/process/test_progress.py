@@ -1,0 +1,345 @@
+"""How far workers are, as it is seen by who looks at their runs, and what a run ends for."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from support.launching import Finished, launch
+
+from lllaunch import heartbeats
+from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, progress, read_progress
+from lllaunch.results.store import ListEntry, plain
+from lllaunch.spawner.protocol import Channel
+from lllaunch.sweep import processes
+from lllaunch.sweep.processes import JobProcess
+from lllaunch.sweep.protocol import JobProgressed
+from lllaunch.verbs.ls import list_rows
+from lllaunch.watchdog.bars import OutputParser, Shown
+from lllaunch.watchdog.progress import Progress
+
+pytestmark = pytest.mark.measured
+
+WATCHDOG, FAILED = 4, 3
+
+
+def run(directory: Path, script: str, *overrides: str, **node: Any) -> Finished:
+    """Run a script to its end."""
+    (directory / "work.py").write_text(dedent(script))
+    settings = {"entrypoint": "work.py", "grace_period": "2s", "tee": "none", **node}
+    return launch(directory, settings, *overrides)
+
+
+def samples(ended: Finished) -> list[Any]:
+    text = (ended.run_dir / "samples.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_what_workers_say_is_in_the_samples_the_result_and_the_report(tmp_path: Path) -> None:
+    script = """
+    import os, time
+    import lllaunch
+
+    rank = int(os.environ["RANK"])
+    for step in range(100, 120 + 10 * rank):
+        lllaunch.progress(step, 500, loss=1 / step)
+        time.sleep(0.1)
+    if rank:
+        raise ValueError("no")
+    """
+    ended = run(tmp_path, script, nproc=2, samples="1s")
+    assert ended.code == FAILED, ended.err
+    workers = ended.result["attempts"][0]["workers"]
+    assert [worker["progress"]["step"] for worker in workers] == [119.0, 129.0]
+    assert workers[1]["progress"]["total"] == 500.0
+    assert workers[1]["progress"]["metrics"] == {"loss": pytest.approx(1 / 129)}
+    assert "It was at step 129 of 500 (26 %), loss 0.007752." in ended.err
+    shown = [sample["ranks"]["1"] for sample in samples(ended)]
+    assert all(100 <= each["step"] <= 129 for each in shown)
+    assert any(5 < each.get("rate", 0) < 11 for each in shown)
+
+
+def test_bars_are_read_and_a_restart_says_how_far_it_was(tmp_path: Path) -> None:
+    script = """
+    import os
+    from tqdm import tqdm
+
+    for step in tqdm(range(40), mininterval=0):
+        if step == 30:
+            os._exit(7)
+    """
+    ended = run(tmp_path, script, max_restarts=1)
+    assert ended.code == FAILED, ended.err
+    attempts = ended.result["attempts"]
+    found = [attempt["workers"][0]["progress"]["step"] for attempt in attempts]
+    assert found == [30.0, 30.0]
+    assert "exited with status 7, at step 30 of 40 (75 %); restarting (1 of 1)" in ended.err
+
+
+def test_a_run_that_gets_no_further_is_ended_though_it_prints(tmp_path: Path) -> None:
+    script = """
+    import time
+
+    for step in range(5):
+        print(f"step {step}", flush=True)
+    def waits():
+        while True:
+            print("waiting", flush=True)
+            time.sleep(0.05)
+    waits()
+    """
+    limit = {"pattern": "step (?P<step>[0-9]+)", "within": "1s"}
+    ended = run(tmp_path, script, nproc=2, watchdog={"progress": limit, "preset": "none"})
+    assert ended.code == WATCHDOG, ended.err
+    cause = ended.result["root_cause"]["cause"]
+    assert cause["type"] == "ProgressMissing"
+    assert cause["step"] == 4.0
+    assert "hung: no progress for 1." in ended.err
+    assert "in waits" in (ended.run_dir / "attempt_0" / "0" / "stacks.txt").read_text()
+
+
+def test_the_first_progress_must_come_in_time(tmp_path: Path) -> None:
+    limit = {"first_within": "1s", "within": "1m"}
+    watchdog = {"progress": limit, "preset": "none"}
+    ended = run(tmp_path, "import time\ntime.sleep(1000)", watchdog=watchdog)
+    assert ended.code == WATCHDOG, ended.err
+    assert ended.result["root_cause"]["cause"]["first"] is True
+
+
+NAN = """
+import time
+import lllaunch
+
+for step in range(1, 1000):
+    lllaunch.progress(step, loss=0.5 if step < 5 else float("nan"))
+    time.sleep(0.1)
+    if step == 40 and {ends}:
+        break
+"""
+
+
+def test_nan_is_said_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    ended = run(tmp_path, NAN.format(ends=True), samples="1s")
+    assert ended.code == 0, ended.err
+    assert ended.err.count("loss is nan at step") == 1
+    (event,) = [event for event in ended.events() if event["type"] == "NotFinite"]
+    assert (event["name"], event["value"]) == ("loss", "nan")
+    assert ended.result["attempts"][0]["workers"][0]["progress"]["metrics"] == {"loss": "nan"}
+
+
+def test_nan_ends_a_run_that_is_watched_for_progress(tmp_path: Path) -> None:
+    ended = run(tmp_path, NAN.format(ends=False), watchdog={"progress": "4s", "preset": "none"})
+    assert ended.code == WATCHDOG, ended.err
+    cause = ended.result["root_cause"]["cause"]
+    assert cause["type"] == "NotFinite"
+    assert ended.result["root_cause"]["rank"] == 0
+    assert f"rank 0 (attempt 0) says that loss is nan at step {cause['step']:.0f}" in ended.err
+
+
+def test_what_a_library_prints_ends_no_run(tmp_path: Path) -> None:
+    script = """
+    import time
+
+    for step in range(30):
+        norm = float("inf") if step == 12 else 1.25
+        print({"loss": 0.3 + step / 100, "grad_norm": norm, "epoch": step / 10}, flush=True)
+        time.sleep(0.1)
+    """
+    ended = run(tmp_path, script, watchdog={"progress": "2s", "preset": "none"})
+    assert ended.code == 0, ended.err
+    assert ended.err.count("says that grad_norm is inf\n") == 1
+    (event,) = [event for event in ended.events() if event["type"] == "NotFinite"]
+    assert event["chosen"] is False
+
+
+def test_a_download_before_a_training_that_prints_plain_lines_ends_no_run(tmp_path: Path) -> None:
+    script = """
+    import sys, time
+
+    sys.stderr.write("\\rweights: 100%|##| 100M/100M [00:03<00:00, 14.2MB/s]\\n")
+    sys.stderr.write("\\rLoading checkpoint shards: 100%|##| 4/4 [00:03<00:00, 1.2it/s]\\n")
+    sys.stderr.flush()
+    for step in range(30):
+        print(f"step {step}/500", flush=True)
+        time.sleep(0.1)
+    """
+    ended = run(tmp_path, script, watchdog={"progress": "1s", "preset": "none"})
+    assert ended.code == 0, ended.err
+
+
+def test_where_nothing_is_watched_nothing_is_set_up(tmp_path: Path) -> None:
+    script = """
+    import os
+    import lllaunch
+
+    lllaunch.progress(3)
+    assert "LLLAUNCH_HEARTBEAT" not in os.environ
+    """
+    ended = run(tmp_path, script, watchdog="none", samples=False)
+    assert ended.code == 0, ended.err
+    assert ended.result["attempts"][0]["workers"][0]["progress"] is None
+
+
+def test_a_live_run_is_listed_with_its_step_and_one_of_before_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    line: Any = {"time": 1000.0, "attempt": 0, "ranks": {"0": {"step": 3}, "1": {"cpu": 1}}}
+    line["ranks"]["2"] = {"step": 7, "total": 9, "eta": 60, "metrics": {"loss": "nan", "lr": 0.1}}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(line) + "\n")
+
+    def entry(state: str = "running", started: int = 999) -> ListEntry:
+        return ListEntry("run", str(tmp_path), state, started_ns=started * 10**9)
+
+    assert entry().progress == Progress(7.0, 9.0, eta=60.0, metrics={"lr": 0.1})
+    assert entry(started=1001).progress is None
+    assert entry("failed").progress is None
+    assert plain(entry(), "run")["progress"]["step"] == 7.0
+    titles, row = ("".join(span.text for span in each) for each in list_rows([entry()], "/", 0))
+    assert {"step", "left"} <= set(titles.split())
+    assert "7/9" in row
+    assert "1 min" in row
+
+
+def test_a_job_tells_its_sweep_how_far_it_is_and_waits_for_nobody() -> None:
+    ours, theirs = socket.socketpair()
+    job, channel = JobProcess(4), Channel(theirs)
+    job.channel = Channel(ours)
+    processes._launchers.append(channel)
+    try:
+        processes.tell_progress(7.0, 9.0, None)
+        job.receive()
+        assert job.progress == JobProgressed(4, 7.0, 9.0, None)
+        for step in range(100_000):
+            processes.tell_progress(float(step), None, None)
+            if channel.pending:
+                break
+        assert channel.pending
+        job.close()
+        processes.tell_progress(1.0, None, None)
+    finally:
+        processes._launchers.clear()
+        channel.close()
+    processes.tell_progress(1.0, None, None)
+
+
+def test_a_process_that_was_forked_writes_in_the_same_place_and_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "heartbeats")
+    memory = make_places(path, 1)
+    monkeypatch.setenv(HEARTBEAT, place_of(path, 0))
+    heartbeats._places.clear()
+    progress(1, loss=1.0)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for step in range(20_000):
+                progress(step, loss=float(step))
+        finally:
+            os._exit(0)
+    seen = 0
+    for step in range(20_000):
+        progress(step, loss=float(step))
+        record = read_progress(memory, 0)
+        if record is not None:
+            seen += 1
+            assert record.metrics == {"loss": record.step}
+    os.waitpid(pid, 0)
+    heartbeats._places.clear()
+    memory.close()
+    assert seen
+
+
+LIGHTNING = """
+import torch
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import TQDMProgressBar
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, index):
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+    def validation_step(self, batch, index):
+        self.log("val_loss", self.layer(batch[0]).mean(), prog_bar=True)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+data = DataLoader(TensorDataset(torch.randn(6, 2)), batch_size=2)
+pl.Trainer(
+    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+    callbacks=[TQDMProgressBar()], enable_model_summary=False,
+).fit(Net(), data, data)
+"""
+TRAINER = """
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"x": torch.randn(2), "labels": torch.zeros(1)}
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, x, labels=None):
+        out = self.layer(x)
+        return {"loss": (out - labels).pow(2).mean(), "logits": out}
+
+settings = TrainingArguments(
+    "out", max_steps=6, per_device_train_batch_size=2, logging_steps=2, eval_strategy="steps",
+    eval_steps=3, save_strategy="no", report_to=[], use_cpu=True,
+)
+Trainer(Net(), settings, train_dataset=Data(), eval_dataset=Data()).train()
+"""
+
+
+def printed(script: str, directory: Path) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, check=True, timeout=110, cwd=directory)
+
+
+def bars(data: bytes, size: int) -> list[Shown]:
+    """What a stream shows that is read in parts of so many bytes."""
+    parser = OutputParser()
+    parts = (data[at : at + size] for at in range(0, len(data), size))
+    return [each for part in parts for each in parser.feed(part) if isinstance(each, Shown)]
+
+
+@pytest.mark.slow
+def test_lightning_as_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning")
+    done = printed(LIGHTNING, tmp_path)
+    found = bars(done.stdout, 1 << 20)
+    training = [each for each in found if each.epoch is not None and not each.depth]
+    assert {each.epoch for each in training} == {0, 1}
+    assert training[-1][1:3] == (3.0, 3.0)
+    assert {"train_loss", "val_loss"} <= training[-1].metrics.keys()
+    assert repr(bars(done.stdout, 7)) == repr(found)
+
+
+@pytest.mark.slow
+def test_the_trainer_as_it_is_installed(tmp_path: Path) -> None:
+    # its wheels have 150 MB, so it is in no extra
+    pytest.importorskip("transformers")
+    done = printed(TRAINER, tmp_path)
+    found = bars(done.stderr, 1 << 20)
+    assert [each for each in found if not each.depth][-1][1:3] == (6.0, 6.0)
+    assert {each.depth for each in found} == {0, 1}
+    lines = bars(done.stdout, 7)
+    assert math.isfinite(lines[0].metrics["loss"])

@@ -1,0 +1,629 @@
+"""Which collective operation ranks do not agree on: numbers, names, sizes and types."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.documents import Fields
+from lllaunch.watchdog.collectives import (
+    Call,
+    Disagreement,
+    GroupTrace,
+    RankTrace,
+    compare,
+    disagreement_of,
+    last_operation,
+    latest,
+    read_trace,
+    trace_of,
+    with_aborted,
+)
+from lllaunch.watchdog.findings import Stalled, TimerExpired
+from lllaunch.watchdog.stacks.blame import blame, blame_now
+from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack, Waits
+
+T0 = 1_700_000_000 * 10**9
+NO, PERHAPS, SURELY = Waits
+WORLD = "0"
+
+
+def call(number: int, operation: str = "all_reduce", *size: int, dtype: str = "float32") -> Call:
+    return Call(number, operation, (size or (4,),), (dtype,), T0 + number * 10**9)
+
+
+def calls(count: int) -> tuple[Call, ...]:
+    return tuple(call(number) for number in range(1, count + 1))
+
+
+def trace(rank: int, *made: Call, ranks: int = 4, states: bool = False) -> RankTrace:
+    """A rank that has used the group of all only."""
+    group = GroupTrace(WORLD, "default_pg", tuple(range(ranks)), made, states)
+    return RankTrace(rank, (group,))
+
+
+def said(traces: list[RankTrace], waits: dict[int, Waits] | None = None, **places: str) -> str:
+    where = {int(name[1:]): place for name, place in places.items()}
+    found = compare({each.rank: each for each in traces}, waits, where)
+    return "" if found is None else found.sentence()
+
+
+def at_fault(traces: list[RankTrace], waits: dict[int, Waits] | None = None) -> tuple[int, ...]:
+    found = compare({each.rank: each for each in traces}, waits)
+    assert found is not None
+    return found.at_fault
+
+
+def clock(number: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(T0 / 1e9 + number))
+
+
+def test_who_never_came_is_named_with_the_operation_and_where_all_stand() -> None:
+    traces = [trace(rank, *calls(3 if rank == 1 else 4), ranks=8) for rank in range(8)]
+    places = {f"r{rank}": f"train.py:{12 if rank == 1 else 13}" for rank in range(8)}
+    assert said(traces, **places) == (
+        "rank 1 never came to all_reduce #4 of default_pg (float32 [4]), at train.py:12; "
+        f"ranks 0, 2-7 wait in it since {clock(4)}, at train.py:13"
+    )
+    assert at_fault(traces) == (1,)
+    found = compare({each.rank: each for each in traces})
+    assert found is not None
+    assert found.sentence(so_far=True).startswith("rank 1 has not come to all_reduce #4 of")
+
+
+def test_who_has_called_nothing_yet_never_came_to_the_first() -> None:
+    traces = [trace(0, *calls(1)), RankTrace(1), trace(2, *calls(1)), trace(3, *calls(1))]
+    assert said(traces).startswith("rank 1 never came to all_reduce #1 of default_pg")
+    assert at_fault(traces) == (1,)
+
+
+def test_other_sizes_and_types_are_told_of_the_odd_one() -> None:
+    others = [trace(rank, *calls(16), call(17, "all_reduce", 128)) for rank in (0, 1, 2)]
+    odd = trace(3, *calls(16), call(17, "all_reduce", 128, 10))
+    assert said([*others, odd]) == (
+        "rank 3 called all_reduce #17 with [128, 10], the others with [128]"
+    )
+    assert at_fault([*others, odd]) == (3,)
+    odd = trace(3, *calls(16), call(17, "all_reduce", 128, dtype="float64"))
+    assert said([*others, odd], r3="a.py:1", r0="a.py:2") == (
+        "rank 3 called all_reduce #17 with float64 [128] at a.py:1, "
+        "the others with float32 [128] at a.py:2"
+    )
+    one, two = (trace(rank, call(1, "all_reduce", 4 + rank), ranks=2) for rank in (0, 1))
+    assert said([one, two]) == "rank 0 called all_reduce #1 with [4], rank 1 with [5]"
+    assert at_fault([one, two]) == ()
+
+
+def test_other_operations_are_told_in_order_of_the_ranks() -> None:
+    half = [trace(rank, *calls(8), call(9, "broadcast"), ranks=8) for rank in range(4)]
+    rest = [trace(rank, *calls(8), call(9, "all_gather"), ranks=8) for rank in range(4, 8)]
+    assert said(half + rest) == "ranks 0-3 are in broadcast #9, ranks 4-7 in all_gather #9"
+    assert at_fault(half + rest) == ()
+    assert said(half[:1] + rest) == "rank 0 is in broadcast #9, ranks 4-7 in all_gather #9"
+    assert at_fault(half[:1] + rest) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (call(1, "all_reduce", 4), call(1, "all_reduce", 2, 2)),
+        (call(1, "gather", 4), call(1, "gather", 5)),
+        (call(1, "scatter", 4), dataclasses.replace(call(1, "scatter"), sizes=())),
+        (call(1, "all_to_all", 4), call(1, "all_to_all", 7)),
+        (call(1, "_reduce_scatter_base_coalesced", 4), call(1, "_reduce_scatter_base_coalesced")),
+    ],
+)
+def test_what_may_differ_is_no_disagreement(one: Call, other: Call) -> None:
+    assert said([trace(0, one), trace(1, other)]) == ""
+
+
+def test_what_all_have_got_past_is_not_what_they_hang_in() -> None:
+    early = [trace(rank, call(1, "all_reduce", 4 + rank), *calls(3)[1:]) for rank in range(2)]
+    assert said(early) == ""
+
+
+def test_the_root_of_a_broadcast_goes_on_without_the_others() -> None:
+    root = trace(0, *calls(1), call(2, "broadcast"), call(3))
+    waits = trace(1, *calls(1), call(2, "broadcast"))
+    missing = trace(2, *calls(1))
+    assert said([root, waits, missing]) == (
+        "rank 2 never came to broadcast #2 of default_pg (float32 [4]); "
+        f"rank 1 waits in it since {clock(2)}"
+    )
+
+
+def test_who_waits_in_a_later_one_is_told_too() -> None:
+    root = trace(0, *calls(1), call(2, "broadcast"), call(3))
+    member = trace(1, *calls(1), call(2, "broadcast"))
+    missing = trace(2, *calls(1))
+    waits = {0: SURELY, 1: SURELY, 2: NO}
+    first = "rank 2 never came to broadcast #2 of default_pg (float32 [4])"
+    assert said([root, member, missing], waits, r0="a.py:9", r1="a.py:8") == (
+        f"{first}; rank 1 waits in it since {clock(2)}, at a.py:8; "
+        f"rank 0 waits in all_reduce #3 since {clock(3)}, at a.py:9"
+    )
+    assert said([root, missing], waits) == (
+        f"{first}; rank 0 waits in all_reduce #3 since {clock(3)}"
+    )
+    again = trace(3, *calls(1), call(2, "broadcast"), call(3, "broadcast"))
+    assert said([member, missing, again], waits | {3: PERHAPS}).endswith(
+        f"; rank 3 waits in #3 since {clock(3)}"
+    )
+    # who works there, or whose last call was in another group, does not wait in it
+    assert "#3" not in said([root, member, missing], waits | {0: NO})
+    pair = GroupTrace("1", "pair", (0, 3), (later(1),))
+    moved = dataclasses.replace(root, groups=(*root.groups, pair))
+    assert "#3" not in said([moved, member, missing], waits)
+
+
+def test_many_who_went_on_are_told_together() -> None:
+    gone = [
+        trace(rank, *(call(number, "broadcast") for number in range(1, rank + 2)), ranks=9)
+        for rank in range(8)
+    ]
+    text = said([RankTrace(8), *gone], dict.fromkeys(range(8), SURELY))
+    assert text.startswith("rank 8 never came to broadcast #1 of default_pg")
+    assert text.endswith(
+        f"; rank 1 waits in #2 since {clock(2)}; rank 2 waits in #3 since {clock(3)}; "
+        "ranks 3-7 are further on"
+    )
+
+
+def test_a_report_has_one_time_for_what_began_within_two_seconds() -> None:
+    found = compare({0: trace(0, *calls(2)), 1: trace(1, *calls(1))})
+    assert found is not None
+    began_ns = T0 + 2 * 10**9
+    assert f"since {clock(1)}" in found.beside(began_ns - 10**9).sentence()
+    assert f"since {clock(2)}" in found.beside(began_ns - 3 * 10**9).sentence()
+    assert found.beside(began_ns) == found
+
+
+def grouped(rank: int, **groups: tuple[tuple[int, ...], tuple[Call, ...]]) -> RankTrace:
+    return RankTrace(
+        rank,
+        tuple(
+            GroupTrace(name.removeprefix("g"), "default_pg" if name == "g0" else "pair", *each)
+            for name, each in groups.items()
+        ),
+    )
+
+
+def later(number: int, seconds: int = 100) -> Call:
+    return dataclasses.replace(call(number), created_ns=T0 + seconds * 10**9)
+
+
+def test_of_several_groups_the_one_that_keeps_the_others_waiting() -> None:
+    world, pair = (0, 1, 2, 3), (2, 3)
+    traces = [
+        grouped(0, g0=(world, calls(7))),
+        grouped(1, g0=(world, calls(7))),
+        grouped(2, g0=(world, calls(6)), g1=(pair, (later(1), later(2)))),
+        grouped(3, g0=(world, calls(6)), g1=(pair, (later(1),))),
+    ]
+    assert said(traces, {0: SURELY, 1: SURELY, 2: SURELY, 3: NO}).startswith(
+        "rank 3 never came to all_reduce #2 of pair of ranks 2-3 (float32 [4]); rank 2 waits in it"
+    )
+    assert at_fault(traces) == (3,)
+
+
+def test_of_several_groups_the_one_whose_absent_rank_does_not_wait_at_all() -> None:
+    world, low, high = (0, 1, 2, 3), (0, 1), (2, 3)
+    traces = [
+        grouped(0, g0=(world, calls(1)), g1=(low, calls(1))),
+        grouped(1, g0=(world, calls(1)), g1=(low, ())),
+        grouped(2, g0=(world, calls(1)), g2=(high, ())),
+        grouped(3, g0=(world, calls(1)), g2=(high, calls(1))),
+    ]
+    assert at_fault(traces, {0: SURELY, 1: PERHAPS, 2: NO, 3: SURELY}) == (2,)
+    assert at_fault(traces, {0: SURELY, 1: NO, 2: PERHAPS, 3: SURELY}) == (1,)
+
+
+def test_a_group_of_some_ranks_is_none_of_the_others_affair() -> None:
+    world, pair = (0, 1, 2), (0, 1)
+    traces = [
+        grouped(0, g0=(world, calls(2)), g1=(pair, calls(5))),
+        grouped(1, g0=(world, calls(2)), g1=(pair, calls(5))),
+        grouped(2, g0=(world, calls(2))),
+    ]
+    assert said(traces) == ""
+    # nor where nobody has told who is in it
+    unknown = [
+        dataclasses.replace(
+            each, groups=tuple(dataclasses.replace(group, ranks=()) for group in each.groups)
+        )
+        for each in traces
+    ]
+    assert said(unknown) == ""
+
+
+def test_groups_that_wait_for_each_other_are_told_and_nobody_is_accused() -> None:
+    world, pair = (0, 1), (0, 1)
+    traces = [
+        grouped(0, g0=(world, (later(1),)), g1=(pair, ())),
+        grouped(1, g0=(world, ()), g1=(pair, (later(1),))),
+    ]
+    waits = {0: SURELY, 1: SURELY}
+    assert said(traces, waits) == "rank 0 is in all_reduce #1, rank 1 in all_reduce #1 of pair"
+    assert at_fault(traces, waits) == ()
+
+
+def test_who_is_absent_but_waits_in_what_is_not_recorded_is_not_accused() -> None:
+    traces = [trace(0, *calls(2)), trace(1, *calls(1)), trace(2, *calls(1))]
+    assert at_fault(traces, {0: SURELY, 1: SURELY, 2: NO}) == (2,)
+    assert at_fault(traces, {0: SURELY, 1: PERHAPS, 2: NO}) == (2,)
+    assert at_fault(traces, {0: SURELY, 1: PERHAPS, 2: SURELY}) == (1,)
+    assert at_fault(traces, {0: SURELY, 1: SURELY, 2: SURELY}) == ()
+
+
+def test_that_all_wait_is_told_if_they_surely_do() -> None:
+    traces = [trace(rank, *calls(4)) for rank in range(3)]
+    assert said(traces) == ""
+    assert said(traces, {0: SURELY, 1: SURELY, 2: NO}) == ""
+    assert said(traces, dict.fromkeys(range(3), SURELY)) == (
+        f"ranks 0-2 wait in all_reduce #4 of default_pg (float32 [4]) since {clock(4)}"
+    )
+
+
+# NCCL, which keeps states and orders more than is done
+
+
+def test_of_nccl_the_first_that_is_not_over_counts() -> None:
+    def ordered(rank: int, done: int, last: int) -> RankTrace:
+        made = [dataclasses.replace(each, completed=each.number <= done) for each in calls(last)]
+        return trace(rank, *made, states=True)
+
+    traces = [ordered(0, 3, 10), ordered(1, 3, 3), ordered(2, 3, 9)]
+    assert said(traces).startswith("rank 1 never came to all_reduce #4 of default_pg")
+    assert "ranks 0, 2 wait in it" in said(traces)
+    stuck = [ordered(0, 3, 10), ordered(1, 3, 10)]
+    assert said(stuck, {0: PERHAPS, 1: PERHAPS}).startswith("ranks 0-1 wait in all_reduce #4 of")
+
+
+# What torch writes
+
+
+def entry(number: int, name: str = "gloo:all_reduce", **more: Any) -> dict[str, Any]:
+    """As torch 2.13 writes one."""
+    return {
+        "collective_seq_id": number,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[128, 10]],
+        "is_p2p": False,
+        "op_id": number,
+        "output_dtypes": ["Float"],
+        "output_sizes": [[128, 10]],
+        "p2p_seq_id": 0,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": name,
+        "record_id": number - 1,
+        "retired": True,
+        "state": "scheduled",
+        "time_created_ns": T0 + number,
+        "time_discovered_completed_ns": 0,
+        "timeout_ms": 1800000,
+        **more,
+    }
+
+
+def document(*entries: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "groups": {"0": [0, 1]},
+        "traces": [{"version": "2.10", "entries": list(entries), "pg_config": {}, **more}],
+    }
+
+
+def test_a_trace_of_gloo_is_read() -> None:
+    read = read_trace(document(entry(1), entry(2, "gloo:broadcast", input_dtypes=["Long"])), 1)
+    assert read == RankTrace(
+        1,
+        (
+            GroupTrace(
+                "0",
+                "default_pg",
+                (0, 1),
+                (
+                    Call(1, "all_reduce", ((128, 10),), ("float32",), T0 + 1),
+                    Call(2, "broadcast", ((128, 10),), ("int64",), T0 + 2),
+                ),
+            ),
+        ),
+    )
+    assert last_operation(read) == "broadcast #2 of default_pg (int64 [128, 10])"
+
+
+def test_a_trace_of_nccl_is_read_after_that_of_gloo() -> None:
+    """The form is that of torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10."""
+    nccl = {
+        "version": "2.10",
+        "nccl_version": "2.27.5",
+        "pg_config": {
+            "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
+            "5": {"name": "5", "desc": "tensor", "ranks": "[2, 3]"},
+        },
+        "pg_status": {"0": {"last_enqueued_collective": 2}},
+        "entries": [
+            entry(1, "nccl:all_reduce", state="completed", retired=True),
+            entry(2, "nccl:_all_gather_base", state="started", retired=False),
+            entry(1, "nccl:send 2->3", is_p2p=True, p2p_seq_id=1, collective_seq_id=0),
+        ],
+    }
+    read = read_trace({"groups": {}, "traces": [document()["traces"][0], nccl]}, 2)
+    assert read is not None
+    world, tensor = read.groups
+    assert world.ranks == (0, 1, 2, 3)
+    assert [made.operation for made in world.calls] == ["all_reduce", "_all_gather_base"]
+    assert (world.last, world.open, world.states) == (2, 2, True)
+    assert (tensor.name, tensor.ranks, tensor.calls) == ("5", (2, 3), ())
+
+
+def test_a_rank_that_has_called_nothing_has_a_trace_without_entries() -> None:
+    read = read_trace({"groups": {"0": [0, 1]}, "traces": [{"version": "2.10"}]}, 1)
+    assert read == RankTrace(1, (GroupTrace("0", "default_pg", (0, 1)),))
+    assert said([trace(0, call(1), ranks=2), read]).startswith("rank 1 never came to all_reduce #1")
+
+
+def test_operations_that_are_one_to_the_backend_are_compared_by_name() -> None:
+    parts = [entry(3, "nccl:all_reduce_coalesced", input_sizes=[[size]]) for size in (3, 5)]
+    read = read_trace(document(*parts), 0)
+    assert read is not None
+    assert [each.sizes for each in read.groups[0].calls] == [()]
+
+
+def test_of_several_groups_that_had_one_name_the_last_counts() -> None:
+    old = [entry(number, input_sizes=[[7]]) for number in range(1, 6)]
+    new = [entry(number, "gloo:broadcast", input_sizes=[[3]]) for number in (1, 2)]
+    (group,) = read_groups(*old, *new)
+    assert [(each.number, each.operation) for each in group.calls] == [
+        (1, "broadcast"),
+        (2, "broadcast"),
+    ]
+    # one call each, of different operations
+    (group,) = read_groups(entry(1), entry(1, "gloo:broadcast"))
+    assert [each.operation for each in group.calls] == ["broadcast"]
+    # of the last one the record may begin where it likes
+    (group,) = read_groups(*(entry(number) for number in (1998, 1999, 2000)))
+    assert group.last == 2000
+    # calls in another group between them change nothing
+    other = entry(1, process_group=["1", "pair"])
+    first, second = read_groups(entry(1), other, entry(2), other | {"collective_seq_id": 2})
+    assert ([len(each.calls) for each in (first, second)]) == [2, 2]
+
+
+def test_what_nccl_has_coalesced_is_one_call() -> None:
+    parts = [entry(3, "nccl:_reduce_scatter_base"), entry(3, "nccl:coalesced")]
+    (group,) = read_groups(entry(2, "nccl:all_reduce"), *parts)
+    assert [(each.number, each.operation, each.sizes) for each in group.calls] == [
+        (2, "all_reduce", ((128, 10),)),
+        (3, "coalesced", ()),
+    ]
+
+
+def read_groups(*entries: Any) -> tuple[GroupTrace, ...]:
+    read = read_trace(document(*entries), 0)
+    assert read is not None
+    return read.groups
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        None,
+        [],
+        {},
+        {"traces": 3},
+        {"traces": [None, {"entries": []}]},
+        {"groups": [1], "traces": []},
+    ],
+)
+def test_of_what_is_no_trace_nothing_is_known(made: object) -> None:
+    assert read_trace(made, 0) is None
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*entry(1), "other"]), anything), anything, anything)
+def test_whatever_a_trace_holds_it_is_read_and_compared(
+    changes: dict[str, Any], groups: Any, config: Any
+) -> None:
+    made = document(entry(1), entry(2) | changes, changes, pg_config=config) | {"groups": groups}
+    read = read_trace(made, 0)
+    assert read is not None
+    good = read_trace(document(entry(1)), 1)
+    assert good is not None
+    found = compare({0: read, 1: good})
+    assert found is None or found.sentence().isprintable()
+
+
+# What travels
+
+
+def test_a_trace_travels_as_json() -> None:
+    sent = grouped(3, g0=((0, 3), calls(9)), g1=((3, 4), calls(2)))
+    assert trace_of(json.loads(json.dumps(dataclasses.asdict(sent)))) == sent
+    cut = latest(sent, 8)
+    assert [[made.number for made in group.calls] for group in cut.groups] == [[6, 7, 8, 9], [1, 2]]
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=6),
+    st.lists(st.sampled_from([(4,), (8,), (2, 2)]), min_size=6, max_size=6),
+    st.lists(st.sampled_from(list(Waits)), min_size=6, max_size=6),
+)
+def test_no_verdict_is_beyond_its_evidence(
+    counts: list[int], sizes: list[tuple[int, ...]], waits: list[Waits]
+) -> None:
+    traces = {
+        rank: trace(
+            rank,
+            *calls(max(0, count - 1)),
+            *([call(count, "all_reduce", *sizes[rank])] if count else []),
+            ranks=len(counts),
+        )
+        for rank, count in enumerate(counts)
+    }
+    found = compare(traces, dict(enumerate(waits[: len(counts)])))
+    if found is None:
+        return
+    named = [rank for party in found.parties for rank in party.ranks]
+    assert len(named) == len(set(named)), "nobody is on two sides"
+    assert set(found.at_fault) <= {*named}
+    assert len(found.at_fault) < len(traces)
+    if found.kind == "absent":
+        missed = found.parties[0].collective.number
+        assert {r for r, count in enumerate(counts) if count < missed} == {*found.parties[0].ranks}
+    fields = Fields(json.loads(json.dumps(dataclasses.asdict(found))))
+    assert disagreement_of(fields) == found
+
+
+@pytest.mark.parametrize("kind", ["absent", "waiting", "other", None, 3])
+def test_a_disagreement_of_another_version_is_not_understood(kind: object) -> None:
+    assert disagreement_of(Fields({"kind": kind, "parties": [], "at_fault": [1]})) is None
+    assert disagreement_of(Fields({"kind": kind, "parties": [3, {"ranks": "x"}]})) is None or (
+        kind == "waiting"
+    )
+
+
+# A rank that gloo has aborted
+
+
+def test_bytes_tell_which_side_an_aborted_rank_was_on() -> None:
+    known = {
+        rank: trace(rank, *calls(3), call(4, "all_reduce", 5000 if rank == 2 else 4000))
+        for rank in (0, 2, 3)
+    }
+    found = compare(with_aborted(known, 1, 2500, 2000))
+    assert found is not None
+    assert found.sentence() == "rank 2 called all_reduce #4 with [5000], the others with [4000]"
+    assert found.at_fault == (2,)
+
+
+def test_an_aborted_rank_is_the_odd_one_if_all_others_are_known_to_agree() -> None:
+    known = {rank: trace(rank, *calls(3), call(4, "all_reduce", 4000)) for rank in (0, 2, 3)}
+    found = compare(with_aborted(known, 1, 2000, 1500))
+    assert found is not None
+    assert found.sentence() == (
+        "rank 1 called all_reduce #4 with 3000 elements, the others with [4000]"
+    )
+    del known[3]
+    assert with_aborted(known, 1, 2000, 1500) == known, "the odd one may be who is not known"
+    assert with_aborted({}, 1, 0, 0) == {}
+
+
+# Beside the stacks
+
+TRAIN = Frame("/home/u/train.py", 12, "step", "x")
+C10D = Frame("/env/lib/python3.11/site-packages/torch/distributed/c10d.py", 3, "all_reduce")
+STALLED = Stalled((0, 1, 2), 60.0)
+
+
+def stack(rank: int, made: int, *frames: Frame, **more: Any) -> RankStack:
+    return RankStack(rank, "", frames, trace=trace(rank, *calls(made), ranks=3), **more)
+
+
+def test_what_is_recorded_is_stronger_than_where_ranks_stand() -> None:
+    # by their stacks the one outside hangs; but it had called what the others wait in
+    stacks = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN), stack(2, 4, TRAIN)]
+    found = blame(stacks, STALLED)
+    assert found.hung == (1,)
+    assert found.waiting == (0,)
+    assert found.collectives is not None
+    assert found.collectives.sentence() == (
+        "rank 1 never came to all_reduce #4 of default_pg (float32 [4]), at /home/u/train.py:12; "
+        f"ranks 0, 2 wait in it since {clock(4)}, at /home/u/train.py:12"
+    )
+
+
+def test_what_cannot_run_and_timers_are_stronger_still() -> None:
+    lock = (LockWait("a", TRAIN), LockWait("b", TRAIN))
+    several = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN), stack(2, 4, TRAIN, locks=lock)]
+    assert blame(several, STALLED).hung == (2,)
+    timer = TimerExpired(2, 7, "x", 1.0, 9)
+    several = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN), stack(2, 4, TRAIN)]
+    assert blame(several, timer).hung == (2,)
+
+
+WAITS = Frame("/home/u/train.py", 8, "step", "handle.wait()")
+
+
+def test_a_rank_that_waits_for_a_message_of_one_that_works_does_not_hang() -> None:
+    # ranks 0 and 1 share a group; rank 1 waits for rank 2, which is in no group with them
+    pair = [
+        RankStack(rank, "", frames, trace=grouped(rank, g1=((0, 1), calls(made))))
+        for rank, made, frames in ((0, 1, (C10D, TRAIN)), (1, 0, (WAITS,)))
+    ]
+    for idle in (RankStack(2, "", (TRAIN,), trace=RankTrace(2)), RankStack(2, "", (TRAIN,))):
+        found = blame([*pair, idle], STALLED)
+        assert (found.hung, found.waiting) == ((2,), (0, 1))
+        assert found.collectives is not None
+        assert found.collectives.sentence().startswith("rank 1 never came to all_reduce #1")
+        assert found.collectives.at_fault == ()
+    # nobody else may be at fault
+    assert blame(pair, STALLED).hung == (1,)
+
+
+def test_of_two_that_never_came_the_one_that_waits_for_the_other_does_not_hang() -> None:
+    found = blame([stack(0, 2, C10D, TRAIN), stack(1, 1, WAITS), stack(2, 1, TRAIN)], STALLED)
+    assert (found.hung, found.waiting) == ((2,), (0, 1))
+
+
+def test_without_a_record_the_stacks_decide() -> None:
+    stacks = [RankStack(0, "", (C10D, TRAIN)), RankStack(1, "", (TRAIN,))]
+    assert blame(stacks, STALLED).hung == (1,)
+    assert blame(stacks, STALLED).collectives is None
+
+
+def test_in_a_look_at_a_run_that_goes_on_only_waits_of_seconds_are_told() -> None:
+    stacks = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN), stack(2, 4, C10D, TRAIN)]
+    called_ns = calls(4)[-1].created_ns
+    found = blame_now(stacks, called_ns + 5 * 10**9)
+    assert found.collectives is not None
+    assert found.collectives.sentence(so_far=True).startswith(
+        "rank 1 has not come to all_reduce #4 of default_pg (float32 [4]), at "
+    )
+    assert (found.hung, found.waiting) == ((1,), (0, 2))
+    # the call may even have come after the others were asked
+    for moment in (called_ns + 10**9, called_ns - 10**9):
+        found = blame_now(stacks, moment)
+        assert found.collectives is None
+        assert (found.hung, found.waiting) == ((1,), (0, 2)), "by their stacks"
+
+
+def test_who_computes_after_a_collective_does_not_wait_in_it_for_all_that_is_known() -> None:
+    # the root of a broadcast goes on; gloo does not tell that it has
+    made = [
+        RankStack(0, "", (TRAIN,), trace=trace(0, *calls(4), ranks=2)),
+        RankStack(1, "", (TRAIN,), trace=trace(1, *calls(3), ranks=2)),
+    ]
+    late_ns = T0 + 10**12
+    assert blame_now(made, late_ns).collectives is None
+    # who comes to it at another place than Python's main thread tells, as NCCL does
+    kept = [
+        RankStack(rank, "", (TRAIN,), trace=trace(rank, *calls(4 - rank), ranks=2, states=True))
+        for rank in (0, 1)
+    ]
+    assert blame_now(kept, late_ns).collectives is not None
+
+
+def test_ranks_of_this_node_are_accused_by_their_local_numbers() -> None:
+    stacks = [
+        dataclasses.replace(
+            stack(local, made, TRAIN), trace=trace(4 + local, *calls(made), ranks=8)
+        )
+        for local, made in ((0, 4), (1, 3))
+    ]
+    found = blame(stacks, STALLED)
+    assert found.hung == (1,)
+    assert isinstance(found.collectives, Disagreement)
+    assert found.collectives.at_fault == (5,)

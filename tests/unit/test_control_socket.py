@@ -1,0 +1,471 @@
+"""The control socket of a run: what is asked, who may, and clients that do as they like."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.linux.process import wait_readable
+from lllaunch.supervisor import control
+from lllaunch.supervisor.control import (
+    SOCKET,
+    VERSION,
+    Client,
+    ControlSocket,
+    Request,
+    RequestRefused,
+    RunControl,
+    RunView,
+    ask,
+)
+from lllaunch.supervisor.machine import GroupState
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
+
+WAIT = 30.0
+
+
+@given(
+    st.builds(Request, st.none() | st.frozensets(st.integers(0, 2000), max_size=20), st.booleans())
+)
+def test_a_request_reads_as_it_was_written(request: Request) -> None:
+    line = request.to_json()
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert Request.from_json(line) == request
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"", "request"),
+        (b"\xff\xfe", "request"),
+        (b"[1]", "request"),
+        (b"[" * 4000, "request"),
+        (b'{"ask": "stacks"}', "version"),
+        (b'{"version": 2, "ask": "stacks"}', "version"),
+        (b'{"version": 1, "ask": "shutdown"}', "request"),
+        (b'{"version": 1, "ask": "stacks", "ranks": "all"}', "request"),
+        (b'{"version": 1, "ask": "stacks", "ranks": [true]}', "request"),
+        (b'{"version": 1, "ask": "stacks", "ranks": [-1]}', "request"),
+        (b'{"version": 1, "ask": "stacks", "threads": 1}', "request"),
+    ],
+)
+def test_what_is_no_request_is_refused(line: bytes, code: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        Request.from_json(line)
+    assert refused.value.code == code
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_no_line_does_anything_else(line: bytes) -> None:
+    with contextlib.suppress(RequestRefused):
+        assert isinstance(Request.from_json(line), Request)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ControlSocket]:
+    opened = ControlSocket(str(tmp_path))
+    yield opened
+    opened.close()
+
+
+def connected(directory: Path, sent: bytes = b"") -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(WAIT)
+    fd = os.open(directory, os.O_PATH)
+    client.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+    os.close(fd)
+    if sent:
+        client.sendall(sent)
+    return client
+
+
+def served(server: ControlSocket, until: Callable[[], object]) -> list[tuple[Client, Request]]:
+    """Let a socket work until something holds; return what it was asked."""
+    found: list[tuple[Client, Request]] = []
+    while not until():
+        assert wait_readable(server, WAIT)
+        found += server.dispatch()
+    return found
+
+
+def asked_once(server: ControlSocket) -> tuple[Client, Request]:
+    found: list[tuple[Client, Request]] = []
+    while not found:
+        assert wait_readable(server, WAIT)
+        found += server.dispatch()
+    return found[0]
+
+
+def line_of(client: socket.socket) -> Any:
+    with client, client.makefile("rb") as file:
+        data = file.read()
+    assert data.endswith(b"\n")
+    return json.loads(data)
+
+
+def test_only_the_user_may_open_it(server: ControlSocket, tmp_path: Path) -> None:
+    mode = (tmp_path / SOCKET).stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+
+
+def test_who_asks_is_known_and_gets_the_answer(server: ControlSocket, tmp_path: Path) -> None:
+    request = Request(frozenset({1, 3}), threads=True)
+    peer = connected(tmp_path, request.to_json())
+    client, asked = asked_once(server)
+    assert asked == request
+    assert (client.pid, client.uid) == (os.getpid(), os.geteuid())
+    server.answer(client, {"version": VERSION, "ranks": []})
+    assert line_of(peer) == {"version": VERSION, "ranks": []}
+
+
+def test_a_request_may_come_in_pieces_and_end_what_is_written(
+    server: ControlSocket, tmp_path: Path
+) -> None:
+    line = Request().to_json()
+    peer = connected(tmp_path, line[:7])
+    # accepted, and the piece read
+    while not (server._clients and next(iter(server._clients.values()))._read):
+        assert wait_readable(server, WAIT)
+        assert server.dispatch() == []
+    peer.sendall(line[7:])
+    peer.shutdown(socket.SHUT_WR)
+    client, asked = asked_once(server)
+    assert asked == Request()
+    # it waits for its answer, and wakes nobody meanwhile
+    assert not wait_readable(server, 0)
+    server.answer(client, {"version": VERSION})
+    assert line_of(peer) == {"version": VERSION}
+
+
+def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
+    server: ControlSocket, tmp_path: Path
+) -> None:
+    peer = connected(tmp_path, Request().to_json())
+    client, _ = asked_once(server)
+    text = "x" * 3_000_000
+    server.answer(client, {"version": VERSION, "text": text})
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.append(line_of(peer)))
+    reader.start()
+    served(server, lambda: client.fileno() < 0)
+    reader.join(WAIT)
+    assert got == [{"version": VERSION, "text": text}]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00\xff\n", b"GET / HTTP/1.1\r\n", b"x" * 70_000, b"{}\n", b'{"version": 1}\n']
+)
+def test_garbage_is_answered_with_an_error(
+    server: ControlSocket, tmp_path: Path, sent: bytes
+) -> None:
+    peer = connected(tmp_path, sent)
+    assert served(server, lambda: not server._clients and wait_readable(peer, 0)) == []
+    error = line_of(peer)["error"]
+    assert error["code"] in {"request", "version"}
+    assert error["text"]
+
+
+def test_who_hangs_up_is_forgotten(server: ControlSocket, tmp_path: Path) -> None:
+    early = connected(tmp_path)
+    late = connected(tmp_path, Request().to_json())
+    early.close()
+    client, _ = asked_once(server)
+    late.close()
+    served(server, lambda: not server._clients)
+    # its answer goes nowhere
+    server.answer(client, {"version": VERSION})
+    assert not wait_readable(server, 0)
+
+
+def test_who_says_nothing_is_hung_up_on_in_time(
+    server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = connected(tmp_path)
+    served(server, lambda: server._clients)
+    left = server.next_in()
+    assert left is not None
+    assert 0 < left <= 5.0
+    later = control.time.monotonic() + 5.0
+    monkeypatch.setattr(control.time, "monotonic", lambda: later)
+    server.dispatch()
+    assert not server._clients
+    assert server.next_in() is None
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+def test_only_some_are_let_in_at_a_time_and_the_others_wait(
+    server: ControlSocket, tmp_path: Path
+) -> None:
+    silent = [connected(tmp_path) for _ in range(16)]
+    served(server, lambda: len(server._clients) == 16)
+    waits = connected(tmp_path, Request().to_json())
+    assert not wait_readable(server, 0)
+    silent.pop().close()
+    _, asked = asked_once(server)
+    assert asked == Request()
+    for each in (*silent, waits):
+        each.close()
+
+
+def test_another_user_is_refused(
+    server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = os.geteuid()
+    monkeypatch.setattr(control.os, "geteuid", lambda: mine + 1)
+    monkeypatch.setattr(control, "_ROOT", mine + 2)
+    peer = connected(tmp_path, Request().to_json())
+    assert served(server, lambda: not server._clients and wait_readable(peer, 0)) == []
+    assert line_of(peer)["error"]["code"] == "permission"
+
+
+def test_paths_of_any_length(tmp_path: Path) -> None:
+    directory = tmp_path.joinpath(*["a directory with a long name" * 3] * 4)
+    directory.mkdir(parents=True)
+    server = ControlSocket(str(directory))
+    peer = connected(directory, Request().to_json())
+    client, _ = asked_once(server)
+    server.answer(client, {"version": VERSION})
+    assert line_of(peer) == {"version": VERSION}
+    server.close()
+    assert not (directory / SOCKET).exists()
+
+
+def test_what_a_killed_launcher_has_left_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / SOCKET))
+    server = ControlSocket(str(tmp_path))
+    connected(tmp_path).close()
+    # one that came in its place is not removed with it
+    (tmp_path / SOCKET).unlink()
+    (tmp_path / SOCKET).touch()
+    server.close()
+    assert (tmp_path / SOCKET).exists()
+    server.close()
+
+
+def test_where_no_socket_can_be_nothing_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / SOCKET).mkdir()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Is a directory"):
+        ControlSocket(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_asking_says_why_there_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ask(str(tmp_path), Request())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        with pytest.raises(ConnectionRefusedError):
+            ask(str(tmp_path), Request())
+        listener.listen(1)
+        with pytest.raises(TimeoutError):
+            ask(str(tmp_path), Request(), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised", "text"),
+    [
+        (b"", ConnectionResetError, "closed the connection"),
+        (b"[]\n", ValueError, "not a JSON object"),
+        (b"\xff\n", ValueError, "decode"),
+        (b'{"version": 9}\n', RequestRefused, "version 9"),
+        (b'{"version": 1, "error": {"code": "busy", "text": "no"}}\n', RequestRefused, "busy: no"),
+    ],
+)
+def test_what_is_no_answer(
+    tmp_path: Path, answer: bytes, raised: type[Exception], text: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen(1)
+
+        def reply() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(raised, match=text):
+            ask(str(tmp_path), Request(), WAIT)
+        thread.join(WAIT)
+
+
+# What a run answers while there is no worker, or the watchdog is at work
+
+
+def view(state: GroupState = GroupState.RUNNING, **more: Any) -> RunView:
+    given = {"alive": frozenset(), "pids": {}, "parent": 0, "busy": False, **more}
+    return RunView(state=state, attempt=2, nproc=2, base_rank=4, **given)
+
+
+def turns(run: RunControl, seen: RunView, until: Callable[[], bool]) -> list[object]:
+    found: list[object] = []
+    while True:
+        found += run.turn(lambda: seen)
+        if until():
+            return found
+        wait_readable(run.files()[0], 0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunControl]:
+    made = RunControl(str(tmp_path), lambda text: text.replace("hunter2", "****"))
+    yield made
+    made.close()
+
+
+def test_between_attempts_the_answer_says_so(run: RunControl, tmp_path: Path) -> None:
+    peer = connected(tmp_path, Request().to_json())
+    noted = turns(run, view(GroupState.PAUSED), lambda: wait_readable(peer, 0))
+    answer = line_of(peer)
+    assert (answer["state"], answer["text"]) == ("PAUSED", "a restart is waited for")
+    assert (answer["attempt"], answer["world_size"], answer["nodes"]) == (2, 2, [])
+    assert [(each["rank"], each["status"]) for each in answer["ranks"]] == [
+        (4, "ended"),
+        (5, "ended"),
+    ]
+    assert noted == [control.StacksAnswered((4, 5), os.getpid(), os.geteuid())]
+
+
+def test_workers_that_have_not_started(run: RunControl, tmp_path: Path) -> None:
+    peer = connected(tmp_path, Request(frozenset({5})).to_json())
+    turns(run, view(alive=frozenset({0, 1})), lambda: wait_readable(peer, 0))
+    assert [(each["rank"], each["status"]) for each in line_of(peer)["ranks"]] == [(5, "starting")]
+
+
+def test_the_watchdog_goes_first_but_not_for_ever(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = connected(tmp_path, Request().to_json())
+    busy = view(busy=True)
+    assert turns(run, busy, lambda: bool(run._waiting)) == []
+    assert run.turn(lambda: busy) == []
+    assert not wait_readable(peer, 0)
+    later = control.time.monotonic() + 10.0
+    monkeypatch.setattr(control.time, "monotonic", lambda: later)
+    run.turn(lambda: busy)
+    assert line_of(peer)["error"]["code"] == "busy"
+
+
+class Collector:
+    """Stands for the thread that takes stacks; done at once, if it may."""
+
+    done = True
+    closed = 0
+
+    def __init__(self, workers: Any, *_: Any, **__: Any) -> None:
+        self.workers = dict(workers)
+        self._fd = os.eventfd(int(self.done))
+
+    def start(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def result(self) -> tuple[Any, ...]:
+        frame = Frame("/t.py", 3, "step", "login('hunter2')")
+        return tuple(RankStack(rank, frames=(frame,)) for rank in self.workers)
+
+    def threads(self, rank: int) -> tuple[Any, ...]:
+        return ()
+
+    def close(self) -> None:
+        os.close(self._fd)
+        type(self).closed += 1
+
+
+def test_who_gives_way_begins_anew_and_secrets_are_hidden(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lllaunch.watchdog.stacks import collector
+
+    monkeypatch.setattr(collector, "StackCollector", Collector)
+    monkeypatch.setattr(Collector, "done", False)
+    monkeypatch.setattr(Collector, "closed", 0)
+    peer = connected(tmp_path, Request().to_json())
+    seen = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
+    turns(run, seen, lambda: run._look is not None)
+    run.give_way()
+    assert (Collector.closed, run._look, len(run._waiting)) == (1, None, 1)
+    monkeypatch.setattr(Collector, "done", True)
+    turns(run, seen, lambda: wait_readable(peer, 0))
+    answer = line_of(peer)
+    assert Collector.closed == 2
+    assert [each["pid"] for each in answer["ranks"]] == [100, 101]
+    assert answer["ranks"][0]["frames"] == [
+        {"file": "/t.py", "line": 3, "function": "step", "code": "login('****')"}
+    ]
+
+
+def test_who_waits_when_the_run_ends_is_told(run: RunControl, tmp_path: Path) -> None:
+    peer = connected(tmp_path, Request().to_json())
+    turns(run, view(busy=True), lambda: bool(run._waiting))
+    run.close()
+    assert line_of(peer)["error"] == {"code": "over", "text": "the run is ending"}
+
+
+def test_who_wants_the_same_gets_it_from_one_look(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lllaunch.watchdog.stacks import collector
+
+    monkeypatch.setattr(collector, "StackCollector", Collector)
+    monkeypatch.setattr(Collector, "closed", 0)
+    peers = [connected(tmp_path, Request().to_json()) for _ in range(3)]
+    other = connected(tmp_path, Request(frozenset({4})).to_json())
+    seen = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
+    busy = seen._replace(busy=True)
+    turns(run, busy, lambda: len(run._waiting) == 4)
+    found = turns(run, seen, lambda: wait_readable(other, 0))
+    assert Collector.closed == 2
+    assert [each.ranks for each in found] == [(4, 5), (4, 5), (4, 5), (4,)]
+    assert [len(line_of(peer)["ranks"]) for peer in (*peers, other)] == [2, 2, 2, 1]
+
+
+def test_no_thread_is_left_for_a_look(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lllaunch.watchdog.stacks import collector
+
+    def none_left(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(collector, "StackCollector", none_left)
+    peer = connected(tmp_path, Request().to_json())
+    seen = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
+    assert turns(run, seen, lambda: wait_readable(peer, 0)) == []
+    assert "can't start new thread" in line_of(peer)["error"]["text"]
+
+
+def test_a_fork_of_the_launcher_holds_nothing_of_it(server: ControlSocket, tmp_path: Path) -> None:
+    peer = connected(tmp_path)
+    served(server, lambda: server._clients)
+    held = [server.fileno(), server._listener.fileno(), server._directory, *server._clients]
+    pid = os.fork()
+    if not pid:
+        try:
+            left = [fd for fd in held if os.path.exists(f"/proc/self/fd/{fd}")]
+        finally:
+            os._exit(len(left))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # and has removed nothing
+    connected(tmp_path).close()
+    peer.close()

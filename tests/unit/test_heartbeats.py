@@ -1,0 +1,236 @@
+"""What a worker says of its progress through shared memory, and what its launcher reads."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch import heartbeats
+from lllaunch.heartbeats import (
+    HEARTBEAT,
+    heartbeat,
+    make_places,
+    place_of,
+    progress,
+    read_heartbeats,
+    read_progress,
+)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
+    """Shared with this process as if it was rank 1 of three."""
+    path = str(tmp_path / "heartbeats")
+    made = make_places(path, 3)
+    monkeypatch.setenv(HEARTBEAT, place_of(path, 1))
+    heartbeats._places.clear()
+    yield made
+    heartbeats._places.clear()
+    made.close()
+
+
+def test_what_is_said_is_read_by_the_rank_that_said_it(memory: mmap.mmap) -> None:
+    assert [read_progress(memory, rank) for rank in range(3)] == [None, None, None]
+    assert read_heartbeats(memory, 3) == [0, 0, 0]
+    progress(1200, 5000, loss=0.25, lr=3e-4)
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert record[1:] == (1200.0, 5000.0, {"loss": 0.25, "lr": 3e-4})
+    assert [read_progress(memory, rank) for rank in (0, 2)] == [None, None]
+
+
+def test_it_is_a_heartbeat_and_a_heartbeat_leaves_it_alone(memory: mmap.mmap) -> None:
+    progress(1)
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert read_heartbeats(memory, 3) == [0, record.moment, 0]
+    heartbeat()
+    assert read_heartbeats(memory, 3)[1] > record.moment
+    assert read_progress(memory, 1) == record
+
+
+def test_the_last_word_counts_with_the_metrics_that_it_names(memory: mmap.mmap) -> None:
+    progress(1, 10, loss=1, accuracy=0.5)
+    progress(step=2, total=None, loss=math.nan)
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert record.step == 2.0
+    assert record.total is None
+    assert list(record.metrics) == ["loss"]
+    assert math.isnan(record.metrics["loss"])
+
+
+class Tensor:
+    """Of one element."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+class Several:
+    """What torch's tensors of several elements do."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 3 elements cannot be converted to Scalar")
+
+
+def test_numbers_of_all_kinds_are_taken_and_what_is_none_is_left_out(memory: mmap.mmap) -> None:
+    progress(Tensor(), loss=Tensor(), name="resnet", none=None, some=Several(), good=True)  # type: ignore[arg-type]
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert record[1:] == (0.5, None, {"loss": 0.5, "good": 1.0})
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_step_that_is_no_number_is_an_error_wherever_it_runs(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    if not watched:
+        monkeypatch.delenv(HEARTBEAT)
+    for bad in ("7", None, [1], Several()):
+        with pytest.raises(TypeError, match="progress: step: expected a number"):
+            progress(bad)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="progress: total: expected a number, got 'many'"):
+        progress(1, "many")  # type: ignore[arg-type]
+    assert read_progress(memory, 1) is None
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_whole_numbers_beyond_all_floats_end_no_training(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    if not watched:
+        monkeypatch.delenv(HEARTBEAT)
+    for step, total in ((10**400, None), (7, 10**400), (-(10**400), 10**500)):
+        progress(step, total, loss=0.5, huge=10**400)
+        record = read_progress(memory, 1)
+        assert (record is not None) == watched
+        if record is not None:
+            most = sys.float_info.max
+            assert record.step == max(-most, min(most, step))
+            assert record.total == (None if total is None else most)
+            assert record.metrics == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("step", [math.inf, -math.inf, math.nan])
+def test_a_step_that_is_no_finite_number_says_nothing(memory: mmap.mmap, step: float) -> None:
+    progress(step, 10)
+    assert read_progress(memory, 1) is None
+
+
+def test_of_an_infinite_total_nothing_is_known(memory: mmap.mmap) -> None:
+    progress(5, math.inf)
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert (record.step, record.total) == (5, None)
+
+
+def test_without_a_launcher_nothing_happens(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HEARTBEAT)
+    progress(1, 2, loss=3)
+    monkeypatch.setenv(HEARTBEAT, "0:/nowhere/heartbeats")
+    heartbeats._places.clear()
+    progress(1, 2, loss=3)
+    assert read_heartbeats(memory, 3) == [0, 0, 0]
+
+
+def test_what_has_no_room_is_left_out_and_spills_nowhere(memory: mmap.mmap) -> None:
+    metrics = {f"metric_number_{number}": float(number) for number in range(200)}
+    progress(3, **metrics)
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert 30 < len(record.metrics) < 60
+    assert list(record.metrics.items()) == list(metrics.items())[: len(record.metrics)]
+    progress(4, **{"x" * 2000: 1.0})
+    record = read_progress(memory, 1)
+    assert record is not None
+    assert record.metrics == {}
+    assert read_progress(memory, 2) is None
+    assert not any(memory[2 * 1024 :])
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+numbers = st.floats(allow_nan=False)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(step=finite, total=st.none() | finite, metrics=st.dictionaries(names, numbers, max_size=8))
+def test_whatever_is_said_comes_back(
+    step: float, total: float | None, metrics: dict[str, float]
+) -> None:
+    place, made = heartbeats._Place(), mmap.mmap(-1, 1024)
+    place.memory, place.offset, place.start = made, 0, 8
+    heartbeats._places[:] = [place]
+    try:
+        metrics = {name: each for name, each in metrics.items() if name not in ("step", "total")}
+        progress(step, total, **metrics)
+        record = read_progress(made, 0)
+        assert record is not None
+        assert record[1:3] == (step, total)
+        plain = {name.replace("\0", " "): number for name, number in metrics.items()}
+        assert record.metrics == plain
+    finally:
+        heartbeats._places.clear()
+        made.close()
+
+
+@given(st.data())
+def test_a_record_that_is_half_written_is_none(data: st.DataObject) -> None:
+    """Its bytes are filled with zeros first, then written from the first to the last."""
+    layout = heartbeats._Layout(("loss", "accuracy"))
+    before, after = bytearray(1024), bytearray(1024)
+    layout.put(before, 8, 11, 1.0, 9.0, layout.names, 0.5, 0.25, 11)
+    layout.put(after, 8, 12, 2.0, 9.0, layout.names, 0.4, 0.35, 12)
+    size = 8 * (4 + 2) + len(layout.names)
+    written = data.draw(st.integers(0, size // 8)) * 8
+    torn = after[: 8 + written] + bytes(1024 - 8 - written)
+    record = heartbeats._parsed(bytes(torn[8:]))
+    assert record is None or record.step == 2.0
+    assert record is None or record.metrics == {"loss": 0.4, "accuracy": 0.35}
+
+
+@given(st.binary(min_size=1016, max_size=1016))
+def test_no_bytes_make_the_reader_fail(data: bytes) -> None:
+    heartbeats._parsed(data)
+
+
+def test_threads_that_write_at_the_same_time_are_read_whole(memory: mmap.mmap) -> None:
+    """The two metrics of a record are the same; names and lengths differ between threads."""
+    stop = threading.Event()
+
+    def write(name: str) -> None:
+        step = 0
+        while not stop.is_set():
+            step += 1
+            progress(step, **{name: step, f"{name}_again": step})
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("a", "long_name")]
+    for writer in writers:
+        writer.start()
+    try:
+        seen = 0
+        while seen < 2000:
+            record = read_progress(memory, 1)
+            if record is not None:
+                seen += 1
+                assert set(record.metrics.values()) == {record.step}
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+
+
+def test_the_moment_of_a_heartbeat_stands_at_the_beginning(memory: mmap.mmap) -> None:
+    struct.pack_into("q", memory, 1024, 77)
+    assert read_heartbeats(memory, 3) == [0, 77, 0]

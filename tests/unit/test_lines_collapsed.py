@@ -1,0 +1,324 @@
+"""Which lines are shown as one, and when: the decision alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.workers.lines import LineCollapser
+
+PATIENCE = 0.1
+ROOM = 1_000_000
+
+Shown = list[tuple[int, bytes]]
+
+
+def ranks(number: int) -> list[int]:
+    return [member for member in range(number.bit_length()) if number >> member & 1]
+
+
+def said(shown: Shown) -> list[str]:
+    """What is shown, as ``ranks:line``."""
+    return [f"{','.join(map(str, ranks(number)))}:{line.decode()}" for number, line in shown]
+
+
+def collapsed(*texts: str, members: int = 0) -> list[str]:
+    """What is shown of members each of which says the words of a text at the same time."""
+    collapser = LineCollapser([range(members or len(texts))], PATIENCE, ROOM)
+    for member, text in enumerate(texts):
+        collapser.add(member, text.encode().split(), 0.0)
+    return said(collapser.take(PATIENCE))
+
+
+def test_a_line_that_all_have_said_is_shown_at_once() -> None:
+    collapser = LineCollapser([range(3)], PATIENCE, ROOM)
+    for member in (2, 0):
+        collapser.add(member, [b"ready"], 0.0)
+        assert collapser.take(0.0) == []
+    assert collapser.due == PATIENCE
+    collapser.add(1, [b"ready"], 0.05)
+    assert said(collapser.take(0.05)) == ["0,1,2:ready"]
+    assert (collapser.due, collapser.held) == (None, 0)
+
+
+def test_what_one_says_alone_is_shown_when_its_time_has_come() -> None:
+    collapser = LineCollapser([range(2)], PATIENCE, ROOM)
+    collapser.add(0, [b"a", b"b"], 5.0)
+    collapser.add(0, [b"c"], 5.05)
+    assert collapser.take(5.09) == []
+    assert said(collapser.take(5.0 + PATIENCE)) == ["0:a", "0:b"]
+    assert collapser.holds(0)
+    assert collapser.due == 5.05 + PATIENCE
+    assert said(collapser.take(5.05 + PATIENCE)) == ["0:c"]
+    assert not collapser.holds(0)
+
+
+def test_what_is_said_later_is_another_line() -> None:
+    collapser = LineCollapser([range(2)], PATIENCE, ROOM)
+    collapser.add(0, [b"a"], 0.0)
+    assert said(collapser.take(PATIENCE)) == ["0:a"]
+    collapser.add(1, [b"a"], PATIENCE)
+    assert said(collapser.take(2 * PATIENCE)) == ["1:a"]
+
+
+def test_two_lines_of_one_member_are_two() -> None:
+    assert collapsed("a a", "a a") == ["0,1:a", "0,1:a"]
+    assert collapsed("a a", "a", "a a") == ["0,1,2:a", "0,2:a"]
+    assert collapsed("a a a", members=2) == ["0:a"] * 3
+
+
+def test_blank_lines_are_lines() -> None:
+    collapser = LineCollapser([range(2)], PATIENCE, ROOM)
+    for member in range(2):
+        collapser.add(member, [b"", b""], 0.0)
+    assert collapser.take(0.0) == [(3, b""), (3, b"")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (("a b c", "a b c"), ["0,1:a", "0,1:b", "0,1:c"]),
+        # each has a line of its own before one that all have
+        (("i0 ready", "i1 ready", "i2 ready"), ["0:i0", "1:i1", "2:i2", "0,1,2:ready"]),
+        (("ready", "i1 ready", "i2 ready"), ["1:i1", "2:i2", "0,1,2:ready"]),
+        # and some have in common what comes before it
+        (("c", "a b c", "b c"), ["1:a", "1,2:b", "0,1,2:c"]),
+        (("a b c d", "a x c d"), ["0,1:a", "0:b", "1:x", "0,1:c", "0,1:d"]),
+        # in another order: one of the two is said twice
+        (("a b", "b a"), ["1:b", "0,1:a", "0:b"]),
+        (("a", "b"), ["0:a", "1:b"]),
+    ],
+)
+def test_lines_are_brought_together_where_no_order_stands_against_it(
+    texts: tuple[str, ...], shown: list[str]
+) -> None:
+    assert collapsed(*texts) == shown
+
+
+def test_what_stands_before_a_line_of_all_is_not_held_longer_than_that() -> None:
+    collapser = LineCollapser([range(2)], PATIENCE, ROOM)
+    collapser.add(0, [b"ready"], 0.0)
+    collapser.add(1, [b"i1", b"ready"], 0.0)
+    assert said(collapser.take(0.0)) == ["1:i1", "0,1:ready"]
+
+
+def test_a_line_far_behind_others_is_not_waited_for() -> None:
+    many = " ".join(f"x{number}" for number in range(100))
+    shown = collapsed("ready", f"{many} ready")
+    assert shown[0] == "0:ready"
+    assert shown[-1] == "1:ready"
+
+
+def test_the_rest_of_one_member_takes_with_it_what_others_have_said_too() -> None:
+    collapser = LineCollapser([range(3)], PATIENCE, ROOM)
+    collapser.add(0, [b"a", b"c"], 0.0)
+    collapser.add(1, [b"a", b"b"], 0.0)
+    assert said(collapser.take_all(1)) == ["0,1:a", "1:b"]
+    assert [collapser.holds(member) for member in range(3)] == [True, False, False]
+    assert said(collapser.take_all()) == ["0:c"]
+    assert collapser.held == 0
+
+
+def test_more_than_there_is_room_for_is_shown_before_its_time() -> None:
+    collapser = LineCollapser([range(2)], PATIENCE, 10_000)
+    lines = [b"%04d" % number for number in range(1000)]
+    collapser.add(0, lines, 0.0)
+    shown = collapser.take(0.0)
+    assert 0 < collapser.held <= 10_000
+    assert [line for _, line in shown + collapser.take_all()] == lines
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # who
+        st.lists(st.sampled_from([b"", b"a", b"b", b"c", b"long" * 50]), max_size=6),
+        st.sampled_from([0.0, 0.001, 0.03, 0.06, 0.2]),  # how long after the step before
+        st.sampled_from(["", "", "", "", "flush", "member"]),
+    ),
+    max_size=40,
+)
+
+
+@given(steps, st.sampled_from([500, 2_000, ROOM]))
+def test_every_line_is_shown_once_in_order_and_in_time(
+    steps: list[tuple[int, list[bytes], float, str]], room: int
+) -> None:
+    collapser = LineCollapser([range(4)], PATIENCE, room)
+    lines: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
+    count: Counter[int] = Counter()
+    now = 0.0
+
+    def check(shown: Shown, at: float) -> None:
+        for number, line in shown:
+            assert number
+            for member in ranks(number):
+                # the next one of each that has said it
+                expected, since = lines[member][count[member]]
+                assert line == expected
+                assert at <= since + PATIENCE
+                count[member] += 1
+
+    for member, more, pause, what in steps:
+        now += pause
+        # as the loop does: woken when something is due
+        while (due := collapser.due) is not None and due <= now:
+            check(collapser.take(due), due)
+            assert collapser.due is None or collapser.due > due
+        collapser.add(member, more, now)
+        lines[member] += [(line, now) for line in more]
+        if what == "flush":
+            check(collapser.take_all(), now)
+        elif what == "member":
+            check(collapser.take_all(member), now)
+            assert not collapser.holds(member)
+        check(collapser.take(now), now)
+        assert 0 <= collapser.held <= room
+        left = sum(len(each) - count[who] for who, each in lines.items())
+        assert collapser.held >= left
+        assert (collapser.due is None) == (not left)
+    check(collapser.take_all(), now)
+    assert count == Counter({who: len(each) for who, each in lines.items()})
+    assert collapser.held == 0
+
+
+def test_what_a_rank_says_alone_comes_before_what_all_say_later_on_the_other_stream() -> None:
+    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
+    collapser.add(3, [b"warning"], 0.0)
+    collapser.add(0, [b"begins"], 0.01)
+    assert collapser.take(0.01) == []
+    collapser.add(2, [b"warning"], 0.02)
+    assert said(collapser.take(0.02)) == ["0:begins", "2,3:warning"]
+    collapser.add(0, [b"goes on"], 1.0)
+    for member in (2, 3):
+        collapser.add(member, [b"warning"], 1.01)
+    assert collapser.take(1.01) == []
+    assert collapser.due == 1.0 + PATIENCE
+    assert said(collapser.take(1.0 + PATIENCE)) == ["0:goes on", "2,3:warning"]
+
+
+def test_a_line_joins_those_of_others_after_what_its_rank_said_before_on_the_other_stream() -> None:
+    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
+    collapser.add(0, [b"ready"], 0.0)
+    collapser.add(3, [b"warning"], 0.01)
+    collapser.add(1, [b"ready"], 0.02)
+    assert said(collapser.take(0.02)) == ["3:warning", "0,1:ready"]
+    # in another order: one of the two is said twice
+    collapser.add(2, [b"warning"], 1.0)
+    collapser.add(1, [b"ready"], 1.0)
+    collapser.add(0, [b"ready"], 1.01)
+    collapser.add(3, [b"warning"], 1.01)
+    assert said(collapser.take(1.01)) == ["2:warning", "0,1:ready"]
+    assert said(collapser.take(1.01 + PATIENCE)) == ["3:warning"]
+
+
+def test_what_came_at_the_same_time_on_two_streams_stands_in_nobodys_way() -> None:
+    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
+    for member, line in enumerate((b"ready", b"ready", b"warning", b"warning")):
+        collapser.add(member, [line], 0.0 if member in (0, 2) else 0.01 * member)
+    assert said(collapser.take(0.03)) == ["0,1:ready", "2,3:warning"]
+    collapser.add(0, [b"ready"], 1.0)
+    collapser.add(2, [b"warning"], 1.0)
+    collapser.add(3, [b"warning"], 1.01)
+    collapser.add(1, [b"ready"], 1.02)
+    assert said(collapser.take(1.02)) == ["2,3:warning", "0,1:ready"]
+
+
+def test_a_stream_of_one_rank_waits_for_what_that_said_before() -> None:
+    collapser = LineCollapser([[0, 4, 7], [4]], PATIENCE, ROOM)
+    collapser.add(3, [b"a"], 0.0)
+    assert said(collapser.take(0.0)) == ["3:a"]
+    collapser.add(1, [b"b"], 1.0)
+    collapser.add(3, [b"c"], 1.01)
+    assert collapser.take(1.01) == []
+    assert said(collapser.take(1.0 + PATIENCE)) == ["1:b", "3:c"]
+
+
+def test_all_of_a_member_takes_with_it_what_its_rank_said_on_the_other_stream() -> None:
+    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
+    collapser.add(0, [b"a"], 0.0)
+    collapser.add(2, [b"b"], 0.01)
+    collapser.add(0, [b"c"], 0.02)
+    collapser.add(1, [b"x"], 0.02)
+    assert said(collapser.take_all(2)) == ["0:a", "2:b", "0:c"]
+    assert collapser.holds(1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(  # what is seen in one turn
+                st.tuples(
+                    st.integers(0, 4),
+                    st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=3),
+                ),
+                max_size=4,
+            ),
+            st.sampled_from([0.001, 0.03, 0.2]),
+            st.sampled_from(["", "", "", "flush", "member"]),
+        ),
+        max_size=25,
+    ),
+    st.sampled_from([500, ROOM]),
+)
+def test_lines_of_a_rank_are_shown_as_they_were_seen_over_both_streams(
+    turns: list[tuple[list[tuple[int, list[bytes]]], float, str]], room: int
+) -> None:
+    # the second stream shows two of the three ranks
+    whose = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]
+    collapser = LineCollapser([[0, 1, 2], [0, 2]], PATIENCE, room)
+    held: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
+    now = 0.0
+
+    def check(shown: Shown, at: float) -> None:
+        for number, line in shown:
+            members = ranks(number)
+            assert len({whose[member][0] for member in members}) == 1
+            firsts = [held[member].pop(0) for member in members]
+            for member, (expected, since) in zip(members, firsts, strict=True):
+                assert line == expected
+                assert at <= since + PATIENCE
+                # nothing older of its rank is held
+                others = [n for n, (_, rank) in enumerate(whose) if rank == whose[member][1]]
+                assert all(since <= early for n in others for _, early in held[n])
+
+    for seen, pause, what in turns:
+        now += pause
+        while (due := collapser.due) is not None and due <= now:
+            check(collapser.take(due), due)
+            assert collapser.due is None or collapser.due > due
+        for member, lines in seen:
+            collapser.add(member, lines, now)
+            held[member] += [(line, now) for line in lines]
+        if what == "flush":
+            check(collapser.take_all(), now)
+        elif what == "member":
+            check(collapser.take_all(4), now)
+            assert not held[2]
+            assert not held[4]
+        check(collapser.take(now), now)
+        assert 0 <= collapser.held <= room
+        assert [collapser.holds(member) for member in range(5)] == [bool(held[n]) for n in range(5)]
+    check(collapser.take_all(), now)
+    assert not any(held.values())
+    assert collapser.held == 0
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"b", b"c"]), max_size=12),
+    st.permutations(range(4)),
+    st.lists(st.integers(0, 12), min_size=4, max_size=4),
+)
+def test_members_that_say_the_same_are_shown_as_one_however_it_comes(
+    lines: list[bytes], order: list[int], cuts: list[int]
+) -> None:
+    collapser = LineCollapser([range(4)], PATIENCE, ROOM)
+    shown = []
+    for part, member in itertools.product(range(2), order):
+        cut = cuts[member]
+        collapser.add(member, lines[:cut] if part == 0 else lines[cut:], 0.0)
+        shown += collapser.take(0.0)
+    assert shown == [(15, line) for line in lines]

@@ -1,0 +1,547 @@
+"""How restarts are counted: in a window, anew with progress, and until trying again is no use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.events import (
+    AttemptProgress,
+    Exited,
+    GroupEnd,
+    NoProgress,
+    OrphansGone,
+    SpawnerGone,
+    StartFailed,
+)
+from lllaunch.spec import RestartPolicy
+from lllaunch.supervisor import machine as v
+from lllaunch.supervisor.machine import Machine, RestartBudget, RestartHistory, WorkerState
+from lllaunch.watchdog.findings import Asked, TimedOut
+
+S = 1_000_000_000
+
+
+def budget(max_restarts: int = 9, **policy: object) -> RestartBudget:
+    return RestartBudget(max_restarts, 1, RestartPolicy(**policy))  # type: ignore[arg-type]
+
+
+def fails(
+    budget: RestartBudget,
+    at: float = 0.0,
+    step: float | None = None,
+    *,
+    saved: bool = False,
+    reason: v.Reason = "failure",
+) -> float | None:
+    """An attempt fails at a moment, in seconds; how long it is waited for the next one."""
+    budget.begin()
+    budget.note(AttemptProgress(step, saved, int(at * S)))
+    return budget.take(reason)
+
+
+def test_without_a_window_all_restarts_count_for_ever() -> None:
+    allowed = budget(2)
+    assert [fails(allowed, at) for at in (0, 1e6, 2e6)] == [0.0, 0.0, None]
+
+
+def test_within_a_window_there_are_so_many() -> None:
+    allowed = budget(2, window=10.0)
+    assert fails(allowed, 0) == fails(allowed, 5) == 0.0
+    assert allowed.restart == 2
+    assert fails(allowed, 9.9) is None
+
+
+def test_what_lies_before_the_window_does_not_count() -> None:
+    allowed = budget(2, window=10.0)
+    assert fails(allowed, 0) == fails(allowed, 5) == fails(allowed, 10) == 0.0
+    # of 5 and 10 s, the second one within these 10 s
+    assert allowed.restart == 2
+    assert fails(allowed, 14.9) is None
+    assert allowed.counted == 3
+
+
+def test_the_wait_grows_with_the_restarts_that_count() -> None:
+    allowed = budget(9, window=10.0, delay=1.0)
+    assert [fails(allowed, at) for at in (0, 1, 2, 100, 101)] == [1.0, 2.0, 4.0, 1.0, 2.0]
+
+
+def test_a_higher_step_gives_all_restarts_back() -> None:
+    allowed = budget(2, reset_on="progress", delay=1.0)
+    steps = (None, None, 5.0, 5.0, 7.0, 6.0, 7.0, 7.0)
+    waits = [fails(allowed, at, step) for at, step in enumerate(steps)]
+    assert waits == [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, None, None]
+
+
+def test_a_checkpoint_that_was_written_does_so_too() -> None:
+    allowed = budget(1, reset_on="progress")
+    assert fails(allowed) == fails(allowed, saved=True) == fails(allowed, saved=True) == 0.0
+    assert fails(allowed) is None
+
+
+def test_progress_gives_nothing_back_unless_it_is_to() -> None:
+    allowed = budget(1, max_without_progress=9)
+    assert fails(allowed, step=1.0) == 0.0
+    assert fails(allowed, step=2.0) is None
+    assert allowed.no_progress is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ((None, None), NoProgress(2, None, same=False)),
+        ((1200.0, 1200.0, 1200.0), NoProgress(2, 1200.0, same=True)),
+        ((1200.0, 1100.0, 1200.0), NoProgress(2, 1200.0, same=False)),
+        ((1200.0, None, None), NoProgress(2, 1200.0, same=False)),
+        ((None, 3.0, 3.0, 4.0, 4.0, 4.0), NoProgress(2, 4.0, same=True)),
+    ],
+)
+def test_after_so_many_attempts_without_progress_it_is_over(
+    steps: tuple[float | None, ...], told: NoProgress
+) -> None:
+    allowed = budget(max_without_progress=2)
+    *before, last = [fails(allowed, at, step) for at, step in enumerate(steps)]
+    assert before == [0.0] * (len(steps) - 1)
+    assert last is None
+    found = allowed.no_progress
+    assert found is not None
+    assert replace(found, same=found.same and found.step is not None) == told
+
+
+def test_what_is_said_of_it() -> None:
+    no_use = "trying again is no use"
+    assert str(NoProgress(3, 1200.0, same=True)) == (
+        f"no progress in 3 attempts, which all ended at step 1,200: {no_use}"
+    )
+    assert str(NoProgress(3, 1234567.5)) == (
+        f"no progress in 3 attempts, none of which got further than step 1,234,567.5: {no_use}"
+    )
+    assert str(NoProgress(1, 7.0, same=True)) == (
+        f"no progress in 1 attempt, which ended at step 7: {no_use}"
+    )
+    assert str(NoProgress(1, 7.0)) == f"no progress in 1 attempt beyond step 7: {no_use}"
+    assert str(NoProgress(3)) == f"no progress in 3 attempts: {no_use}"
+
+
+@pytest.mark.parametrize(
+    ("most", "on"), [(0, {"failure"}), (9, {"hang"})], ids=["no restart left", "no such cause"]
+)
+def test_where_no_restart_would_have_come_its_own_cause_is_why(most: int, on: set[str]) -> None:
+    allowed = budget(most, max_without_progress=1, on=frozenset(on))
+    assert fails(allowed) is None
+    assert allowed.no_progress is None
+
+
+@pytest.mark.parametrize("policy", [{}, {"on": frozenset({"hang"})}])
+def test_a_batch_job_that_was_tried_again_is_in_vain_without_restarts_of_its_own(
+    policy: dict[str, object],
+) -> None:
+    patient = RestartPolicy(max_without_progress=2, **policy)  # type: ignore[arg-type]
+    first = RestartBudget(0, 1, patient)
+    assert fails(first) is None
+    assert first.no_progress is None
+    again = RestartBudget(0, 1, patient, first.history)
+    assert fails(again) is None
+    assert again.no_progress == NoProgress(2, None, same=True)
+
+
+def test_a_preflight_that_fails_is_no_attempt_without_progress() -> None:
+    allowed = budget(3, max_without_progress=1)
+    assert fails(allowed, reason="preflight") == fails(allowed, reason="preflight") == 0.0
+    assert fails(allowed) is None
+    assert allowed.no_progress == NoProgress(1, None, same=True)
+
+
+@pytest.mark.parametrize(("changed", "ran"), [(None, True), (False, False)])
+def test_an_attempt_that_tells_nothing_of_progress_does_not_count(
+    changed: bool | None, ran: bool
+) -> None:
+    allowed = budget(2, max_without_progress=1)
+    for waits in (0.0, 0.0, None):
+        allowed.begin()
+        allowed.note(AttemptProgress(5.0 if waits else None, changed, S, ran))
+        assert allowed.take("failure") == waits
+    assert allowed.no_progress is None
+    assert allowed.history == RestartHistory((S, S), None, ())
+
+
+def test_what_is_no_failure_of_the_attempt_does_not_count() -> None:
+    allowed = budget(max_without_progress=2)
+    assert fails(allowed, reason="spawner") == 0.0
+    assert fails(allowed, reason="membership") == fails(allowed, reason="membership") == 0.0
+    assert fails(allowed) == 0.0
+    assert fails(allowed) is None
+
+
+def test_an_attempt_that_says_nothing_got_no_further() -> None:
+    allowed = budget(max_without_progress=2)
+    assert fails(allowed, step=5.0) == 0.0
+    for waits in (0.0, None):
+        allowed.begin()
+        assert allowed.take("failure") == waits
+
+
+def test_more_that_becomes_known_of_an_attempt_takes_nothing_back() -> None:
+    allowed = budget(max_without_progress=1)
+    allowed.begin()
+    allowed.note(AttemptProgress(5.0, checkpoint_changed=False, time_ns=1))
+    allowed.note(AttemptProgress(5.0, checkpoint_changed=False, time_ns=2))
+    assert allowed.take("failure") == 0.0
+
+
+def test_a_batch_job_goes_on_counting_attempts_without_progress() -> None:
+    policy = RestartPolicy(max_without_progress=3)
+    former = RestartBudget(9, 1, policy)
+    assert fails(former, 0, 100.0) == fails(former, 1, 100.0) == 0.0
+    history = former.history
+    assert history == RestartHistory((0, S), 100.0, (100.0,))
+    later = RestartBudget(9, 1, policy, replace(history, times_ns=()))
+    assert fails(later, 50, 100.0) == 0.0
+    assert fails(later, 51, 99.0) is None
+    assert later.no_progress == NoProgress(3, 100.0)
+
+
+def test_who_comes_later_believes_what_the_others_do() -> None:
+    policy = RestartPolicy(window=100.0, max_without_progress=3)
+    first, late = RestartBudget(2, 1, policy), RestartBudget(2, 1, policy)
+    assert fails(first, 10, 7.0) == fails(first, 20, 7.0) == 0.0
+    late.catch_up(first.counted, first.history)
+    assert (late.counted, late.history) == (first.counted, first.history)
+    assert fails(first, 30, 7.0) is fails(late, 30, 7.0) is None
+
+
+def test_who_hears_only_how_many_takes_them_all_for_restarts_of_now() -> None:
+    late = budget(2)
+    late.catch_up(2)
+    assert fails(late) is None
+
+
+@dataclass
+class Model:
+    """The same told by going through all that has happened, each time anew."""
+
+    most: int
+    policy: RestartPolicy
+    taken: list[float] = field(default_factory=list)
+    steps: list[float | None] = field(default_factory=list)
+    idle: int = 0
+    in_vain: bool = False
+
+    def fails(self, at: float, step: float | None, *, saved: bool) -> bool:
+        known = [each for each in self.steps if each is not None]
+        further = saved or (step is not None and (not known or step > max(known)))
+        self.steps.append(step)
+        if further and self.policy.reset_on:
+            self.taken.clear()
+        self.idle = 0 if further else self.idle + 1
+        limit, window = self.policy.max_without_progress, self.policy.window
+        within = [each for each in self.taken if window is None or at - each < window]
+        if len(within) >= self.most:
+            self.in_vain = False
+            return False
+        self.in_vain = limit is not None and self.idle >= limit
+        if self.in_vain:
+            return False
+        self.taken = [*within, at]
+        return True
+
+
+ATTEMPTS = st.lists(
+    st.tuples(st.integers(0, 20), st.none() | st.integers(0, 5), st.booleans()), max_size=30
+)
+POLICIES = st.builds(
+    RestartPolicy,
+    delay=st.just(1.0),
+    window=st.none() | st.integers(1, 40).map(float),
+    reset_on=st.sampled_from([None, "progress"]),
+    max_without_progress=st.none() | st.integers(1, 4),
+)
+
+
+@given(st.integers(0, 4), POLICIES, ATTEMPTS)
+def test_any_course_of_attempts_counts_as_the_settings_say(
+    most: int, policy: RestartPolicy, attempts: list[tuple[int, int | None, bool]]
+) -> None:
+    allowed, model, now = RestartBudget(most, 0, policy), Model(most, policy), 0
+    for pause, step, saved in attempts:
+        now += pause
+        waits = fails(allowed, now, step, saved=saved)
+        assert (waits is not None) == model.fails(now, step, saved=saved)
+        if waits is None:
+            assert (allowed.no_progress is not None) == model.in_vain
+            return
+        assert allowed.restart == len(model.taken) <= most
+        assert waits == policy.wait(len(model.taken))
+
+
+# The machine
+
+
+def end_of(rank: int, exitcode: int = 1) -> Exited:
+    return Exited(rank, 100 + rank, exitcode, 1)
+
+
+def came(step: float | None = None, at: float = 0.0, *, saved: bool = False) -> AttemptProgress:
+    return AttemptProgress(step, saved, int(at * S))
+
+
+def running(policy: RestartPolicy, max_restarts: int = 9, **more: object) -> Machine:
+    machine = Machine(max_restarts, policy=policy, **more)  # type: ignore[arg-type]
+    machine.handle(v.Begin())
+    machine.handle(v.GroupStarted(frozenset({0})))
+    return machine
+
+
+def failed(machine: Machine, progress: AttemptProgress) -> v.Actions:
+    """An attempt fails, and what follows."""
+    assert machine.handle(end_of(0)) == (v.CleanUp(),)
+    assert machine.handle(progress) == ()
+    actions = machine.handle(OrphansGone())
+    if isinstance(actions[0], v.StartWorkers):
+        machine.handle(v.GroupStarted(frozenset({0})))
+    return actions
+
+
+def test_the_run_ends_when_attempts_get_no_further() -> None:
+    machine = running(RestartPolicy(max_without_progress=2))
+    for attempt in (1, 2):
+        assert failed(machine, came(5.0)) == (v.StartWorkers(attempt, attempt, "failure"),)
+    (end,) = failed(machine, came(5.0))
+    assert end == v.Finish(WorkerState.FAILED, "no_progress", None, NoProgress(2, 5.0, same=True))
+
+
+def test_what_the_attempts_came_to_is_told_with_each_start_and_the_end() -> None:
+    machine = running(RestartPolicy(max_without_progress=2))
+    (start,) = failed(machine, came(None, 1))
+    assert isinstance(start, v.StartWorkers)
+    assert start.history == RestartHistory((S,), None, (None,))
+    (end,) = failed(machine, came(None, 2))
+    assert isinstance(end, v.Finish)
+    assert end.history == RestartHistory((S,), None, (None, None))
+
+
+def test_where_it_does_not_matter_nothing_is_told_of_it() -> None:
+    machine = Machine(1)
+    (start,) = machine.handle(v.Begin())
+    assert isinstance(start, v.StartWorkers)
+    assert start.history is None
+
+
+def test_a_signal_ends_the_run_as_ever() -> None:
+    machine = running(RestartPolicy(max_without_progress=1))
+    machine.handle(v.SignalReceived(15))
+    machine.handle(end_of(0, -15))
+    machine.handle(came())
+    (end,) = machine.handle(OrphansGone())
+    assert end == v.Finish(WorkerState.FAILED, "signal", 15)
+
+
+def test_the_progress_of_an_attempt_that_a_signal_ends_counts_for_the_next_batch_job() -> None:
+    machine = running(RestartPolicy(max_without_progress=2))
+    failed(machine, came(5.0))
+    failed(machine, came(5.0))
+    machine.handle(v.SignalReceived(15))
+    machine.handle(end_of(0, -15))
+    machine.handle(came(9.0))
+    (end,) = machine.handle(OrphansGone())
+    assert isinstance(end, v.Finish)
+    assert end.history is not None
+    assert (end.history.step, end.history.ended_at) == (9.0, ())
+
+
+def test_where_the_run_has_no_time_left_that_is_the_reason() -> None:
+    machine = running(RestartPolicy(max_without_progress=1))
+    over = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+    machine.handle(over)
+    machine.handle(end_of(0, -15))
+    machine.handle(came())
+    (end,) = machine.handle(OrphansGone())
+    assert end == v.Finish(WorkerState.FAILED, "timeout")
+
+
+def test_a_spawner_that_dies_twice_got_no_further_once() -> None:
+    machine = running(RestartPolicy(max_without_progress=1))
+    machine.handle(came())
+    (start,) = machine.handle(SpawnerGone(7, -9))
+    assert isinstance(start, v.StartWorkers)
+    machine.handle(v.GroupStarted(frozenset({0})))
+    machine.handle(came())
+    (end,) = machine.handle(SpawnerGone(7, -9))
+    assert isinstance(end, v.Finish)
+    assert end.reason == "no_progress"
+
+
+def test_there_may_be_something_to_wait_for_though_there_is_no_delay() -> None:
+    machine = running(RestartPolicy(), pauses=True)
+    machine.handle(end_of(0))
+    assert machine.handle(OrphansGone()) == (v.Pause(0.0),)
+    assert machine.handle(v.PauseOver()) == (v.StartWorkers(1, 1, "failure"),)
+
+
+# Several nodes
+
+
+def of_several(policy: RestartPolicy) -> Machine:
+    machine = Machine(9, policy=policy, alone=False)
+    machine.handle(v.Begin())
+    machine.handle(v.GroupStarted(frozenset({0}), 0))
+    return machine
+
+
+def test_how_far_it_came_is_told_and_what_all_say_decides() -> None:
+    machine = of_several(RestartPolicy(max_without_progress=1))
+    machine.handle(end_of(0))
+    own = came(None, 1)
+    assert machine.handle(own) == (v.TellProgress(own),)
+    machine.handle(OrphansGone())
+    all_say = came(7.0, 2)
+    (start,) = machine.handle(v.NodesCounted(progress=all_say))
+    assert isinstance(start, v.StartWorkers)
+    assert start.history == RestartHistory((2 * S,), 7.0, ())
+
+
+def test_if_nobody_says_what_is_known_here_decides() -> None:
+    machine = of_several(RestartPolicy(max_without_progress=1))
+    machine.handle(end_of(0))
+    machine.handle(came(None))
+    machine.handle(OrphansGone())
+    (end,) = machine.handle(v.NodesCounted())
+    assert isinstance(end, v.Finish)
+    assert end.reason == "no_progress"
+
+
+def test_how_far_an_attempt_came_that_is_over_changes_nothing() -> None:
+    machine = of_several(RestartPolicy(max_without_progress=1))
+    machine.handle(end_of(0))
+    machine.handle(came(None))
+    machine.handle(OrphansGone())
+    assert machine.handle(came(5.0)) == ()
+    (end,) = machine.handle(v.NodesCounted())
+    assert isinstance(end, v.Finish)
+
+
+# A preflight
+
+
+PREFLIGHT = v.GroupStarted(frozenset({v.PREFLIGHT_RANK}), preflight=True)
+
+
+def in_preflight(**more: object) -> Machine:
+    machine = Machine(1, **more)  # type: ignore[arg-type]
+    machine.handle(v.Begin())
+    assert machine.handle(PREFLIGHT) == ()
+    assert machine.in_preflight
+    return machine
+
+
+def preflight_ends(machine: Machine, exitcode: int = 0) -> v.Actions:
+    assert machine.handle(end_of(v.PREFLIGHT_RANK, exitcode)) == (v.CleanUp(),)
+    return machine.handle(OrphansGone())
+
+
+def test_the_workers_follow_a_preflight_that_succeeds() -> None:
+    machine = in_preflight()
+    assert preflight_ends(machine) == (v.StartAfterPreflight(),)
+    assert machine.handle(v.GroupStarted(frozenset({0, 1}))) == ()
+    assert not machine.in_preflight
+    assert machine.alive == {0, 1}
+    assert machine.attempt == 0
+
+
+def test_a_preflight_that_fails_is_a_cause_of_its_own() -> None:
+    machine = in_preflight()
+    assert preflight_ends(machine, 9) == (v.StartWorkers(1, 1, "preflight"),)
+    machine.handle(PREFLIGHT)
+    assert preflight_ends(machine, 9) == (v.Finish(WorkerState.FAILED, "preflight"),)
+
+
+def test_no_worker_ran_in_an_attempt_whose_preflight_or_all_of_whose_starts_failed() -> None:
+    machine = in_preflight()
+    assert not machine.ran
+    preflight_ends(machine)
+    machine.handle(v.GroupStarted(frozenset({0, 1})))
+    assert machine.ran
+    machine.handle(StartFailed(0, "/x", "no", 2, 1))
+    assert machine.ran
+    machine.handle(StartFailed(1, "/x", "no", 2, 1))
+    assert not machine.ran
+    machine.handle(OrphansGone())
+    machine.handle(v.GroupStarted(frozenset({0, 1})))
+    assert machine.ran
+
+
+@pytest.mark.parametrize(("on", "again"), [("preflight", True), ("failure", False)])
+def test_it_is_worth_another_attempt_if_the_policy_says_so(on: str, again: bool) -> None:
+    policy = RestartPolicy(on=frozenset({on}))  # type: ignore[arg-type]
+    (action,) = preflight_ends(in_preflight(policy=policy), 9)
+    assert isinstance(action, v.StartWorkers) == again
+
+
+def test_each_attempt_has_its_preflight() -> None:
+    machine = in_preflight()
+    preflight_ends(machine)
+    machine.handle(v.GroupStarted(frozenset({0})))
+    machine.handle(end_of(0))
+    assert machine.handle(OrphansGone()) == (v.StartWorkers(1, 1, "failure"),)
+    machine.handle(PREFLIGHT)
+    assert preflight_ends(machine) == (v.StartAfterPreflight(),)
+
+
+def test_a_preflight_that_takes_too_long_is_ended_and_has_failed() -> None:
+    machine = in_preflight()
+    assert machine.handle(v.PreflightTimedOut()) == (
+        v.SignalWorkers(v.SIGTERM, "preflight"),
+        v.StartGrace(),
+    )
+    assert machine.handle(v.GraceExpired())[0] == v.KillWorkers("grace")
+    assert preflight_ends(machine, -9) == (v.StartWorkers(1, 1, "preflight"),)
+
+
+def test_a_signal_goes_to_the_preflight_and_nothing_follows() -> None:
+    machine = in_preflight()
+    # nobody is looked at
+    assert machine.handle(v.SignalReceived(2, look=Asked(2, 9.0))) == (
+        v.SignalWorkers(2, "signal"),
+        v.StartGrace(),
+    )
+    assert preflight_ends(machine, -2) == (v.Finish(WorkerState.FAILED, "signal", 2),)
+
+
+def test_a_signal_while_it_is_cleaned_up_after_a_preflight_ends_the_run() -> None:
+    machine = in_preflight()
+    machine.handle(end_of(v.PREFLIGHT_RANK, 0))
+    machine.handle(v.SignalReceived(2))
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", 2),)
+
+
+def test_what_a_preflight_leaves_behind_and_nothing_ends_makes_it_fail() -> None:
+    machine = in_preflight()
+    machine.handle(end_of(v.PREFLIGHT_RANK, 0))
+    assert machine.handle(v.OrphansStuck()) == (v.Finish(WorkerState.FAILED, "preflight"),)
+
+
+def test_when_the_runs_time_is_over_no_stacks_of_a_preflight_are_taken() -> None:
+    machine = in_preflight()
+    over = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+    assert machine.handle(over) == (v.SignalWorkers(v.SIGTERM, "timeout"), v.StartGrace())
+    assert preflight_ends(machine, -15) == (v.Finish(WorkerState.FAILED, "timeout"),)
+
+
+def test_a_failure_on_another_node_ends_a_preflight() -> None:
+    machine = in_preflight(alone=False)
+    ended = GroupEnd("failed", "node 1 (b)", 1)
+    assert machine.handle(v.NodesAgreed("failure", ended))[0] == v.SignalWorkers(15, "failure")
+    assert preflight_ends(machine, -15) == ()
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
+
+
+def test_the_word_of_another_node_is_kept_from_the_preflight_to_the_workers() -> None:
+    machine = in_preflight(alone=False)
+    machine.handle(end_of(v.PREFLIGHT_RANK, 0))
+    machine.handle(v.NodesAgreed("failure", GroupEnd("failed", "node 1 (b)", 1)))
+    # nothing is started where the attempt is over elsewhere
+    assert machine.handle(OrphansGone()) == ()
+    assert machine.state is v.GroupState.AGREEING

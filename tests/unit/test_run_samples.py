@@ -1,0 +1,334 @@
+"""samples.jsonl: what is written, what is kept of it, and how the newest is read."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from lllaunch.errors import OutputError
+from lllaunch.linux.gpus import GpuUse
+from lllaunch.run.files import LineFile
+from lllaunch.run.samples import SampleLog, encode, last_sample, thinned
+from lllaunch.watchdog.progress import Progress
+from lllaunch.watchdog.sampling import Sample, WorkerSample
+
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs/reference/schemas/samples.schema.json").read_text()
+)
+NAN = float("nan")
+AT = 1_700_000_000_123_456_789
+
+
+def sample(cpu: float = 0.12345, output: int | None = 7) -> Sample:
+    workers = {1: WorkerSample(cpu, 1 << 30, 10.4, 0.0, output), 0: WorkerSample(1, 2, 3, 4, 5)}
+    return Sample(workers)
+
+
+def on_gpus() -> Sample:
+    progress = Progress(1200.0, 50000.0, 3.14159, 15533.4, 2.6, {"loss": 2.5, "lr": NAN})
+    return Sample(
+        {0: WorkerSample(1, 2, 3, 4, 5, ("0", "MIG-a"))},
+        {"0": GpuUse(0.97, 70 << 30, 512.25), "MIG-a": GpuUse(memory=5)},
+        {0: progress},
+    )
+
+
+def test_a_sample_is_a_line_of_json_by_rank() -> None:
+    line = encode(sample(), AT, 2, lambda local_rank: local_rank + 8)
+    assert line.endswith(b"}\n")
+    assert json.loads(line) == {
+        "time": 1_700_000_000.123,
+        "attempt": 2,
+        "ranks": {
+            "8": {"cpu": 1, "rss": 2, "read": 3, "written": 4, "output": 5},
+            "9": {"cpu": 0.123, "rss": 1 << 30, "read": 10, "written": 0, "output": 7},
+        },
+    }
+
+
+def test_the_example_in_the_docs_is_what_is_written() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
+    (example,) = (line for line in page.read_text().splitlines() if line.startswith('{"time":1'))
+    workers = {
+        0: WorkerSample(1.0123, 1389363200, 52428800.0, 1203.7, 48210, ("0",)),
+        1: WorkerSample(0.997, 1389248512, 52430112.2, 611.0, 0, ("1",)),
+    }
+    gpus = {"0": GpuUse(0.98, 75161927680, 612.4), "1": GpuUse(0.97, 75161927680, 608.9)}
+    line = encode(Sample(workers, gpus), 1714565400_512_000_000, 0, int)
+    assert line.decode() == f"{example}\n"
+    Draft202012Validator(SCHEMA).validate(json.loads(example))
+
+
+def test_gpus_are_named_by_who_sees_them() -> None:
+    record = json.loads(encode(on_gpus(), AT, 0, int))
+    assert record["ranks"]["0"]["gpus"] == ["0", "MIG-a"]
+    assert record["gpus"] == {
+        "0": {"use": 0.97, "memory": 70 << 30, "power": 512.25},
+        "MIG-a": {"memory": 5},
+    }
+
+
+def test_progress_stands_beside_what_a_worker_uses() -> None:
+    worker = json.loads(encode(on_gpus(), AT, 0, int))["ranks"]["0"]
+    assert worker["cpu"] == 1
+    assert {name: worker[name] for name in worker if name in Progress._fields} == {
+        "step": 1200,
+        "total": 50000,
+        "rate": 3.142,
+        "eta": 15533,
+        "idle": 3,
+        "metrics": {"loss": 2.5, "lr": "nan"},
+    }
+
+
+def test_of_progress_only_what_is_known_is_written() -> None:
+    progress = Progress(0.5)
+    line = encode(sample()._replace(progress={1: progress}), AT, 0, int)
+    ranks = json.loads(line)["ranks"]
+    assert ranks["1"]["step"] == 0.5
+    assert not {"total", "rate", "eta", "metrics"} & ranks["1"].keys()
+    assert "step" not in ranks["0"]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    record = json.loads(encode(sample(output=None), AT, 0, int))
+    assert "output" not in record["ranks"]["1"]
+
+
+def test_the_published_schema_has_every_field() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    record = json.loads(encode(on_gpus(), AT, 2, int))
+    Draft202012Validator(SCHEMA).validate(record)
+    assert record.keys() == SCHEMA["properties"].keys()
+    assert record["ranks"]["0"].keys() == SCHEMA["$defs"]["worker"]["properties"].keys()
+    assert record["gpus"]["0"].keys() == SCHEMA["$defs"]["gpu"]["properties"].keys()
+
+
+# Thinning out
+
+
+def played(count: int, limit: int, interval: float = 5.0, size: int = 100) -> list[float]:
+    """Times of what is kept of a run of so many samples, as `SampleLog` would keep them."""
+    times: list[float] = []
+    for number in range(count):
+        # a little early or late, as it is
+        times.append(number * interval + (number * 7919 % 11 - 5) / 50 * interval)
+        if len(times) * size > limit:
+            times = [times[place] for place in thinned(times, [size] * len(times), limit)]
+    return times
+
+
+def test_the_first_time_every_second_line_of_the_older_half_goes() -> None:
+    times = [5.0 * number for number in range(101)]
+    kept = thinned(times, [10] * 101, 1000)
+    assert kept == [*range(0, 51, 2), *range(51, 101)]
+
+
+@pytest.mark.parametrize("hours", [1, 5, 24, 24 * 7])
+def test_a_long_run_has_an_even_picture_and_its_last_lines_whole(hours: int) -> None:
+    count = hours * 720
+    limit = 100_000
+    times = played(count, limit)
+    assert times[-1] == pytest.approx(5.0 * count, abs=10)
+    assert times[0] <= 5.5
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert max(gaps[-500:]) <= 7.0
+    # no hole is much larger than if three tenths of the lines were spread over all of the run
+    assert max(gaps) <= max(7.0, 2.2 * times[-1] / 300)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e9), st.integers(1, 5000)), min_size=1, max_size=200),
+    st.integers(1, 50_000),
+)
+def test_whatever_the_lines_the_bound_and_their_order_hold(
+    lines: list[tuple[float, int]], limit: int
+) -> None:
+    times, sizes = [time for time, _ in lines], [size for _, size in lines]
+    kept = thinned(times, sizes, limit)
+    assert kept == sorted(set(kept))
+    assert kept[-1] == len(lines) - 1
+    assert len(kept) == 1 or sum(sizes[place] for place in kept) <= 0.8 * limit
+    # the newer half stays as it is
+    newer = [place for place in range(len(lines)) if sum(sizes[place:]) <= limit / 2]
+    assert set(newer) <= set(kept)
+
+
+def test_of_nothing_nothing_is_kept() -> None:
+    assert thinned([], [], 100) == []
+
+
+def test_a_pause_of_a_week_costs_no_lines() -> None:
+    week = 7 * 86400.0
+    times = [5.0 * number for number in range(50)]
+    times += [week + 5.0 * number for number in range(51)]
+    kept = thinned(times, [10] * 101, 1000)
+    assert len(kept) == 26 + 50
+
+
+# The file
+
+
+def numbered(path: Path) -> list[int]:
+    return [json.loads(line)["ranks"]["0"]["output"] for line in path.read_text().splitlines()]
+
+
+def write(log: SampleLog, number: int) -> None:
+    log.write(Sample({0: WorkerSample(0.0, 0, 0.0, 0.0, number)}), 0, int)
+
+
+def test_the_file_stays_below_its_bound_and_its_last_line_is_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    log = SampleLog(str(path), pytest.fail, limit=4000)
+    for number in range(500):
+        write(log, number)
+        assert path.stat().st_size <= 4000
+        newest = last_sample(str(tmp_path))
+        assert newest is not None
+        assert newest["ranks"]["0"]["output"] == number
+    log.close()
+    numbers = numbered(path)
+    assert numbers == sorted(numbers)
+    assert len(numbers) >= 20
+    assert os.listdir(tmp_path) == ["samples.jsonl"]
+
+
+def test_a_later_run_in_the_same_directory_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(encode(sample(), AT, 0, int) + b'{"time": 17')
+    for number in (1, 2):
+        log = SampleLog(str(path), pytest.fail)
+        write(log, number)
+        log.close()
+        log.close()
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 4
+    assert lines[1] == b'{"time": 17'
+    assert [json.loads(line)["attempt"] for line in lines[2:]] == [0, 0]
+
+
+def test_thinning_out_drops_lines_that_are_torn(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b'{"time": 17\n[1]\nnull\n{"time": "x"}\n{"time": null}\n{}\n' * 50)
+    log = SampleLog(str(path), pytest.fail, limit=1000)
+    write(log, 7)
+    assert numbered(path) == [7]
+    write(log, 8)
+    assert numbered(path) == [7, 8]
+    log.close()
+
+
+def test_a_directory_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    failures: list[OutputError] = []
+    log = SampleLog(str(tmp_path / "gone" / "samples.jsonl"), failures.append)
+    write(log, 1)
+    write(log, 2)
+    log.close()
+    assert [each.reason for each in failures] == ["No such file or directory"]
+
+
+def test_where_nothing_can_be_replaced_the_file_grows_to_twice_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[OutputError] = []
+    tries: list[str] = []
+
+    def refuse(path: str, data: bytes) -> None:
+        tries.append(path)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("lllaunch.run.files.replace_file", refuse)
+    path = tmp_path / "samples.jsonl"
+    log = SampleLog(str(path), failures.append, limit=2000)
+    for number in range(200):
+        write(log, number)
+    log.close()
+    assert 3500 <= path.stat().st_size <= 4000
+    assert [each.reason for each in failures] == ["Permission denied"]
+    # not each time
+    assert len(tries) < 15
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "", '{"time": 1', "[1]\n", "x\n", "{}\n"),
+        '{"time": 1, "attempt": 0, "ranks": {"0": 3}}\n',
+        '{"time": 1, "attempt": 0, "ranks": []}\n',
+        '{"time": 1, "attempt": null, "ranks": {}}\n',
+        '{"time": "1", "attempt": 0, "ranks": {}}\n',
+        '{"time": 1, "attempt": 0, "ranks": {}, "gpus": []}\n',
+    ],
+)
+def test_without_a_whole_sample_there_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "samples.jsonl").write_text(text)
+    assert last_sample(str(tmp_path)) is None
+
+
+def test_of_several_nodes_the_newest_of_each_are_one(tmp_path: Path) -> None:
+    use = {"0": GpuUse(0.5, 1 << 30, 300.0)}
+    for name, attempt, first, gpus in (
+        ("node_0", 2, 0, use),
+        ("node_1", 2, 2, use),
+        # it left before
+        ("node_2", 1, 4, {}),
+    ):
+        (tmp_path / name).mkdir()
+        workers = {0: WorkerSample(1, 2, 3, 4, 5, tuple(gpus)), 1: WorkerSample(1, 2, 3, 4, 5)}
+        line = encode(Sample(workers, gpus), AT + first * 10**9, attempt, lambda r, f=first: f + r)
+        (tmp_path / name / "samples.jsonl").write_bytes(line)
+    (tmp_path / "node_3").mkdir()
+    newest = last_sample(str(tmp_path))
+    assert newest is not None
+    assert newest["time"] == 1_700_000_002.123
+    assert newest["attempt"] == 2
+    assert set(newest["ranks"]) == {"0", "1", "2", "3"}
+    assert [worker.get("gpus") for worker in newest["ranks"].values()] == [
+        *(["node_0/0"], None),
+        *(["node_1/0"], None),
+    ]
+    assert set(newest["gpus"]) == {"node_0/0", "node_1/0"}
+    assert newest["gpus"]["node_1/0"] == {"use": 0.5, "memory": 1 << 30, "power": 300.0}
+
+
+def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_bytes(
+        encode(sample(), AT, 3, int) + encode(sample(), AT, 4, int)[:-5]
+    )
+    newest = last_sample(str(tmp_path))
+    assert newest is not None
+    assert newest["attempt"] == 3
+
+
+def test_a_file_that_cannot_be_opened_again_is_opened_when_that_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    file = LineFile(str(tmp_path / "lines"), said.append)
+    file.append(b"1\n")
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as context:
+
+        def change(data: bytes) -> bytes:
+            context.setattr(LineFile, "_open", fails)
+            return data + b"2\n"
+
+        file.rewrite(change)
+        file.append(b"lost\n")
+    file.append(b"3\n")
+    file.close()
+    file.append(b"after the end\n")
+    assert (tmp_path / "lines").read_bytes() == b"1\n2\n3\n"
+    assert len(said) == 1

@@ -1,0 +1,331 @@
+"""What is only reported, and looks at where workers are, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lllaunch.heartbeats import HEARTBEAT
+from lllaunch.spec import WatchdogPolicy
+from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
+from lllaunch.supervisor.watchdog import WatchdogDriver
+from lllaunch.testing import FakeClock
+from lllaunch.watchdog import watch
+from lllaunch.watchdog.findings import Asked, Finding, OverMemory, Spinning, Stalled, TimedOut
+from lllaunch.watchdog.sampling import Sampler, Usage
+from lllaunch.watchdog.stacks import collector
+from lllaunch.watchdog.stacks.frames import Frame, RankStack, Thread
+
+HERE = (Frame("/a/train.py", 12, "step"),)
+
+
+@dataclass
+class Workers:
+    """What is asked of a group of two workers."""
+
+    nprocs: int = 2
+    parent: int = 90
+    stdouts: dict[int, str] = field(default_factory=lambda: {0: "/dev/null", 1: "/dev/null"})
+    stderrs: dict[int, str] = field(default_factory=lambda: {0: "/dev/null", 1: "/dev/null"})
+    error_files: dict[int, str] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
+
+    def watched_pids(self) -> dict[int, int]:
+        return dict(self.pids)
+
+    def known_pids(self) -> dict[int, int]:
+        return dict(self.pids)
+
+
+class Collector:
+    """Finds workers where the test says, at once."""
+
+    problem = ""
+    done = True
+    frames: tuple[Frame, ...] = HERE
+    made: list[Collector]
+
+    def __init__(self, workers: Mapping[int, int], *_: object, **options: Any) -> None:
+        self.frames_only = bool(options.get("frames_only"))
+        self.workers = dict(workers)
+        self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        type(self).made.append(self)
+
+    def start(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def result(self) -> tuple[RankStack, ...]:
+        return tuple(RankStack(rank, frames=self.frames) for rank in self.workers)
+
+    def threads(self, rank: int) -> tuple[Thread, ...]:
+        return (Thread("MainThread", current=True, frames=[*self.frames]),)
+
+    def process(self, rank: int) -> int:
+        return self.workers[rank]
+
+    def close(self) -> None:
+        assert self.fd >= 0
+        os.close(self.fd)
+        self.fd = -1
+
+
+@dataclass
+class Played:
+    """A watchdog, and the world that it sees.
+
+    Attributes:
+        used: what each worker has used.
+        written: bytes of stacks that each has written.
+        looks: how often the processes were looked at.
+    """
+
+    clock: FakeClock
+    driver: WatchdogDriver
+    used: Usage = Usage(0.0, 0, "R", (100,))  # noqa: RUF009 - cannot be changed
+    written: int = 0
+    looks: int = 0
+    workers: Workers = field(default_factory=Workers)
+
+    def begin(self) -> None:
+        self.driver.prepare(2)
+        self.driver.begin(self.workers)  # type: ignore[arg-type]
+
+    def after(self, seconds: float, busy: float = 0.0) -> list[object]:
+        """What happens in so long, if the loop wakes up as it is asked to.
+
+        Args:
+            seconds: for how long.
+            busy: share of a core that each worker uses.
+        """
+        until, found, turns = self.clock() + seconds, [], 0
+        while True:
+            wait = self.driver.next_in(healthy=True)
+            if wait is None or self.clock() + wait > until:
+                break
+            # whoever has nothing to do wakes nobody up
+            turns += 1
+            assert turns < 1000
+            self.clock.advance(wait)
+            self.used = self.used._replace(cpu=self.used.cpu + busy * wait)
+            found += self.driver.events(healthy=True)
+            if any(isinstance(event, WatchdogFired) and event.ends for event in found):
+                return found
+        self.clock.advance(max(0.0, until - self.clock()))
+        return found
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes a watchdog of a policy."""
+    monkeypatch.setattr(collector, "StackCollector", Collector)
+    monkeypatch.setattr(Collector, "made", [], raising=False)
+    made: list[Played] = []
+
+    def make(**policy: Any) -> Played:
+        clock, confirm = FakeClock(1000.0), policy.pop("confirm", None)
+        driver = WatchdogDriver(WatchdogPolicy(**policy), clock=clock, confirm=confirm)
+        played = Played(clock, driver)
+
+        def usage(_: Sampler, workers: Mapping[int, int]) -> dict[int, Usage]:
+            played.looks += 1
+            return dict.fromkeys(workers, played.used)
+
+        monkeypatch.setattr(Sampler, "usage", usage)
+        monkeypatch.setattr(Sampler, "shared_out", lambda _, used: used.rss)
+        monkeypatch.setattr(watch, "dumped", lambda _: played.written)
+        played.begin()
+        made.append(played)
+        return played
+
+    yield make
+    for each in made:
+        each.driver.close()
+    assert all(each.fd < 0 for each in Collector.made)
+
+
+def fired(events: list[object]) -> list[Finding]:
+    return [event.finding for event in events if isinstance(event, WatchdogFired)]
+
+
+def test_a_spin_is_found_by_looks_that_nobody_takes_before_half_of_its_time(play: Any) -> None:
+    played = play(spin=600.0)
+    assert played.after(299.0, busy=1.0) == []
+    assert Collector.made == []
+    found = played.after(331.0, busy=1.0)
+    (finding,) = fired(found)
+    assert isinstance(finding, Spinning)
+    assert finding.seconds >= 600.0
+    assert len(Collector.made) == finding.looks > 10
+    assert all(each.frames_only for each in Collector.made)
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_the_stacks_that_workers_write_for_a_look_are_no_output_and_no_io(
+    play: Any, monkeypatch: pytest.MonkeyPatch, unseen: bool
+) -> None:
+    played = play(spin=600.0)
+    if unseen:
+        played.workers.stdouts = {0: "", 1: ""}
+        played.begin()
+
+    def result(self: Collector) -> tuple[RankStack, ...]:
+        played.written += 50_000
+        used = played.used
+        played.used = used._replace(io=used.io + 50_000, written=used.written + 50_000)
+        return tuple(RankStack(rank, frames=HERE) for rank in self.workers)
+
+    monkeypatch.setattr(Collector, "result", result)
+    assert len(fired(played.after(631.0, busy=1.0))) == 1
+
+
+def test_who_reads_is_not_looked_at(play: Any) -> None:
+    played = play(spin=600.0)
+    for _ in range(20):
+        assert played.after(200.0, busy=1.0) == []
+        played.used = played.used._replace(io=played.used.io + 10**6)
+    assert Collector.made == []
+
+
+def test_time_in_which_the_whole_machine_stood_still_does_not_count(play: Any) -> None:
+    played = play(spin=600.0)
+    assert played.after(590.0, busy=1.0) == []
+    looks = len(Collector.made)
+    assert looks
+    played.clock.advance(10_000.0)
+    assert played.after(290.0, busy=1.0) == []
+    assert len(Collector.made) == looks
+    assert len(fired(played.after(341.0, busy=1.0))) == 1
+
+
+def test_workers_that_have_not_started_are_not_asked(play: Any) -> None:
+    played = play(spin=60.0)
+    played.workers.pids = {0: 100, 1: played.workers.parent}
+    assert played.after(600.0) == []
+    assert Collector.made
+    assert all(each.workers == {0: 100} for each in Collector.made)
+
+
+def test_what_is_reported_is_said_once_and_nobody_wakes_up_for_it_again(play: Any) -> None:
+    limits = {"timeout": 100.0, "memory": 10, "spin": 200.0, "silence": 300.0, "heartbeat": 300.0}
+    played = play(**limits, report=frozenset(limits))
+    played.used = played.used._replace(rss=100)
+    found = fired(played.after(1000.0, busy=1.0))
+    names = [type(finding).__name__ for finding in found]
+    assert names == ["OverMemory", "TimedOut", "Spinning", "Silent"]
+    looks, made = played.looks, len(Collector.made)
+    assert played.after(10**6, busy=1.0) == []
+    assert (played.looks, len(Collector.made)) == (looks, made)
+    # the next attempt is watched anew
+    played.begin()
+    found = fired(played.after(1000.0, busy=1.0))
+    assert [type(finding).__name__ for finding in found] == names
+
+
+def test_limits_that_end_are_looked_for_as_before_when_another_was_reported(play: Any) -> None:
+    played = play(timeout=100.0, memory=10, report=frozenset({"timeout"}))
+    assert [type(each) for each in fired(played.after(200.0))] == [TimedOut]
+    played.used = played.used._replace(rss=100)
+    (finding,) = fired(played.after(6.0))
+    assert isinstance(finding, OverMemory)
+
+
+def test_a_stall_that_was_reported_is_not_reported_as_a_spin_again(play: Any) -> None:
+    played = play(stall=600.0, spin=600.0, report=frozenset({"stall", "spin"}))
+    (finding,) = fired(played.after(3000.0))
+    assert isinstance(finding, Stalled)
+    assert Collector.made == []
+    # but what comes after they have moved is
+    played.used = played.used._replace(io=10**9)
+    (finding,) = fired(played.after(700.0, busy=1.0))
+    assert isinstance(finding, Spinning)
+
+
+def test_who_does_nothing_at_all_spins_where_a_stall_takes_longer(play: Any) -> None:
+    played = play(stall=1800.0, spin=600.0, report=frozenset({"stall", "spin"}))
+    found = [type(each) for each in fired(played.after(3000.0))]
+    assert found == [Spinning, Stalled]
+
+
+def test_of_several_nodes_who_waits_says_so_for_those_of_others_may_spin(play: Any) -> None:
+    seen: list[Finding] = []
+
+    def confirm(finding: Finding) -> bool:
+        seen.append(finding)
+        return isinstance(finding, Spinning) and len(seen) > 9
+
+    played = play(stall=600.0, spin=600.0, confirm=confirm)
+    (finding,) = fired(played.after(3000.0))
+    assert isinstance(finding, Spinning)
+    assert {type(each) for each in seen} == {Stalled, Spinning}
+
+
+def test_who_asks_for_stacks_does_not_wait_for_a_look(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = play(spin=600.0)
+    monkeypatch.setattr(Collector, "done", False)
+    assert played.after(300.0, busy=1.0) == []
+    (look,) = Collector.made
+    assert look in played.driver.files()
+    assert look.fd >= 0
+    monkeypatch.setattr(Collector, "done", True)
+    played.driver.take_stacks(frozenset({0, 1}), Asked(3))
+    assert look.fd < 0
+    assert not Collector.made[-1].frames_only
+    assert [type(each) for each in played.driver.events(healthy=True)] == [StacksTaken]
+    # and the looks go on
+    assert len(fired(played.after(340.0, busy=1.0))) == 1
+
+
+def test_a_look_that_does_not_come_back_is_given_up(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = play(spin=600.0)
+    monkeypatch.setattr(Collector, "done", False)
+    monkeypatch.setattr(Collector, "frames", ())
+    assert played.after(1800.0, busy=1.0) == []
+    # one in half of the time
+    assert len(Collector.made) == 5
+    assert [each.fd for each in Collector.made[:-1]] == [-1] * 4
+
+
+def test_a_look_ends_with_the_health_of_the_group(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = play(spin=600.0)
+    monkeypatch.setattr(Collector, "done", False)
+    played.after(300.0, busy=1.0)
+    assert played.driver.events(healthy=False) == []
+    assert [each.fd for each in Collector.made] == [-1]
+    assert played.driver.files() == []
+
+
+def test_who_says_that_it_gets_on_does_not_hang_when_ctrl_c_comes(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = play(stall=600.0).driver
+    # it has run, and written nothing, for long
+    monkeypatch.setattr(driver, "_began_at", time.time() - 100)
+    offset, _, path = driver._watch.environment(1)[HEARTBEAT].partition(":")
+
+    def beat(seconds_ago: float) -> None:
+        with open(path, "r+b") as file:
+            file.seek(int(offset))
+            file.write(struct.pack("q", time.monotonic_ns() - int(seconds_ago * 1e9)))
+
+    looks = driver.interrupted(2)
+    assert looks is not None
+    assert looks.silent >= 100
+    beat(0.0)
+    assert driver.interrupted(2) is None
+    beat(100.0)
+    assert driver.interrupted(2) is not None

@@ -1,0 +1,438 @@
+"""What tqdm, rich, Lightning and the Trainer print, as they print it, cut anywhere."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, track
+from tqdm import tqdm
+
+from lllaunch.watchdog.bars import (
+    LONGEST,
+    LONGEST_BAR,
+    MOST_BARS,
+    MOST_LINES,
+    Captured,
+    OtherOutput,
+    OutputParser,
+    Shown,
+    as_number,
+    captured,
+)
+
+RECORDED = Path(__file__).parent / "golden" / "bars"
+
+
+def shown(text: str | bytes) -> list[Shown]:
+    data = text.encode() if isinstance(text, str) else text
+    return [each for each in OutputParser().feed(data) if isinstance(each, Shown)]
+
+
+def last(text: str) -> Shown:
+    return shown(f"{text}\n")[-1]
+
+
+# As the installed versions print them
+
+_COUNTS, _TIMES = "{n_fmt}/{total_fmt}", "{elapsed}<{remaining}"
+
+
+def of_tqdm(total: int | None = 10, **options: object) -> str:
+    file = io.StringIO()
+    with tqdm(total=total, file=file, mininterval=0, **options) as bar:  # type: ignore[call-overload]
+        for step in range(10):
+            bar.update()
+            bar.set_postfix(loss=1 / (step + 1), best=math.inf, note="warm")
+    return file.getvalue()
+
+
+def nested_tqdm() -> str:
+    file = io.StringIO()
+    for _ in tqdm(range(3), desc="epochs", file=file, mininterval=0):
+        for _ in tqdm(range(4), desc="batches", file=file, mininterval=0, leave=False):
+            pass
+        tqdm.write("an epoch is over", file=file)
+    return file.getvalue()
+
+
+def of_rich(*, terminal: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    loss = TextColumn("loss={task.fields[loss]}")
+    with Progress(SpinnerColumn(), *columns, loss, console=console, auto_refresh=False) as bars:
+        epochs = bars.add_task("epochs", total=3, loss=0.5)
+        batches = bars.add_task("[red]batches", total=4, loss=0.25)
+        for _ in range(3):
+            bars.reset(batches)
+            for _ in range(4):
+                bars.advance(batches)
+                bars.refresh()
+            bars.advance(epochs)
+            bars.refresh()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"desc": "train"},
+        {"ascii": True},
+        {"ascii": " .oO", "ncols": 100},
+        {"colour": "green"},
+        {"desc": "50% | of [all]: 3/4"},
+        {"unit": " batches"},
+        {"unit_scale": True},
+        {"ncols": 0},
+        {"bar_format": f"{{l_bar}}{{bar}}| {_COUNTS} [{_TIMES}, {{rate_noinv_fmt}}{{postfix}}]"},
+    ],
+    ids=str,
+)
+def test_a_bar_of_tqdm(options: dict[str, object]) -> None:
+    found = shown(of_tqdm(**options))
+    assert [each.step for each in found[-2:]] == [10.0, 10.0]
+    assert sorted({each.step for each in found if each.step is not None}) == list(range(11))
+    assert {each.total for each in found} == {10.0}
+    assert {each.depth for each in found} == {0}
+    assert found[-1].metrics == {"loss": 0.1, "best": math.inf}
+    assert len({each.name for each in found}) == 1
+
+
+def test_a_bar_of_tqdm_without_a_total() -> None:
+    found = shown(of_tqdm(None, desc="read"))
+    assert found[-1] == Shown("read", 10.0, metrics={"loss": 0.1, "best": math.inf})
+    assert last("7 files [00:01, 3.2s/ files]").step == 7.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12.3kB [01:02:03, 4.5MB/s]",
+        "model.safetensors:  20%|##  | 20.0M/100M [00:03<00:04, 14.2MB/s]",
+        "model.safetensors:   0%|    | 0.00/100M [00:00<?, ?B/s]",
+        "slow:  20%|##  | 2/10 [00:03<00:04, 3.2s/B]",
+        "     ━━━━━━━━ 12.3/45.6 MB 3.2 MB/s eta 0:00:05",
+        "file ━━━━━━━━ 50% 512/1024 bytes ? 0:00:05",
+        "file ━━━━━━━━ 50% 0:00:05 3.2 MB/s",
+    ],
+)
+def test_bytes_are_no_steps(text: str) -> None:
+    assert shown(f"{text}\n") == []
+
+
+def test_a_training_may_tell_bytes_beside_its_steps() -> None:
+    assert last("2/10 [00:01<00:04, 2.0it/s, io=12MB/s]").step == 2.0
+    assert last("train ━━━━━━━━ 50% 5/10 memory=12.5 GB").step == 5.0
+
+
+def test_more_steps_than_there_were_to_be() -> None:
+    file = io.StringIO()
+    with tqdm(total=2, file=file, mininterval=0) as bar:
+        bar.update(5)
+    assert shown(file.getvalue())[-1] == Shown("", 5.0)
+
+
+def test_bars_of_tqdm_within_each_other() -> None:
+    found = shown(nested_tqdm())
+    outer = [each for each in found if each.depth == 0]
+    inner = [each for each in found if each.depth == 1]
+    assert {each.name for each in outer} == {"epochs"}
+    assert {each.name for each in inner} == {"batches"}
+    assert outer[-1][1:3] == (3.0, 3.0)
+    assert {each.total for each in inner} == {4.0}
+
+
+def test_bars_of_rich_at_a_terminal_are_told_by_their_rows() -> None:
+    found = shown(of_rich(terminal=True))
+    assert {(each.name, each.depth) for each in found} == {("epochs", 0), ("batches", 1)}
+    assert found[-2:] == [
+        Shown("epochs", 3.0, 3.0, 0, metrics={"loss": 0.5}),
+        Shown("batches", 4.0, 4.0, 1, metrics={"loss": 0.25}),
+    ]
+
+
+def test_in_a_file_rich_draws_its_bars_once_in_the_end() -> None:
+    found = shown(of_rich(terminal=False))
+    assert [(each.name, each.step, each.depth) for each in found] == [
+        ("epochs", 3.0, 0),
+        ("batches", 4.0, 1),
+    ]
+
+
+def test_a_bar_of_rich_after_another_is_not_below_it() -> None:
+    file = io.StringIO()
+    for _ in range(3):
+        for _ in track(range(2), "train", console=Console(file=file)):
+            pass
+    assert shown(file.getvalue()) == 3 * [Shown("train", 100.0, 100.0)]
+
+
+def test_rich_without_unicode() -> None:
+    assert last(f"train {'-' * 40}  50% 0:00:05").step == 50.0
+    assert shown(f"{'-' * 40}\n") == []
+
+
+@cache
+def recorded(name: str) -> bytes:
+    return (RECORDED / name).read_bytes()
+
+
+def test_lightning_with_bars_of_tqdm() -> None:
+    found = shown(recorded("lightning_tqdm.stdout"))
+    training = [each for each in found if each.name == "Epoch #" and each.depth == 0]
+    assert {each.epoch for each in training} == {0, 1}
+    assert training[-1][1:3] == (5.0, 5.0)
+    assert math.isnan(training[-1].metrics["train_loss"])
+    assert training[2].metrics["train_loss"] == 0.27
+    validation = [each for each in found if each.name.startswith("Validation")]
+    assert {each.depth for each in validation} == {1}
+
+
+def test_lightning_with_bars_of_rich() -> None:
+    found = shown(recorded("lightning_rich.stdout"))
+    assert {(each.epoch, each.epochs) for each in found} == {(0, 2), (1, 2)}
+    assert found[1] == Shown("Epoch #/#", 4.0, 5.0, 0, 0, 2, {"train_loss": 0.229})
+    assert math.isnan(found[-1].metrics["val_loss"])
+
+
+def test_the_trainer() -> None:
+    bars = shown(recorded("trainer.stderr"))
+    assert [each.step for each in bars if not each.depth][-1] == 12.0
+    assert {each.total for each in bars if each.depth == 1} == {3.0}
+    lines = shown(recorded("trainer.stdout"))
+    assert lines[0].step is None
+    assert lines[0].metrics == {
+        "loss": 0.173,
+        "grad_norm": 0.5669,
+        "learning_rate": 4.167e-05,
+        "epoch": 0.3,
+    }
+    # before transformers 5 the numbers were not quoted
+    assert last("{'loss': nan, 'grad_norm': 1.5, 'epoch': 0.12}").metrics["grad_norm"] == 1.5
+
+
+# Cut anywhere
+
+STREAMS = {
+    "tqdm": of_tqdm().encode(),
+    "tqdm nested": nested_tqdm().encode(),
+    "rich": of_rich(terminal=True).encode(),
+    "rich in a file": of_rich(terminal=False).encode(),
+    **{path.name: path.read_bytes() for path in RECORDED.iterdir()},
+}
+
+
+def assert_cut_anywhere_the_same(data: bytes, cuts: list[int]) -> None:
+    pattern = re.compile(r"(?P<percent>\d+)%")
+    whole, parts = OutputParser(pattern), OutputParser(pattern)
+    expected = whole.feed(data)
+    edges = [0, *sorted(cuts), len(data)]
+    found = [
+        each for begin, end in itertools.pairwise(edges) for each in parts.feed(data[begin:end])
+    ]
+    # nan is not equal to itself
+    assert repr(found) == repr(expected)
+    assert repr(parts.pending()) == repr(whole.pending())
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_a_stream_shows_the_same_wherever_it_is_cut(name: str, data: st.DataObject) -> None:
+    stream = STREAMS[name]
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    assert_cut_anywhere_the_same(stream, cuts)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_shows_the_same_byte_by_byte(name: str) -> None:
+    stream = STREAMS[name][:2500]
+    assert_cut_anywhere_the_same(stream, list(range(len(stream))))
+
+
+@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode), st.integers(0, 300))
+def test_no_output_makes_the_parser_fail(data: bytes, cut: int) -> None:
+    assert_cut_anywhere_the_same(data, [min(cut, len(data))])
+
+
+def test_what_was_redrawn_last_is_known_before_it_has_ended() -> None:
+    parser = OutputParser()
+    found = parser.feed(b"\r 10%|#  | 1/10 [00:00<00:09,  1.00it/s]\r 20%|## | 2/10 [00:02<00:08, ")
+    assert [each.step for each in found if isinstance(each, Shown)] == [1.0]
+    assert parser.pending() is None
+    parser.feed(b" 1.00it/s]")
+    pending = parser.pending()
+    assert pending is not None
+    assert pending.step == 2.0
+
+
+def test_a_line_without_an_end_takes_no_memory() -> None:
+    parser = OutputParser()
+    for _ in range(100):
+        assert parser.feed(b"x" * 10_000) == []
+    assert len(parser._splitter.pending) == LONGEST
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain text",
+        "[2024-01-01 10:00:00,123] step 3/4",
+        "loss: 0.3",
+        "tests/test_a.py ....... [ 50%]",
+        "downloaded 3/4 [retrying]",
+        "{'a': [1, 2]}",
+        "{'model': 'resnet', 'path': '/data'}",
+        "━━━━━━━━━━ title ━━━━━━━━━━",
+        "at [00:01, x]",
+        "3 [00:01, no rate]",
+        "----------------- 50 -----------------",
+        "---------- coverage: 85% ----------",
+        "---------- 50% done ----------",
+        "━━━━━━ Training started 2026/11 ━━━━━━",
+        "━━━━━━━━━━━━ 12 of 30 ━━━",
+        "+----------+----------+ 20% of 10/20",
+        "INFO 5 files [00:12, a/b]",
+        "took 3s [1:02, gpu/0]",
+        f"{'x' * 1024} 5/10 [00:01<00:01,  4.99it/s]",
+    ],
+)
+def test_other_lines_are_no_bars(text: str) -> None:
+    assert shown(f"{text}\n") == []
+
+
+def test_other_output_is_told_and_what_draws_a_bar_is_none() -> None:
+    parser = OutputParser()
+    assert parser.feed(b"saved\n\r   \r\n\x1b[2K\x1b[1A\n\x1b[?25h\n") == [OtherOutput()]
+
+
+# Bounded in work
+
+_BAR_END = "1/2 [00:00<00:00, 1it/s]"
+# Lines of which an expression that tries each length at each place would never come to the end.
+HOSTILE = {
+    "digits": f"mask [{'01' * 32000}] it/s",
+    "short digits": f"mask [{'01' * 480}] it/s\n" * 60,
+    "names": f"1/2 [00:00<00:00, {'a.b-c/d' * 130}]\n" * 60,
+    "clocks": "1 [00:00," * 100 + " it/s]\n",
+    "units": "1 a" * 300 + " [00:00, it/s]\n",
+    "spaces": f"{' ' * 900}{_BAR_END}\n" * 60,
+    "edges": f"{'-.' * 450} {_BAR_END}\n" * 60,
+    "edges of bars": f"{'|' * 900} {_BAR_END}\n" * 60,
+    "percent": f"{'1' * 900}% {_BAR_END}\n" * 60,
+    "epochs": f"epoch {' ' * 900} {_BAR_END}\n" * 60,
+    "rows": f"━━━━━ {'1' * 900}\n" * 60,
+    "bars of rich": f"{'━━━━━ ' * 150} 1%\n" * 60,
+    "hyphens": f"{'-' * 900}%\n" * 60,
+    "quotes": "{" + "'" * 4000 + "}\n",
+    "keys": "{'" + "a" * 4000 + "': 1}\n",
+    "sequences": "\x1b]" * 500 + f" {_BAR_END}\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.timeout(60)
+def test_no_line_holds_up_who_reads_it(name: str) -> None:
+    # in a process of its own: nothing interrupts an expression
+    code = """if True:
+        import sys
+        from lllaunch.watchdog.bars import OutputParser
+        data = sys.stdin.buffer.read()
+        parser = OutputParser()
+        for _ in range(20):
+            parser.feed(data)
+            parser.feed(b"\\n")
+            parser.feed(data.rstrip(b"\\n"))
+            parser.pending()
+    """
+    data = (HOSTILE[name] * (1 + 65536 // len(HOSTILE[name]))).encode()
+    subprocess.run([sys.executable, "-c", code], input=data, check=True, timeout=50)
+
+
+def test_of_many_bars_the_last_are_parsed() -> None:
+    parser = OutputParser()
+    bars = "".join(f"\r{step}/9999 [00:01<00:01, 4.99it/s]\r" for step in range(MOST_BARS + 500))
+    found = parser.feed(bars.encode())
+    assert parser.skipped
+    assert found[-1] == Shown("", MOST_BARS + 499.0, 9999.0)
+    assert len(found) == MOST_BARS
+    assert parser.feed(b"1/2 [00:01<00:01, 4.99it/s]\n")
+    assert not parser.skipped
+
+
+def test_a_pattern_sees_the_begin_of_a_line_and_the_last_lines() -> None:
+    parser = OutputParser(re.compile(r"at (?P<step>\d+)"))
+    assert parser.feed(b"x" * LONGEST_BAR + b"at 3\n") == [OtherOutput()]
+    found = parser.feed(b"at 3\n" * (MOST_LINES + 1))
+    assert [each for each in found if isinstance(each, Captured)] == MOST_LINES * [
+        Captured({"step": 3.0})
+    ]
+    assert parser.skipped
+
+
+def test_of_very_many_lines_the_last_are_seen() -> None:
+    parser = OutputParser()
+    found = parser.feed(b"a\n" * 100_000 + b"1/2 [00:01<00:01, 4.99it/s]\n")
+    assert parser.skipped
+    assert found[-1] == Shown("", 1.0, 2.0)
+    assert len(found) < 20_000
+
+
+# Patterns
+
+
+def test_a_pattern_captures_numbers_by_the_names_of_its_groups() -> None:
+    pattern = re.compile(r"step (?P<step>[\d,]+)(?: of (?P<total>\d+))? loss (?P<loss>\S+)")
+    parser = OutputParser(pattern)
+    assert parser.feed(b"\x1b[32mstep 1,200 loss 0.31\x1b[0m\nnothing\nstep 3 of 7 loss nan\r") == [
+        Captured({"step": 1200.0, "loss": 0.31}),
+        OtherOutput(),
+        Captured({"step": 3.0, "total": 7.0, "loss": pytest.approx(math.nan, nan_ok=True)}),
+    ]
+    assert captured(re.compile("ready"), b"ready") == {}
+    assert captured(re.compile("(?P<word>ready)"), b"ready") == {}
+
+
+def test_a_line_that_has_not_ended_is_not_captured() -> None:
+    parser = OutputParser(re.compile(r"loss (?P<loss>\S+)"))
+    assert parser.feed(b"loss 0.3") == []
+    assert parser.feed(b"1\n") == [Captured({"loss": 0.31})]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,200", 1200.0),
+        ("1_200", 1200.0),
+        ("12%", 12.0),
+        ("3e-4", 3e-4),
+        ("-inf", -math.inf),
+        ("Infinity", math.inf),
+        (" 7 ", 7.0),
+        ("seven", None),
+        ("9" * 400, None),
+        ("", None),
+    ],
+)
+def test_numbers(text: str, number: float | None) -> None:
+    assert as_number(text) == number
+
+
+def test_nan_in_all_its_forms() -> None:
+    for text in ("nan", "NaN", "nan.0", "-nan"):
+        number = as_number(text)
+        assert number is not None
+        assert math.isnan(number)
+    assert as_number("inf.0") == math.inf

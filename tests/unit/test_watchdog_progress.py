@@ -1,0 +1,468 @@
+"""How far workers are, by what they say or print, and when they get no further."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch import heartbeats
+from lllaunch.heartbeats import HEARTBEAT, ProgressRecord, make_places, place_of, progress
+from lllaunch.spec import ProgressLimit
+from lllaunch.watchdog.bars import Captured, OtherOutput, Shown
+from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged, is_of_all, limit_of
+from lllaunch.watchdog.output import GrowingFile, ProgressReader
+from lllaunch.watchdog.progress import Progress, ProgressDetector, ProgressTracker
+from lllaunch.watchdog.stall import WorkerActivity
+
+LIVE = {0: WorkerActivity(0.0)}
+
+
+def record(moment: float, step: float, total: float | None = None, **metrics: float) -> Any:
+    return ProgressRecord(int(moment * 1e9), step, total, metrics)
+
+
+def bar(
+    step: float, total: float | None = 10.0, name: str = "", depth: int = 0, **more: Any
+) -> Shown:
+    return Shown(name, step, total, depth, **more)
+
+
+def tracker(*shown: Any, now: float = 1.0) -> ProgressTracker:
+    """One that has seen these of rank 0, a second apart."""
+    found = ProgressTracker()
+    for number, each in enumerate(shown):
+        found.show(0, 0, [each], now + number)
+    return found
+
+
+def step_of(found: ProgressTracker, now: float = 100.0) -> tuple[float, float | None]:
+    return found.at(now)[0][:2]
+
+
+# What counts
+
+
+def test_the_rate_and_the_time_that_is_left() -> None:
+    found = ProgressTracker()
+    assert found.at(0.0) == {}
+    found.say(0, record(10.0, 100, 1000), 10.0)
+    assert found.at(10.0) == {0: Progress(100.0, 1000.0)}
+    found.say(0, record(30.0, 140, 1000, loss=0.5), 31.0)
+    assert found.at(35.0) == {0: Progress(140.0, 1000.0, 2.0, 425.0, 5.0, {"loss": 0.5})}
+    # said long ago
+    assert found.at(30.0 + 1000)[0].eta == 0.0
+    assert found.at(30.0 + 1000)[0].idle == 1000.0
+
+
+def test_the_rate_is_that_of_late() -> None:
+    found = ProgressTracker()
+    for second in range(0, 1000, 10):
+        found.say(0, record(second + 1, second), second + 1)
+    for second in range(1000, 1300, 10):
+        found.say(0, record(second + 1, 10 * second), second + 1)
+    assert found.at(1300.0)[0].rate == 10.0
+
+
+def test_a_bar_that_is_drawn_a_thousand_times_between_two_looks_has_a_rate() -> None:
+    found = ProgressTracker()
+    for look in range(1, 4):
+        found.show(0, 0, [bar(1000 * look + step, 9000) for step in range(1000)], 5.0 * look)
+    assert found.at(15.0)[0].rate == 200.0
+
+
+def test_steps_that_take_longer_than_the_window_have_a_rate() -> None:
+    found = ProgressTracker()
+    for step in range(3):
+        found.say(0, record(1 + 600 * step, step), 1 + 600 * step)
+    assert found.at(1300.0)[0].rate == pytest.approx(1 / 600)
+
+
+def test_what_a_rank_says_counts_alone_from_then_on() -> None:
+    found = tracker(bar(3))
+    assert step_of(found) == (3.0, 10.0)
+    found.say(0, record(5.0, 1200), 5.0)
+    found.show(0, 0, [bar(4)], 6.0)
+    assert step_of(found) == (1200.0, None)
+    assert found.furthest() == 1200.0
+
+
+def test_bars_within_others_do_not_count() -> None:
+    found = tracker(bar(1, 3, "epochs"), bar(7, 9, "batches", 1), bar(8, 9, "batches", 1))
+    assert step_of(found) == (1.0, 3.0)
+
+
+def test_of_bars_that_follow_each_other_the_last_counts() -> None:
+    found = tracker(bar(9, 9, "download"), bar(2, 9, "train"))
+    assert step_of(found) == (2.0, 9.0)
+
+
+def test_a_training_is_measured_by_the_bar_that_shows_the_longest() -> None:
+    found = tracker(bar(1000, 1000, "download"), bar(1, 500), bar(40, 500), bar(2, 10, "evaluate"))
+    assert step_of(found) == (2.0, 10.0)
+    assert found.furthest() == 40.0
+
+
+def test_a_bar_that_tells_its_epoch_counts_over_the_epochs() -> None:
+    lightning = tracker(bar(3, 5, "Epoch #", epoch=0), bar(4, 5, "Epoch #", epoch=2))
+    assert step_of(lightning) == (14.0, None)
+    own = tracker(bar(3, 5, "Epoch #/#", epoch=1, epochs=10))
+    assert step_of(own) == (3.0, 50.0)
+    own.show(0, 0, [bar(1, 5, "Epoch #/#", epoch=2, epochs=10)], 9.0)
+    assert step_of(own) == (6.0, 50.0)
+    from_zero = tracker(bar(3, 5, epoch=0, epochs=10), bar(3, 5, epoch=1, epochs=10))
+    assert step_of(from_zero) == (8.0, 50.0)
+
+
+def test_a_bar_that_begins_anew_goes_on_counting() -> None:
+    steps = [step_of(tracker(*map(bar, [*range(11), *range(each)])))[0] for each in range(1, 6)]
+    assert steps == [10.0, 11.0, 12.0, 13.0, 14.0]
+    assert step_of(tracker(bar(10), bar(0), bar(3)))[1] is None
+
+
+def test_the_last_of_each_number_is_kept_and_no_more_than_some() -> None:
+    found = tracker(bar(1, metrics={"loss": 1.0, "lr": 0.1}), Shown(metrics={"loss": 0.5}))
+    assert found.at(5.0)[0].metrics == {"loss": 0.5, "lr": 0.1}
+    found.show(0, 0, [bar(2, metrics={f"m{number}": 0.0 for number in range(100)})], 3.0)
+    assert len(found.at(5.0)[0].metrics) == 32
+
+
+OTHER = OtherOutput()
+
+
+@pytest.mark.parametrize("other", [OTHER, Shown(metrics={"loss": 0.5}), Captured({"loss": 0.5})])
+def test_a_full_bar_is_the_step_until_something_else_is_printed(other: Any) -> None:
+    seen = tracker(bar(4, 4, "Loading checkpoint shards"))
+    assert step_of(seen) == (4.0, 4.0)
+    seen.show(0, 1, [other], 3.0)
+    assert seen.at(4.0) == {}
+    assert (seen.step, seen.furthest()) == (None, None)
+    seen.show(0, 0, [bar(1, 9, "train"), OTHER], 5.0)
+    assert step_of(seen) == (1.0, 9.0)
+
+
+def test_a_bar_that_is_not_full_is_the_step_whatever_is_printed() -> None:
+    assert step_of(tracker(bar(3, 4), OTHER)) == (3.0, 4.0)
+    assert step_of(tracker(bar(3, None), OTHER)) == (3.0, None)
+    assert step_of(tracker(bar(5, 5, epoch=0), OTHER)) == (5.0, None)
+    assert step_of(tracker(bar(5, 5, epoch=1, epochs=2), OTHER)) == (5.0, 10.0)
+    assert tracker(bar(5, 5, epoch=2, epochs=2), OTHER).at(9.0) == {}
+    # a loop that goes on counts on
+    assert step_of(tracker(bar(10), OTHER, bar(1))) == (11.0, None)
+
+
+def test_many_bars_take_no_memory() -> None:
+    found = tracker(*(bar(1, name="x" * number) for number in range(300)))
+    assert len(found._ranks[0]._bars) <= 64
+    assert step_of(found) == (1.0, 10.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 1))))
+def test_whatever_bars_show_time_that_is_left_is_none_or_positive(
+    shown: list[tuple[int, int, int]],
+) -> None:
+    found = ProgressTracker()
+    for number, (step, name, depth) in enumerate(shown):
+        found.show(0, 0, [bar(step, 5, "abcd"[name], depth)], number)
+    for each in found.at(len(shown) + 3.0).values():
+        assert each.eta is None or each.eta >= 0
+        assert each.step >= 0
+
+
+# When there is none
+
+
+def found_after(seconds: float, limit: ProgressLimit, seen: ProgressTracker) -> Any:
+    return ProgressDetector(limit, seen, 0.0).look(seconds, LIVE)
+
+
+def test_the_first_progress_is_waited_for() -> None:
+    limit = ProgressLimit(first_within=60.0)
+    nothing = ProgressTracker()
+    assert found_after(59.0, limit, nothing) is None
+    found = found_after(61.0, limit, nothing)
+    assert found == ProgressMissing(61.0, first=True)
+    assert is_of_all(found)
+    assert limit_of(found) == "progress"
+    assert str(found) == "hung: no progress in the first 1 min 01 s"
+    assert found_after(999.0, limit, tracker(bar(0))) is None
+    assert found_after(999.0, ProgressLimit(within=60.0), nothing) is None
+
+
+def test_progress_must_come_again() -> None:
+    limit = ProgressLimit(within=60.0)
+    seen = tracker(bar(1), bar(7), now=10.0)
+    assert found_after(70.0, limit, seen) is None
+    found = found_after(71.0, limit, seen)
+    assert found == ProgressMissing(60.0, 7.0)
+    assert not is_of_all(found)
+    assert str(found) == "hung: no progress for 1 min, at step 7"
+
+
+def test_a_bar_that_is_full_demands_no_more() -> None:
+    limit = ProgressLimit(within=60.0, first_within=10.0)
+    seen = tracker(bar(99, 100), bar(100, 100))
+    assert found_after(999.0, limit, seen) is None
+    seen.show(0, 0, [OTHER], 20.0)
+    assert found_after(999.0, limit, seen) is None
+    seen.show(0, 0, [bar(1, 10, "train")], 1000.0)
+    assert found_after(1059.0, limit, seen) is None
+    assert found_after(1060.0, limit, seen) == ProgressMissing(60.0, 1.0)
+    # not while bars around it go on
+    seen.show(0, 0, [bar(9, 9, "batches", 1)], 1060.0)
+    assert isinstance(found_after(1120.0, limit, seen), ProgressMissing)
+
+
+def test_calls_demand_more_at_their_total() -> None:
+    seen = tracker(bar(10, 10))
+    seen.say(0, record(5.0, 7, 7), 5.0)
+    assert isinstance(found_after(99.0, ProgressLimit(within=60.0), seen), ProgressMissing)
+
+
+def test_any_rank_and_any_bar_that_moves_is_progress() -> None:
+    limit = ProgressLimit(within=60.0)
+    seen = tracker(bar(1), now=10.0)
+    seen.show(1, 0, [bar(3, name="validation", depth=1)], 60.0)
+    assert found_after(100.0, limit, seen) is None
+    seen.say(2, record(100.0, 5), 100.0)
+    assert found_after(159.0, limit, seen) is None
+    assert isinstance(found_after(161.0, limit, seen), ProgressMissing)
+
+
+def test_a_step_that_stays_the_same_is_no_progress() -> None:
+    limit = ProgressLimit(within=60.0)
+    seen = ProgressTracker()
+    for second in range(1, 100):
+        seen.say(0, record(second, 1200, loss=1 / second), second)
+    found = found_after(99.0, limit, seen)
+    assert found == Unchanged("step", 1200.0, 98.0)
+    assert str(found) == "got nowhere: step has been 1200 for 1 min 38 s"
+
+
+def test_numbers_beside_the_step_may_stay_the_same() -> None:
+    seen = ProgressTracker()
+    for second in range(1, 100):
+        seen.say(0, record(second, second, lr=0.1), second)
+        seen.show(0, 0, [bar(second, 1000, metrics={"lr": 0.1})], second)
+    assert found_after(99.0, ProgressLimit(within=60.0), seen) is None
+
+
+def captures(lines: Callable[[int], dict[str, float]], seconds: int = 100) -> ProgressTracker:
+    found = ProgressTracker(captures=True)
+    for second in range(1, seconds):
+        found.show(0, 0, [Captured(lines(second))], second)
+    return found
+
+
+def test_with_a_pattern_only_what_matches_is_progress() -> None:
+    limit = ProgressLimit("loss", within=60.0)
+    seen = captures(lambda second: {"loss": second})
+    seen.show(0, 0, [bar(9)], 150.0)
+    seen.say(0, record(150.0, 7), 150.0)
+    assert found_after(158.0, limit, seen) is None
+    assert found_after(160.0, limit, seen) == ProgressMissing(61.0, 7.0)
+
+
+def test_a_pattern_without_groups_is_to_match() -> None:
+    limit = ProgressLimit("ready", within=60.0)
+    assert found_after(99.0, limit, captures(lambda _: {})) is None
+    assert found_after(161.0, limit, captures(lambda _: {})) == ProgressMissing(62.0)
+
+
+def test_what_a_pattern_captures_is_to_change() -> None:
+    limit = ProgressLimit("...", within=60.0)
+    step = captures(lambda second: {"step": 7, "loss": second})
+    assert found_after(99.0, limit, step) == Unchanged("step", 7.0, 98.0)
+    loss = captures(lambda second: {"step": second, "loss": 0.69})
+    assert found_after(99.0, limit, loss) == Unchanged("loss", 0.69, 98.0)
+    assert step_of(loss) == (99.0, None)
+    sizes = captures(lambda second: {"step": second, "total": 500, "epoch": 1, "epochs": 3})
+    assert found_after(99.0, limit, sizes) is None
+    assert step_of(sizes) == (99.0, 500.0)
+    alone = captures(lambda _: {"loss": 0.69})
+    assert found_after(99.0, limit, alone) == Unchanged("loss", 0.69, 98.0)
+
+
+def test_a_captured_step_moves_beside_calls_that_tell_another() -> None:
+    seen = ProgressTracker(captures=True)
+    for second in range(1, 100):
+        seen.say(0, record(second, 7), second)
+        seen.show(0, 0, [Captured({"step": second})], second)
+    assert found_after(99.0, ProgressLimit("...", within=60.0), seen) is None
+
+
+def test_a_pattern_without_limits_is_looked_for_all_the_same() -> None:
+    detector = ProgressDetector(ProgressLimit("..."), ProgressTracker(captures=True), 0.0)
+    assert detector.interval == 5.0
+    assert detector.look(10.0**6, LIVE) is None
+
+
+def test_a_name_that_a_worker_chose_steers_no_terminal() -> None:
+    found = NotFinite(0, "\x1b[2Jloss\n", "nan")
+    assert str(found).isprintable()
+    assert str(Unchanged("\x1b[2J" + 99 * "x", 1.0, 1.0)).isprintable()
+
+
+def test_time_in_which_nobody_ran_does_not_count() -> None:
+    detector = ProgressDetector(ProgressLimit(within=60.0), tracker(bar(1)), 0.0)
+    detector.forgive(1000.0)
+    assert detector.look(1059.0, LIVE) is None
+    assert detector.look(1060.0, LIVE) == ProgressMissing(60.0, 1.0)
+    assert detector.look(9999.0, {}) is None
+
+
+def test_what_was_printed_and_not_read_is_held_against_nobody() -> None:
+    seen = captures(lambda _: {"loss": 0.69})
+    seen.skip(100.0)
+    assert found_after(159.0, ProgressLimit("...", within=60.0), seen) is None
+    untold = ProgressTracker()
+    untold.skip(100.0)
+    assert untold.moved is None
+
+
+# Numbers that are none any more
+
+
+def test_nan_is_named_once_with_the_step() -> None:
+    seen = ProgressTracker()
+    seen.say(0, record(1.0, 1100, loss=0.5), 1.0)
+    assert seen.not_finite() == []
+    seen.say(0, record(2.0, 1200, loss=math.nan, lr=0.1), 2.0)
+    seen.say(1, record(2.0, 1201, loss=math.nan), 2.0)
+    (found,) = seen.not_finite()
+    assert found == NotFinite(0, "loss", "nan", 1200.0)
+    assert str(found) == "says that loss is nan at step 1200"
+    assert limit_of(found) == "progress"
+    seen.say(0, record(3.0, 1300, loss=math.nan), 3.0)
+    assert seen.not_finite() == []
+
+
+def test_who_begins_with_nan_is_named_too_but_not_for_infinity() -> None:
+    seen = ProgressTracker(captures=True)
+    seen.say(0, record(1.0, 1, loss=math.nan, best=math.inf), 1.0)
+    seen.show(1, 0, [Captured({"grad": math.nan, "least": math.inf})], 1.0)
+    assert [each.name for each in seen.not_finite()] == ["loss", "grad"]
+    seen.say(0, record(2.0, 2, best=3.0), 2.0)
+    seen.say(0, record(3.0, 3, best=-math.inf), 3.0)
+    assert seen.not_finite() == [NotFinite(0, "best", "-inf", 3.0)]
+
+
+def test_in_a_bar_a_number_must_have_been_one() -> None:
+    seen = tracker(bar(1, metrics={"val_loss": math.nan, "loss": 0.5}))
+    assert seen.not_finite() == []
+    seen.show(0, 0, [bar(2, metrics={"val_loss": math.nan, "loss": math.nan})], 3.0)
+    (found,) = seen.not_finite()
+    assert found == NotFinite(0, "loss", "nan", 2.0, exact=True, chosen=False)
+    assert str(found) == "says that loss is nan since step 2"
+
+
+def test_where_it_began_is_known_only_of_output_that_was_read_whole() -> None:
+    seen = tracker(bar(1, metrics={"loss": 0.5}))
+    seen.show(0, 0, [bar(9, metrics={"loss": math.nan})], 3.0, complete=False)
+    assert [each.exact for each in seen.not_finite()] == [False]
+    pattern = ProgressTracker(captures=True)
+    pattern.show(0, 0, [Captured({"step": 3, "loss": math.nan})], 1.0)
+    assert pattern.not_finite() == [NotFinite(0, "loss", "nan", 3.0, exact=True)]
+
+
+def test_a_line_of_a_trainer_has_no_placeholders() -> None:
+    seen = tracker(Shown(metrics={"loss": math.nan, "grad_norm": math.inf}))
+    assert seen.not_finite() == [NotFinite(0, "loss", "nan", chosen=False)]
+    seen.show(0, 0, [Shown(metrics={"loss": math.nan})], 3.0)
+    assert seen.not_finite() == []
+
+
+def test_what_the_code_tells_is_said_though_a_library_has_printed_it() -> None:
+    seen = tracker(Shown(metrics={"loss": math.nan}))
+    seen.say(0, record(2.0, 7, loss=math.nan), 2.0)
+    assert [each.chosen for each in seen.not_finite()] == [False, True]
+    seen.show(0, 0, [Shown(metrics={"loss": math.nan})], 3.0)
+    assert seen.not_finite() == []
+
+
+def test_numbers_under_ever_new_names_take_no_memory() -> None:
+    seen = ProgressTracker()
+    for step in range(1000):
+        seen.show(0, 0, [bar(step, metrics={f"loss_{step}": 0.5, "loss": 0.5})], step)
+        seen.show(0, 0, [Shown(metrics={f"new_{step}": math.nan})], step)
+    rank = seen._ranks[0]
+    assert len(rank.metrics) == len(rank._told) == 32
+    assert rank._finite <= rank.metrics.keys()
+    assert {"loss", "loss_999"} <= rank.metrics.keys()
+    assert len(seen.not_finite()) == 32
+
+
+# Read from files and memory
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
+    path = str(tmp_path / "heartbeats")
+    made = make_places(path, 2)
+    monkeypatch.setenv(HEARTBEAT, place_of(path, 0))
+    heartbeats._places.clear()
+    yield made
+    heartbeats._places.clear()
+    made.close()
+
+
+def test_a_file_is_read_once_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    file = GrowingFile(str(path))
+    assert file.new() == (b"", False)
+    path.write_bytes(b"one ")
+    assert file.new() == (b"one ", False)
+    assert file.new() == (b"", False)
+    with path.open("ab") as stream:
+        stream.write(b"two three")
+    assert file.new(5) == (b"three", True)
+    path.write_bytes(b"new")
+    assert file.new() == (b"new", False)
+    os.unlink(path)
+    assert file.new() == (b"", False)
+
+
+def test_what_is_said_and_what_is_printed_are_seen_in_one_look(
+    memory: mmap.mmap, tmp_path: Path
+) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    reader = ProgressReader(memory, {0: (str(out), str(err)), 1: (str(out),)})
+    reader.look(1.0, [0, 1])
+    assert reader.tracker.at(1.0) == {}
+    err.write_text("\r 50%|##  | 5/10 [00:05<00:05,  1.00it/s]")
+    out.write_text("{'loss': 0.25}\n")
+    reader.look(2.0, [0])
+    assert reader.tracker.at(2.0)[0].step == 5.0
+    assert reader.tracker.at(2.0)[0].metrics == {"loss": 0.25}
+    progress(77, 100)
+    reader.look(3.0, [0])
+    assert reader.tracker.at(3.0)[0][:2] == (77.0, 100.0)
+
+
+def test_of_too_much_output_the_end_is_read(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reader = ProgressReader(None, {0: (str(out),)}, r"step (?P<step>\d+)")
+    out.write_text("".join(f"step {step}\n" for step in range(100_000)))
+    reader.look(5.0, [0])
+    assert reader.tracker.step == 99_999.0
+    assert reader.tracker.moved == 5.0
+
+
+def test_a_bar_that_is_drawn_below_another_is_not_mistaken_for_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reader = ProgressReader(None, {0: (str(out),)})
+    outer, inner = "| 1/3 [00:01<00:02,  1.00it/s]", "| 4/9 [00:01<00:02,  1.00it/s]"
+    out.write_text(f"\repochs:  33%|#  {outer}\n\rbatches:  44%|## {inner}")
+    reader.look(1.0, [0])
+    assert reader.tracker.step == 1.0
+    with out.open("a") as stream:
+        stream.write("\x1b[A\r")
+    reader.look(2.0, [0])
+    assert reader.tracker.step == 1.0
