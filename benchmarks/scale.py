@@ -238,9 +238,9 @@ def _ask(port: int, connections: int, kind: str, nodes: int, first: int, told: A
         store, me = stores[which], first + which
         if kind == "ours":
             store.set(f"alive/{me}", str(count))
-            store.multi_get([f"alive/{first}"])
+            store.multi_get([f"alive/{first}", "looks"])
         elif kind == "ours, leader":
-            store.multi_get([f"alive/{rank}" for rank in range(nodes)])
+            store.multi_get([*(f"alive/{rank}" for rank in range(nodes)), "looks"])
         elif kind == "theirs, read":
             store.get("state")
         else:

@@ -81,7 +81,7 @@ _PHASES = (
     ("greet", r"/hello|/clock"),
     ("join", r"/member/|/roster|/other_plan|MASTER_"),
     ("ranks", r"/role_info/|/assigned_ranks/"),
-    ("keep-alive", r"/alive/"),
+    ("keep-alive", r"/alive/|/looks?"),
     ("end", r"/ended"),
     ("roll call", r"/here/|/counted"),
     ("barrier", r"/terminal_state|/arrived"),
@@ -890,7 +890,7 @@ class _Watchdog:
     def signal(self, action: object) -> None:
         pass
 
-    def take_stacks(self, ranks: frozenset[int], finding: Any) -> None:
+    def take_stacks(self, ranks: frozenset[int], finding: Any, _: int = 0) -> None:
         world = self._node.world
         stacks = tuple(_stack(rank, hung=rank in self._node.hanging) for rank in sorted(ranks))
         taken = StacksTaken(stacks, blame(stacks, finding), finding)
