@@ -644,12 +644,11 @@ def _read_hang(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
         return None
     from lllaunch.run.hang import Hang  # noqa: PLC0415 - most runs have none
 
-    local = {worker.rank: worker.local_rank for worker in workers}
     stacks = {}
     for each in fields.objects("stacks"):
         rank = each.integer("rank")
         if rank is not None:
-            stacks[rank] = read_stack(each, local.get(rank, rank), directory)
+            stacks[rank] = read_stack(each, rank, directory)
 
     def in_state(letters: str) -> set[int]:
         return {rank for rank, stack in stacks.items() if stack.state and stack.state in letters}
@@ -682,19 +681,19 @@ def _read_collectives(fields: Fields) -> Disagreement | None:
     return disagreement_of(fields)
 
 
-def read_stack(fields: Fields, local_rank: int, directory: str) -> RankStack:
+def read_stack(fields: Fields, rank: int, directory: str) -> RankStack:
     """Return where a worker stood, as far as it is understood.
 
     Args:
         fields: what is told of it.
-        local_rank: its local rank.
+        rank: its rank among all workers, as all ranks of a `Hang` are.
         directory: of the run.
     """
     from lllaunch.watchdog.stacks.frames import LockWait, RankStack  # noqa: PLC0415 - as above
 
     locks = (_read_as(LockWait, each) for each in fields.objects("locks"))
     return RankStack(
-        rank=local_rank,
+        rank=rank,
         path=_read_path(fields, "path", directory),
         frames=read_frames(fields),
         state=fields.text("state"),

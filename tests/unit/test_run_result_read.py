@@ -157,6 +157,13 @@ def of_finding(found: Hang) -> RunOutcome:
     return outcome(attempt(root, OTHERS[0], own, *OTHERS[1:]), code=4)
 
 
+def on_second_node(found: RunOutcome) -> RunOutcome:
+    """The same with local ranks that are not the ranks among all workers."""
+    last = found.attempts[-1]
+    workers = tuple(replace(each, local_rank=each.rank - 1) for each in last.workers if each.rank)
+    return replace(found, attempts=(*found.attempts[:-1], replace(last, workers=workers)))
+
+
 def twice(found: RunOutcome) -> RunOutcome:
     """Another attempt like the first."""
     last = found.attempts[-1]
@@ -172,6 +179,7 @@ OUTCOMES = [
     of_cause(CAUSES[1], hang=FINDINGS[0]),
     *map(of_finding, FINDINGS),
     *(twice(of_finding(found)) for found in FINDINGS),
+    on_second_node(of_finding(hang(TimedOut(60.0), hung=(1,)))),
     twice(of_cause(CAUSES[2])),
     outcome(attempt(failed(SpawnerLost(9, -9, "gone"), None), *OTHERS)),
     outcome(attempt(failed(PreloadFailure("torch", "no"), None), *OTHERS)),

@@ -62,7 +62,7 @@ class RankStack:
     """Where one worker stands.
 
     Attributes:
-        rank: its local rank.
+        rank: its local rank; in what is told of a run, its rank among all workers.
         path: its stacks.txt, or an empty string if there is none.
         frames: of its main thread, innermost first; at most `MAX_FRAMES`, none if they are not
             known.
