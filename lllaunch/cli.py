@@ -10,7 +10,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lllaunch.app.command_line import HIDDEN_VERBS, VERBS, WrongUsage, arranged, program
+from lllaunch.app.command_line import (
+    HIDDEN_VERBS,
+    VERBS,
+    WrongUsage,
+    arranged,
+    asks_for_quiet,
+    program,
+)
 from lllaunch.app.early import only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
 
@@ -23,6 +30,7 @@ usage: {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
        {0} -m +exp=NAME KEY=VALUE,VALUE ...     sweep over values
        {0} launch.entrypoint=train.py           run a script, without a config
        {0} {{{1}}} ...
+       {0} -q ...                               nothing is said while all goes well
        {0} --help                               more, and all settings
 """
 
@@ -41,13 +49,13 @@ def main() -> int:
     try:
         if not {"-sc", "--shell-completion"}.isdisjoint(words):
             return _complete(words)
-        return _run(arranged(words))
+        return _run(arranged(words), quiet=asks_for_quiet(words))
     except WrongUsage as wrong:
         print(f"lllaunch: {wrong}", file=sys.stderr)
         return ExitCode.CONFIG
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], *, quiet: bool = False) -> int:
     """Run the Hydra app."""
     sys.argv[1:] = words
     spawner: Spawner | None = None
@@ -61,7 +69,7 @@ def _run(words: list[str]) -> int:
         # imports Hydra, while the spawner's interpreter starts
         from lllaunch.app.command import run  # noqa: PLC0415
 
-        return run(spawner)
+        return run(spawner, quiet=quiet)
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
     finally:

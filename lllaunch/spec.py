@@ -313,6 +313,24 @@ class Resources(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ConsolePolicy:
+    """What is shown of a run or a sweep, beside the output of workers.
+
+    Attributes:
+        live: whether something that stays and changes is drawn on a terminal; None where it can be.
+        color: ``always`` or ``never``; None for what the terminal has.
+        quiet: whether nothing is said where all goes well.
+        interval: seconds between two lines that say how far a run is, where nothing is drawn; None
+            for no such lines.
+    """
+
+    live: bool | None = None
+    color: Literal["always", "never"] | None = None
+    quiet: bool = False
+    interval: float | None = 300.0
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """One run, resolved: all that the launcher decides from.
 
@@ -361,7 +379,7 @@ class LaunchSpec:
         resources: what each worker needs of the machine; only sweeps ask.
         virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
         run_id: value of TORCHELASTIC_RUN_ID.
-        quiet: whether nothing is said of a run in which all goes well.
+        console: what is shown of it, and how.
         samples: seconds between two samples of what the workers do, at least 1; None for none.
         locked: whether only a reviewed plan may run; the name of its lock, if it has another one
             than the experiment.
@@ -412,7 +430,7 @@ class LaunchSpec:
     resources: Resources = field(default_factory=Resources)
     virtual_local_rank: bool = False
     run_id: str = ""
-    quiet: bool = False
+    console: ConsolePolicy = field(default_factory=ConsolePolicy)
     samples: float | None = None
     locked: bool | str = False
     output_dir: str = ""

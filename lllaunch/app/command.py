@@ -33,6 +33,8 @@ def run(
     expect: Callable[[LaunchSpec], None] | None = None,
     batch: BatchJob | None = None,
     submitted: SubmittedFunction | None = None,
+    *,
+    quiet: bool = False,
 ) -> int:
     """Runs the app on ``sys.argv``.
 
@@ -42,6 +44,7 @@ def run(
         expect: called with what is about to be run; raises `LaunchError` if that is not right.
         batch: as `lllaunch.app.job.Jobs` has it.
         submitted: the same.
+        quiet: the same.
 
     Returns:
         The exit code.
@@ -49,7 +52,7 @@ def run(
     install()
     search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])
     Plugins.instance().register(search_path.ConfDirectories)
-    jobs = Jobs(spawner, expect, batch=batch, submitted=submitted)
+    jobs = Jobs(spawner, expect, batch=batch, submitted=submitted, quiet=quiet)
 
     def task(cfg: DictConfig) -> object:
         gc.enable()

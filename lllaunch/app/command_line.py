@@ -33,6 +33,9 @@ FLAGS: dict[str, int | None] = {
 }
 """Hydra's flags, and how many words follow each; None for one or none."""
 
+OWN_FLAGS = ("--quiet", "-q")
+"""lllaunch's own, which Hydra does not see."""
+
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 # Torchrun's options: the setting of launch that is meant, and how many words follow.
@@ -102,11 +105,13 @@ class _Words(NamedTuple):
 
     Attributes:
         flags: Hydra's, with their values.
+        own: lllaunch's.
         others: in their order: overrides, and what is none.
-        unknown: what begins with a dash and is no flag of Hydra's.
+        unknown: what begins with a dash and is no flag.
     """
 
     flags: tuple[str, ...]
+    own: tuple[str, ...]
     others: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -135,8 +140,14 @@ def arranged(words: Sequence[str], *, own_app: bool = False) -> list[str]:
     return [*parts.flags, *parts.others]
 
 
+def asks_for_quiet(words: Sequence[str]) -> bool:
+    """Return whether a command line, as the user gave it, has the flag ``--quiet``."""
+    return bool(_taken_apart(words).own)
+
+
 def _taken_apart(words: Sequence[str]) -> _Words:
     flags: list[str] = []
+    own: list[str] = []
     others: list[str] = []
     unknown: list[str] = []
     left = list(words)
@@ -150,8 +161,10 @@ def _taken_apart(words: Sequence[str]) -> _Words:
             continue
         name, equals, _ = word.partition("=")
         known = _flag(name)
-        if known is None:
+        if known is None or (known in OWN_FLAGS and equals):
             unknown.append(word)
+        elif known in OWN_FLAGS:
+            own.append(word)
         elif equals or FLAGS[known] == 0:
             flags.append(word)
         elif FLAGS[known] == 1:
@@ -160,14 +173,15 @@ def _taken_apart(words: Sequence[str]) -> _Words:
         else:
             # whatever follows would be taken for its value
             flags.append(f"{name}={left.pop(0) if left[:1] and left[0] in _INFO else 'all'}")
-    return _Words(tuple(flags), tuple(others), tuple(unknown))
+    return _Words(tuple(flags), tuple(own), tuple(others), tuple(unknown))
 
 
 def _flag(name: str) -> str | None:
     """Return the flag that is meant; a long one may be cut, as argparse allows it."""
-    if name in FLAGS:
+    names = (*FLAGS, *OWN_FLAGS)
+    if name in names:
         return name
-    near = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") else []
+    near = [flag for flag in names if flag.startswith(name)] if name.startswith("--") else []
     return near[0] if len(near) == 1 else None
 
 
@@ -194,7 +208,7 @@ def _refuse(words: Sequence[str], parts: _Words, *, own_app: bool) -> None:
     experiment = wrong.lstrip("+").removeprefix("exp/")
     if wrong and os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
         rest = [word for word in parts.others if word != wrong]
-        command = _command(*parts.flags, f"+exp={experiment}", *rest)
+        command = _command(*parts.own, *parts.flags, f"+exp={experiment}", *rest)
         raise WrongUsage(f"{wrong!r} is not an override; to run that experiment: {command}")
     if wrong and wrong == words[0] and re.fullmatch(r"[A-Za-z][\w-]*", wrong):
         raise _of_command(wrong, words[1:])
@@ -224,8 +238,12 @@ def _of_flag(word: str) -> WrongUsage:
     key = _TORCHRUN.get(_torchruns(name) or "", ("", 0))[0]
     if key:
         return WrongUsage(f"{name} is an option of torchrun; here: launch.{key}=...")
+    if _flag(name) in OWN_FLAGS:
+        return WrongUsage(f"{word!r}: {name} takes no value")
     # the dashes are alike in all of them
-    hint = did_you_mean(name.lstrip("-"), [flag[2:] for flag in FLAGS if flag.startswith("--")])
+    hint = did_you_mean(
+        name.lstrip("-"), [flag[2:] for flag in (*FLAGS, *OWN_FLAGS) if flag.startswith("--")]
+    )
     hint = hint.replace("'", "'--", 1) or f"see {program()} --hydra-help"
     return WrongUsage(f"unknown option {name!r}; {hint}")
 
@@ -377,7 +395,7 @@ def _of_yaml(word: str, parts: _Words) -> WrongUsage:
     if name == "plan.yaml":
         return WrongUsage(f"{word}: to run that plan again: {_command('rerun', directory or '.')}")
     command = _command(
-        *parts.flags, *_choice(directory, name.rpartition(".")[0], parts.flags), *rest
+        *parts.own, *parts.flags, *_choice(directory, name.rpartition(".")[0], parts.flags), *rest
     )
     return WrongUsage(f"{word}: to run it: {command}")
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from lllaunch.app.command_line import FLAGS, VERBS, WrongUsage, arranged
+from lllaunch.app.command_line import FLAGS, OWN_FLAGS, VERBS, WrongUsage, arranged
 
 INSTALL = r"""_lllaunch_complete() {
     local line="${COMP_LINE:0:COMP_POINT}" current="${COMP_WORDS[COMP_CWORD]}" reply
@@ -91,7 +91,8 @@ def _choices(line: str, run: Callable[[list[str]], int]) -> list[str]:
         # a space follows, since it is whole
         found = [f"{name} " for name in VERBS]
     if last.startswith("-"):
-        found = [flag for flag in FLAGS if flag.startswith("--")] if verb in {"", "plan"} else []
+        flags = {"": (*FLAGS, *OWN_FLAGS), "plan": (*FLAGS,), "rerun": OWN_FLAGS}.get(verb, ())
+        found = [flag for flag in flags if flag.startswith("--")]
     elif verb in {"", "plan"}:
         # no experiment is chosen yet that could be overridden
         near = ["+exp=" if each == "exp=" else each for each in _overrides(words, last, run)]

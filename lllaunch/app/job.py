@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra import version
@@ -62,11 +63,13 @@ class Jobs:
         function: what the workers run instead of the configured entrypoint, or None.
         batch: the batch job that this is, for a run that was submitted; else None.
         submitted: what workers call then, in place of ``function``; or None.
+        quiet: whether nothing is said of what goes well, whatever the config says.
 
     Attributes:
         ledger: what they ended with.
         spawner: started early, or None.
         function: what the workers run instead of the configured entrypoint, or None.
+        quiet: whether the command line asks for that.
     """
 
     def __init__(
@@ -76,8 +79,11 @@ class Jobs:
         function: Callable[[Any], Any] | None = None,
         batch: BatchJob | None = None,
         submitted: SubmittedFunction | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         self.ledger = Ledger()
+        self.quiet = quiet
         self.spawner = spawner
         self._expect = expect
         self.function = function
@@ -328,6 +334,8 @@ class Jobs:
         if spec is None:
             spec = self._decide(cfg, os.getcwd())
             self._expect_allowed(spec)
+        if self.quiet:
+            spec = replace(spec, console=replace(spec.console, quiet=True))
         directory = self._directory
         log_dir = in_node_directory(spec).log_dir
         if directory is not None and not directory.is_at(log_dir):

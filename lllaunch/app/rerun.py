@@ -154,6 +154,8 @@ def run_again(
     spawner: Spawner | None,
     batch: BatchJob | None = None,
     submitted: SubmittedFunction | None = None,
+    *,
+    quiet: bool = False,
 ) -> int:
     """Runs it, with the overrides of ``sys.argv``.
 
@@ -162,6 +164,7 @@ def run_again(
         spawner: started early, or None; the caller closes it.
         batch: as `lllaunch.app.job.Jobs` has it.
         submitted: the same.
+        quiet: the same.
 
     Returns:
         The exit code.
@@ -177,7 +180,7 @@ def run_again(
         raise ConfigError(
             (Diagnostic("plan", again.path, "", f"or what is beside it {message}"),)
         ) from None
-    return run(spawner, AGAIN, again.expect, batch, submitted)
+    return run(spawner, AGAIN, again.expect, batch, submitted, quiet=quiet)
 
 
 def _read(path: str) -> dict[Any, Any]:

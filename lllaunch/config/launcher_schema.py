@@ -14,7 +14,7 @@ LAUNCH_FIELDS: tuple[str, ...] = (
     *("redirects", "tee", "local_ranks_filter"),
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "log_line_prefix", "collapse"),
     *("grace_period", "signals", "watchdog", "max_restarts", "restart"),
-    *("min_disk", "preflight", "resources", "virtual_local_rank", "samples"),
+    *("min_disk", "preflight", "resources", "virtual_local_rank", "samples", "console"),
 )
 """Keys of the ``launch`` node that may stand here as well, as defaults for all jobs."""
 

@@ -30,6 +30,7 @@ from lllaunch.config.command import (
     read_call_of,
     why_empty,
 )
+from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
     UNLOCKED,
     Findings,
@@ -524,7 +525,7 @@ def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) ->
         "log_dir": settings.scalar("log_dir", read_log_dir, around.output_dir),
         "run_id": settings.scalar("run_id", read_line, run_id),
         "virtual_local_rank": settings.scalar("virtual_local_rank", read_flag, False),
-        "quiet": settings.scalar("quiet", read_flag, False),
+        "console": read_console(settings["console"], settings.key_of("console"), settings.findings),
         "samples": settings.scalar("samples", parse_samples, 0.0) or None,
         "locked": settings.scalar("locked", read_locked, UNLOCKED),
     }

@@ -83,6 +83,9 @@ SYNONYMS = {
     **dict.fromkeys(("resource", "requirements"), "resources"),
     **dict.fromkeys(("sampling", "sample_interval", "sampling_interval"), "samples"),
     **dict.fromkeys(("metrics_interval", "stats"), "samples"),
+    **dict.fromkeys(("quiet", "silent"), "console.quiet"),
+    **dict.fromkeys(("color", "colour", "colors", "colours"), "console.color"),
+    **dict.fromkeys(("live", "progress_bar"), "console.live"),
 }
 
 _MEET = "several nodes meet at rdzv.endpoint (host:port)"
@@ -499,11 +502,31 @@ class Launch:
     """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the last two parts of the output
     directory."""
 
-    quiet: bool = False
-    """Says nothing of a run in which all goes well: neither that an attempt begins nor that the run
-    has succeeded. What else there is to say is said as ever: a restart, a signal, what the watchdog
-    finds, a process that was left behind, and the report of a run that fails. Output of workers
-    that is teed is theirs, and shown. In a sweep the jobs' runs say none of this anyway."""
+    console: Mapping[str, Any] | None = field(
+        default_factory=lambda: {"live": None, "color": None, "quiet": False, "interval": "5m"}
+    )
+    """What the launcher shows [beside the workers' output](../howto/output.md). It
+    is in no plan. Under `hydra.launcher` it says what a sweep shows, and is the default for its
+    jobs' runs, which say nothing of this while the sweep does.
+
+    - `live`: whether a line that stays below the output says how far the run is. Null: on a
+      terminal that can show it, unless workers write to it directly or `quiet` is set. True: there
+      also where workers do. False: never
+    - `color`: `always` or `never`; null is as the terminal has them, and as `NO_COLOR` and
+      `FORCE_COLOR` say
+    - `quiet`: says nothing of a run in which all goes well: neither that an attempt begins nor that
+      the run has succeeded. What else there is to say is said as ever: a restart, a signal, what
+      the watchdog finds, a process that was left behind, and the report of a run that fails. Output
+      of workers that is teed is theirs, and shown. `-q` on a command line does the same
+    - `interval`: where there is no live line, how often a run that goes on says in a line how far
+      it is, unless `quiet` is set: a [duration](#durations) of at least 1 s; null for never
+
+    ```yaml
+    launch:
+      entrypoint: env
+      console: {color: never, interval: 10m}
+    ```
+    """
 
     locked: bool | str = False
     """Whether only the reviewed plan may run: the one that `plan --lock` wrote to
@@ -517,7 +540,7 @@ class Launch:
 KEYS: tuple[str, ...] = tuple(each.name for each in fields(Launch))
 
 # Says how a run is begun, or what is said of it, and not what it is.
-UNPLANNED = frozenset({"locked", "quiet"})
+UNPLANNED = frozenset({"locked", "console"})
 
 # Where ${worker:NAME} is replaced.
 PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})

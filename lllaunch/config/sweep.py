@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.config.cluster import BACKEND, LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
+from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
@@ -24,7 +25,7 @@ from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Unfit
-from lllaunch.spec import Snapshots
+from lllaunch.spec import ConsolePolicy, Snapshots
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 SWEEP_KEYS: tuple[str, ...] = (
@@ -76,6 +77,7 @@ class SweepSettings(NamedTuple):
         resume: directory of the sweep that this one goes on with, as written; None for a new one.
         snapshot: whether the jobs run the code as it was when the sweep began. Of a cluster's
             sweep its own setting says so.
+        console: what is shown of the sweep. As a launch field it is the default for its jobs, too.
     """
 
     policy: SweepPolicy = SweepPolicy()
@@ -84,6 +86,7 @@ class SweepSettings(NamedTuple):
     pin_cpus: bool = False
     resume: str | None = None
     snapshot: Snapshots = "none"
+    console: ConsolePolicy = ConsolePolicy()
 
 
 def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> SweepSettings:
@@ -106,7 +109,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings, submits=submits))
     known_items(written, key, names, synonyms, findings)
     _expect_cluster(node, key, findings)
-    items = Reader(findings).read_items(node, key, SWEEP_KEYS)
+    items = Reader(findings).read_items(node, key, (*SWEEP_KEYS, "console"))
     reading = _Reading(items, key, findings)
     policy = SweepPolicy(
         max_parallel=reading.scalar("max_parallel", _read_max_parallel, None),
@@ -121,8 +124,9 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         pin_cpus=reading.scalar("pin_cpus", read_flag, False),
         resume=reading.scalar("resume", read_text, None),
         snapshot=reading.scalar("snapshot", read_snapshot, "none"),
+        console=read_console(items.get("console"), f"{key}.console", findings),
     )
-    findings.raise_if_any([f"{key}.{name}" for name in SWEEP_KEYS])
+    findings.raise_if_any([f"{key}.{name}" for name in (*SWEEP_KEYS, "console")])
     return settings
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from lllaunch.console.stream import Outlet, encodable
 from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.run.files import working_directory
+from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked
 
@@ -54,15 +55,18 @@ class Console:
         self._last_patience = last_patience
         self._outlet: Outlet | None = None
         self._hide: Callable[[str], str] = str
-        self._quiet = False
+        self._policy = ConsolePolicy()
 
     def hide(self, redact: Callable[[str], str]) -> None:
         """Applies ``redact`` to every message from now on, so that no secret is shown."""
         self._hide = redact
 
-    def be_quiet(self) -> None:
-        """Says nothing of what goes well, from now on: that attempts begin, and a success."""
-        self._quiet = True
+    def obey(self, policy: ConsolePolicy) -> None:
+        """Shows what a policy says, from now on.
+
+        A quiet one says nothing of what goes well: that attempts begin, and a success.
+        """
+        self._policy = policy
 
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """Says that an attempt begins.
@@ -73,7 +77,7 @@ class Console:
             what: the entrypoint, as the user wrote it.
             directory: where it writes.
         """
-        if self._quiet:
+        if self._policy.quiet:
             return
         where = shown_path(directory, self._cwd)
         self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
@@ -234,7 +238,7 @@ class Console:
         from lllaunch.console.report import report_lines  # noqa: PLC0415
 
         lines = report_lines(outcome, self._cwd)
-        if self._quiet and outcome.state == "succeeded":
+        if self._policy.quiet and outcome.state == "succeeded":
             del lines[0]
         if lines:
             self._write(lines, last=True)

@@ -108,8 +108,7 @@ def execute(
     """
     redact = Redactor.of(spec)
     console.hide(redact)
-    if spec.quiet:
-        console.be_quiet()
+    console.obey(spec.console)
     run = _Run(spec, plan_hash, console, redact, build)
     with contextlib.ExitStack() as claimed:
         try:

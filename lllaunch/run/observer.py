@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import AttemptOutcome, RunOutcome
     from lllaunch.run.samples import SampleLog
-    from lllaunch.spec import LaunchSpec
+    from lllaunch.spec import ConsolePolicy, LaunchSpec
     from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
@@ -437,8 +437,8 @@ class Speaker(Protocol):
     def hide(self, redact: Callable[[str], str]) -> None:
         """Applies ``redact`` to everything from now on."""
 
-    def be_quiet(self) -> None:
-        """Says nothing of what goes well, from now on."""
+    def obey(self, policy: ConsolePolicy) -> None:
+        """Shows what a policy says, from now on."""
 
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """An attempt begins."""

@@ -22,7 +22,7 @@ NEUTRAL: frozenset[str] = frozenset(
     {
         # where output goes, and what is shown of it
         *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix"),
-        *("collapse", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+        *("collapse", "duplicate_stdout_filters", "duplicate_stderr_filters", "console"),
         # what is noticed, how workers are ended, and how often all is tried again
         *("watchdog", "signals", "grace_period", "max_restarts", "restart"),
         *("min_disk", "preflight", "samples"),

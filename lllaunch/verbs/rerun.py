@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     sys.argv[1:] = given.overrides
     spawner = prestarted(given.overrides)
     try:
-        return run_again(again, spawner)
+        return run_again(again, spawner, quiet=given.quiet)
     except LaunchError as error:
         complain(str(error))
         return error.exit_code
@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="of Hydra's own node (hydra.*)"
+    )
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="say nothing while all goes well"
     )
     return parser
 

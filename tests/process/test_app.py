@@ -186,3 +186,31 @@ def test_a_failed_job_lets_the_sweep_go_on_and_fails_it(project: Project) -> Non
     states = {run.name: result(run)["state"] for run in project.run_dirs()}
     assert states == {"0": "failed", "1": "succeeded"}
     assert "Traceback" not in ended.stderr
+
+
+def test_with_q_nothing_is_said_while_all_goes_well(project: Project) -> None:
+    project.write("train.py", "import sys; sys.exit(int(sys.argv[1]))")
+    project.experiment("x", "{entrypoint: train.py, args: ['${params.code}']}", "params: {code: 0}")
+    project.write(
+        "own.py",
+        """
+        import lllaunch
+
+        @lllaunch.main(config_path=None)
+        def train(cfg): ...
+
+        if __name__ == "__main__":
+            train()
+        """,
+    )
+    assert "attempt 0" in project.lllaunch("+exp=x").stderr
+    for ended in (
+        project.lllaunch("-q", "+exp=x"),
+        project.lllaunch("+exp=x", "launch.console.quiet=true"),
+        project.lllaunch("rerun", "--quiet"),
+        project.python("own.py", "-q"),
+    ):
+        assert (ended.returncode, ended.stderr) == (0, "")
+    failed = project.lllaunch("+exp=x", "params.code=3", "-q", env=quiet_environment())
+    assert failed.returncode == 3
+    assert failed.stderr.startswith("lllaunch: FAILED")

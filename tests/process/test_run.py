@@ -19,7 +19,7 @@ from lllaunch.run.execute import execute
 from lllaunch.run.samples import last_sample
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Program, Script
-from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
+from lllaunch.spec import ConsolePolicy, Entrypoint, LaunchSpec, RestartPolicy
 from lllaunch.std import Std
 from lllaunch.workers import tail
 
@@ -410,9 +410,9 @@ def test_checked_function_pays_for_its_preloads_once(run: Run) -> None:
 
 
 def test_nothing_is_said_of_a_quiet_run_in_which_all_goes_well(run: Run) -> None:
-    assert run.script("print('mine')", quiet=True).exit_code == 0
+    assert run.script("print('mine')", console=ConsolePolicy(quiet=True)).exit_code == 0
     assert run.text == ""
-    assert run.script("import sys; sys.exit(7)", quiet=True).exit_code == 3
+    assert run.script("import sys; sys.exit(7)", console=ConsolePolicy(quiet=True)).exit_code == 3
     assert run.text.startswith("lllaunch: FAILED")
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.command_line import VERBS, WrongUsage, arranged
+from lllaunch.app.command_line import VERBS, WrongUsage, arranged, asks_for_quiet
 from lllaunch.app.own_app import is_own_app
 
 OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
@@ -220,6 +220,7 @@ def test_an_app_of_the_users_own_has_no_commands(
 @example("-inf")
 @example("+5")
 def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str) -> None:
+    assume(word not in {"-t", "-r"})  # torchrun's
     with pytest.raises(WrongUsage) as wrong:
         arranged(["train.py", "--option", word])
     given = shlex.split(str(wrong.value).partition("to run it: ")[2])[-1]
@@ -246,3 +247,24 @@ def test_an_own_app_is_told_by_its_decorator(tmp_path: Path, text: str, expected
     path.write_text(text)
     assert is_own_app(str(path)) is expected
     assert not is_own_app(str(tmp_path))
+
+
+@pytest.mark.parametrize("line", ["-q +exp=toy", "+exp=toy --quiet", "-m +exp=toy --qu lr=1,2"])
+def test_the_flag_of_our_own_is_not_hydras(line: str) -> None:
+    words = shlex.split(line)
+    assert asks_for_quiet(words)
+    others = [word for word in words if not word.startswith(("-q", "--q"))]
+    assert arranged(words) == arranged(others) == arranged(words, own_app=True)
+    assert not asks_for_quiet(others)
+
+
+def test_a_value_is_no_flag() -> None:
+    assert not asks_for_quiet(["--config-name", "-q", "a=1"])
+    assert not asks_for_quiet(["--", "-q"])
+    with pytest.raises(WrongUsage, match="--quiet takes no value"):
+        arranged(["--quiet=no"])
+
+
+def test_what_is_suggested_is_as_quiet() -> None:
+    with pytest.raises(WrongUsage, match="lllaunch -q --config-dir other \\+exp=toy"):
+        arranged(["other/exp/toy.yaml", "-q"])

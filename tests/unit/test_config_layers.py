@@ -45,6 +45,7 @@ OTHER: dict[str, Any] = {
     "preflight": ["env"],
     "virtual_local_rank": True,
     "samples": "1m",
+    "console": {"quiet": True},
 }
 
 

@@ -162,7 +162,7 @@ WRONG_EVERYWHERE = [
     *("entrypoint", "args", "nproc", "role", "start_method", "preload", "cwd", "env"),
     *("env_per_rank", "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters"),
     *("log_line_prefix", "log_dir", "grace_period", "signals", "max_restarts", "run_id"),
-    *("virtual_local_rank", "quiet"),
+    *("virtual_local_rank"),
 ]
 
 

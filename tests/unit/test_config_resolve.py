@@ -14,6 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.command import FORMS, why_empty
+from lllaunch.config.console import CONSOLE_KEYS
 from lllaunch.config.nodes import RDZV_KEYS
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS
@@ -22,7 +23,7 @@ from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, schema_node
 from lllaunch.config.tree import show
 from lllaunch.config.watchdog import WATCHDOG_KEYS, with_spin
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy, WatchdogPolicy
+from lllaunch.spec import ConsolePolicy, Entrypoint, LaunchSpec, RestartPolicy, WatchdogPolicy
 from lllaunch.std import Std
 
 HERE = str(Path(__file__).parent)
@@ -93,7 +94,7 @@ def test_everything_at_once() -> None:
         restart: {on: [hang, oom], delay: 1s}
         virtual_local_rank: true
         run_id: abc
-        quiet: true
+        console: {quiet: true, live: false, color: never, interval: 10m}
         """
     )
     spec = spec_of(launch)
@@ -117,7 +118,7 @@ def test_everything_at_once() -> None:
         WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300)
     )
     assert (spec.max_restarts, spec.virtual_local_rank, spec.run_id) == (2, True, "abc")
-    assert spec.quiet
+    assert spec.console == ConsolePolicy(live=False, color="never", quiet=True, interval=600)
     assert spec.restart == RestartPolicy(frozenset({"hang", "oom"}), 1)
 
 
@@ -390,7 +391,7 @@ WRONG_KINDS: dict[str, list[Any]] = {
     "resources": ["gpu", 2, [1]],
     "virtual_local_rank": ["true", 1, [1]],
     "run_id": ["", 3, [1]],
-    "quiet": ["true", 1, [1]],
+    "console": ["quiet", True, 1, [1]],
     "samples": ["often", "none", 0, 0.5, "1:30", True, [1], {"a": 1}],
     "locked": [3, [1], ""],
 }
@@ -424,6 +425,7 @@ def test_other_words_stand_for_settings_that_there_are() -> None:
     below |= {f"restart.{key}" for key in RESTART_KEYS}
     below |= {f"resources.{key}" for key in RESOURCE_KEYS}
     below |= {f"rdzv.{key}" for key in RDZV_KEYS}
+    below |= {f"console.{key}" for key in CONSOLE_KEYS}
     assert set(SYNONYMS.values()) <= {*KEYS} | below
     assert not set(SYNONYMS) & {*KEYS}
 

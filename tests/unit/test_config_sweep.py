@@ -28,7 +28,7 @@ from lllaunch.sweep.policy import Retries, SweepPolicy
 
 HYDRAS = {"_target_", "_recursive_"}
 OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
-OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "quiet", "locked", *OF_SEVERAL)
+OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "locked", *OF_SEVERAL)
 
 
 def complaints(node: Any) -> list[str]:

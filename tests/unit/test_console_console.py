@@ -13,6 +13,7 @@ from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.causes import ExitedNonZero
 from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, Succeeded, WorkerOutcome
+from lllaunch.spec import ConsolePolicy
 from lllaunch.watchdog.progress import Progress
 
 
@@ -206,7 +207,7 @@ def test_a_working_directory_that_is_gone_keeps_nobody_from_speaking(
 
 def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
     def speak(console: Console) -> None:
-        console.be_quiet()
+        console.obey(ConsolePolicy(quiet=True))
         console.started(0, 2, "train.py", "/home/ada/run/attempt_0")
         console.restarting(failed(0, ROOT), 1, 3)
         console.finished(replace(FAILED, state="succeeded", exit_code=0))
@@ -215,7 +216,7 @@ def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
     assert said(speak) == restarting
 
     def fail(console: Console) -> None:
-        console.be_quiet()
+        console.obey(ConsolePolicy(quiet=True))
         console.finished(FAILED)
 
     assert said(fail).startswith("lllaunch: FAILED")

@@ -215,6 +215,8 @@ class HydraSweep:
         for_cluster = goes_to_cluster(loader, config, overrides, users_own=ours is None)
         with locating(loader, config):
             settings, machine = read_settings(config, for_cluster=for_cluster)
+        if ours is not None and ours.quiet:
+            settings = settings._replace(console=replace(settings.console, quiet=True))
         user = _user(ours, launcher.task_function)
         environ = dict(os.environ)
         composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
