@@ -39,6 +39,7 @@ def launcher_node() -> DictConfig:
         "on_failure": None,
         "retries": {"failure": 0, "oom": 0, "hang": 1, "signal": 2, "timeout": 0},
         "retry_delay": "0s",
+        "direction": None,
         "resume": None,
         "cluster": None,
         "snapshot": None,

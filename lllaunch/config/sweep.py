@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lllaunch.config.cluster import BACKEND, LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
@@ -26,11 +26,12 @@ from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import ConsolePolicy, Snapshots
+from lllaunch.sweep.objective import DIRECTIONS, Direction
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
 SWEEP_KEYS: tuple[str, ...] = (
     *("max_parallel", "gpus", "cpus", "pin_cpus", "on_failure", "retries", "retry_delay"),
-    *("resume", "snapshot"),
+    *("direction", "resume", "snapshot"),
 )
 SYNONYMS = {
     **LAUNCH_SYNONYMS,
@@ -44,6 +45,7 @@ SYNONYMS = {
     "max_failures": "on_failure.max_failures",
     **dict.fromkeys(("retry", "tries", "max_retries", "job_retries"), "retries"),
     **dict.fromkeys(("delay", "retry_wait", "retry_backoff"), "retry_delay"),
+    **dict.fromkeys(("goal", "optimize", "optimise", "objective", "mode"), "direction"),
     **dict.fromkeys(("resume_from", "resume_dir", "continue"), "resume"),
     "timeout_min": "watchdog.timeout",
     "tasks_per_node": "nproc",
@@ -63,6 +65,10 @@ _FAILURE_HINTS = {
     **dict.fromkeys(("go_on", "ignore", "keep_going", "proceed"), "did you mean 'continue'?"),
     **dict.fromkeys(("abort", "fail", "fail_fast", "exit", "cancel"), "did you mean 'stop'?"),
 }
+_DIRECTION_HINTS = {
+    **dict.fromkeys(("min", "minimise", "minimum", "lower"), "did you mean 'minimize'?"),
+    **dict.fromkeys(("max", "maximise", "maximum", "higher"), "did you mean 'maximize'?"),
+}
 
 
 class SweepSettings(NamedTuple):
@@ -74,6 +80,7 @@ class SweepSettings(NamedTuple):
             names, or None for all.
         cpus: the same for cores.
         pin_cpus: whether each job is bound to the cores of its lease.
+        direction: which of two objectives is better; None if that is not said here.
         resume: directory of the sweep that this one goes on with, as written; None for a new one.
         snapshot: whether the jobs run the code as it was when the sweep began. Of a cluster's
             sweep its own setting says so.
@@ -84,6 +91,7 @@ class SweepSettings(NamedTuple):
     gpus: int | tuple[int | str, ...] | None = None
     cpus: int | tuple[int | str, ...] | None = None
     pin_cpus: bool = False
+    direction: Direction | None = None
     resume: str | None = None
     snapshot: Snapshots = "none"
     console: ConsolePolicy = ConsolePolicy()
@@ -122,6 +130,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         gpus=reading.limit("gpus", "GPUs"),
         cpus=reading.limit("cpus", "CPU slots"),
         pin_cpus=reading.scalar("pin_cpus", read_flag, False),
+        direction=reading.scalar("direction", _read_direction, None),
         resume=reading.scalar("resume", read_text, None),
         snapshot=reading.scalar("snapshot", read_snapshot, "none"),
         console=read_console(items.get("console"), f"{key}.console", findings),
@@ -257,6 +266,10 @@ def _read_on_failure(value: object) -> str:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
         raise Unfit(_FAILURE_FORMS, hint, code="choice") from None
+
+
+def _read_direction(value: object) -> Direction:
+    return cast("Direction", read_choice(value, DIRECTIONS, _DIRECTION_HINTS))
 
 
 def _refuse_retries(value: object) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.table import (
     Row,
     Table,
     counts_text,
+    extremes_text,
     objective_text,
     short_overrides,
 )
 from lllaunch.console.wording import StyledText, counted, ending, named_jobs, shown_path
+from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary
 from lllaunch.text import duration, plain
 
@@ -29,22 +30,6 @@ if TYPE_CHECKING:
 def has_objective(jobs: Sequence[JobHistory]) -> bool:
     """Whether some job returned something short."""
     return any(objective_text(job.value) for job in jobs)
-
-
-def extremes(jobs: Sequence[JobHistory]) -> tuple[JobHistory, JobHistory] | None:
-    """Returns the jobs with the smallest and the largest number; None if there is one at most."""
-    values = {job: job.value for job in jobs if job.state == "succeeded" and _is_number(job.value)}
-    if not values:
-        return None
-    least = min(values, key=lambda job: values[job])
-    most = max(values, key=lambda job: values[job])
-    return None if values[least] == values[most] else (least, most)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, int) or math.isfinite(value)
 
 
 _MOST_ROWS = 50
@@ -119,7 +104,7 @@ def summary_rows(result: SweepResult, setting: Setting) -> list[Row]:
             )
     if failed:
         rows += [(), *_failures(failed, setting)]
-    rows += [(), *_objective(jobs, setting), *_verdict(result, setting)]
+    rows += [(), *_objective(result, setting), *_verdict(result, setting)]
     return rows
 
 
@@ -181,16 +166,15 @@ def _why(job: JobHistory) -> str:
     return ending(job.result.exit_code, job.result.root_cause)
 
 
-def _objective(jobs: Sequence[JobHistory], setting: Setting) -> Iterator[Row]:
-    found = extremes(jobs)
-    if found is None:
-        return
-    parts = []
-    for what, job in zip(("smallest", "largest"), found, strict=True):
-        name = _name(job, setting)
-        told = f" ({name})" if name else ""
-        parts.append(f"{what} {objective_text(job.value)} of job {job.job}{told}")
-    yield (StyledText(f"lllaunch: objective: {', '.join(parts)}"),)
+def _objective(result: SweepResult, setting: Setting) -> Iterator[Row]:
+    found = (
+        Objective(job.objective, job.job, _name(job, setting))
+        for job in result.jobs
+        if job.objective is not None
+    )
+    text = extremes_text(Objectives(result.direction, found))
+    if text:
+        yield (StyledText(f"lllaunch: objective: {text}"),)
 
 
 def _verdict(result: SweepResult, setting: Setting) -> Iterator[Row]:

@@ -14,6 +14,8 @@ from lllaunch.text import plain, printable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from lllaunch.sweep.objective import Objective, Objectives
+
 Row: TypeAlias = tuple[StyledText, ...]
 """One line of the terminal."""
 
@@ -191,6 +193,22 @@ def objective_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = plain(text)
     return text if cells(text) <= _LONGEST_VALUE else ""
+
+
+def extremes_text(objectives: Objectives) -> str:
+    """Return ``best 0.01 of job 4 (lr=0.1)``, or what is lowest and highest where none is best.
+
+    An empty string if there is nothing to compare.
+    """
+    found = objectives.extremes
+    if len({objective.value for _, objective in found}) < len(found):
+        return ""
+    return ", ".join(f"{what} {_of_job(objective)}" for what, objective in found)
+
+
+def _of_job(objective: Objective) -> str:
+    name = f" ({objective.name})" if objective.name else ""
+    return f"{objective_text(objective.value)} of job {objective.job}{name}"
 
 
 def counts_text(counts: Iterable[tuple[int, str]]) -> str:

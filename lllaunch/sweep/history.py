@@ -26,6 +26,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     plain_result,
 )
+from lllaunch.sweep.objective import Direction, as_direction
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import first_line
@@ -76,6 +77,11 @@ class JobHistory(NamedTuple):
         text = None if self.result is None else self.result.return_value
         return None if text is None else json.loads(text)
 
+    @property
+    def objective(self) -> float | None:
+        """What it returned, if it succeeded and that is a number."""
+        return None if self.result is None else self.result.objective
+
 
 class SweepHistory:
     """What is known of a sweep; give it the journal's entries, in order.
@@ -86,6 +92,9 @@ class SweepHistory:
         resumes: how often it was resumed.
         exit_code: of the last launcher, None if that did not come to its end. Where it swept
             several batches: of the last one that did not end with 0, else 0.
+        direction: which of two objectives is better, as the last launcher that knew it said; None
+            if none did.
+        slots: all that jobs could lease, of any launcher.
         jobs: what is known of each job, by number.
     """
 
@@ -94,6 +103,8 @@ class SweepHistory:
         self.started_ns = 0
         self.resumes = 0
         self.exit_code: int | None = None
+        self.direction: Direction | None = None
+        self.slots = Lease()
         self._bad = 0  # exit code of an earlier batch of the same launcher
         self.jobs: dict[int, JobHistory] = {}
         for entry in entries:
@@ -106,6 +117,9 @@ class SweepHistory:
             time_ns: when it was made, nanoseconds since the epoch.
             record: the record.
         """
+        if isinstance(record, (Header, Resumed)):
+            self.direction = record.direction or self.direction
+            self.slots = _joined(self.slots, record.slots or Lease())
         if isinstance(record, Header):
             self.header, self.started_ns = record, time_ns
         elif isinstance(record, OverRecord):
@@ -120,6 +134,11 @@ class SweepHistory:
             else:
                 known = self.jobs.get(record.job) or JobHistory(record.job)
                 self.jobs[record.job] = _with(known, record, time_ns)
+
+
+def _joined(slots: Lease, others: Lease) -> Lease:
+    gpus = tuple(dict.fromkeys((*slots.gpus, *others.gpus)))
+    return Lease(gpus, tuple(sorted({*slots.cpus, *others.cpus})))
 
 
 def _with(
@@ -173,6 +192,7 @@ class SweepResult:
         ended_ns: when it was over, or this was written.
         seconds: how long it took, or None.
         resumes: how often it was resumed.
+        direction: which of two objectives is better, None if that is not known.
     """
 
     jobs: tuple[JobHistory, ...] = ()
@@ -184,6 +204,7 @@ class SweepResult:
     ended_ns: int = 0
     seconds: float | None = None
     resumes: int = 0
+    direction: Direction | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -220,6 +241,7 @@ class SweepResult:
             "ended": isoformat(self.ended_ns),
             "seconds": self.seconds,
             "resumes": self.resumes,
+            "direction": self.direction,
             "counts": self.counts,
             "jobs": [_job(job) for job in self.jobs],
         }
@@ -239,6 +261,7 @@ class SweepResult:
             ended_ns=fields.time_ns("ended") or 0,
             seconds=fields.seconds("seconds"),
             resumes=fields.integer("resumes") or 0,
+            direction=as_direction(fields.value("direction")),
         )
 
 
@@ -260,6 +283,7 @@ def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
         ended_ns=ended_ns,
         seconds=(ended_ns - began) / 1e9 if began else None,
         resumes=sweep.resumes,
+        direction=sweep.direction,
     )
 
 

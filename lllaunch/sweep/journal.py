@@ -22,6 +22,7 @@ from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.files import write_all
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_atomic
+from lllaunch.sweep.objective import Direction, as_direction, objective_of
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ class Header(NamedTuple):
         lllaunch: version of the launcher.
         command: the overrides of the command line, redacted.
         version: of the journal.
+        direction: which of two objectives is better; None if that is not known.
+        slots: what the jobs may lease; None if that is not known, or if they go to a cluster.
     """
 
     sweep: str
     lllaunch: str
     command: tuple[str, ...] = ()
     version: int = VERSION
+    direction: Direction | None = None
+    slots: Lease | None = None
 
 
 class Resumed(NamedTuple):
@@ -55,6 +60,8 @@ class Resumed(NamedTuple):
 
     lllaunch: str
     command: tuple[str, ...] = ()
+    direction: Direction | None = None
+    slots: Lease | None = None
 
 
 class ComposedRecord(NamedTuple):
@@ -112,6 +119,13 @@ class Result(NamedTuple):
     def succeeded(self) -> bool:
         """Whether the job need not run again."""
         return self.state == "succeeded"
+
+    @property
+    def objective(self) -> float | None:
+        """What a job that succeeded returned, if that is a number."""
+        if not self.succeeded or self.return_value is None:
+            return None
+        return objective_of(json.loads(self.return_value))
 
 
 class EndedRecord(NamedTuple):
@@ -199,9 +213,21 @@ def encode(record: Record, time_ns: int) -> bytes:
         fields["lease"] = record.lease._asdict()
     elif isinstance(record, EndedRecord):
         fields["result"] = plain_result(record.result)
+    elif isinstance(record, (Header, Resumed)):
+        fields = _without_unknown(fields)
     head = {"time": isoformat(time_ns), "time_ns": time_ns, "type": _TYPES[type(record)]}
     text = json.dumps({**head, **fields}, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def _without_unknown(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a header without those that older journals do not have either."""
+    slots = fields.pop("slots")
+    if slots is not None:
+        fields["slots"] = slots._asdict()
+    if fields["direction"] is None:
+        del fields["direction"]
+    return fields
 
 
 def plain_result(result: Result) -> dict[str, Any]:
@@ -271,11 +297,18 @@ def _header(fields: Mapping[str, Any]) -> Header:
     if version != VERSION:
         raise UnknownVersion(version, str(fields.get("lllaunch", "")))
     texts = (_get(fields, "sweep", str), _get(fields, "lllaunch", str))
-    return Header(*texts, _list(fields, "command", str), version)
+    return Header(*texts, _list(fields, "command", str), version, *_of_launcher(fields))
 
 
 def _resumed(fields: Mapping[str, Any]) -> Resumed:
-    return Resumed(_get(fields, "lllaunch", str), _list(fields, "command", str))
+    texts = (_get(fields, "lllaunch", str), _list(fields, "command", str))
+    return Resumed(*texts, *_of_launcher(fields))
+
+
+def _of_launcher(fields: Mapping[str, Any]) -> tuple[Direction | None, Lease | None]:
+    """Return a direction and slots, which an older lllaunch has not written."""
+    slots = _get(fields, "slots", dict, _NONE)
+    return as_direction(fields.get("direction")), None if slots is None else _lease(slots)
 
 
 def _composed(fields: Mapping[str, Any]) -> ComposedRecord:
@@ -289,9 +322,12 @@ def _composed(fields: Mapping[str, Any]) -> ComposedRecord:
 
 
 def _started(fields: Mapping[str, Any]) -> StartedRecord:
-    lease = _get(fields, "lease", dict)
-    held = Lease(_list(lease, "gpus", str), _list(lease, "cpus", int))
+    held = _lease(_get(fields, "lease", dict))
     return StartedRecord(_job(fields), _job(fields, "retry"), held, _get(fields, "pid", int, _NONE))
+
+
+def _lease(lease: Mapping[str, Any]) -> Lease:
+    return Lease(_list(lease, "gpus", str), _list(lease, "cpus", int))
 
 
 def _ended(fields: Mapping[str, Any]) -> EndedRecord:

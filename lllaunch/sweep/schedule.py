@@ -197,6 +197,7 @@ class JobEnded:
             another attempt would be in vain.
         why: the first failure in one line, or empty.
         seconds: how long it took, where that is not what the observer sees; else None.
+        objective: what it returned, if it succeeded and that is a number; else None.
     """
 
     number: int
@@ -204,6 +205,7 @@ class JobEnded:
     cause: RestartCause | None = None
     why: str = ""
     seconds: float | None = None
+    objective: float | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from lllaunch.run.submission import BatchEnded
     from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.journal import JournalEntry
+    from lllaunch.sweep.objective import Direction
+    from lllaunch.sweep.pool import Lease
     from lllaunch.sweep.processes import JobProcess
     from lllaunch.sweep.resume import NewJob, ResumePlan
 
@@ -123,6 +125,8 @@ class SweepSession:
         *,
         command: Sequence[str],
         version: str,
+        direction: Direction | None = None,
+        slots: Lease | None = None,
         resume: bool = False,
         say: Callable[[str], object] | None = None,
         patience: float = PATIENCE,
@@ -134,6 +138,8 @@ class SweepSession:
                 directory.
             command: the overrides of the command line, redacted.
             version: of this launcher.
+            direction: which of two objectives is better, None if that is not known.
+            slots: what the jobs may lease, None if they go to a cluster.
             resume: whether to go on with the sweep that is there. The journal is not changed
                 before `plan` has found nothing to refuse.
             say: gets a line for people if a new sweep begins where there is one, and if jobs of a
@@ -160,14 +166,15 @@ class SweepSession:
         try:
             if resume:
                 journal = Journal.open(file, tell=tell)
-                return cls(held, journal, Resumed(version, given), history)
+                return cls(held, journal, Resumed(version, given, direction, slots), history)
             former = held.set_aside()
             if former is not None and say is not None:
                 say(
                     f"{path} holds a sweep already, which hydra.launcher.resume={path} would go "
                     f"on with; a new one begins, and the journal of that one is now {former}"
                 )
-            journal = Journal.create(file, Header(_id_of(path), version, given), tell=tell)
+            header = Header(_id_of(path), version, given, direction=direction, slots=slots)
+            journal = Journal.create(file, header, tell=tell)
             return cls(held, journal, None, history)
         except BaseException:
             held.release()
@@ -291,7 +298,8 @@ class SweepSession:
         self.journal.keep(EndedRecord(number, 0, result))
         kind = run.cause_type if run is not None and code else ""
         why = result.root_cause if code else ""
-        return v.JobEnded(number, code, cause_of(code, kind), why, result.seconds)
+        cause = cause_of(code, kind)
+        return v.JobEnded(number, code, cause, why, result.seconds, result.objective)
 
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""
@@ -406,7 +414,9 @@ class JobRecords:
             result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
         self._keep(EndedRecord(job.number, job.attempt, result))
         why = result.root_cause if exit_code else ""
-        return v.JobEnded(job.number, exit_code, cause_of(exit_code, kind), why)
+        return v.JobEnded(
+            job.number, exit_code, cause_of(exit_code, kind), why, objective=result.objective
+        )
 
     def _never_began(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """It was not composed for another attempt, or was killed then."""

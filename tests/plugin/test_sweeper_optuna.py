@@ -91,6 +91,8 @@ def test_trials_are_chosen_by_what_rank_0_of_earlier_ones_returned(project: Swee
     least = min(values, key=values.__getitem__)
     assert best(project)["best_params"] == {"x": pytest.approx(least)}
     assert best(project)["best_value"] == pytest.approx(values[least])
+    assert project.document()["direction"] == "minimize"
+    assert f"lllaunch: objective: best {values[least]:.6g} of job " in ended.err
     # what other ranks returned is kept, and is not the objective
     assert project.result(7)["return_values"]["1"]["value"] == -1e9
 

@@ -21,6 +21,7 @@ from lllaunch.app.sweeping.launcher import (
     check_sweeper,
     launches_once,
     read_returned,
+    sweepers_direction,
 )
 from lllaunch.app.sweeping.probes import (
     ComposerKilled,
@@ -265,6 +266,19 @@ def test_what_a_sweeper_cannot_do_is_refused_with_the_reason(config: Any, messag
 
 def test_batches_are_allowed_where_nothing_else_is_asked_for() -> None:
     check_sweeper(swept_by(BASIC, batch=2), sweep_settings({}))
+
+
+@pytest.mark.parametrize(
+    ("direction", "expected"),
+    [("minimize", "minimize"), ("MAXIMIZE", "maximize"), (["minimize", "maximize"], None)],
+)
+def test_a_sweeper_may_say_which_objective_it_looks_for(
+    direction: Any, expected: str | None
+) -> None:
+    config = swept_by(OPTUNA)
+    assert sweepers_direction(config) is None
+    config.hydra.sweeper.direction = direction
+    assert sweepers_direction(config) == expected
 
 
 def test_what_hydra_is_told_is_looked_up_when_it_asks(tmp_path: Any) -> None:

@@ -83,12 +83,14 @@ def test_everything_at_once() -> None:
         on_failure: {max_failures: 4}
         retries: {failure: 1, hang: 0}
         retry_delay: 1m30s
+        direction: maximize
         resume: multirun/a b
         nproc: 7
         """
     )
     policy = SweepPolicy(3, 4, Retries(failure=1, hang=0), 90.0)
-    expected = SweepSettings(policy, (0, "GPU-5e"), ("0-3", "8"), True, "multirun/a b")
+    limits = (0, "GPU-5e"), ("0-3", "8")
+    expected = SweepSettings(policy, *limits, True, "maximize", "multirun/a b")
     assert sweep_settings(node) == expected
 
 
@@ -191,6 +193,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"retry_delay": "1:30"},
         "retry_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got '1:30'; colons",
     ),
+    (
+        {"direction": "max"},
+        "direction: expected minimize or maximize, got 'max'; did you mean 'maximize'?",
+    ),
+    ({"direction": ["minimize"]}, "direction: expected minimize or maximize, got ['minimize']"),
+    ({"mode": "min"}, "mode: unknown setting; did you mean 'direction'?"),
     ({"resume": 3}, "resume: expected text, got 3; quote it"),
     ({"resume": ""}, "resume: expected text that is not empty, got ''"),
 ]

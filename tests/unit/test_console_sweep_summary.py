@@ -12,12 +12,11 @@ import pytest
 
 from lllaunch.console.summary import (
     Setting,
-    extremes,
     resume_override,
     summary_rows,
 )
 from lllaunch.console.table import objective_text, painted
-from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
+from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -27,6 +26,7 @@ from lllaunch.sweep.journal import (
     Skipped,
     StartedRecord,
 )
+from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.policy import Summary
 
 S = 1_000_000_000
@@ -130,12 +130,22 @@ def test_nothing_was_even_composed() -> None:
     assert found.startswith("\nlllaunch: 0 of 3 jobs succeeded, 3 not run in 3 min 20 s (exit ")
 
 
-def test_the_smallest_and_the_largest_objective_are_named() -> None:
+def test_the_lowest_and_the_highest_objective_are_named() -> None:
     values = ["0.5", "-3", "1e300"]
     records = [ended(job, "succeeded", 0, value=value) for job, value in enumerate(values)]
     found = shown(document(*records, code=0))
-    told = "lllaunch: objective: smallest -3 of job 1 (lr=2), largest 1e+300 of job 2 (lr=3)\n"
+    told = "lllaunch: objective: lowest -3 of job 1 (lr=2), highest 1e+300 of job 2 (lr=3)\n"
     assert told in found
+
+
+@pytest.mark.parametrize(
+    ("direction", "told"),
+    [("minimize", "best -3 of job 1 (lr=2)"), ("maximize", "best 0.5 of job 0 (lr=1)")],
+)
+def test_with_a_direction_the_best_objective_is_named(direction: Direction, told: str) -> None:
+    records = [ended(job, "succeeded", 0, value=value) for job, value in enumerate(["0.5", "-3"])]
+    found = shown(replace(document(*records, code=0), direction=direction))
+    assert f"lllaunch: objective: {told}\n" in found
 
 
 @pytest.mark.parametrize(
@@ -156,15 +166,18 @@ def test_what_is_short_is_shown(value: object, expected: str) -> None:
 
 
 def test_only_different_numbers_of_jobs_that_succeeded_are_compared() -> None:
-    def job(value: object, state: str = "succeeded") -> JobHistory:
-        result = Result(state, return_value=None if value is None else json.dumps(value))
-        return JobHistory(0, state=state, result=result)
+    def compared(*values: object, last: str = "succeeded") -> bool:
+        states = [*["succeeded"] * (len(values) - 1), last]
+        records = [
+            ended(job, state, 0, value=None if value is None else json.dumps(value))
+            for job, (value, state) in enumerate(zip(values, states, strict=True))
+        ]
+        return "objective: " in shown(document(*records, jobs=len(values)))
 
-    assert extremes([job(1), job(1.0)]) is None
-    assert extremes([job("a"), job([1]), job(True), job(1), job(None)]) is None
-    assert extremes([job(1), job(0, "failed")]) is None
-    least, most = job(-1.5), job(10**400)
-    assert extremes([job(3), most, least]) == (least, most)
+    assert compared(3, -1.5, 7)
+    assert not compared(1, 1.0)
+    assert not compared("a", [1], True, 1, None, 10**400)
+    assert not compared(1, 0, last="failed")
 
 
 def test_the_table_fits_the_terminal_where_it_can() -> None:

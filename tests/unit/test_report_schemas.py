@@ -271,7 +271,7 @@ def test_every_field_of_the_schema_is_written_and_every_written_one_is_in_it(
         assert part["additionalProperties"] is False, path
         assert found.get(path) == set(part["properties"]), path
         optional = set(part["properties"]) - set(part["required"])
-        assert optional <= {"value", "return_value", "snapshot"}, path
+        assert optional <= {"value", "return_value", "snapshot", "direction"}, path
 
 
 def test_every_cause_is_in_the_schema_with_its_fields() -> None:

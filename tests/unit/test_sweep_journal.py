@@ -60,7 +60,13 @@ results = st.builds(
     Result, texts, st.none() | numbers, texts, seconds, st.none() | plain.map(json.dumps)
 )
 records: st.SearchStrategy[Record] = st.one_of(
-    st.builds(Resumed, texts, lists),
+    st.builds(
+        Resumed,
+        texts,
+        lists,
+        st.sampled_from([None, "minimize", "maximize"]),
+        st.none() | leases,
+    ),
     st.builds(
         ComposedRecord,
         numbers,
@@ -91,6 +97,22 @@ def test_a_record_is_one_line_and_reads_as_it_was(record: Record, time_ns: int) 
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
     assert decode(line) == JournalEntry(time_ns, record)
+
+
+def test_a_header_says_what_is_better_and_what_may_be_leased_if_that_is_known() -> None:
+    known = HEADER._replace(direction="maximize", slots=Lease(("0", "1"), (4,)))
+    fields = json.loads(encode(known, 1))
+    assert fields["direction"] == "maximize"
+    assert fields["slots"] == {"gpus": ["0", "1"], "cpus": [4]}
+    assert decode(encode(known, 1)) == JournalEntry(1, known)
+    # as older ones have it
+    assert {"direction", "slots"}.isdisjoint(json.loads(encode(HEADER, 1)))
+    # what a later one might write
+    fields["direction"] = ["minimize", "maximize"]
+    entry = decode(json.dumps(fields).encode())
+    assert entry == JournalEntry(1, known._replace(direction=None))
+    with pytest.raises(ValueError, match="'slots' is not valid"):
+        decode(json.dumps({**fields, "slots": 3}).encode())
 
 
 def test_a_line_has_its_time_twice_and_its_type() -> None:

@@ -96,6 +96,41 @@ def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
     assert known.resumes == 1
 
 
+def test_what_a_launcher_says_of_the_whole_sweep_lasts_until_another_says_more() -> None:
+    first, second = Lease(("0", "1"), (0, 1)), Lease(("1", "2"), (1, 5))
+    known = history(HEADER._replace(direction="minimize", slots=first), Resumed("0.1.0"))
+    assert (known.direction, known.slots) == ("minimize", first)
+    known.add(T0, Resumed("0.2.0", (), "maximize", second))
+    assert (known.direction, known.slots) == ("maximize", Lease(("0", "1", "2"), (0, 1, 5)))
+    document = summary_of(known, T0).to_json()
+    assert document["direction"] == "maximize"
+    assert SweepResult.from_json(document).direction == "maximize"
+    # of one that was written before there was such a field
+    del document["direction"]
+    assert SweepResult.from_json(document).direction is None
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "expected"),
+    [
+        ("succeeded", "0.5", 0.5),
+        ("succeeded", "3", 3.0),
+        ("succeeded", "true", None),
+        ("succeeded", "NaN", None),
+        ("succeeded", '"0.5"', None),
+        ("succeeded", None, None),
+        ("failed", "0.5", None),
+    ],
+)
+def test_the_objective_is_a_number_of_a_job_that_succeeded(
+    state: str, value: str | None, expected: float | None
+) -> None:
+    result = Result(state, return_value=value)
+    assert result.objective == expected
+    assert JobHistory(0, result=result).objective == expected
+    assert JobHistory(0).objective is None
+
+
 def test_skipping_tells_why_and_does_not_hide_a_failure() -> None:
     known = history(
         HEADER,
@@ -163,6 +198,7 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
         "ended": isoformat(T0 + 20 * SECOND),
         "seconds": 20.0,
         "resumes": 0,
+        "direction": None,
         "counts": {"failed": 1, "skipped": 1, "started": 1, "succeeded": 1},
     }
     assert [job["job"] for job in jobs] == [0, 1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import resource
@@ -31,6 +32,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     read_journal,
 )
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import Batch, JobToCompare, SweepSession
 
@@ -157,6 +159,20 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(tmp_path: Path)
     with pytest.raises(OutputError):
         session.journal.append(OverRecord(0))
     resume(path).close()
+
+
+def test_what_is_better_and_what_may_be_leased_stands_in_the_first_line(tmp_path: Path) -> None:
+    slots = Lease(("0", "1"), (3,))
+    given: dict[str, Any] = {"command": (), "version": "0"}
+    path = str(tmp_path / "s")
+    begin = functools.partial(SweepSession.begin, path, **given)
+    with contextlib.closing(begin(direction="minimize", slots=slots)) as session:
+        assert session.journal.header.direction == "minimize"
+        assert session.journal.header.slots == slots
+        assert session.result().direction == "minimize"
+    with contextlib.closing(begin(direction="maximize", resume=True)) as session:
+        session.plan([], 0, compose_nothing)
+        assert session.result().direction == "maximize"
 
 
 def test_a_directory_is_named_from_the_working_directory(

@@ -210,6 +210,20 @@ def test_an_end_with_a_result(written: Written) -> None:
     assert written.records()[-1] == EndedRecord(5, 0, Result("failed", 4, "stalled"))
 
 
+@pytest.mark.parametrize(
+    ("state", "code", "value", "objective"),
+    [("succeeded", 0, 0.25, 0.25), ("succeeded", 0, True, None), ("failed", 3, 0.25, None)],
+)
+def test_an_end_tells_the_objective(
+    written: Written, state: str, code: int, value: object, objective: float | None
+) -> None:
+    job = begun(written, "5")
+    values = {"0": {"value": value}, "1": {"value": 7.0}}
+    written.result("5", state=state, exit_code=code, return_values=values)
+    end = written.writer.ended(job, code)
+    assert end.objective == objective
+
+
 def test_who_is_killed_after_its_success_has_succeeded(written: Written) -> None:
     job = begun(written, "5")
     written.result("5", state="succeeded", exit_code=0)

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
@@ -54,6 +55,7 @@ from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
+from lllaunch.sweep.objective import as_direction
 from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
     from lllaunch.app.job import Jobs
     from lllaunch.app.sweeping.composing import JobConfig
+    from lllaunch.sweep.objective import Direction
+    from lllaunch.sweep.pool import Lease
 
 # So many sweeps may begin in one directory in the same second.
 _MOST = 100
@@ -230,7 +234,11 @@ class HydraSweep:
             probe(jobs, overrides, first, spawners)
             import_for_jobs()
             session = begin_session(
-                config, settings.resume is not None, moves=launcher.on_begin is not None
+                config,
+                settings.resume is not None,
+                moves=launcher.on_begin is not None,
+                direction=settings.direction or sweepers_direction(config),
+                slots=None if for_cluster else machine.everything,
             )
             undo.callback(session.close)
             composer.sweep_dir = session.path
@@ -539,6 +547,15 @@ def launches_once(config: DictConfig) -> bool:
     )
 
 
+def sweepers_direction(config: DictConfig) -> Direction | None:
+    """Return which of two objectives a sweeper looks for, as Optuna's says it; None if it does not.
+
+    Args:
+        config: what the sweep was composed to.
+    """
+    return as_direction(OmegaConf.select(config, "hydra.sweeper.direction"))
+
+
 def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
     """Checks that the sweeper can do what the launcher is asked for.
 
@@ -666,7 +683,14 @@ def goes_to_cluster(
 # The sweep's directory
 
 
-def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSession:
+def begin_session(
+    config: DictConfig,
+    resume: bool,
+    *,
+    moves: bool,
+    direction: Direction | None = None,
+    slots: Lease | None = None,
+) -> SweepSession:
     """Takes the sweep's directory.
 
     Hydra names directories after the second. Of sweeps that begin in the same one, the first gets
@@ -676,19 +700,22 @@ def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSess
         config: what the sweep was composed to; it says afterwards where the sweep is.
         resume: whether the sweep that is there is gone on with.
         moves: whether the sweeper lets the launcher choose another name.
+        direction: which of two objectives is better, None if that is not known.
+        slots: what the jobs may lease, None if they go to a cluster.
 
     Raises:
         ConfigError, OutputError: as `SweepSession.begin` has it.
     """
     stated = os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
+    begin = partial(_begin, config, resume=resume, direction=direction, slots=slots)
     if resume or not moves or not is_of_a_moment(config.hydra.sweep):
-        return _begin(config, stated, resume)
+        return begin(stated)
     for number in itertools.count():
         place = f"{stated}-{number}" if number else stated
         if os.path.lexists(os.path.join(place, JOURNAL)) and number < _MOST:
             continue
         try:
-            session = _begin(config, place, resume)
+            session = begin(place)
         except ConfigError:
             # another launcher was faster
             if number >= _MOST:
@@ -702,13 +729,22 @@ def begin_session(config: DictConfig, resume: bool, *, moves: bool) -> SweepSess
     raise AssertionError("unreachable")
 
 
-def _begin(config: DictConfig, place: str, resume: bool) -> SweepSession:
+def _begin(
+    config: DictConfig,
+    place: str,
+    *,
+    resume: bool,
+    direction: Direction | None,
+    slots: Lease | None,
+) -> SweepSession:
     if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
         _expect_none_queued(place)
     session = SweepSession.begin(
         place,
         command=redacted_overrides(as_written(config.hydra.overrides.task)),
         version=__version__,
+        direction=direction,
+        slots=slots,
         resume=resume,
         say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
     )
