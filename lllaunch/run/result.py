@@ -405,7 +405,7 @@ class ResultFile:
             if each.integer("attempt") is not None
         )
         workers = attempts[-1].workers if attempts else ()
-        root, limit = fields.inner("root_cause"), _read_cause(fields.inner("limit"))
+        root, limit = fields.inner("root_cause"), read_cause(fields.inner("limit"))
         return RunOutcome(
             state=cast("RunState", self.state),
             exit_code=self.exit_code,
@@ -481,8 +481,8 @@ _TYPES: dict[str, Callable[[Fields, str], object]] = {
 }
 
 
-def _read_cause(fields: Fields) -> Cause | None:
-    """Return a cause; None if there is none."""
+def read_cause(fields: Fields) -> Cause | None:
+    """Return a cause, or a finding of the watchdog; None if there is none."""
     if not fields:
         return None
     name = fields.text("type")
@@ -537,7 +537,7 @@ def _read_attempt(fields: Fields, directory: str) -> AttemptOutcome:
 def _read_root_of_attempt(fields: Fields, workers: Sequence[WorkerOutcome]) -> RootCause | None:
     """Return the first failure of an attempt; of all but the last one little is kept."""
     root, hang = fields.inner("root_cause"), None
-    cause = _read_cause(root.inner("cause"))
+    cause = read_cause(root.inner("cause"))
     if cause is None:
         return None
     if _is_finding(cause):
@@ -600,7 +600,7 @@ def _read_progress(fields: Fields) -> Progress | None:
 
 def _read_fate(fields: Fields) -> Fate:
     kind, at_ns = fields.text("fate"), fields.time_ns("ended") or 0
-    cause = _read_cause(fields.inner("cause"))
+    cause = read_cause(fields.inner("cause"))
     explanation = _read_explanation(fields.inner("explanation"))
     if kind == "failed" and cause is not None:
         return Failed(cause, at_ns, explanation)
@@ -625,7 +625,7 @@ def _read_root(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
         attempt=fields.integer("attempt") or 0,
         rank=fields.integer("rank"),
         local_rank=fields.integer("local_rank"),
-        cause=_read_cause(fields.inner("cause")) or UnknownCause("", ""),
+        cause=read_cause(fields.inner("cause")) or UnknownCause("", ""),
         time_ns=fields.integer("time_ns") or 0,
         explanation=_read_explanation(fields.inner("explanation")),
         traceback=fields.text("traceback"),
@@ -639,7 +639,7 @@ def _read_root(fields: Fields, workers: Sequence[WorkerOutcome], directory: str)
 
 def _read_hang(fields: Fields, workers: Sequence[WorkerOutcome], directory: str) -> Hang | None:
     """Return what the watchdog found; None if that is nothing, or a kind that is not known."""
-    finding = _read_cause(fields.inner("finding"))
+    finding = read_cause(fields.inner("finding"))
     if not _is_finding(finding):
         return None
     from lllaunch.run.hang import Hang  # noqa: PLC0415 - most runs have none

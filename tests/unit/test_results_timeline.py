@@ -1,0 +1,464 @@
+"""What happened when in a run: from events, samples and the outcome; nothing runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.documents import Fields
+from lllaunch.results.store import look
+from lllaunch.results.timeline import (
+    _HANDLED,
+    AttemptTimeline,
+    Lane,
+    NodeRecords,
+    RunTimeline,
+    _hidden,
+    read_timeline,
+    timeline_of,
+)
+from lllaunch.run.result import ResultFile
+
+START = 1_700_000_000_000_000_000
+
+
+def event(at: float, kind: str, /, **fields: Any) -> Fields:
+    return Fields({"time_ns": START + round(at * 1e9), "type": kind, **fields})
+
+
+def sample(seconds: float, ranks: Mapping[str, Any], **fields: Any) -> Fields:
+    at = START / 1e9 + seconds
+    return Fields({"time": at, "attempt": 0, "ranks": ranks, **fields})
+
+
+def exited(seconds: float, local_rank: int, code: int, attempt: int = 0) -> Fields:
+    return event(seconds, "Exited", local_rank=local_rank, pid=10, exitcode=code, attempt=attempt)
+
+
+def started(seconds: float, local_rank: int, attempt: int = 0) -> Fields:
+    return event(seconds, "Started", local_rank=local_rank, pid=10, attempt=attempt)
+
+
+BEGUN = [
+    event(0, "Begin"),
+    event(0.5, "StartWorkers", attempt=0, restart_count=0, reason=None),
+    event(1, "GroupStarted", ranks=[0, 1], restarts=None, base_rank=0, preflight=False),
+    event(3, "Ready", seconds=1.5),
+    started(3.25, 0),
+    started(3.5, 1),
+]
+
+
+def of(*events: Fields, now: float | None = None) -> RunTimeline:
+    at = None if now is None else START + round(now * 1e9)
+    return timeline_of([NodeRecords("", [*BEGUN, *events])], None, at)
+
+
+def spans(where: Lane | AttemptTimeline) -> list[tuple[str, float, float]]:
+    return [
+        (span.kind, (span.start_ns - START) / 1e9, (span.end_ns - START) / 1e9)
+        for span in where.spans
+    ]
+
+
+def marks(where: Lane | AttemptTimeline) -> list[tuple[str, float, str]]:
+    return [(mark.kind, (mark.time_ns - START) / 1e9, mark.text) for mark in where.marks]
+
+
+def test_a_failure_ends_the_others_and_is_the_root_cause() -> None:
+    [attempt] = of(
+        exited(5, 1, 1),
+        event(5.1, "SignalWorkers", signum=15, reason="failure"),
+        event(5.1, "StartGrace"),
+        exited(6, 0, -15),
+        event(6.5, "OrphansGone", orphans=[]),
+        event(6.6, "Finish", state="FAILED", reason="failure", signum=None),
+    ).attempts
+    assert (attempt.state, attempt.end_ns) == ("failed", START + 6_500_000_000)
+    assert spans(attempt) == [("preload", 1.5, 3.0)]
+    victim, failed = attempt.lanes
+    assert (victim.fate, failed.fate) == ("ended", "failed")
+    assert (victim.exitcode, failed.exitcode) == (-15, 1)
+    assert spans(victim) == [("spawn", 3.0, 3.25), ("run", 3.25, 6.0), ("grace", 5.1, 6.0)]
+    assert spans(failed) == [("spawn", 3.0, 3.5), ("run", 3.5, 5.0)]
+    assert marks(failed) == [("root_cause", 5.0, "ended with exit status 1")]
+    assert marks(attempt) == [("signal", 5.1, "SIGTERM to all workers")]
+
+
+def test_a_hang_begins_when_it_had_begun_and_lasts_until_the_workers_are_asked_to_end() -> None:
+    finding = {"type": "Stalled", "ranks": [0, 1], "seconds": 3.0, "scope": "group"}
+    [attempt] = of(
+        event(8, "WatchdogFired", finding=finding, kind="hang", ends=True),
+        event(8.1, "TakeStacks", ranks=[0, 1], finding=finding),
+        event(8.2, "StacksTaken", stacks=[{"rank": 0}, {"rank": 1}]),
+        event(8.5, "SignalWorkers", signum=15, reason="hang"),
+        exited(9, 0, -15),
+        exited(10, 1, -15),
+    ).attempts
+    for lane, end in zip(attempt.lanes, (9.0, 10.0), strict=True):
+        assert spans(lane)[1:] == [
+            ("run", lane.rank * 0.25 + 3.25, end),
+            ("hang", 5.0, 8.5),
+            ("grace", 8.5, end),
+        ]
+    text = "ranks 0-1: stalled: no output, no CPU use and no heartbeat for 3.0 s"
+    assert marks(attempt) == [
+        ("finding", 8.0, text),
+        ("stacks", 8.2, "the stacks of 2 workers were taken"),
+        ("signal", 8.5, "SIGTERM to all workers"),
+    ]
+
+
+def test_what_is_only_reported_of_one_rank_is_seen_until_then() -> None:
+    late = {"type": "HeartbeatLost", "ranks": [1], "seconds": 2.0}
+    [attempt] = of(
+        event(7, "WatchdogFired", finding=late, kind="hang", ends=False), exited(9, 1, 0)
+    ).attempts
+    assert spans(attempt.lanes[0])[1:] == [("run", 3.25, 9.0)]
+    assert spans(attempt.lanes[1])[1:] == [("run", 3.5, 9.0), ("hang", 5.0, 7.0)]
+    assert marks(attempt.lanes[1]) == [("finding", 7.0, "hung: no heartbeat for 2.0 s")]
+
+
+def test_a_restart_follows_a_pause() -> None:
+    first, second = of(
+        exited(5, 0, 1),
+        exited(5, 1, 1),
+        event(5.5, "OrphansGone"),
+        event(6, "Pause", seconds=2, restart=1),
+        event(8, "PauseOver"),
+        event(8, "StartWorkers", attempt=1, restart_count=1, reason="failure", restart=1),
+        event(8.1, "GroupStarted", ranks=[0, 1], base_rank=0, preflight=False),
+        started(8.5, 0, 1),
+        now=10,
+    ).attempts
+    assert spans(first)[-1] == ("pause", 6.0, 8.0)
+    assert (first.state, second.state) == ("failed", "running")
+    assert (first.end_ns, second.end_ns) == (START + 5_500_000_000, None)
+    assert marks(second) == [("restart", 8.0, "attempt 1 begins: a worker failed")]
+    runs, waits = second.lanes
+    assert (runs.fate, runs.text, spans(runs)) == (
+        "running",
+        "running",
+        [("spawn", 8.0, 8.5), ("run", 8.5, 10.0)],
+    )
+    assert (waits.text, spans(waits)) == ("is being started", [("spawn", 8.0, 10.0)])
+
+
+def test_a_preflight_is_of_the_group_and_no_worker() -> None:
+    [attempt] = timeline_of(
+        [
+            NodeRecords(
+                "",
+                [
+                    event(0, "Begin"),
+                    event(0, "StartWorkers", attempt=0),
+                    event(0.1, "GroupStarted", ranks=[-1], preflight=True),
+                    started(1, -1),
+                    exited(2, -1, 0),
+                    event(2, "OrphansGone"),
+                    event(2.1, "StartAfterPreflight"),
+                    event(2.2, "GroupStarted", ranks=[0], preflight=False),
+                    started(2.5, 0),
+                ],
+            )
+        ],
+        None,
+    ).attempts
+    assert spans(attempt) == [("preflight", 1.0, 2.0)]
+    assert [spans(lane) for lane in attempt.lanes] == [[("spawn", 2.1, 2.5), ("run", 2.5, 2.5)]]
+
+
+def test_a_launcher_that_was_killed_leaves_workers_of_which_nobody_knows() -> None:
+    timeline = of(event(7, "StacksAnswered", ranks=[0]))
+    assert timeline.over
+    assert timeline.end_ns == START + 7_000_000_000
+    [attempt] = timeline.attempts
+    assert attempt.state == "lost"
+    assert {lane.fate for lane in attempt.lanes} == {"lost"}
+
+
+def test_nodes_have_ranks_of_all_and_the_clock_of_the_first() -> None:
+    def node(ahead: float, base_rank: int) -> list[Fields]:
+        return [
+            event(0 + ahead, "Begin"),
+            event(1 + ahead, "StartWorkers", attempt=0),
+            event(4 + ahead, "GroupStarted", ranks=[0], restarts=0, base_rank=base_rank),
+            started(5 + ahead, 0),
+            exited(9 + ahead, 0, 0),
+        ]
+
+    timeline = timeline_of(
+        [
+            NodeRecords("node 0", node(0, 0)),
+            NodeRecords("node 1", node(100, 1), [sample(106, {"1": {"cpu": 1.5}})], 100 * 10**9),
+        ],
+        None,
+    )
+    assert timeline.nodes == ("node 0", "node 1")
+    assert [(each.node, each.lanes[0].rank) for each in timeline.attempts] == [
+        ("node 0", 0),
+        ("node 1", 1),
+    ]
+    for attempt in timeline.attempts:
+        assert spans(attempt) == [("rendezvous", 1.0, 4.0)]
+        assert spans(attempt.lanes[0]) == [("spawn", 4.0, 5.0), ("run", 5.0, 9.0)]
+    [series] = timeline.series
+    assert (series.of, series.node) == ("1", "node 1")
+    assert round((series.points[0][0] - START) / 1e9, 3) == 6.0
+
+
+def test_samples_become_curves_of_what_is_finite() -> None:
+    told = {"cpu": 0.5, "rss": 7, "step": 3, "metrics": {"loss": "nan", "cpu": 0.25}}
+    timeline = timeline_of(
+        [
+            NodeRecords(
+                "",
+                BEGUN,
+                [
+                    sample(4, {"1": told, "x": told}, gpus={"0": {"use": 0.5, "power": None}}),
+                    sample(6, {"1": {"cpu": 1}}),
+                ],
+            )
+        ],
+        None,
+    )
+    assert [
+        (each.name, each.unit, each.of, each.metric, [value for _, value in each.points])
+        for each in timeline.series
+    ] == [
+        ("cpu", "cores", "1", False, [0.5, 1.0]),
+        ("rss", "bytes", "1", False, [7.0]),
+        ("step", "steps", "1", False, [3.0]),
+        ("cpu", "", "1", True, [0.25]),
+        ("gpu_use", "share", "0", False, [0.5]),
+    ]
+    assert timeline.end_ns == START + 6_000_000_000
+
+
+def worker(rank: int, fate: str, **fields: Any) -> dict[str, Any]:
+    moments = {"started": "2023-11-14T22:13:23Z", "ended": "2023-11-14T22:13:30Z"}
+    return {"rank": rank, "local_rank": rank, "fate": fate, "exitcode": 1, **moments, **fields}
+
+
+RAISED = {"type": "Raised", "message": "ValueError: no", "exitcode": 1, "text": "raised"}
+
+
+def outcome_of(workers: Sequence[Mapping[str, Any]], **fields: Any) -> Any:
+    attempt = {
+        "attempt": 0,
+        "state": "failed",
+        "started": "2023-11-14T22:13:21Z",
+        "ended": "2023-11-14T22:13:31Z",
+        "workers": workers,
+        "root_cause": {"rank": 1, "cause": RAISED},
+    }
+    document = {
+        "state": "failed",
+        "exit_code": 3,
+        "started": "2023-11-14T22:13:20Z",
+        "ended": "2023-11-14T22:13:40Z",
+        "attempts": [attempt],
+        "root_cause": {"attempt": 0, "rank": 1, "time_ns": START + 4 * 10**9, "cause": RAISED},
+        **fields,
+    }
+    result = ResultFile.from_json(document, "/run")
+    assert result is not None
+    return result.outcome
+
+
+def test_the_outcome_says_better_what_became_of_workers() -> None:
+    outcome = outcome_of([worker(0, "victim", cause=RAISED), worker(1, "failed", cause=RAISED)])
+    timeline = timeline_of([NodeRecords("", [*BEGUN, exited(5, 0, 1), exited(6, 1, 1)])], outcome)
+    [attempt] = timeline.attempts
+    assert [lane.fate for lane in attempt.lanes] == ["victim", "failed"]
+    # the first to end is not the first that failed
+    assert [len(lane.marks) for lane in attempt.lanes] == [0, 1]
+    assert marks(attempt.lanes[1]) == [("root_cause", 4.0, "raised ValueError: no")]
+    assert timeline.end_ns == START + 20 * 10**9
+
+
+def test_without_events_the_outcome_tells_it_all() -> None:
+    outcome = outcome_of([worker(0, "succeeded", exitcode=0), worker(1, "failed", cause=RAISED)])
+    timeline = timeline_of((), outcome)
+    assert (timeline.start_ns, timeline.end_ns) == (START, START + 20 * 10**9)
+    [attempt] = timeline.attempts
+    assert [spans(lane) for lane in attempt.lanes] == [[("run", 3.0, 10.0)]] * 2
+    assert [lane.fate for lane in attempt.lanes] == ["succeeded", "failed"]
+
+
+def test_who_only_waited_is_told_from_who_hung() -> None:
+    finding = {"type": "Stalled", "ranks": [0, 1], "seconds": 3.0, "scope": "group"}
+    hang = {
+        "finding": finding,
+        "time": "2023-11-14T22:13:28Z",
+        "since": "2023-11-14T22:13:25Z",
+        "hung": [1],
+        "waiting": [0],
+    }
+    cause = {**finding, "text": "stalled"}
+    outcome = outcome_of(
+        [worker(0, "ended", exitcode=-15, waited_for=[1]), worker(1, "failed", cause=cause)],
+        root_cause={"attempt": 0, "rank": None, "time_ns": 1, "cause": cause, "hang": hang},
+    )
+    [attempt] = timeline_of((), outcome).attempts
+    texts = [span.text for lane in attempt.lanes for span in lane.spans if span.kind == "hang"]
+    assert texts == [
+        "only waited for rank 1",
+        "hung: stalled: no output, no CPU use and no heartbeat for 3.0 s",
+    ]
+    assert spans(attempt.lanes[0]) == [("run", 3.0, 10.0), ("hang", 5.0, 10.0)]
+
+
+def write(path: Path, records: Sequence[Fields]) -> None:
+    path.write_text("".join(f"{json.dumps(dict(record.document))}\n" for record in records))
+
+
+def test_the_last_run_of_a_directory_is_read_and_what_is_torn_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plan.yaml").write_text("{}")
+    events = tmp_path / "events.jsonl"
+    earlier = [event(-100, "Begin"), event(-99, "StartWorkers", attempt=0), started(-98, 7)]
+    write(events, [*earlier, *BEGUN, exited(9, 0, 0)])
+    with events.open("a") as file:
+        file.write('[]\nnull\n{"time_ns": "now", "type": "Exited"}\n\x00\n{"time_ns": 17')
+    write(
+        tmp_path / "samples.jsonl", [sample(-50, {"0": {"cpu": 1}}), sample(4, {"0": {"cpu": 2}})]
+    )
+    found = look(str(tmp_path))
+    assert found is not None
+    timeline = read_timeline(found)
+    assert timeline.start_ns == START
+    assert [lane.rank for lane in timeline.attempts[0].lanes] == [0, 1]
+    assert [each.points[0][1] for each in timeline.series] == [2.0]
+
+
+def test_secrets_are_taken_out_of_all_texts() -> None:
+    secret = "hunter2hunter2"
+    outcome = outcome_of(
+        [worker(0, "failed", cause={**RAISED, "message": f"ValueError: {secret}"})],
+        root_cause={
+            "attempt": 0,
+            "rank": 0,
+            "time_ns": START,
+            "cause": {**RAISED, "message": secret},
+        },
+    )
+    records = [
+        NodeRecords(
+            f"node {secret}",
+            BEGUN,
+            [sample(4, {"0": {"metrics": {secret: 1.0}}}, gpus={secret: {"use": 1}})],
+        ),
+        NodeRecords("other", []),
+    ]
+    timeline = timeline_of(records, outcome)
+    assert secret in str(timeline)
+    assert secret not in str(_hidden(timeline, lambda text: text.replace(secret, "***")))
+
+
+# Whatever stands in the files
+
+_KINDS = sorted({*_HANDLED, "Begin", "Unknown"})
+_NUMBERS = st.one_of(st.none(), st.integers(-2, 4), st.text(max_size=2), st.integers())
+_FINDINGS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["Stalled", "Silent", "TimerExpired", "NotFinite", "Nonsense"])},
+    optional={
+        "ranks": st.lists(st.integers(-1, 3), max_size=3),
+        "seconds": st.floats(0, 1e4),
+        "after": st.floats(0, 1e4),
+        "rank": _NUMBERS,
+        "pid": _NUMBERS,
+        "signum": _NUMBERS,
+        "scope": st.sampled_from(["group", "rank"]),
+    },
+)
+_EVENTS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(_KINDS),
+        "time_ns": st.one_of(st.integers(START, START + 10**12), st.integers(), st.none()),
+    },
+    optional={
+        "attempt": _NUMBERS,
+        "local_rank": _NUMBERS,
+        "base_rank": _NUMBERS,
+        "exitcode": _NUMBERS,
+        "signum": _NUMBERS,
+        "restarts": _NUMBERS,
+        "ranks": st.one_of(st.none(), st.lists(st.integers(-1, 4), max_size=4)),
+        "seconds": st.floats(allow_nan=False),
+        "finding": _FINDINGS,
+        "ends": st.booleans(),
+        "ended": st.fixed_dictionaries({"finding": _FINDINGS}),
+        "reason": st.text(max_size=3),
+        "state": st.sampled_from(["SUCCEEDED", "FAILED", "x"]),
+        "preflight": st.booleans(),
+    },
+)
+
+
+def check_lane(lane: Lane) -> None:
+    for span in lane.spans:
+        assert span.start_ns <= span.end_ns
+    outer = [span for span in lane.spans if span.kind in ("spawn", "run")]
+    inner = [span for span in lane.spans if span.kind in ("hang", "grace")]
+    for before, after in itertools.pairwise(outer):
+        assert before.end_ns <= after.start_ns
+    for before, after in itertools.pairwise(inner):
+        assert before.end_ns <= after.start_ns
+    if inner:
+        [run] = [span for span in lane.spans if span.kind == "run"]
+        assert all(run.start_ns <= each.start_ns and each.end_ns <= run.end_ns for each in inner)
+
+
+def check(timeline: RunTimeline) -> None:
+    """Holds what the attributes of a timeline promise."""
+    assert timeline.start_ns <= timeline.end_ns
+    for attempt in timeline.attempts:
+        ranks = [lane.rank for lane in attempt.lanes]
+        assert ranks == sorted(set(ranks))
+        for lane in attempt.lanes:
+            check_lane(lane)
+        last: dict[str, int] = {}
+        for span in attempt.spans:
+            assert last.get(span.kind, span.start_ns) <= span.start_ns <= span.end_ns
+            last[span.kind] = span.end_ns
+
+
+@given(st.lists(_EVENTS, max_size=30), st.booleans(), st.integers(-(10**9), 10**9))
+def test_whatever_the_events_say_it_is_a_timeline(
+    events: list[dict[str, Any]], live: bool, ahead_ns: int
+) -> None:
+    now = START + 10**12 if live else None
+    check(timeline_of([NodeRecords("", [*map(Fields, events)], (), ahead_ns)], None, now))
+
+
+@given(st.lists(_EVENTS, max_size=20), st.lists(_EVENTS, max_size=20))
+def test_whatever_the_events_say_the_outcome_fits_in(
+    one: list[dict[str, Any]], other: list[dict[str, Any]]
+) -> None:
+    finding = {"type": "Stalled", "ranks": [0], "seconds": 3.0, "text": "stalled"}
+    hang = {"finding": finding, "since": "2023-11-14T22:13:25Z", "hung": [1], "waiting": [0]}
+    outcome = outcome_of(
+        [worker(0, "ended", waited_for=[1]), worker(1, "failed", cause=finding)],
+        root_cause={"attempt": 0, "rank": None, "time_ns": 1, "cause": finding, "hang": hang},
+    )
+    records = [NodeRecords("a", [*map(Fields, one)]), NodeRecords("b", [*map(Fields, other)])]
+    check(timeline_of(records, outcome))
+
+
+@pytest.mark.parametrize("text", ["", "\x00", '{"time_ns": 1e400}\n', "[" * 100_000])
+def test_files_of_any_make_are_a_timeline(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.yaml").write_text("{}")
+    for name in ("events.jsonl", "samples.jsonl", "result.json"):
+        (tmp_path / name).write_text(text)
+    found = look(str(tmp_path))
+    assert found is not None
+    check(read_timeline(found))
