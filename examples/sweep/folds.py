@@ -25,6 +25,7 @@ def validate(lr: float, decay: float, steps: int) -> float:
 
     Raises:
         ValueError: there is one worker, and nothing is left to train on.
+        FloatingPointError: the weights grow without bound, since ``lr`` times ``decay`` is over 2.
     """
     dist.init_process_group("gloo")
     fold, folds = dist.get_rank(), dist.get_world_size()
@@ -38,6 +39,8 @@ def validate(lr: float, decay: float, steps: int) -> float:
     for _ in range(steps):
         error = torch.softmax(x @ weights, dim=1) - wanted
         weights -= lr * (x.T @ error / len(x) + decay * weights)
+    if not weights.isfinite().all():
+        raise FloatingPointError(f"the weights are not finite after {steps} steps")
     right = ((images[held_out] @ weights).argmax(dim=1) == labels[held_out]).sum()
     print(f"fold {fold} of {folds}: {right} of {held_out.sum()} told right")
     dist.all_reduce(right)

@@ -79,6 +79,20 @@ def test_resnet_goes_on_from_its_checkpoint_for_a_cause_of_its_policy(tmp_path: 
 
 
 @pytest.mark.slow
+def test_resnet_gets_stuck_after_its_restart(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="exit code 4"):
+        experiment("resnet_stuck", tmp_path, "launch.watchdog.stall=2s")
+
+    found = result(tmp_path)
+    first, second = (attempt["root_cause"] for attempt in found["attempts"])
+    assert (first["rank"], first["cause"]["type"]) == (1, "KilledBySignal")
+    assert (second["rank"], second["cause"]["type"]) == (2, "Stalled")
+    hang = found["root_cause"]["hang"]
+    assert hang["waiting"] == [0, 1, 3]
+    assert hang["stacks"][2]["frames"][0]["function"] == "load_next_shard"
+
+
+@pytest.mark.slow
 def test_resnet_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = ("examples/resnet/train.py", "--epochs", "1")
