@@ -1,0 +1,225 @@
+"""Charts: where things lie, what stands at axes, and that all of it can be drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lllaunch.results.charts import (
+    CategoryBar,
+    ChartAxis,
+    ChartBand,
+    ChartCurve,
+    ChartEvent,
+    ChartLane,
+    ChartMark,
+    ChartPoint,
+    ChartPolyline,
+    ChartScale,
+    ChartSpan,
+    ChartText,
+    LegendEntry,
+    category_bars,
+    lanes,
+    line_chart,
+    parallel,
+    scatter,
+    thinned,
+    tick_text,
+    ticks,
+)
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+UNITS = ("number", "duration", "bytes", "share")
+NAME = ChartText("a name", "What it shows", "and what that means")
+
+
+def drawn(chart: str) -> ET.Element:
+    """The chart as XML, which is what SVG is; nothing in it lies nowhere."""
+    root = ET.fromstring(chart)
+    for each in root.iter():
+        for name, value in each.attrib.items():
+            if name in {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "d", "width", "height"}:
+                assert not re.search("nan|inf|e[+-]", value, re.I), value
+        assert "style" not in each.attrib
+    return root
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit", "expected"),
+    [
+        (0, 10, "number", ["0", "2", "4", "6", "8", "10"]),
+        (0.12, 0.31, "number", ["0.15", "0.2", "0.25", "0.3"]),
+        (0, 95, "duration", ["0", "30 s", "1 min", "1 min 30 s"]),
+        (0, 7300, "duration", ["0", "30 min", "1 h", "1 h 30 min", "2 h"]),
+        (0, 0.2, "duration", ["0", "0.05 s", "0.1 s", "0.15 s", "0.2 s"]),
+        (0, 3.5 * 2**30, "bytes", ["0", "1 GiB", "2 GiB", "3 GiB"]),
+        (0, 2**30, "bytes", ["0", "256 MiB", "512 MiB", "768 MiB", "1 GiB"]),
+        (2**30, 2**31, "bytes", ["1 GiB", "1.25 GiB", "1.5 GiB", "1.75 GiB", "2 GiB"]),
+        (0, 1, "share", ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
+        (5, 5, "number", ["5"]),
+    ],
+)
+def test_ticks(low: float, high: float, unit: str, expected: list[str]) -> None:
+    assert [tick_text(value, unit) for value in ticks(low, high, unit)] == expected  # type: ignore[arg-type]
+
+
+@given(st.floats(-1e140, 1e140), st.floats(0, 1e140), st.sampled_from(UNITS), st.integers(2, 12))
+def test_ticks_are_few_in_order_and_within(low: float, wide: float, unit: str, most: int) -> None:
+    high = low + wide
+    found = ticks(low, high, unit, most)  # type: ignore[arg-type]
+    assert 1 <= len(found) <= most
+    assert found == sorted(found)
+    room = (high - low) * 1e-6
+    assert all(low - room <= value <= high + room for value in found)
+
+
+@given(st.lists(ANY, max_size=8), ANY, st.booleans())
+def test_a_place_is_within_the_axis_or_nowhere(
+    values: list[float], value: float, log: bool
+) -> None:
+    scale = ChartScale(ChartAxis(log=log), values)
+    at = scale.at(value)
+    assert at is None or 0 <= at <= 1
+    assert all(0 <= place <= 1 for place, _ in scale.ticks())
+
+
+def test_places() -> None:
+    scale = ChartScale(ChartAxis(low=0), [3, 10])
+    assert [scale.at(value) for value in (0, 5, 10)] == [0, 0.5, 1]
+    log = ChartScale(ChartAxis(log=True), [0.01, 1, -4, 0, math.nan])
+    assert log.at(0.1) == pytest.approx(0.5)
+    assert log.at(0) is None
+    assert [text for _, text in log.ticks()] == ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"]
+    names = ChartScale(ChartAxis(categories=("adam", "sgd")), [])
+    assert [names.at(value) for value in (0, 1)] == [0.25, 0.75]
+    assert names.ticks() == [(0.25, "adam"), (0.75, "sgd")]
+    same = ChartScale(ChartAxis(), [7, 7])
+    assert same.at(7) == 0.5
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=400), st.integers(1, 20))
+def test_thinned_keeps_ends_and_extremes(values: list[float], budget: int) -> None:
+    points = [(float(at), value) for at, value in enumerate(values)]
+    kept = thinned(points, budget)
+    assert len(kept) <= 4 * budget
+    assert set(kept) <= set(points)
+    assert kept == sorted(kept)
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert min(y for _, y in kept) == min(values)
+    assert max(y for _, y in kept) == max(values)
+
+
+def test_a_peak_of_one_sample_survives() -> None:
+    points = [(float(at), 1.0) for at in range(100_000)]
+    points[77_777] = (77_777.0, 50.0)
+    kept = thinned(points, 300)
+    assert (77_777.0, 50.0) in kept
+    assert len(kept) <= 1200
+
+
+POINTS = st.lists(st.tuples(st.floats(0, 1e12), ANY), max_size=30).map(
+    lambda points: sorted(points, key=lambda point: point[0])
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(POINTS, max_size=3), st.sampled_from(UNITS), st.booleans())
+def test_curves_can_be_drawn_whatever_they_hold(
+    lines: list[list[tuple[float, float]]], unit: str, stepped: bool
+) -> None:
+    curves = [ChartCurve(f"<{at}>", line, stepped=stepped) for at, line in enumerate(lines)]
+    bands = [ChartBand("all", line, line) for line in lines]
+    axes = ChartAxis("<time>", "duration"), ChartAxis(unit=unit, log=stepped)  # type: ignore[arg-type]
+    events = [ChartEvent(5, "root_cause", "<boom>"), ChartEvent(math.nan, "restart", "?")]
+    drawn(line_chart(NAME, curves, *axes, bands=bands, events=events))
+
+
+def test_a_curve_lies_where_its_points_are() -> None:
+    curve = ChartCurve("a", [(0, 0), (5, 10), (10, 5), (11, math.nan), (20, 0)])
+    root = drawn(line_chart(NAME, [curve], ChartAxis(), ChartAxis(), height=100))
+    (path,) = [each for each in root.iter("path") if each.get("class") == "curve s0"][:1]
+    assert path.get("d") == "M0 100L250 0L500 50M1000 100"
+    # what no line leads to is a dot
+    (dot,) = root.iter("circle")
+    assert (dot.get("cx"), dot.get("cy")) == ("100%", "100")
+
+
+def test_a_stepped_curve_holds_its_value() -> None:
+    curve = ChartCurve("best", [(0, 4), (5, 2), (10, 1)], stepped=True)
+    root = drawn(line_chart(NAME, [curve], ChartAxis(), ChartAxis(low=0), height=100))
+    assert next(root.iter("path")).get("d") == "M0 0H500V50H1000V75"
+
+
+def test_what_a_chart_shows_is_said() -> None:
+    root = drawn(line_chart(NAME, [ChartCurve("a", [(0, 1), (1, 2)])], ChartAxis(), ChartAxis()))
+    (svg,) = [each for each in root.iter("svg") if each.get("role") == "img"]
+    known = {each.get("id"): each.text for each in svg}
+    ids = (svg.get("aria-labelledby") or "").split()
+    assert [known[each] for each in ids] == ["What it shows", "and what that means"]
+
+
+def test_lanes_lie_in_time() -> None:
+    spans = [ChartSpan(0, 50, "run failed", "ran"), ChartSpan(50, 100, "grace", "<", label="w")]
+    rows = [
+        ChartLane("", title="attempt 0"),
+        ChartLane("rank 0", spans, [ChartMark(25, "finding", "hung")], "failed"),
+    ]
+    legend = [LegendEntry("finding", "mark", "finding"), LegendEntry("run", "area", "ran")]
+    root = drawn(lanes(NAME, rows, ChartAxis(unit="duration"), legend=legend))
+    first = next(each for each in root.iter("rect") if each.get("class") == "span run failed")
+    assert (first.get("x"), first.get("width"), first.get("y")) == ("0%", "50%", "27")
+    assert [each.text for each in first] == ["ran"]
+    second = next(each for each in root.iter("svg") if each.get("x") == "50%")
+    assert second.get("width") == "50%"
+    mark = next(each for each in root.iter("svg") if each.get("class") == "at" and each.get("x"))
+    assert (mark.get("x"), mark.get("y")) == ("25%", "34")
+    words = "".join(root.itertext())
+    assert "✕ failed" in words
+    assert "attempt 0" in words
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(ANY, ANY), max_size=10), st.booleans())
+def test_points_and_lanes_can_be_drawn_whatever_they_hold(
+    values: list[tuple[float, float]], log: bool
+) -> None:
+    axis = ChartAxis("x", log=log)
+    drawn(scatter(NAME, [ChartPoint(x, y, "<", "best") for x, y in values], axis, axis))
+    rows = [
+        ChartLane("<", [ChartSpan(x, y, "run")], [ChartMark(x, "signal")], "odd") for x, y in values
+    ]
+    drawn(lanes(NAME, rows, axis))
+    lines = [ChartPolyline((x, y), "<") for x, y in values]
+    drawn(parallel(NAME, [axis, axis], lines))
+    drawn(category_bars(NAME, [CategoryBar("<", x) for x, _ in values], axis))
+
+
+def test_points_lie_where_they_are() -> None:
+    points = [ChartPoint(0, 0), ChartPoint(1, 10, "job 3", "best")]
+    root = drawn(scatter(NAME, points, ChartAxis(categories=("a", "b")), ChartAxis(), height=100))
+    low, best = root.iter("circle")
+    assert (low.get("cx"), low.get("cy")) == ("25%", "100")
+    assert (best.get("cx"), best.get("cy"), best.get("class")) == ("75%", "0", "point best")
+    assert best[0].text == "job 3"
+
+
+def test_parallel_axes() -> None:
+    axes = [ChartAxis("lr", log=True), ChartAxis("opt", categories=("a", "b")), ChartAxis("loss")]
+    lines = [ChartPolyline((0.01, 0, 1)), ChartPolyline((1, 1, math.nan)), ChartPolyline((1, 1, 3))]
+    root = drawn(parallel(NAME, axes, lines, height=100))
+    paths = [each.get("d") for each in root.iter("path")]
+    assert paths == ["M0 100L500 75L1000 100", "M0 0L500 25", "M0 0L500 25L1000 0"]
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    bars = [CategoryBar("oom", 4, kind="failed"), CategoryBar("<hang>", 1, "one")]
+    root = drawn(category_bars(NAME, bars, ChartAxis()))
+    assert [each.get("width") for each in root.iter("rect")] == ["100%", "25%"]
+    words = [(each[0].tail if len(each) else each.text) for each in root.iter("text")]
+    assert words == ["oom", "4", "<hang>", "one"]
