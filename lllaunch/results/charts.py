@@ -274,10 +274,10 @@ def _figure(
         class_=f"chart {kind} titled" if titled else f"chart {kind}",
         height=_px(height),
     )
-    caption = element("figcaption", words.title)
-    return element(
-        "figure", caption, picture, _legend(legend), class_=f"of-{kind.partition(' ')[0]}"
-    )
+    shown = (element("figcaption", words.title), picture, _legend(legend))
+    # the axes of one of these need room: where that is not there it is scrolled
+    reached = 0 if kind == "parallel" else None
+    return element("figure", *shown, class_=f"of-{kind.partition(' ')[0]}", tabindex=reached)
 
 
 def _legend(entries: Sequence[LegendEntry]) -> Markup:

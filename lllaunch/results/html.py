@@ -137,7 +137,7 @@ def preformatted(lines: Iterable[str], label: str, kind: str = "") -> Markup:
     # a first line break would not count
     body = Markup("\n" + joined(lines, "\n"))
     classes = f"quote {kind}".strip()
-    return element("pre", body, class_=classes, tabindex=0, role="region", aria_label=label)
+    return element("pre", body, class_=classes, tabindex=0, role="group", aria_label=label)
 
 
 def badge(kind: str, word: str) -> Markup:
@@ -251,7 +251,7 @@ def table(
         data_filter=len(rows) >= _FILTERED,
     )
     return element(
-        "div", shown, class_="scroll", tabindex=0, role="region", aria_label=f"{caption} (table)"
+        "div", shown, class_="scroll", tabindex=0, role="group", aria_label=f"{caption} (table)"
     )
 
 
@@ -334,7 +334,7 @@ def document(
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
             element("meta", name="referrer", content="no-referrer"),
-            element("title", shorten_middle(title, 120)),
+            element("title", shorten_middle(title, 70)),
             # both are ours, and are to be byte for byte what the policy has the hash of
             Markup(f"<style>{style}</style>"),
         )
