@@ -1,0 +1,294 @@
+"""The jobs of a sweep in time: each try of each job, on the GPUs or cores that it held.
+
+`tries_of` makes them of the journal's records and `tracks_of` lays them out; both are pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from lllaunch.config.secrets import redacted_overrides
+from lllaunch.errors import LaunchError
+from lllaunch.results.store import lock_of, state_of, sweep_result
+from lllaunch.sweep.directory import JOURNAL
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    Header,
+    OverRecord,
+    Resumed,
+    StartedRecord,
+    read_journal,
+)
+from lllaunch.sweep.pool import Lease
+
+if TYPE_CHECKING:
+    from lllaunch.sweep.history import SweepResult
+    from lllaunch.sweep.journal import JournalEntry, Record
+
+NOTHING = Lease()
+"""What a job holds that needs neither GPUs nor cores of its own."""
+
+SlotKind = Literal["gpu", "cpu", "job"]
+"""What tries are laid out on: GPUs, cores, or places for jobs that held neither."""
+
+
+@dataclass(frozen=True)
+class JobTry:
+    """One try of one job.
+
+    Attributes:
+        job: its number.
+        number: of the try, from 0.
+        start_ns: when it was started, nanoseconds since the epoch.
+        end_ns: when it had ended; of one that still goes on, the last moment that is known of.
+        fate: the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows.
+        lease: what it held.
+        overrides: of its job.
+        exit_code: of its launcher, None where that is not known.
+        objective: what it returned, if it succeeded and that is a number; else None.
+        root_cause: the first failure in one line, or an empty string.
+    """
+
+    job: int
+    number: int
+    start_ns: int
+    end_ns: int
+    fate: str
+    lease: Lease = NOTHING
+    overrides: tuple[str, ...] = ()
+    exit_code: int | None = None
+    objective: float | None = None
+    root_cause: str = ""
+
+
+@dataclass(frozen=True)
+class SlotTrack:
+    """Tries that came one after the other.
+
+    Attributes:
+        kind: what it is a track of.
+        name: of the GPU, or number of the core or the place.
+        tries: in order; none overlaps another one.
+    """
+
+    kind: SlotKind
+    name: str
+    tries: tuple[JobTry, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweepTimeline:
+    """A sweep in time.
+
+    Attributes:
+        start_ns: when it began, nanoseconds since the epoch.
+        end_ns: when it was over; of one that goes on, now; else the last moment that is known of.
+        over: whether it is.
+        tries: in order of their starts.
+        slots: all that its jobs could lease, as far as that is known.
+        resumed_ns: when it was gone on with by another launcher.
+    """
+
+    start_ns: int
+    end_ns: int
+    over: bool
+    tries: tuple[JobTry, ...] = ()
+    slots: Lease = NOTHING
+    resumed_ns: tuple[int, ...] = ()
+
+
+def read_sweep_timeline(directory: str) -> SweepTimeline:
+    """Read what happened when in a sweep; never raises for what its files hold.
+
+    Args:
+        directory: of the sweep. Where the journal cannot be read its sweep.json tells of the last
+            try of each job.
+    """
+    now_ns = time.time_ns()
+    live = state_of(lock_of("sweep", directory)) == "running"
+    found = tries_of(_readable(os.path.join(directory, JOURNAL)), now_ns if live else None)
+    result = None if found.tries else sweep_result(directory)
+    return found if result is None else _of_summary(result)
+
+
+def _readable(journal: str) -> Iterator[JournalEntry]:
+    """Yield what stands before a line that is damaged; one record at a time is in memory."""
+    with contextlib.suppress(LaunchError):
+        yield from read_journal(journal)
+
+
+def tries_of(entries: Iterable[JournalEntry], now_ns: int | None = None) -> SweepTimeline:
+    """Return a sweep in time. Pure.
+
+    Args:
+        entries: of its journal, in order.
+        now_ns: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
+    """
+    history = _Tries()
+    for at, record in entries:
+        history.take(at, record)
+    end = max(history.last_ns, now_ns or 0)
+    history.lose(end, "lost" if now_ns is None else "running")
+    found = sorted(history.over, key=lambda each: (each.start_ns, each.job))
+    slots = Lease(tuple(history.gpus), tuple(sorted(history.cpus)))
+    resumed = tuple(history.resumed_ns)
+    return SweepTimeline(history.first_ns, end, now_ns is None, tuple(found), slots, resumed)
+
+
+class _Tries:
+    """What the records of a journal come to, one after the other."""
+
+    def __init__(self) -> None:
+        self.first_ns = 0
+        self.last_ns = 0
+        self.over: list[JobTry] = []
+        self.resumed_ns: list[int] = []
+        self.gpus: dict[str, None] = {}
+        self.cpus: set[int] = set()
+        self._overrides: dict[int, tuple[str, ...]] = {}
+        self._running: dict[int, JobTry] = {}
+        self._count: Counter[int] = Counter()
+
+    def take(self, at: int, record: Record) -> None:
+        """See what follows from a record."""
+        self.first_ns, self.last_ns = min(at, self.first_ns or at), max(at, self.last_ns)
+        if isinstance(record, (Header, Resumed)):
+            slots = record.slots or NOTHING
+            self.gpus |= dict.fromkeys(slots.gpus)
+            self.cpus.update(slots.cpus)
+        if isinstance(record, Resumed):
+            self.resumed_ns.append(at)
+        if isinstance(record, (Resumed, OverRecord)):
+            # of what was not told to have ended the launcher was gone before it
+            self.lose(at, "lost")
+        elif isinstance(record, ComposedRecord):
+            self._overrides[record.job] = redacted_overrides(record.overrides)
+        elif isinstance(record, StartedRecord):
+            self._start(at, record)
+        elif isinstance(record, EndedRecord):
+            self._end(at, record)
+
+    def _start(self, at: int, record: StartedRecord) -> None:
+        job = record.job
+        if (before := self._running.pop(job, None)) is not None:
+            self._add(before, at)
+        overrides = self._overrides.get(job, ())
+        number = self._count[job]
+        self._count[job] += 1
+        self._running[job] = JobTry(job, number, at, at, "lost", record.lease, overrides)
+
+    def _end(self, at: int, record: EndedRecord) -> None:
+        started = self._running.pop(record.job, None)
+        if started is None:
+            return
+        result = record.result
+        ended = replace(
+            started,
+            fate=result.state,
+            exit_code=result.exit_code,
+            objective=result.objective,
+            root_cause=result.root_cause,
+        )
+        self._add(ended, at)
+
+    def lose(self, at: int, fate: str) -> None:
+        """See that of the tries that go on nothing is told any more."""
+        for each in self._running.values():
+            self._add(replace(each, fate=fate), at)
+        self._running.clear()
+
+    def _add(self, each: JobTry, end_ns: int) -> None:
+        self.over.append(replace(each, end_ns=max(each.start_ns, end_ns)))
+
+
+def _of_summary(result: SweepResult) -> SweepTimeline:
+    tries = [
+        JobTry(
+            job.job,
+            max(0, job.tries - 1),
+            job.started_ns,
+            max(job.started_ns, job.ended_ns),
+            job.state if job.result is not None else "lost",
+            job.lease,
+            redacted_overrides(job.overrides),
+            None if job.result is None else job.result.exit_code,
+            job.objective,
+            "" if job.result is None else job.result.root_cause,
+        )
+        for job in result.jobs
+        if job.started_ns
+    ]
+    tries.sort(key=lambda each: (each.start_ns, each.job))
+    start = min([each.start_ns for each in tries], default=result.started_ns)
+    start = min(start, result.started_ns or start)
+    end = max([start, result.ended_ns, *(each.end_ns for each in tries)])
+    return SweepTimeline(start, end, over=True, tries=tuple(tries))
+
+
+_KINDS: tuple[SlotKind, ...] = ("gpu", "cpu", "job")
+
+
+def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
+    """Return tries on what they held: on each of its GPUs, else on each of its cores. Pure.
+
+    A job that held nothing (on a cluster, or one that asks for nothing) is where there is room.
+    What the sweep could have leased has a track even if nothing ran there.
+
+    Args:
+        timeline: of the sweep.
+
+    Returns:
+        GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a clock
+        was set meanwhile, it has several tracks.
+    """
+    found: dict[tuple[SlotKind, str], list[list[JobTry]]] = {}
+    for gpu in timeline.slots.gpus:
+        found["gpu", gpu] = [[]]
+    on_cores = any(each.lease.cpus and not each.lease.gpus for each in timeline.tries)
+    for core in timeline.slots.cpus if on_cores else ():
+        found["cpu", str(core)] = [[]]
+    for each in timeline.tries:
+        kind, names = _held(each)
+        for name in names:
+            _place(found.setdefault((kind, name), [[]]), each)
+    tracks = []
+    for kind in _KINDS:
+        for (of, name), lines in found.items():
+            if of == kind:
+                number = range(len(lines))
+                names = [str(place) for place in number] if kind == "job" else [name] * len(lines)
+                tracks += [
+                    SlotTrack(kind, shown, tuple(line))
+                    for shown, line in zip(names, lines, strict=True)
+                ]
+    return tuple(sorted(tracks, key=_order))
+
+
+def _order(track: SlotTrack) -> tuple[int, int, str]:
+    number = int(track.name) if track.name.isdecimal() and track.name.isascii() else -1
+    # as the sweep named its GPUs: those that have no numbers stay in its order
+    return _KINDS.index(track.kind), number, "" if number < 0 else track.name
+
+
+def _held(each: JobTry) -> tuple[SlotKind, Sequence[str]]:
+    if each.lease.gpus:
+        return "gpu", tuple(dict.fromkeys(each.lease.gpus))
+    if each.lease.cpus:
+        return "cpu", tuple(str(core) for core in dict.fromkeys(each.lease.cpus))
+    return "job", ("",)
+
+
+def _place(lines: list[list[JobTry]], each: JobTry) -> None:
+    """Put a try on the first line that is free by then."""
+    for line in lines:
+        if not line or line[-1].end_ns <= each.start_ns:
+            line.append(each)
+            return
+    lines.append([each])
