@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
+from lllaunch.console.slots import OTHER, slots_row
 from lllaunch.console.table import (
     GAP,
     Row,
@@ -19,9 +20,13 @@ from lllaunch.console.table import (
     counts_text,
     cut,
     decoded,
+    extremes_text,
+    objective_text,
+    short_extremes,
     short_overrides,
 )
 from lllaunch.console.wording import StyledText, cause_line, short_step
+from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, JobProgressed
@@ -50,6 +55,7 @@ class JobView:
         progressed: when it said so, seconds.
         why: the first failure of its last attempt in one line, or why it cannot run.
         exit_code: of its last attempt, None if there is none.
+        objective: what it returned, if that is a number; else None.
         held: whether it was said that other launchers hold its slots.
         retried: how often it was, by cause.
     """
@@ -62,6 +68,7 @@ class JobView:
         "lease",
         "line",
         "number",
+        "objective",
         "overrides",
         "progress",
         "progressed",
@@ -85,8 +92,15 @@ class JobView:
         self.progress: JobProgressed | None = None
         self.progressed = 0.0
         self.exit_code: int | None = None
+        self.objective: float | None = None
         self.held = False
         self.retried: Counter[str] = Counter()
+
+    def left(self, now: float) -> float | None:
+        """Return how long it will run on, seconds, as it says itself; None if it does not."""
+        if self.progress is None or self.progress.eta is None:
+            return None
+        return max(0.0, self.progress.eta - (now - self.progressed))
 
 
 class Began(NamedTuple):
@@ -202,6 +216,54 @@ Change = (
 )
 
 
+class Durations(NamedTuple):
+    """How long some attempts took.
+
+    Attributes:
+        number: how many they are.
+        seconds: how long they took together.
+    """
+
+    number: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.number > 0
+
+    def with_one(self, seconds: float) -> Durations:
+        """Return the same and another one."""
+        return Durations(self.number + 1, self.seconds + seconds)
+
+
+# Of the time that a job takes.
+_PRECISION = 1 / 64
+
+
+def time_left(ends: Sequence[float], waiting: int, each: float) -> float:
+    """Return how long it takes until all jobs have ended, seconds.
+
+    Args:
+        ends: in how many seconds those that run will end, at least one. A waiting job takes the
+            place of the one that ends next.
+        waiting: how many jobs wait.
+        each: how long one of them takes, seconds.
+    """
+    last = max(ends)
+    if not waiting or each <= 0:
+        return last
+
+    def run_until(moment: float) -> int:
+        return sum(int((moment - end) / each) for end in ends if end < moment)
+
+    # no sooner than if jobs could be cut in pieces, and at most one job later
+    low = max(last, (sum(ends) + waiting * each) / len(ends)) - each
+    high = low + 2 * each
+    while high - low > each * _PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if run_until(middle) >= waiting else (middle, high)
+    return max(last, high)
+
+
 # More than fit a terminal.
 _RECENT = 100
 _LONGEST_LINE = 500
@@ -219,8 +281,12 @@ class Board:
         policy: of the sweep, if it is known.
         now: the time, seconds.
         resumed: how many jobs had succeeded before.
+        slots: all that jobs may lease; None if that is not known.
+        objectives: takes note of those that jobs yield; made if None.
 
     Attributes:
+        slots: all that jobs may lease.
+        objectives: what the jobs have yielded so far.
         jobs: those that are composed and not over, by number.
         counts: how many are over, by state.
         failed: the last ones that failed, the latest last.
@@ -228,6 +294,7 @@ class Board:
         cancelled: numbers of the jobs that ran when a signal came, and were ended by it.
         ending: whether nothing is started any more.
         began: when the sweep began, seconds.
+        held: slots that other launchers hold, as far as that was noticed.
     """
 
     def __init__(
@@ -238,20 +305,25 @@ class Board:
         policy: SweepPolicy | None = None,
         now: float = 0.0,
         resumed: int = 0,
+        slots: Lease | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         self.total = total
+        self.slots = slots or Lease()
+        self.objectives = Objectives() if objectives is None else objectives
         self.began = now
         self.jobs: dict[int, JobView] = {}
         self.counts: Counter[v.JobState] = Counter({J.SKIPPED: resumed} if resumed else {})
         self.failed: deque[JobView] = deque(maxlen=_RECENT)
         self.succeeded: deque[JobView] = deque(maxlen=_RECENT)
         self.cancelled: set[int] = set()
+        self.held: set[str | int] = set()
         self.ending = False
         self._overrides, self._common = overrides, common
         self._policy = policy
         self._signals = 0
-        # How many attempts have ended, and how long they took.
-        self._ended, self._seconds = 0, 0.0
+        # How many attempts have ended, and how long they took; the same of those that succeeded.
+        self._all, self._good = Durations(), Durations()
         # Said to start, which other launchers may prevent yet.
         self._starting: dict[int, JobView] = {}
 
@@ -289,15 +361,28 @@ class Board:
     def left(self, now: float) -> float | None:
         """Returns how long it will take about until all jobs are over, seconds.
 
-        As if all jobs took as long as those that have ended, and as many ran side by side as now.
-        None before that can be told.
+        Jobs that say how far they are take as long as they think, the others as long as those that
+        have succeeded and those that say it; as many run side by side as now. None before that can
+        be told.
         """
-        running = self.of_state(J.RUNNING)
-        if not self._ended or not running:
+        running = [job for job in self.jobs.values() if job.state is J.RUNNING]
+        lefts = [job.left(now) for job in running]
+        # those that will succeed, as far as anybody knows
+        thought = [
+            now - job.since + left
+            for job, left in zip(running, lefts, strict=True)
+            if left is not None
+        ]
+        known = self._good or (self._all if not thought else Durations())
+        count = known.number + len(thought)
+        if not running or not count:
             return None
-        each = self._seconds / self._ended
-        work = each * self.waiting + sum(max(0.0, each - now + job.since) for job in running)
-        return work / len(running)
+        each = (known.seconds + sum(thought)) / count
+        ends = [
+            max(0.0, each - (now - job.since)) if left is None else left
+            for job, left in zip(running, lefts, strict=True)
+        ]
+        return time_left(ends, self.waiting, each)
 
     def summary(self) -> Summary | None:
         """What became of the jobs, now that the sweep is over; None if nothing was told."""
@@ -332,17 +417,23 @@ class Board:
         job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
         job.tries = event.attempt + 1
         job.line = job.why = ""
-        job.progress = None
+        job.progress = job.objective = None
+        self.held.difference_update(event.lease.gpus, event.lease.cpus)
         return ()
 
     def _refused(self, event: v.LeaseRefused, _: float) -> Iterable[Change]:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
+        self.held.update(event.gpus, event.cpus)
         if job.held:
             return ()
         job.held = True
         return (Held(event.number, Lease(event.gpus, event.cpus)),)
+
+    def _freed(self, event: v.SlotsFreed, _: float) -> Iterable[Change]:
+        self.held.difference_update(event.gpus, event.cpus)
+        return ()
 
     def _not_started(self, event: v.JobNotStarted, _: float) -> Iterable[Change]:
         job = self._job(event.number)
@@ -368,8 +459,12 @@ class Board:
         job = self._job(event.number)
         job.seconds = now - job.since if event.seconds is None else event.seconds
         job.exit_code, job.why = event.exit_code, event.why
-        self._ended += 1
-        self._seconds += job.seconds
+        self._all = self._all.with_one(job.seconds)
+        if not event.exit_code:
+            self._good = self._good.with_one(job.seconds)
+        if event.objective is not None:
+            job.objective = event.objective
+            self.objectives.add(Objective(event.objective, job.number, job.overrides))
         return ()
 
     def _retry(self, event: v.Retry, now: float) -> Iterable[Change]:
@@ -474,6 +569,7 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
     v.JobBroken: Board._broken,
     v.StartJob: Board._start,
     v.LeaseRefused: Board._refused,
+    v.SlotsFreed: Board._freed,
     v.JobNotStarted: Board._not_started,
     JobPrinted: Board._printed,
     JobProgressed: Board._progressed,
@@ -487,8 +583,10 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
 }
 
 
-# Columns of the terminal that are needed for a column of the table to be shown.
-_ROOM_FOR_LEASES, _ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES = 60, 70, 56
+# Columns of the terminal that are needed for a column of the table to be shown, and lines for what
+# is told of the sweep as a whole.
+_ROOM_FOR_MORE = 10
+_ROOM_FOR_LEASES, _ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES, _ROOM_FOR_STEPS = 60, 70, 56, 48
 _LONGEST_SLOT = 19  # columns of a GPU's name
 _WIDEST = 18
 _LEAST_LINE = 10
@@ -534,9 +632,12 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
         now: the time, seconds.
     """
     width, room = columns - 1, lines - 3
-    rows: list[Row] = [(StyledText(cut(_header(board, now), width), "title"),)]
+    rows: list[Row] = [(StyledText(_header(board, now, width), "title"),)]
     if room < 1 or width < _LEAST_WIDTH:
         return rows[: max(0, lines - 1)]
+    if lines >= _ROOM_FOR_MORE:
+        rows += _more(board, width)
+        room -= len(rows) - 1
     shown, rest = _chosen(board, room, lines // 2)
     if shown:
         rows += _columns(shown, width, now)
@@ -545,24 +646,85 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
     return rows
 
 
-def _header(board: Board, now: float) -> str:
+def _more(board: Board, width: int) -> list[Row]:
+    """Return what is told of the sweep as a whole below the header."""
+    objectives = extremes_text(board.objectives)
+    if cells(objectives) > width:
+        objectives = cut(short_extremes(board.objectives), width)
+    rows: list[Row] = [(StyledText(objectives),)] if objectives else []
+    return [*rows, *slots_rows(board, width)]
+
+
+def slots_rows(board: Board, width: int) -> list[Row]:
+    """Return rows that tell who holds which GPU, and which core where jobs lease cores.
+
+    Args:
+        board: the sweep.
+        width: columns that a row may take.
+    """
+    running = board.of_state(JobState.RUNNING)
+    gpus, cpus = board.slots
+    holders = {name: str(job.number) for job in running for name in job.lease.gpus}
+    cores = {str(core): str(job.number) for job in running for core in job.lease.cpus}
+    others = {str(slot): OTHER for slot in board.held}
+    rows = [slots_row("GPU", gpus, {**others, **holders}, width)] if gpus else []
+    if cpus and (cores or not gpus):
+        rows.append(slots_row("core", [str(core) for core in cpus], {**others, **cores}, width))
+    return [row for row in rows if row]
+
+
+def heartbeat_text(board: Board, now: float) -> str:
+    """Return how far a sweep is in one line, for where there is no table.
+
+    ``10 min: 12/200 jobs done, 1 failed, 8 running, about 3 h left, best 0.0123 (job 4)``
+    """
+    parts = [part.text for part in _parts(board, now, "jobs done") if part.weight]
+    best = short_extremes(board.objectives)
+    return _since_began(board, now, [*parts, *filter(None, [best])])
+
+
+class _Part(NamedTuple):
+    """A part of the header; of those that have no room the one with the least weight goes first."""
+
+    weight: int
+    text: str
+
+
+def _header(board: Board, now: float, width: int) -> str:
+    parts = _parts(board, now, "done")
+    while True:
+        text = _since_began(board, now, [part.text for part in parts])
+        if cells(text) <= width or len(parts) == 1:
+            return cut(text, width)
+        parts.remove(min(parts))
+
+
+def _since_began(board: Board, now: float, parts: Sequence[str]) -> str:
+    return f"{_whole_seconds(now - board.began)}: {', '.join(parts)}"
+
+
+def _parts(board: Board, now: float, what: str) -> list[_Part]:
     counts = board.counts
     done = counts[JobState.SUCCEEDED] + counts[JobState.SKIPPED]
-    parts = counts_text(
-        (
-            (counts[JobState.FAILED], "failed"),
-            (counts[JobState.CANCELLED], "cancelled"),
-            (board.running, "running"),
-            (counts[JobState.NOT_RUN], "not run"),
-            (board.waiting, "waiting"),
-        )
-    )
     left = None if board.ending else board.left(now)
     ending = "no new jobs" if board.ending else ""
     if left:
         ending = f"about {_whole_seconds(left)} left"
-    told = ", ".join(filter(None, (f"{done}/{board.total} done", parts, ending)))
-    return f"{_whole_seconds(now - board.began)}: {told}"
+    return [
+        _Part(9, f"{done}/{board.total} {what}"),
+        *(
+            _Part(weight, f"{number} {state}")
+            for weight, number, state in (
+                (7, counts[JobState.FAILED], "failed"),
+                (3, counts[JobState.CANCELLED], "cancelled"),
+                (2, board.running, "running"),
+                (1, counts[JobState.NOT_RUN], "not run"),
+                (0, board.waiting, "waiting"),
+            )
+            if number
+        ),
+        *([_Part(8, ending)] if ending else []),
+    ]
 
 
 def _chosen(board: Board, room: int, half: int) -> tuple[list[JobView], str]:
@@ -606,8 +768,9 @@ def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
         ("tries", [str(job.tries) for job in jobs], 0, steady),
         ("on", [_lease(job) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
         ("time", [_time(job, now) for job in jobs], 8 * steady, True),
-        ("step", [_step(job) for job in jobs], 0, steady),
-        ("left", [_left(job, now) for job in jobs], 0, steady),
+        ("step", [_step(job) for job in jobs], 0, width >= _ROOM_FOR_STEPS),
+        ("left", [_left(job, now) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
+        ("objective", [_objective(job) for job in jobs], 0, steady),
     ]
     for title, texts, least, wanted in columns:
         if wanted:
@@ -652,9 +815,12 @@ def _step(job: JobView) -> str:
 
 
 def _left(job: JobView, now: float) -> str:
-    if job.state is not JobState.RUNNING or job.progress is None or job.progress.eta is None:
-        return ""
-    return _whole_seconds(max(0.0, job.progress.eta - (now - job.progressed)))
+    left = job.left(now) if job.state is JobState.RUNNING else None
+    return "" if left is None else _whole_seconds(left)
+
+
+def _objective(job: JobView) -> str:
+    return "" if job.objective is None else objective_text(job.objective)
 
 
 def _whole_seconds(seconds: float) -> str:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lllaunch.console.board import (
@@ -29,6 +30,7 @@ from lllaunch.console.board import (
     Signalled,
     StartsBlocked,
     StartsUnblocked,
+    heartbeat_text,
     lease_text,
     table_rows,
 )
@@ -38,6 +40,7 @@ from lllaunch.console.table import Row, cells, decoded, is_terminal, painted
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
 from lllaunch.run.causes import signal_name
 from lllaunch.run.files import working_directory
+from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
@@ -46,6 +49,8 @@ from lllaunch.text import coloured, duration, printable
 if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.spec import RestartCause
+    from lllaunch.sweep.objective import Objectives
+    from lllaunch.sweep.pool import Lease
     from lllaunch.watchdog.progress import Progress
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.policy import SweepPolicy
@@ -190,10 +195,17 @@ class BottomTable:
     Args:
         flow: to the terminal.
         size: gives the terminal's size.
+        paint: makes texts of rows, with colours.
     """
 
-    def __init__(self, flow: Outlet, size: Callable[[], Size]) -> None:
+    def __init__(
+        self,
+        flow: Outlet,
+        size: Callable[[], Size],
+        paint: Callable[[list[Row], TextIO], list[str]] = painted,
+    ) -> None:
         self._flow = flow
+        self._paint = paint
         self._size = size
         self._lines: deque[str] = deque()
         self._held = 0
@@ -258,7 +270,7 @@ class BottomTable:
     def _rows(self, rows: list[Row]) -> str:
         if not rows:
             return _ERASE_BELOW if self._shown else ""
-        lines = "".join(f"{text}{_ERASE_LINE}\n" for text in painted(rows, self._flow.stream))
+        lines = "".join(f"{text}{_ERASE_LINE}\n" for text in self._paint(rows, self._flow.stream))
         return f"{_NO_WRAP}{lines}{_WRAP}{_ERASE_BELOW}"
 
 
@@ -280,6 +292,8 @@ _PATIENCE_S = 0.2
 _LAST_PATIENCE_S = 10.0
 # The table is drawn at most every so many seconds.
 _FRAME_S = 0.1
+# It shows times, and what a burst of changes has left undrawn.
+_TICK_S = 0.25
 _LEAST = Size(columns=40, lines=6)
 
 
@@ -287,16 +301,17 @@ class SweepConsole:
     """The voice of a sweep's launcher.
 
     On a terminal a table of the jobs stays at the bottom, what jobs print and what fails scrolls
-    above. Elsewhere each change is one line, written as a whole. As for a run, no stream makes the
-    sweep fail or stand still.
+    above. Elsewhere each change is one line, written as a whole, and now and then one says how far
+    the sweep is. As for a run, no stream makes the sweep fail or stand still.
 
     Args:
         stream: where messages go; standard error if None.
         cwd: directory that paths are shown relative to; the working directory of now if None.
-        live: whether there is a table; None for one if the stream is a terminal that can show it.
+        live: whether there is a table; None for what the policy says.
         machine: what the sweep may lease, for people (``"8 GPUs, 2 cores"``).
         out: where jobs' standard output goes; standard output if None.
         clock: the time, seconds; that of ``handle``'s ``now``.
+        policy: what is shown, and how.
     """
 
     def __init__(
@@ -308,7 +323,9 @@ class SweepConsole:
         machine: str = "",
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        policy: ConsolePolicy | None = None,
     ) -> None:
+        policy = ConsolePolicy() if policy is None else policy
         stream = sys.stderr if stream is None else stream
         out = sys.stdout if out is None else out
         self._cwd = working_directory() if cwd is None else cwd
@@ -318,7 +335,10 @@ class SweepConsole:
         self._flow = None if stream is None else _kept(stream, clock)
         joint = stream is not None and out is not None and same_file(stream, out)
         self._out = self._flow if joint else None if out is None else _kept(out, clock)
-        self._live = _can_show(stream) if live is None else live and stream is not None
+        self._live = _shows(stream, policy) if live is None else live and stream is not None
+        self._quiet = policy.quiet
+        self._interval = None if self._live or policy.quiet else policy.interval
+        self._paint = partial(painted, color=policy.color)
         self._screen: BottomTable | None = None
         self._board = Board()
         self._begun: float | None = None
@@ -326,11 +346,19 @@ class SweepConsole:
         self._common: Collection[str] = ()
         self._drawn = float("-inf")
         self._changed = False
+        # When it is to be said next how far the sweep is.
+        self._beat = float("inf")
 
     @property
     def live(self) -> bool:
         """Whether there is a table."""
         return self._live
+
+    def tick_in(self) -> float | None:
+        """In how many seconds there is something to be shown though nothing happens; or None."""
+        if self._live:
+            return _TICK_S
+        return None if self._interval is None else max(0.0, self._beat - self._clock())
 
     def began(
         self,
@@ -342,6 +370,8 @@ class SweepConsole:
         common: Collection[str] = (),
         policy: SweepPolicy | None = None,
         batch: int | None = None,
+        slots: Lease | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         """Says that a sweep begins.
 
@@ -354,10 +384,16 @@ class SweepConsole:
             policy: of the sweep; tells how often jobs are tried again, and how many may fail.
             batch: number of this batch of jobs, from 0, where the sweeper asks for several; only
                 the first begins the sweep. None where it asks for all at once.
+            slots: all that jobs may lease, None if that is not known.
+            objectives: those that are known by now; others are added as jobs end.
         """
         self._begun = self._clock()
+        if self._interval is not None:
+            self._beat = self._begun + self._interval
         self._directory, self._common = directory, frozenset(common)
-        self._board = Board(total, overrides, self._common, policy, self._clock(), resumed)
+        self._board = Board(
+            *(total, overrides, self._common, policy, self._begun, resumed, slots, objectives)
+        )
         where = shown_path(directory, self._cwd)
         text = f"sweep of {counted(total, 'job')} in {where}"
         if batch is not None:
@@ -365,11 +401,11 @@ class SweepConsole:
         text += f", {self._machine}" if self._machine else ""
         if resumed:
             text += f"; {resumed} of them had succeeded before"
-        if not batch:
+        if not batch and not self._quiet:
             self._say([(StyledText(f"lllaunch: {text}"),)])
         if self._live and self._flow is not None:
             stream = self._flow.stream
-            self._screen = BottomTable(self._flow, lambda: _size(stream))
+            self._screen = BottomTable(self._flow, lambda: _size(stream), self._paint)
             self._draw(self._clock())
 
     def awaited(self) -> tuple[int, ...]:
@@ -438,7 +474,8 @@ class SweepConsole:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)
             jobs = tuple(job for job in result.jobs if job.job in numbers)
             result = replace(result, jobs=jobs)
-        self._say(summary_rows(result, setting), last=True)
+        if not (self._quiet and result.exit_code == 0):
+            self._say(summary_rows(result, setting), last=True)
 
     def _since_begun(self) -> float | None:
         return None if self._begun is None else self._clock() - self._begun
@@ -455,7 +492,8 @@ class SweepConsole:
     def _rows(self, change: Change) -> list[Row]:
         """What is said of a change; the table tells by itself who began and who succeeded."""
         succeeded = isinstance(change, JobOver) and change.state is JobState.SUCCEEDED
-        if self._screen is not None and (succeeded or isinstance(change, Began)):
+        silent = self._quiet or self._screen is not None
+        if silent and (succeeded or isinstance(change, Began)):
             return []
         first, *rest = change_lines(change, self._directory, self._cwd)
         return [
@@ -477,7 +515,7 @@ class SweepConsole:
         """Writes rows at once, or above the table with its next drawing."""
         if self._flow is None:
             return
-        lines = painted(rows, self._flow.stream)
+        lines = self._paint(rows, self._flow.stream)
         if self._screen is not None:
             for line in lines:
                 self._screen.say(line)
@@ -498,6 +536,9 @@ class SweepConsole:
                 flow.push()
         if self._screen is not None and (now - self._drawn >= 1 or self._screen.resized):
             self._changed = True
+        if self._interval is not None and now >= self._beat:
+            self._beat = now + self._interval
+            self.note(heartbeat_text(self._board, now))
 
     def _refresh(self, now: float) -> None:
         """Draws the table if it has changed and was not drawn a moment ago."""
@@ -512,6 +553,13 @@ class SweepConsole:
 
 def _kept(stream: TextIO, clock: Callable[[], float]) -> Outlet:
     return Outlet(stream, clock, room=KEPT, elsewhere="the jobs' logs")
+
+
+def _shows(stream: TextIO | None, policy: ConsolePolicy) -> bool:
+    """Whether there is a table on a stream."""
+    if policy.live is None:
+        return not policy.quiet and _can_show(stream)
+    return policy.live and stream is not None and is_terminal(stream)
 
 
 def _can_show(stream: TextIO | None) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 from lllaunch.console.wording import StyledText
 from lllaunch.text import plain, printable
@@ -206,6 +207,14 @@ def extremes_text(objectives: Objectives) -> str:
     return ", ".join(f"{what} {_of_job(objective)}" for what, objective in found)
 
 
+def short_extremes(objectives: Objectives) -> str:
+    """Return ``best 0.01 (job 4)``: the same in short, also if there is only one."""
+    return ", ".join(
+        f"{what} {objective_text(objective.value)} (job {objective.job})"
+        for what, objective in objectives.extremes
+    )
+
+
 def _of_job(objective: Objective) -> str:
     name = f" ({objective.name})" if objective.name else ""
     return f"{objective_text(objective.value)} of job {objective.job}{name}"
@@ -238,15 +247,34 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def painted(rows: Sequence[Row], stream: TextIO) -> list[str]:
-    """Returns rows as text, with colours if the stream is a terminal that has some."""
-    if not is_terminal(stream) or not any(span.style for row in rows for span in row):
+def painted(
+    rows: Sequence[Row], stream: TextIO, color: Literal["always", "never"] | None = None
+) -> list[str]:
+    """Returns rows as text, with colours if the stream is a terminal that has some.
+
+    Args:
+        rows: the rows.
+        stream: where they go.
+        color: whether there are colours; None for what the stream, NO_COLOR and FORCE_COLOR say.
+    """
+    forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
+    plain_text = color == "never" or not (forced or is_terminal(stream))
+    if plain_text or not any(span.style for row in rows for span in row):
         return ["".join(span.text for span in row) for row in rows]
     # 50 ms to import, and needed only where there is a terminal to colour
     from rich.console import Console  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(file=stream, soft_wrap=True, highlight=False)
+    if color == "always":
+        console = Console(
+            file=stream,
+            soft_wrap=True,
+            highlight=False,
+            force_terminal=True,
+            color_system="standard",
+            no_color=False,
+        )
     text = Text()
     for row in rows:
         for span in row:

@@ -77,8 +77,9 @@ class Sweep:
         warm: the spawners that jobs share, or None; they stay the caller's, for another sweep.
         captures: whether what jobs print goes to the observer, else to where this process's does.
         pins: whether jobs are bound to the cores of their leases.
-        ticks: the observer gets a `lllaunch.sweep.protocol.Tick` every so many seconds at least,
-            for a display that shows the time; None for only when something has happened.
+        ticks: asked after each turn in how many seconds the observer wants another
+            `lllaunch.sweep.protocol.Tick` at the latest, for a display that shows the time; None
+            for only when something has happened.
         label: gives the overrides of a job, redacted, for one that dies before it can say them.
         full: descriptors that are to be writable before the observer gets more of what jobs print;
             nothing if it takes all.
@@ -104,7 +105,7 @@ class Sweep:
         warm: SpawnerPool | None = None,
         captures: bool = False,
         pins: bool = False,
-        ticks: float | None = None,
+        ticks: Callable[[], float | None] = lambda: None,
         label: Callable[[int], Sequence[str]] | None = None,
         full: Callable[[], Sequence[int]] = tuple,
         locks: tuple[int, ...] = (),
@@ -119,7 +120,7 @@ class Sweep:
         self._review = review
         self._ticks = ticks
         self._clock = RunClock()
-        self._tick_at = self._clock()
+        self._tick_at: float | None = None
         self._jobs: dict[int, JobProcess] = {}
         # One that has been asked for; others are composed again, for another attempt.
         self._composing: JobProcess | None = None
@@ -208,9 +209,9 @@ class Sweep:
         for number in [number for number, at in self._due.items() if at <= now]:
             if self._due.pop(number, None) is not None:
                 self._tell(v.RetryDue(number))
-        if self._ticks is not None:
-            self._tick_at = now + self._ticks
         self._observer(Tick())
+        seconds = self._ticks()
+        self._tick_at = None if seconds is None else self._clock() + seconds
 
     def _received(self) -> list[int]:
         """The signals since the last call; if one of them stops the sweep, when it goes on."""
@@ -258,7 +259,7 @@ class Sweep:
         if any(job.answered and not job.handled for job in self._jobs.values()):
             return 0.0
         deadlines = [*self._due.values()]
-        deadlines += [] if self._ticks is None else [self._tick_at]
+        deadlines += [] if self._tick_at is None else [self._tick_at]
         deadlines += [] if self._error is None else [self._try_at]
         deadlines += [job.deadline for job in self._jobs.values() if job.deadline is not None]
         if not deadlines:

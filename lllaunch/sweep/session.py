@@ -237,6 +237,11 @@ class SweepSession:
         """Descriptors that hold the directory as long as somebody has them open."""
         return self._directory.locks
 
+    @property
+    def direction(self) -> Direction | None:
+        """Which of two objectives is better; None if that is not known."""
+        return self._history.direction
+
     def result(self) -> SweepResult:
         """Return what sweep.json says, without the jobs that the sweep did not come to."""
         return summary_of(self._history, time.time_ns())

@@ -17,13 +17,16 @@ import termios
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyte
 import pytest
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
+from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Stopping, Tick
 from lllaunch.testing import FakeClock
@@ -118,8 +121,8 @@ class Terminal:
         assert self.console.live
         self.raw = ""
 
-    def began(self, total: int, wide: str = "") -> None:
-        self.console.began("/m", total, lambda number: (f"x={wide}{number}",))
+    def began(self, total: int, wide: str = "", **more: Any) -> None:
+        self.console.began("/m", total, lambda number: (f"x={wide}{number}",), **more)
 
     def resize(self, columns: int, lines: int) -> None:
         size = struct.pack("HHHH", lines, columns, 0, 0)
@@ -146,12 +149,12 @@ class Terminal:
     def say(self, number: int, text: str, stream: int = 1) -> None:
         self.observe(JobPrinted(number, stream, text.encode()))
 
-    def read(self) -> str:
+    def read(self, patience: int = 50) -> str:
         """Takes what the terminal got; it may come a moment later."""
         found = b""
         poll = select.poll()
         poll.register(self.master, select.POLLIN)
-        while poll.poll(50):
+        while poll.poll(patience):
             found += os.read(self.master, 1 << 16)
         self.raw += found.decode()
         self.screen.feed(found.decode())
@@ -315,6 +318,38 @@ def test_many_lines_are_drawn_together(terminal: Terminal) -> None:
     terminal.tick(0.1)
     assert terminal.read().count("done") == 1
     assert "[0] step 499" in terminal.shown()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(120, 40), (80, 24), (44, 12)])
+def test_a_sweep_of_two_hundred_jobs_on_eight_gpus(
+    terminal: Terminal, columns: int, lines: int
+) -> None:
+    screen = pyte.Screen(columns, lines)
+    stream = pyte.Stream(screen)
+    terminal.resize(columns, lines)
+    gpus = tuple(str(gpu) for gpu in range(8))
+    terminal.began(200, slots=Lease(gpus), objectives=Objectives("minimize"))
+    for number in range(200):
+        if number >= 8:
+            ended = v.JobEnded(number - 8, 0, objective=(number - 108) ** 2 / 7)
+            terminal.observe(ended, v.Settle(number - 8, v.JobState.SUCCEEDED, 1, 0))
+        answer = JobAnswered(number, Prepared(Need(1), (f"x={number}",), str(number)))
+        terminal.observe(answer, v.JobComposed(number, Need(1)))
+        terminal.observe(v.StartJob(number, Lease((gpus[number % 8],))))
+        terminal.say(number, f"hello of {number}" * (number % 9))
+        terminal.tick(2.0)
+        stream.feed(terminal.read(50 if number % 50 == 49 else 1))
+        if number % 50 == 49:
+            rows = [row.rstrip() for row in screen.display]
+            (at,) = (at for at, row in enumerate(rows) if "/200 done" in row)
+            best = 0.0 if number > 108 else (number - 108) ** 2 / 7
+            assert f"{number - 7}/200 done" in rows[at]
+            assert rows[at + 1].startswith(f"best {best:.6g} ")
+            holders = {gpu: job for job in range(number - 7, number + 1) for gpu in [job % 8]}
+            cells = [f"{gpu}:{job}" for gpu, job in sorted(holders.items())]
+            assert rows[at + 2][: columns - 1].split()[:4] == ["GPU", *cells[:3]]
+            assert sum(" running " in row for row in rows) == min(8, lines - at - 6)
+            assert rows[lines - 1] == ""
 
 
 def test_nothing_is_drawn_where_nothing_changes(terminal: Terminal) -> None:

@@ -740,4 +740,4 @@ def test_time_passes_for_who_shows_it(played: Played) -> None:
         return 0
 
     played.react = react
-    assert played.sweep(1, each(), execute, ticks=0.01).exit_code == 0
+    assert played.sweep(1, each(), execute, ticks=lambda: 0.01).exit_code == 0

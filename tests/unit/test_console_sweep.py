@@ -16,6 +16,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.stream import KEPT, Outlet
 from lllaunch.console.sweep import Reported, SweepConsole
 from lllaunch.console.table import cells, cut, decoded, padded
+from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
 from lllaunch.sweep.policy import Retries, SweepPolicy
@@ -31,11 +32,16 @@ MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 class Sweep:
     """A console that writes to memory."""
 
-    def __init__(self, place: Path, **more: Any) -> None:
+    def __init__(self, place: Path, shows: ConsolePolicy | None = None, **more: Any) -> None:
         self.err, self.out, self.clock = io.StringIO(), io.StringIO(), FakeClock(100.0)
         self.place = place
         self.console = SweepConsole(
-            self.err, out=self.out, cwd=str(place), clock=self.clock, machine="1 GPU, 2 cores"
+            self.err,
+            out=self.out,
+            cwd=str(place),
+            clock=self.clock,
+            machine="1 GPU, 2 cores",
+            policy=shows,
         )
         self.console.began(str(place / "m"), 3, lambda n: (f"a.x={n}", "b=1"), **more)
         self.new()
@@ -62,6 +68,10 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path, common={"b=1"})
 
 
+def with_policy(place: Path, policy: ConsolePolicy) -> Sweep:
+    return Sweep(place, shows=policy, common={"b=1"})
+
+
 def test_a_sweep_begins(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = SweepConsole(stream, cwd=str(tmp_path), machine="8 GPUs, 2 cores")
@@ -73,6 +83,87 @@ def test_a_sweep_begins(tmp_path: Path) -> None:
         "lllaunch: sweep of 1 job in /elsewhere, 8 GPUs, 2 cores; 1 of them had succeeded before",
         "",
     ]
+
+
+def test_now_and_then_a_line_says_how_far_the_sweep_is(tmp_path: Path) -> None:
+    sweep = with_policy(tmp_path, ConsolePolicy(interval=300.0))
+    assert sweep.console.tick_in() == 300.0
+    sweep.start(0)
+    sweep.new()
+    sweep.clock.advance(299.0)
+    sweep.observe(Tick())
+    assert sweep.new() == ""
+    assert sweep.console.tick_in() == 1.0
+    sweep.clock.advance(1.0)
+    sweep.observe(v.JobEnded(0, 0, objective=0.5), v.Settle(0, v.JobState.SUCCEEDED, 1, 0))
+    sweep.observe(Tick(), Tick())
+    assert sweep.new().splitlines() == [
+        "lllaunch: job 0 succeeded in 5 min",
+        "lllaunch: 5 min: 1/3 jobs done, lowest 0.5 (job 0), highest 0.5 (job 0)",
+    ]
+    # the launcher had something else to do
+    sweep.clock.advance(1000.0)
+    assert sweep.console.tick_in() == 0.0
+    sweep.observe(Tick(), Tick())
+    assert sweep.new().count("jobs done") == 1
+
+
+@pytest.mark.parametrize(
+    "policy", [ConsolePolicy(interval=None), ConsolePolicy(quiet=True, interval=1.0)]
+)
+def test_no_such_line_is_said_where_nobody_wants_it(tmp_path: Path, policy: ConsolePolicy) -> None:
+    sweep = with_policy(tmp_path, policy)
+    assert sweep.console.tick_in() is None
+    sweep.start(0)
+    sweep.new()
+    sweep.clock.advance(1e6)
+    sweep.observe(Tick())
+    assert sweep.new() == ""
+
+
+def test_a_quiet_sweep_says_what_fails_and_nothing_else(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.console = SweepConsole(sweep.err, cwd=str(tmp_path), policy=ConsolePolicy(quiet=True))
+    sweep.console.began(str(tmp_path), 2, lambda _: ())
+    sweep.start(0)
+    sweep.observe(v.JobEnded(0, 0), v.Settle(0, v.JobState.SUCCEEDED, 1, 0))
+    done = JobHistory(0, ("a.x=0",), "0", state="succeeded", result=Result("succeeded", 0))
+    sweep.console.finished(SweepResult((done,), exit_code=0))
+    assert sweep.new() == ""
+    sweep.start(1)
+    sweep.observe(v.JobEnded(1, 3), v.Settle(1, v.JobState.FAILED, 1, 3))
+    assert sweep.new() == "lllaunch: job 1 failed after 0 ms: exit code 3; logs in 1\n"
+    failed = JobHistory(1, ("a.x=1",), "1", state="failed", result=Result("failed", 3))
+    sweep.console.finished(SweepResult((done, failed), exit_code=6))
+    assert "1 of 2 jobs succeeded, 1 failed" in sweep.new()
+
+
+@pytest.mark.parametrize(
+    ("color", "environ", "expected"),
+    [
+        ("always", {}, True),
+        ("always", {"NO_COLOR": "1", "TERM": "dumb"}, True),
+        (None, {}, False),
+        (None, {"FORCE_COLOR": "1"}, True),
+        ("never", {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colours_are_as_the_policy_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    color: Any,
+    environ: dict[str, str],
+    expected: bool,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    sweep = with_policy(tmp_path, ConsolePolicy(color=color))
+    sweep.start(1)
+    sweep.observe(v.JobEnded(1, 3), v.Settle(1, v.JobState.FAILED, 1, 3))
+    assert ("\x1b[31m" in sweep.new()) == expected
 
 
 def test_each_change_is_one_line(sweep: Sweep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.board import Board, lease_text, table_rows
+from lllaunch.console.board import Board, heartbeat_text, lease_text, table_rows, time_left
 from lllaunch.console.sweep import change_lines
 from lllaunch.console.table import cells, short_overrides
+from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import (
@@ -286,7 +288,7 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), *composed(4), now=8.0)
     of.take(JobPrinted(0, 1, b"\rstep 1\rstep 2 \x1b[31mred\x1b[0m\r"), 8.0)
     assert shown(of, now=70.2) == [
-        "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting, about 18 s left",
+        "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting, about 24 s left",
         "job  overrides        state      tries  on           time  last line",
         "  0  lr=0.1 seed=0    running        1  GPU 0  1 min 10 s  step 2 red",
         "  3  lr=0.1 seed=3    running        1  GPU 3  1 min 10 s",
@@ -304,7 +306,7 @@ def test_a_small_terminal_shows_what_runs_and_counts_the_rest() -> None:
     said(of, v.JobEnded(5, 3), settled(5, J.FAILED, exit_code=3))
     rows = shown(of, columns=40, lines=8, now=3.0)
     assert rows == [
-        "3 s: 0/500 done, 1 failed, 39 runnin...",
+        "3 s: 0/500 done, 1 failed, 39 running",
         "job  overrides        state    time",
         "  0  lr=0.1 seed=0    running   3 s",
         "  1  lr=0.01 seed=1   running   3 s",
@@ -331,6 +333,7 @@ texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
     ends=st.lists(st.sampled_from([None, J.SUCCEEDED, J.FAILED, J.CANCELLED]), max_size=30),
     line=texts,
     gpus=st.lists(texts, max_size=3),
+    cores=st.sampled_from([0, 3, 300]),
 )
 def test_the_table_always_fits(
     columns: int,
@@ -339,13 +342,21 @@ def test_the_table_always_fits(
     ends: Iterable[v.JobState | None],
     line: str,
     gpus: list[str],
+    cores: int,
 ) -> None:
-    of = Board(100, lambda number: [f"x={names[number]}"] if number < len(names) else [])
+    slots = Lease(tuple(gpus), tuple(range(cores)))
+    of = Board(
+        100,
+        lambda number: [f"x={names[number]}"] if number < len(names) else [],
+        slots=slots,
+        objectives=Objectives("minimize" if lines % 2 else None),
+    )
     for number, end in enumerate(ends):
         said(of, v.JobComposed(number, Need()), v.StartJob(number, Lease(tuple(gpus))), Tick())
         of.take(JobPrinted(number, 1, line.encode()), 1.0)
         if end is not None:
-            said(of, v.JobEnded(number, 1, None, line), settled(number, end))
+            ended = v.JobEnded(number, 1, None, line, objective=number / 7)
+            said(of, ended, settled(number, end))
     rows = shown(of, columns, lines, now=1e5)
     assert len(rows) < max(2, lines)
     assert all(cells(row) < columns for row in rows)
@@ -366,7 +377,12 @@ def test_how_far_the_jobs_are_that_run() -> None:
     assert said(of, v.JobEnded(0, 1, "no")) == []
     begun(of, 0, now=40.0)
     assert "1200" not in "".join(shown(of, now=41.0))
-    assert "step" not in shown(of, columns=60, now=41.0)[1]
+    said(of, JobProgressed(0, 1, 9, 7.0), now=41.0)
+    titles = {columns: shown(of, columns=columns, now=41.0)[1].split() for columns in (62, 52, 46)}
+    assert {"step", "left"} <= set(titles[62])
+    assert "step" in titles[52]
+    assert "left" not in titles[52]
+    assert "step" not in titles[46]
 
 
 def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
@@ -378,6 +394,117 @@ def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
     # 5 s of the one that runs, and three of 10 s after it
     assert of.left(15.0) == 30.0
     assert "about 30 s left" in shown(of, now=15.0)[0]
+
+
+def test_what_jobs_say_of_themselves_counts_for_how_long_it_will_take() -> None:
+    of = board(3)
+    begun(of, 0)
+    assert of.left(10.0) is None
+    said(of, JobProgressed(0, 10, 100, 90.0), now=10.0)
+    # it takes 100 s, and so will the two after it
+    assert of.left(10.0) == pytest.approx(90.0 + 200.0, rel=0.02)
+    assert of.left(40.0) == pytest.approx(60.0 + 200.0, rel=0.02)
+    # one that said nothing is taken to be as far as its time tells
+    begun(of, 1, now=40.0)
+    assert of.left(60.0) == pytest.approx(40.0 + 100.0, rel=0.02)
+
+
+def test_jobs_that_failed_at_once_do_not_promise_an_early_end() -> None:
+    of = board(4)
+    for number in range(3):
+        begun(of, number)
+    said(of, v.JobEnded(0, 2), settled(0, J.FAILED, exit_code=2), now=0.5)
+    # nothing else is known
+    assert of.left(0.5) == pytest.approx(0.5, rel=0.02)
+    said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), now=100.0)
+    assert of.left(100.0) == pytest.approx(100.0, rel=0.02)
+
+
+@given(
+    st.lists(st.floats(0, 1e4), min_size=1, max_size=9),
+    st.integers(0, 60),
+    st.floats(0.01, 1e3),
+)
+def test_the_time_left_is_what_it_takes_to_run_one_after_another(
+    ends: list[float], waiting: int, each: float
+) -> None:
+    places = sorted(ends)
+    for _ in range(waiting):
+        # the next one takes the place that is free first
+        heapq.heapreplace(places, places[0] + each)
+    found = time_left(ends, waiting, each)
+    assert max(places) == pytest.approx(found, abs=each / 32 + 1e-6)
+
+
+def test_the_best_objective_stands_below_the_header_with_its_job() -> None:
+    of = Board(9, overrides, {"+exp=resnet"}, objectives=Objectives("minimize"))
+    for number, value in enumerate([0.5, 0.25, 0.75]):
+        begun(of, number, lease=Lease())
+        said(of, v.JobEnded(number, 0, objective=value), settled(number, J.SUCCEEDED))
+    rows = shown(of, lines=20)
+    assert rows[1] == "best 0.25 of job 1 (lr=0.01 seed=1)"
+    assert rows[2].split()[-1] == "objective"
+    assert [row.split()[-1] for row in rows[3:6]] == ["0.75", "0.25", "0.5"]
+    assert shown(of, columns=34, lines=20)[1] == "best 0.25 (job 1)"
+    # where there is no room for jobs they are what is shown
+    assert "best" not in "".join(shown(of, lines=9))
+
+
+def test_without_a_direction_the_lowest_and_the_highest_objective_are_shown() -> None:
+    of = board()
+    for number, value in enumerate([0.5, 0.25]):
+        begun(of, number)
+        said(of, v.JobEnded(number, 0, objective=value), settled(number, J.SUCCEEDED))
+    row = shown(of)[1]
+    assert row == "lowest 0.25 of job 1 (lr=0.01 seed=1), highest 0.5 of job 0 (lr=0.1 seed=0)"
+    assert shown(of, columns=60)[1] == "lowest 0.25 (job 1), highest 0.5 (job 0)"
+
+
+def test_who_holds_which_gpu() -> None:
+    of = Board(9, overrides, slots=Lease(("0", "1", "2", "3"), (0, 1)))
+    assert shown(of)[1] == "GPU 0:- 1:- 2:- 3:-"
+    begun(of, 0, lease=Lease(("0", "1")))
+    begun(of, 7, lease=Lease(("3",)))
+    said(of, v.StartJob(8, Lease(("2",))), v.LeaseRefused(8, ("2",)))
+    assert shown(of)[1] == "GPU 0:0 1:0 2:other 3:7"
+    said(of, v.SlotsFreed(("2",)), v.JobEnded(7, 0), settled(7, J.SUCCEEDED))
+    assert shown(of)[1] == "GPU 0:0 1:0 2:- 3:-"
+
+
+def test_cores_are_shown_where_jobs_lease_them() -> None:
+    of = Board(9, overrides, slots=Lease(("0",), (0, 1, 2, 3)))
+    begun(of, 3, lease=Lease(("0",), (1, 2)))
+    assert shown(of)[1:3] == ["GPU 0:3", "core 0:- 1:3 2:3 3:-"]
+    of = Board(9, overrides, slots=Lease((), tuple(range(96))))
+    begun(of, 3, lease=Lease((), tuple(range(8, 40))))
+    assert shown(of)[1] == "core 0-7:- 8-39:3 40-95:-"
+
+
+def test_a_heartbeat_says_how_far_the_sweep_is_in_one_line() -> None:
+    of = Board(200, overrides, objectives=Objectives("maximize"))
+    assert heartbeat_text(of, 300.0) == "5 min: 0/200 jobs done"
+    for number in range(10):
+        begun(of, number)
+    said(of, v.JobEnded(0, 0, objective=0.0123), settled(0, J.SUCCEEDED), now=100.0)
+    said(of, v.JobEnded(1, 3), settled(1, J.FAILED, exit_code=3), now=100.0)
+    text = heartbeat_text(of, 600.0)
+    assert text.startswith("10 min: 1/200 jobs done, 1 failed, 8 running, about ")
+    assert text.endswith(" left, best 0.0123 (job 0)")
+
+
+def test_on_a_narrow_terminal_the_least_of_the_header_goes_first() -> None:
+    of = board(200)
+    begun(of, 0)
+    begun(of, 1)
+    said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3), now=10.0)
+    whole = "10 s: 0/200 done, 1 failed, 1 running, 198 waiting, about 33 min left"
+    assert [shown(of, columns=columns, now=10.0)[0] for columns in (80, 60, 48, 32, 20)] == [
+        whole,
+        "10 s: 0/200 done, 1 failed, 1 running, about 33 min left",
+        "10 s: 0/200 done, 1 failed, about 33 min left",
+        "10 s: 0/200 done",
+        "10 s: 0/200 done",
+    ]
 
 
 @pytest.mark.parametrize(

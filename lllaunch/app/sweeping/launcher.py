@@ -40,6 +40,7 @@ from lllaunch.config.job_config import redacted_overrides
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.table import short_overrides
 from lllaunch.console.wording import counted, shown_path
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
@@ -55,7 +56,7 @@ from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
-from lllaunch.sweep.objective import as_direction
+from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession
@@ -73,8 +74,6 @@ if TYPE_CHECKING:
 
 # So many sweeps may begin in one directory in the same second.
 _MOST = 100
-# A live display shows times, and what a burst of changes has left undrawn.
-_TICK_SECONDS = 0.25
 
 
 def launch(
@@ -194,6 +193,7 @@ class HydraSweep:
         # which job runs in a directory
         self._taken: dict[str, int] = {}
         self._batches = 0
+        self._objectives: Objectives | None = None
         # the last of several, while the sweep's summary is not written and shown
         self._open: JobBatch | None = None
         self.left = False
@@ -288,7 +288,7 @@ class HydraSweep:
         """
         self._open = batch
         where = "Slurm" if self._jobs.composer.for_cluster else _machine_text(self._jobs.machine)
-        console = SweepConsole(machine=where)
+        console = SweepConsole(machine=where, policy=self._settings.console)
         failure: LaunchError | None = None
         finish: FinishSweep | None = None
         # one that comes while the end is written and told does not keep that from being done
@@ -304,6 +304,8 @@ class HydraSweep:
                 common=self._common(batch),
                 policy=self._settings.policy,
                 batch=None if self.at_once else batch.place,
+                slots=None if self._jobs.composer.for_cluster else self._jobs.machine.everything,
+                objectives=self._known_objectives(batch),
             )
             try:
                 finish = self._sweep(batch, console, signals)
@@ -357,7 +359,7 @@ class HydraSweep:
             warm=self._spawners,
             captures=True,
             pins=self._settings.pin_cpus,
-            ticks=_TICK_SECONDS if console.live else None,
+            ticks=console.tick_in,
             label=batch.label,
             full=console.awaited,
             locks=self._session.locks,
@@ -411,7 +413,7 @@ class HydraSweep:
         if batch is None:
             return
         with contextlib.suppress(AppEnded), refusing():
-            console = SweepConsole(live=False)
+            console = SweepConsole(live=False, policy=self._settings.console)
             with SignalSource(quiet=STACKS_ON), contextlib.closing(console):
                 console.began(
                     self._session.path, 0, batch.label, common=self._common(batch), batch=1
@@ -446,6 +448,19 @@ class HydraSweep:
             console.finished(result, resume=None)
         tell_ci(self._session.path)
         return failure
+
+    def _known_objectives(self, batch: JobBatch) -> Objectives:
+        """Return those of earlier batches, and of jobs that had finished in earlier launchers."""
+        if self._objectives is None:
+            self._objectives = Objectives(self._session.direction)
+        if batch.skipped:
+            common = self._common(batch)
+            for number, job in batch.skipped.items():
+                value = None if job.result is None else job.result.objective
+                if value is not None:
+                    name = short_overrides(batch.label(number), common)
+                    self._objectives.add(Objective(value, number, name))
+        return self._objectives
 
     def _common(self, batch: JobBatch) -> frozenset[str]:
         """Return the overrides that all jobs of the sweep have."""
