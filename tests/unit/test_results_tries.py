@@ -121,25 +121,15 @@ def test_gpus_are_in_the_order_of_their_numbers() -> None:
     assert names == list(map(str, range(12)))
 
 
+_LEASES = st.sampled_from(
+    [Lease(gpus, cpus) for gpus in ((), ("0",), ("0", "1")) for cpus in ((), (0,), (0, 2))]
+)
+_JOBS = st.integers(0, 4)
+_RESULTS = st.sampled_from(["succeeded", "failed", "x"]).map(Result)
 _RECORDS = st.one_of(
-    st.builds(Header, st.just("s"), st.just("1")),
-    st.builds(Resumed, st.just("1")),
-    st.builds(OverRecord, st.integers(0, 3)),
-    st.builds(
-        StartedRecord,
-        st.integers(0, 4),
-        lease=st.builds(
-            Lease,
-            st.sampled_from([(), ("0",), ("0", "1")]),
-            st.sampled_from([(), (0,), (0, 2)]),
-        ),
-    ),
-    st.builds(
-        EndedRecord,
-        st.integers(0, 4),
-        st.just(0),
-        st.builds(Result, st.sampled_from(["succeeded", "failed", "x"])),
-    ),
+    st.sampled_from([Header("s", "1"), Resumed("1"), OverRecord(0)]),
+    st.tuples(_JOBS, _LEASES).map(lambda each: StartedRecord(each[0], lease=each[1])),
+    st.tuples(_JOBS, _RESULTS).map(lambda each: EndedRecord(each[0], 0, each[1])),
 )
 
 
