@@ -532,7 +532,7 @@ class _NodeHistory:
         finding: Any = read_cause(found)
         attempt = self._attempt_of(Fields(), at)
         local_ranks = suspects(finding)
-        text = str(finding or found.text("type"))
+        text = str(finding or found.text("type") or "the watchdog found something")
         named = [attempt.base_rank + local_rank for local_rank in local_ranks]
         if len(named) > 1:
             text = f"{ranks(named)}: {text}"

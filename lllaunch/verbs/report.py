@@ -31,6 +31,7 @@ formats:
   junit   JUnit XML: a run, or each job of a sweep, is a test case
   github  GitHub Actions: annotations on standard output; the step's summary goes to FILE, else
           to $GITHUB_STEP_SUMMARY
+  trace   Chrome's trace events, for https://ui.perfetto.dev: what happened when
 
 The exit code is 0 when the report was made, whatever it says; 2 if PATH is something else."""
 
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="PATH", nargs="?", default=LATEST, help="what is reported; default: latest"
     )
-    forms = ("text", "json", "junit", "github")
+    forms = ("text", "json", "junit", "github", "trace")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
     parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
     parser.add_argument(
@@ -60,13 +61,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(given: argparse.Namespace) -> None:
     found = locate(given.path)
-    report = load(found, source_roots(os.environ), redactor_of(found.path, os.environ))
+    hide = redactor_of(found.path, os.environ)
     if given.output is not None:
         _make_directory_of(given.output)
-    if given.format == "github":
-        tell_github(report, os.environ, given.output)
-        return
-    text = _rendered(report, given.format, given.name)
+    if given.format == "trace":
+        from lllaunch.results.trace import trace_text  # noqa: PLC0415 - of one format
+
+        text = trace_text(found, hide)
+    else:
+        report = load(found, source_roots(os.environ), hide)
+        if given.format == "github":
+            tell_github(report, os.environ, given.output)
+            return
+        text = _rendered(report, given.format, given.name)
     if given.output is None:
         emit(text)
         return

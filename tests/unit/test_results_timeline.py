@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.timelines import EVENTS, START, event, sample
 
 from lllaunch.documents import Fields
 from lllaunch.results.store import look
 from lllaunch.results.timeline import (
-    _HANDLED,
     AttemptTimeline,
     Lane,
     NodeRecords,
@@ -25,17 +25,6 @@ from lllaunch.results.timeline import (
     timeline_of,
 )
 from lllaunch.run.result import ResultFile
-
-START = 1_700_000_000_000_000_000
-
-
-def event(at: float, kind: str, /, **fields: Any) -> Fields:
-    return Fields({"time_ns": START + round(at * 1e9), "type": kind, **fields})
-
-
-def sample(seconds: float, ranks: Mapping[str, Any], **fields: Any) -> Fields:
-    at = START / 1e9 + seconds
-    return Fields({"time": at, "attempt": 0, "ranks": ranks, **fields})
 
 
 def exited(seconds: float, local_rank: int, code: int, attempt: int = 0) -> Fields:
@@ -366,43 +355,6 @@ def test_secrets_are_taken_out_of_all_texts() -> None:
 
 # Whatever stands in the files
 
-_KINDS = sorted({*_HANDLED, "Begin", "Unknown"})
-_NUMBERS = st.one_of(st.none(), st.integers(-2, 4), st.text(max_size=2), st.integers())
-_FINDINGS = st.fixed_dictionaries(
-    {"type": st.sampled_from(["Stalled", "Silent", "TimerExpired", "NotFinite", "Nonsense"])},
-    optional={
-        "ranks": st.lists(st.integers(-1, 3), max_size=3),
-        "seconds": st.floats(0, 1e4),
-        "after": st.floats(0, 1e4),
-        "rank": _NUMBERS,
-        "pid": _NUMBERS,
-        "signum": _NUMBERS,
-        "scope": st.sampled_from(["group", "rank"]),
-    },
-)
-_EVENTS = st.fixed_dictionaries(
-    {
-        "type": st.sampled_from(_KINDS),
-        "time_ns": st.one_of(st.integers(START, START + 10**12), st.integers(), st.none()),
-    },
-    optional={
-        "attempt": _NUMBERS,
-        "local_rank": _NUMBERS,
-        "base_rank": _NUMBERS,
-        "exitcode": _NUMBERS,
-        "signum": _NUMBERS,
-        "restarts": _NUMBERS,
-        "ranks": st.one_of(st.none(), st.lists(st.integers(-1, 4), max_size=4)),
-        "seconds": st.floats(allow_nan=False),
-        "finding": _FINDINGS,
-        "ends": st.booleans(),
-        "ended": st.fixed_dictionaries({"finding": _FINDINGS}),
-        "reason": st.text(max_size=3),
-        "state": st.sampled_from(["SUCCEEDED", "FAILED", "x"]),
-        "preflight": st.booleans(),
-    },
-)
-
 
 def check_lane(lane: Lane) -> None:
     for span in lane.spans:
@@ -432,7 +384,7 @@ def check(timeline: RunTimeline) -> None:
             last[span.kind] = span.end_ns
 
 
-@given(st.lists(_EVENTS, max_size=30), st.booleans(), st.integers(-(10**9), 10**9))
+@given(st.lists(EVENTS, max_size=30), st.booleans(), st.integers(-(10**9), 10**9))
 def test_whatever_the_events_say_it_is_a_timeline(
     events: list[dict[str, Any]], live: bool, ahead_ns: int
 ) -> None:
@@ -440,7 +392,7 @@ def test_whatever_the_events_say_it_is_a_timeline(
     check(timeline_of([NodeRecords("", [*map(Fields, events)], (), ahead_ns)], None, now))
 
 
-@given(st.lists(_EVENTS, max_size=20), st.lists(_EVENTS, max_size=20))
+@given(st.lists(EVENTS, max_size=20), st.lists(EVENTS, max_size=20))
 def test_whatever_the_events_say_the_outcome_fits_in(
     one: list[dict[str, Any]], other: list[dict[str, Any]]
 ) -> None:

@@ -1,0 +1,377 @@
+"""A run or a sweep in the trace event format, for https://ui.perfetto.dev and chrome://tracing.
+
+`run_events` and `sweep_events` are pure; `rendered` makes the file of what they return. What holds
+for every trace (and is tested): each process and thread has a number of its own and a name; times
+are whole microseconds since the beginning, in order; of two spans on one thread either one lies
+within the other or they do not overlap; no number is NaN or infinite.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU has the format.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lllaunch.results.timeline import (
+    AttemptTimeline,
+    Lane,
+    Mark,
+    RunTimeline,
+    Series,
+    read_timeline,
+)
+from lllaunch.results.tries import SweepTimeline, read_sweep_timeline, tracks_of
+from lllaunch.run.events import isoformat
+from lllaunch.text import printable
+
+if TYPE_CHECKING:
+    from lllaunch.results.store import FoundDirectory
+    from lllaunch.results.timeline import TimeSpan
+    from lllaunch.results.tries import JobTry, SlotKind
+
+TraceEvent = dict[str, Any]
+
+MOST_VALUES = 200_000
+"""How many values of counters a trace has at most: some 10 MB."""
+
+# The names of chrome://tracing for colours that suit; Perfetto colours by the names of spans.
+_COLOURS = {
+    "succeeded": "good",
+    "failed": "terrible",
+    "error": "terrible",
+    "victim": "bad",
+    "signalled": "bad",
+    "ended": "grey",
+    "lost": "black",
+    "running": "thread_state_running",
+}
+_OF_SPANS = {"hang": "terrible", "grace": "bad", "pause": "grey"}
+_LONGEST = 300
+
+
+def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
+    """Read a run or a sweep, finished or not, and return its trace.
+
+    Args:
+        found: its directory.
+        hide: applied to every text, to take secrets out.
+    """
+    if found.kind == "sweep":
+        sweep = read_sweep_timeline(found.path)
+        return rendered(sweep_events(sweep, hide), "sweep", sweep.start_ns)
+    run = read_timeline(found, hide)
+    return rendered(run_events(run), "run", run.start_ns)
+
+
+def rendered(events: Iterable[TraceEvent], kind: str, start_ns: int) -> str:
+    """Return the text of a trace, an event a line.
+
+    Args:
+        events: in order.
+        kind: what it is a trace of, ``run`` or ``sweep``.
+        start_ns: when that began, nanoseconds since the epoch.
+    """
+    lines = ",\n".join(
+        json.dumps(event, allow_nan=False, separators=(",", ":")) for event in events
+    )
+    other = json.dumps({"kind": kind, "start": isoformat(start_ns) if start_ns else None})
+    return f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n{lines}\n]}}\n'
+
+
+class _Tracks:
+    """Processes and threads of a trace, and what happens on them.
+
+    Args:
+        start_ns: from which times count, nanoseconds since the epoch.
+    """
+
+    def __init__(self, start_ns: int) -> None:
+        self._start_ns = start_ns
+        self._named: list[TraceEvent] = []
+        self._events: list[TraceEvent] = []
+        # One for all: a thread with the number of its process would be taken for its main thread.
+        self._numbers = itertools.count(1)
+
+    def process(self, name: str, label: str = "") -> int:
+        """Return the number of a new process."""
+        pid = next(self._numbers)
+        self._name("process", pid, pid, name)
+        if label:
+            self._metadata("process_labels", pid, pid, {"labels": label})
+        return pid
+
+    def thread(self, pid: int, name: str) -> int:
+        """Return the number of a new thread of a process."""
+        tid = next(self._numbers)
+        self._name("thread", pid, tid, name)
+        return tid
+
+    def _name(self, what: str, pid: int, tid: int, name: str) -> None:
+        self._metadata(f"{what}_name", pid, tid, {"name": name})
+        self._metadata(f"{what}_sort_index", pid, tid, {"sort_index": tid})
+
+    def _metadata(self, name: str, pid: int, tid: int, args: dict[str, Any]) -> None:
+        self._named.append({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args})
+
+    def at(self, time_ns: int) -> int:
+        """Return a time in microseconds since the beginning."""
+        # rounded down: what lies within something else, or beside it, still does
+        return max(0, time_ns - self._start_ns) // 1000
+
+    def span(
+        self,
+        where: tuple[int, int],
+        start_ns: int,
+        end_ns: int,
+        name: str,
+        category: str,
+        args: dict[str, Any],
+        colour: str = "",
+    ) -> None:
+        """Add what lasts.
+
+        Args:
+            where: process and thread.
+            start_ns: when it begins, nanoseconds since the epoch.
+            end_ns: when it ends.
+            name: what it is.
+            category: what one may search for.
+            args: what else is known of it; what is None or empty is left out.
+            colour: as chrome://tracing calls it.
+        """
+        begin = self.at(start_ns)
+        event = {
+            "ph": "X",
+            "ts": begin,
+            "dur": max(0, self.at(end_ns) - begin),
+            "pid": where[0],
+            "tid": where[1],
+            "name": name,
+            "cat": category,
+            "args": {key: value for key, value in args.items() if value not in (None, "")},
+        }
+        self._events.append({**event, "cname": colour} if colour else event)
+
+    def instant(self, where: tuple[int, int], mark: Mark) -> None:
+        """Add what happens at a moment."""
+        self._events.append(
+            {
+                "ph": "i",
+                "ts": self.at(mark.time_ns),
+                "pid": where[0],
+                "tid": where[1],
+                "name": mark.text or mark.kind,
+                "cat": mark.kind,
+                "s": "t",
+            }
+        )
+
+    def counter(self, pid: int, time_ns: int, name: str, of: str, value: float) -> None:
+        """Add a value of a counter of a process."""
+        at = self.at(time_ns)
+        event = {"ph": "C", "ts": at, "pid": pid, "tid": pid, "name": name, "args": {of: value}}
+        self._events.append(event)
+
+    def events(self) -> Iterator[TraceEvent]:
+        """Yield all of it: names first, then by time, what lasts before what lies within it."""
+        yield from self._named
+        yield from sorted(self._events, key=lambda each: (each["ts"], -each.get("dur", 0)))
+
+
+# A run
+
+
+def run_events(run: RunTimeline, most_values: int = MOST_VALUES) -> list[TraceEvent]:
+    """Return the trace of a run: a process for each attempt on each node, a thread for each rank.
+
+    Args:
+        run: what happened when.
+        most_values: how many values of counters there are; those between go first.
+    """
+    tracks = _Tracks(run.start_ns)
+    of_attempt: dict[tuple[int, str], int] = {}
+    ends: dict[tuple[int, str], int | None] = {}
+    for attempt in run.attempts:
+        key = attempt.number, attempt.node
+        name = f"attempt {attempt.number}" + (f", {attempt.node}" if attempt.node else "")
+        pid = of_attempt[key] = tracks.process(name, attempt.state)
+        ends[key] = attempt.end_ns
+        _add_group(tracks, pid, attempt)
+        for lane in attempt.lanes:
+            _add_lane(tracks, pid, lane)
+    # the least that shows where a curve begins and ends
+    most = max(2, most_values // max(1, len(run.series)))
+    for series in run.series:
+        key = series.attempt, series.node
+        if key not in of_attempt:
+            of_attempt[key] = tracks.process(f"attempt {series.attempt}")
+        _add_series(tracks, of_attempt[key], series, most, ends.get(key))
+    return list(tracks.events())
+
+
+def _add_group(tracks: _Tracks, pid: int, attempt: AttemptTimeline) -> None:
+    """Add what is of all workers: what was imported for them has a thread of its own."""
+    group = [span for span in attempt.spans if span.kind != "preload"]
+    preload = [span for span in attempt.spans if span.kind == "preload"]
+    for name, spans in (("group", group), ("spawner", preload)):
+        lines = _apart(spans)
+        if name == "group" and not lines:
+            lines = [[]]
+        for number, line in enumerate(lines):
+            where = pid, tracks.thread(pid, name)
+            for span in line:
+                args = {"text": span.text}
+                colour = _OF_SPANS.get(span.kind, "")
+                tracks.span(where, span.start_ns, span.end_ns, span.kind, span.kind, args, colour)
+            if name == "group" and number == 0:
+                for mark in attempt.marks:
+                    tracks.instant(where, mark)
+
+
+def _apart(spans: Sequence[TimeSpan]) -> list[list[TimeSpan]]:
+    """Return spans on as few lines as they need so that none overlaps another one."""
+    lines: list[list[TimeSpan]] = []
+    for span in spans:
+        line = next((line for line in lines if line[-1].end_ns <= span.start_ns), None)
+        if line is None:
+            lines.append([span])
+        else:
+            line.append(span)
+    return lines
+
+
+def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
+    where = pid, tracks.thread(pid, f"rank {lane.rank}")
+    for span in lane.spans:
+        name: str = span.kind
+        args: dict[str, Any] = {"text": span.text}
+        colour = _OF_SPANS.get(span.kind, "")
+        if span.kind == "run":
+            # Perfetto gives what has one name one colour
+            name, colour = f"run: {lane.fate}", _COLOURS.get(lane.fate, "")
+            args = {
+                "fate": lane.fate,
+                "text": lane.text,
+                "exit code": lane.exitcode,
+                "rank": lane.rank,
+                "local rank": lane.local_rank,
+                "node": lane.node,
+            }
+        elif tracks.at(span.start_ns) == tracks.at(span.end_ns):
+            # it would not be seen
+            continue
+        tracks.span(where, span.start_ns, span.end_ns, name, span.kind, args, colour)
+    for mark in lane.marks:
+        tracks.instant(where, mark)
+
+
+# What counters are called, and what their values are divided by.
+_SHOWN: dict[str, tuple[str, float]] = {
+    "cpu": ("CPU (cores)", 1),
+    "rss": ("memory (MiB)", 1 << 20),
+    "read": ("read (MiB/s)", 1 << 20),
+    "written": ("written (MiB/s)", 1 << 20),
+    "output": ("output (KiB)", 1 << 10),
+    "step": ("step", 1),
+    "gpu_use": ("GPU use (%)", 0.01),
+    "gpu_memory": ("GPU memory (MiB)", 1 << 20),
+    "gpu_power": ("GPU power (W)", 1),
+}
+# Of these nothing is left when workers have ended.
+_GONE = frozenset({"cpu", "rss", "read", "written"})
+
+
+def _add_series(tracks: _Tracks, pid: int, series: Series, most: int, end_ns: int | None) -> None:
+    name, divisor = (f"metric {series.name}", 1.0) if series.metric else _SHOWN[series.name]
+    of = f"GPU {series.of}" if series.name in _GPU and not series.metric else f"rank {series.of}"
+    points = thinned(series.points, most)
+    if not series.metric and series.name in _GONE and end_ns and points[-1][0] < end_ns:
+        # else a viewer draws the last value to the end of the run
+        points = [*points, (end_ns, 0.0)]
+    for at, value in points:
+        tracks.counter(pid, at, name, of, round(value / divisor, 4))
+
+
+_GPU = frozenset({"gpu_use", "gpu_memory", "gpu_power"})
+
+
+def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """Return at most so many points, 2 or more: the first, the last, and extremes. Pure."""
+    if len(points) <= most:
+        return list(points)
+    buckets = max(0, (most - 2) // 2)
+    inner = points[1:-1]
+    kept = [points[0]]
+    for bucket in range(buckets):
+        part = inner[bucket * len(inner) // buckets : (bucket + 1) * len(inner) // buckets]
+        lowest, highest = (choose(part, key=lambda point: point[1]) for choose in (min, max))
+        kept += sorted({lowest, highest})
+    return [*kept, points[-1]]
+
+
+# A sweep
+
+_PROCESSES: dict[SlotKind, str] = {"gpu": "GPUs", "cpu": "cores", "job": "jobs"}
+_THREADS: dict[SlotKind, str] = {"gpu": "GPU", "cpu": "core", "job": "place"}
+
+
+def sweep_events(sweep: SweepTimeline, hide: Callable[[str], str] = str) -> list[TraceEvent]:
+    """Return the trace of a sweep: a thread for each GPU, else each core; spans are jobs' tries.
+
+    Args:
+        sweep: what happened when.
+        hide: applied to every text.
+    """
+    tracks = _Tracks(sweep.start_ns)
+    whole = tracks.process("sweep")
+    where = whole, tracks.thread(whole, "launcher")
+    tracks.span(where, sweep.start_ns, sweep.end_ns, "sweep", "sweep", {"tries": len(sweep.tries)})
+    for resumed_ns in sweep.resumed_ns:
+        tracks.instant(where, Mark("restart", resumed_ns, "resumed"))
+    processes: dict[SlotKind, int] = {}
+    for track in tracks_of(sweep):
+        if track.kind not in processes:
+            processes[track.kind] = tracks.process(_PROCESSES[track.kind])
+        pid = processes[track.kind]
+        name = hide(printable(f"{_THREADS[track.kind]} {track.name}", _LONGEST))
+        where = pid, tracks.thread(pid, name)
+        for each in track.tries:
+            _add_try(tracks, where, each, hide)
+    for at, running in _running(sweep.tries):
+        tracks.counter(whole, at, "jobs", "running", running)
+    return list(tracks.events())
+
+
+def _add_try(
+    tracks: _Tracks, where: tuple[int, int], each: JobTry, hide: Callable[[str], str]
+) -> None:
+    fate = hide(printable(each.fate, _LONGEST))
+    args = {
+        "overrides": hide(printable(" ".join(each.overrides), 2000)),
+        "job": each.job,
+        "try": each.number,
+        "fate": fate,
+        "exit code": each.exit_code,
+        "objective": each.objective,
+        "root cause": hide(printable(each.root_cause, _LONGEST)),
+    }
+    name = f"job {each.job}: {fate}"
+    colour = _COLOURS.get(each.fate, "")
+    tracks.span(where, each.start_ns, each.end_ns, name, fate, args, colour)
+
+
+def _running(tries: Iterable[JobTry]) -> Iterator[tuple[int, int]]:
+    """Yield how many tries go on, whenever that changes."""
+    changes: Counter[int] = Counter()
+    for each in tries:
+        changes[each.start_ns] += 1
+        changes[each.end_ns] -= 1
+    running = 0
+    for at, change in sorted(changes.items()):
+        running += change
+        if change:
+            yield at, running
