@@ -505,7 +505,7 @@ class Launch:
     console: Mapping[str, Any] | None = field(
         default_factory=lambda: {"live": None, "color": None, "quiet": False, "interval": "5m"}
     )
-    """What the launcher shows [beside the workers' output](../howto/output.md). It
+    """What the launcher shows [beside the workers' output](../howto/output.md#the-line-below). It
     is in no plan. Under `hydra.launcher` it says what a sweep shows, and is the default for its
     jobs' runs, which say nothing of this while the sweep does.
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+import time
+from typing import TYPE_CHECKING, Literal, TextIO
 
-from lllaunch.console.stream import Outlet, encodable
+from lllaunch.console.stream import Outlet, encodable, same_file
 from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
-from lllaunch.watchdog.findings import Asked
+from lllaunch.watchdog.findings import Asked, limit_of
+from lllaunch.workers.terminal import Screen, screen_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from lllaunch.console.status import StatusLine
     from lllaunch.errors import LaunchError
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import AttemptOutcome, RunOutcome
@@ -25,6 +30,32 @@ if TYPE_CHECKING:
 _PATIENCE_S = 0.2
 # As long as the tee waits in the end, seconds.
 _LAST_PATIENCE_S = 10.0
+# The line below the output is drawn anew so often, seconds.
+_FRAME_S = 1.0
+
+
+class RunStatus:
+    """How far a run is, for who shows that.
+
+    Attributes:
+        began: when its first attempt began, seconds.
+        attempt: number of the present one.
+        doing: what goes on if the workers do not run, such as ``importing torch``; or empty.
+        until: when that is over, seconds; None if nobody knows.
+        progress: how far the ranks are, of those that show it.
+        memory: what all workers of this node have, bytes; 0 if it is not known yet.
+        seen: when these two were seen, seconds.
+        findings: the settings of the watchdog that something was found by.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.began = self.seen = began
+        self.attempt = 0
+        self.doing = ""
+        self.until: float | None = None
+        self.progress: dict[int, Progress] = {}
+        self.memory = 0
+        self.findings: list[str] = []
 
 
 class Console:
@@ -34,11 +65,16 @@ class Console:
     that was closed (``| head``) is forgotten: a training run must not end for want of a reader.
     Nor may it stand still for one: what a stream does not take in time is left out.
 
+    While a run goes on it also shows how far that is: on a terminal in a line that stays below the
+    output, elsewhere in a line now and then. Whoever waits for what happens in the run asks when
+    that is due (`next_in`), and has it done (`tick`).
+
     Args:
         stream: where messages go; standard error of the moment of writing if None.
         cwd: directory that paths are shown relative to; the working directory of now if None.
         patience: a message waits at most so many seconds to be taken.
         last_patience: the same for a message after which nothing else is to be done.
+        clock: the time, seconds.
     """
 
     def __init__(
@@ -48,6 +84,7 @@ class Console:
         cwd: str | None = None,
         patience: float = _PATIENCE_S,
         last_patience: float = _LAST_PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._cwd = working_directory() if cwd is None else cwd
@@ -55,18 +92,32 @@ class Console:
         self._last_patience = last_patience
         self._outlet: Outlet | None = None
         self._hide: Callable[[str], str] = str
+        self._clock = clock
         self._policy = ConsolePolicy()
+        self._beside: Collection[TextIO | None] = ()
+        self._run: RunStatus | None = None
+        # when something is to be shown of it
+        self._due: float | None = None
+        self._live = False
+        self._line: StatusLine | None = None
+        # what all who write to the terminal share; it lives as long as somebody has it
+        self._screen: Screen | None = None
 
     def hide(self, redact: Callable[[str], str]) -> None:
         """Applies ``redact`` to every message from now on, so that no secret is shown."""
         self._hide = redact
 
-    def obey(self, policy: ConsolePolicy) -> None:
+    def obey(self, policy: ConsolePolicy, beside: Collection[TextIO | None] = ()) -> None:
         """Shows what a policy says, from now on.
 
         A quiet one says nothing of what goes well: that attempts begin, and a success.
+
+        Args:
+            policy: the policy.
+            beside: streams of this process that workers write to as well.
         """
         self._policy = policy
+        self._beside = tuple(beside)
 
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """Says that an attempt begins.
@@ -77,6 +128,7 @@ class Console:
             what: the entrypoint, as the user wrote it.
             directory: where it writes.
         """
+        self._follow(attempt)
         if self._policy.quiet:
             return
         where = shown_path(directory, self._cwd)
@@ -151,6 +203,7 @@ class Console:
         """Says what the watchdog found."""
         from lllaunch.console.hang import fired_text  # noqa: PLC0415 - only where it is needed
 
+        self._note_finding(hang)
         self._say(f"watchdog: {fired_text(hang, self._cwd)}; taking stacks")
 
     def looking(self, signum: int, silent: float | None) -> None:
@@ -175,6 +228,7 @@ class Console:
             title = str(hang.finding)
         else:
             title = f"watchdog: {fired_text(hang, self._cwd)}; the run goes on"
+            self._note_finding(hang)
         self._write([StyledText(f"lllaunch: {title}"), *look_lines(hang, self._cwd)])
 
     def stacks_taken(self, hang: Hang) -> None:
@@ -208,8 +262,117 @@ class Console:
         name, after = _signal_name(signum), duration(grace)
         self._say(f"watchdog: {name} to {whom}; SIGKILL follows in {after}")
 
-    def progressed(self, progress: Progress) -> None:
-        """Nothing: it is shown where somebody looks."""
+    def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:
+        """Takes note of how far the workers are; it is shown where somebody looks.
+
+        Args:
+            progress: how far they are, by rank, of those that show it.
+            memory: what all of them have, bytes.
+        """
+        run = self._run
+        if run is not None:
+            run.progress, run.memory, run.seen = dict(progress), memory, self._clock()
+
+    def doing(self, what: str, seconds: float | None = None) -> None:
+        """Takes note of what goes on while the workers do not run, for the line below the output.
+
+        Args:
+            what: such as ``importing torch``; empty if they run.
+            seconds: how long that takes; None if nobody knows.
+        """
+        run = self._run
+        if run is not None:
+            run.doing = self._hide(what)
+            run.until = None if seconds is None else self._clock() + seconds
+
+    # What is shown by itself
+
+    def next_in(self) -> float | None:
+        """Seconds until `tick` has something to show; None if there is nothing."""
+        return None if self._due is None else max(0.0, self._due - self._clock())
+
+    def tick(self) -> None:
+        """Shows how far the run is, if that is due."""
+        run, now = self._run, self._clock()
+        if run is None or self._due is None or now < self._due:
+            return
+        every = _FRAME_S if self._live else self._policy.interval or math.inf
+        # with the same distance from the beginning, however late this one is
+        self._due = run.began + every * (math.floor((now - run.began) / every) + 1)
+        if self._live:
+            self._show_line(run, now)
+        else:
+            # not at a start
+            from lllaunch.console.status import heartbeat_text  # noqa: PLC0415
+
+            self._say(heartbeat_text(run, now))
+
+    def give_way(self) -> None:
+        """Takes the line below the output away, as long as nobody calls `tick`."""
+        if self._screen is None:
+            return
+        # first of all: other threads write to the terminal meanwhile
+        self._screen.hidden = True
+        self._redraw(self._patience)
+        self._due = self._clock()
+
+    def _follow(self, attempt: int) -> None:
+        """Begin to show how far a run is, or take note of another attempt of it."""
+        if self._run is None:
+            now = self._clock()
+            self._run = RunStatus(now)
+            self._live = self._may_stay()
+            every = None if self._policy.quiet else self._policy.interval
+            every = _FRAME_S if self._live else every
+            self._due = None if every is None else now + every
+        self._run.attempt = attempt
+        self._run.progress, self._run.memory = {}, 0
+
+    def _may_stay(self) -> bool:
+        """Whether there is a line that stays below the output."""
+        stream, live = self._target(), self._policy.live
+        if live is False or stream is None:
+            return False
+        if os.environ.get("TERM", "") in {"", "dumb"} or not _is_terminal(stream):
+            return False
+        shared = any(other is not None and same_file(stream, other) for other in self._beside)
+        return live or not (self._policy.quiet or shared)
+
+    def _show_line(self, run: RunStatus, now: float) -> None:
+        stream = self._target()
+        if stream is None:
+            return
+        if self._line is None:
+            # not at a start
+            from lllaunch.console.status import StatusLine  # noqa: PLC0415
+            from lllaunch.console.table import painted  # noqa: PLC0415
+
+            color = self._policy.color
+            self._line = StatusLine(lambda row: encodable(painted([row], stream, color)[0], stream))
+            self._screen = screen_of(stream)
+            self._screen.status = self._line.text
+        self._line.update(run, now)
+        assert self._screen is not None
+        self._screen.hidden = False
+        self._redraw(0.0)
+
+    def _end_line(self) -> None:
+        """Take the line below the output away for good."""
+        self._due = self._run = None
+        if self._screen is not None:
+            self._screen.status = None
+            self._redraw(self._patience)
+            self._screen = self._line = None
+
+    def _redraw(self, patience: float) -> None:
+        stream = self._target()
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._outlet_of(stream).redraw(patience)
+
+    def _note_finding(self, hang: Hang) -> None:
+        if self._run is not None:
+            self._run.findings.append(limit_of(hang.finding))
 
     def note(self, text: str) -> None:
         """Says what is worth knowing."""
@@ -237,6 +400,7 @@ class Console:
         # What only the end needs is imported then: it would delay every start.
         from lllaunch.console.report import report_lines  # noqa: PLC0415
 
+        self._end_line()
         lines = report_lines(outcome, self._cwd)
         if self._policy.quiet and outcome.state == "succeeded":
             del lines[0]
@@ -247,17 +411,24 @@ class Console:
         self._write([StyledText(f"lllaunch: {text}")])
 
     def _write(self, lines: Sequence[StyledText], *, last: bool = False) -> None:
-        stream = sys.stderr if self._stream is None else self._stream
-        if stream is None:  # started without one (pythonw, a closed descriptor 2)
+        stream = self._target()
+        if stream is None:
             return
-        if self._outlet is None or self._outlet.stream is not stream:
-            self._outlet = Outlet(stream)
         lines = [StyledText(self._hide(line.text), line.style) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
         with contextlib.suppress(OSError, ValueError):
-            text = _rendered(stream, lines)
+            text = _rendered(stream, lines, self._policy.color)
             patience = self._last_patience if last else self._patience
-            self._outlet.write(text, patience, last=last)
+            self._outlet_of(stream).write(text, patience, last=last)
+
+    def _target(self) -> TextIO | None:
+        """The stream; None if it was started without one (pythonw, a closed descriptor 2)."""
+        return sys.stderr if self._stream is None else self._stream
+
+    def _outlet_of(self, stream: TextIO) -> Outlet:
+        if self._outlet is None or self._outlet.stream is not stream:
+            self._outlet = Outlet(stream)
+        return self._outlet
 
 
 def _signal_name(signum: int) -> str:
@@ -266,12 +437,21 @@ def _signal_name(signum: int) -> str:
     return signal_name(signum)
 
 
-def _rendered(stream: TextIO, lines: Sequence[StyledText]) -> str:
-    texts = [line.text for line in lines]
-    if any(line.style for line in lines) and stream.isatty():
-        from lllaunch.console.table import painted  # noqa: PLC0415 - only on a terminal
+def _is_terminal(stream: TextIO) -> bool:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # somebody's own object
+        return os.isatty(stream.fileno())
+    return False
 
-        texts = painted([(line,) for line in lines], stream)
+
+def _rendered(
+    stream: TextIO, lines: Sequence[StyledText], color: Literal["always", "never"] | None
+) -> str:
+    texts = [line.text for line in lines]
+    forced = color == "always" or os.environ.get("FORCE_COLOR")
+    if any(line.style for line in lines) and (forced or stream.isatty()):
+        from lllaunch.console.table import painted  # noqa: PLC0415 - only where there are colours
+
+        texts = painted([(line,) for line in lines], stream, color)
     return encodable("".join(f"{text}\n" for text in texts), stream)
 
 

@@ -32,6 +32,7 @@ from lllaunch.workers.terminal import screen_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from lllaunch.workers.terminal import Screen
 
 # Linux' PIPE_BUF: a pipe takes so many bytes as a whole or not at all.
 PIECE = 4096
@@ -248,7 +249,10 @@ class Outlet:
                 self.stream.write(text)
                 self.stream.flush()
                 return
-            self._keep(channel.encoded(screen.erasure().decode() + text))
+            before = screen.erasure()
+            self._keep(channel.encoded(before.decode() + text))
+            if mine:
+                self._keep_drawing(screen, channel)
             try:
                 taken = mine and self._write_kept(channel, deadline)
             except (OSError, ValueError):
@@ -258,6 +262,34 @@ class Outlet:
             self._blocked = not taken
             if not taken and not self._room:
                 self._leave_out()
+                if mine:
+                    screen.still_shows(before)
+
+    def redraw(self, patience: float = 0.0) -> None:
+        """Draw the terminal's live area anew, or take it away if there is none any more.
+
+        Nothing is kept of what the terminal does not take in time.
+
+        Args:
+            patience: waits at most so many seconds.
+
+        Raises:
+            OSError: the system refused it.
+            ValueError: the stream is closed.
+        """
+        deadline, screen = self._clock() + patience, screen_of(self.stream)
+        with opened(self.stream) as channel, screen.turn(max(patience, _PAUSE_S)) as mine:
+            if channel is None or not mine or self.pending or not self._ready(channel, deadline):
+                return
+            channel.flush()
+            before = screen.erasure()
+            channel.write(before + screen.drawing(channel.descriptor))
+
+    def _keep_drawing(self, screen: Screen, channel: NonBlockingStream) -> None:
+        """Let the live area follow what is kept."""
+        if drawing := screen.drawing(channel.descriptor):
+            self._kept.append(drawing)
+            self._size += len(drawing)
 
     def _keep(self, data: bytes) -> None:
         if data and self._room and self._size > self._room:
@@ -289,6 +321,8 @@ class Outlet:
                 self._rest = self._kept.popleft()
                 self._size -= len(self._rest)
             else:
+                # what is drawn is no line that has begun
+                self._inside = False
                 return True
         return False
 

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
@@ -637,9 +637,11 @@ class JobConsole(Console):
         if signum is None:
             super().killing(signum, workers)
 
-    def progressed(self, progress: Progress) -> None:
-        """Tells the sweep's launcher, which shows it in its table."""
-        tell_progress(progress.step, progress.total, progress.eta)
+    def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:  # noqa: ARG002 - an override
+        """Tells the sweep's launcher how far the furthest worker is; its table shows that."""
+        if progress:
+            furthest = max(progress.values(), key=lambda each: each.step)
+            tell_progress(furthest.step, furthest.total, furthest.eta)
 
     def finished(self, outcome: RunOutcome) -> None:
         """Shows the report of a run that failed by itself, in a way that no other has."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
@@ -30,6 +30,7 @@ from lllaunch.signal_source import (
 )
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.spec import ENABLE_FILE_TIMER
+from lllaunch.std import Std
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -108,7 +109,7 @@ def execute(
     """
     redact = Redactor.of(spec)
     console.hide(redact)
-    console.obey(spec.console)
+    console.obey(spec.console, _streams_of_workers(spec))
     run = _Run(spec, plan_hash, console, redact, build)
     with contextlib.ExitStack() as claimed:
         try:
@@ -121,6 +122,16 @@ def execute(
             console.finished(outcome)
             return outcome
         return run.perform(directory, plan_text, spawner, targets, ended, shared_plan, job)
+
+
+def _streams_of_workers(spec: LaunchSpec) -> list[TextIO | None]:
+    """Return the streams of this process that workers write to themselves, past any file."""
+    streams = ((Std.OUT, sys.stdout), (Std.ERR, sys.stderr))
+    return [
+        stream
+        for std, stream in streams
+        if not all(spec.redirects.get(rank, Std.NONE) & std for rank in range(spec.nproc))
+    ]
 
 
 class _Run:

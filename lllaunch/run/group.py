@@ -234,6 +234,7 @@ def _supervise(
         preflight=None if spec.preflight is None else spec.preflight.timeout,
         progress=group.progress if spec.restart.looks_back else None,
         gpu_wait=group.wait_for_gpus if group.uses_gpus else None,
+        display=observer.display,
     )
     polite = signal.SIGTERM
     try:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from lllaunch.clock import now_ns
 from lllaunch.events import (
@@ -59,6 +59,7 @@ from lllaunch.supervisor.machine import (
     SignalReceived,
     SignalWorkers,
     StacksTaken,
+    StartAfterPreflight,
     StartGrace,
     StartWorkers,
     WatchdogFired,
@@ -437,8 +438,8 @@ class Speaker(Protocol):
     def hide(self, redact: Callable[[str], str]) -> None:
         """Applies ``redact`` to everything from now on."""
 
-    def obey(self, policy: ConsolePolicy) -> None:
-        """Shows what a policy says, from now on."""
+    def obey(self, policy: ConsolePolicy, beside: Collection[TextIO | None] = ()) -> None:
+        """Shows what a policy says, from now on; workers write to the streams ``beside``, too."""
 
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """An attempt begins."""
@@ -480,8 +481,20 @@ class Speaker(Protocol):
     def ending(self, signum: int, workers: int | None, grace: float) -> None:
         """The workers are asked to end for what the watchdog found, and killed after ``grace``."""
 
-    def progressed(self, progress: Progress) -> None:
-        """It was seen how far the worker is that is the furthest."""
+    def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:
+        """It was seen how far the workers are, by rank, and how many bytes all of them have."""
+
+    def doing(self, what: str, seconds: float | None = None) -> None:
+        """The workers do not run: this goes on, for so many seconds; nothing if they run."""
+
+    def next_in(self) -> float | None:
+        """Seconds until `tick` has something to show; None if there is nothing."""
+
+    def tick(self) -> None:
+        """Shows how far the run is, if that is due."""
+
+    def give_way(self) -> None:
+        """Draws nothing any more on the terminal, as long as nobody calls `tick`."""
 
     def note(self, text: str) -> None:
         """Something is worth knowing."""
@@ -510,6 +523,7 @@ class RunObserver:
 
     Attributes:
         recorder: what is known so far.
+        display: shows the user how far the run is.
     """
 
     def __init__(
@@ -523,7 +537,7 @@ class RunObserver:
         self.recorder = Recorder(hide)
         self._spec = spec
         self._events = events
-        self._console = console
+        self._console = self.display = console
         self._signal: SignalReceived | None = None
         self._pausing = False
         self._rejections = 0
@@ -536,6 +550,15 @@ class RunObserver:
         self.recorder.begin(attempt)
         what = self._spec.entrypoint.text
         self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
+        if attempt.preflight is not None:
+            self._console.doing("preflight")
+        else:
+            self._tell_imports()
+
+    def _tell_imports(self) -> None:
+        importing = self._spec.imports and self.recorder.importing
+        text = f"importing {', '.join(self._spec.imports)}" if importing else ""
+        self._console.doing(text)
 
     def _gpus_held(self, event: GpuMemoryHeld) -> None:
         gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
@@ -590,9 +613,10 @@ class RunObserver:
             self._samples.close()
 
     def _sampled(self, sample: Any) -> None:
-        shown = sample.progress.values()
-        if shown:
-            self._console.progressed(max(shown, key=lambda progress: progress.step))
+        number = self.recorder.number
+        progress = {number(rank): each for rank, each in sample.progress.items()}
+        memory = sum(worker.rss for worker in sample.workers.values())
+        self.display.sampled(progress, memory)
         if not self._samples_path:
             return
         if self._samples is None:
@@ -627,10 +651,15 @@ class RunObserver:
             self._console.ending(event.signum, alive, grace)
         self.recorder.ending()
         self.recorder.sent(event.signum)
+        self._tell_grace()
 
     def _start_grace(self, _: StartGrace) -> None:
         self._tell_signal()
         self.recorder.ending()
+        self._tell_grace()
+
+    def _tell_grace(self) -> None:
+        self._console.doing("ending, SIGKILL in", self._spec.grace_period)
 
     def _kill_workers(self, event: KillWorkers) -> None:
         received, self._signal = self._signal, None
@@ -638,6 +667,7 @@ class RunObserver:
         self._console.killing(signum, self.recorder.alive)
         self.recorder.ending()
         self.recorder.sent(_SIGKILL)
+        self._console.doing("killing")
 
     def _tell_signal(self) -> None:
         """Says once of a signal to the launcher that it came and what follows."""
@@ -655,6 +685,7 @@ class RunObserver:
     def _pause(self, event: Pause) -> None:
         self._pausing = True
         self._tell_restart(event.seconds, event.restart)
+        self._console.doing("starts again in", event.seconds)
 
     def _start_workers(self, event: StartWorkers) -> None:
         told, self._pausing = self._pausing, False
@@ -749,6 +780,8 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     NodesCounted: lambda self, event: self.recorder.counted(event),
     GroupStacks: RunObserver._group_stacks_taken,
     StartWorkers: RunObserver._start_workers,
+    StartAfterPreflight: lambda self, _: self._tell_imports(),
+    Ready: lambda self, _: self._tell_imports(),
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,
     NotFinite: RunObserver._not_finite,

@@ -126,6 +126,19 @@ class OtherNodes(Protocol):
         """Carry out an action that is for them; return the events that it brings about at once."""
 
 
+class Display(Protocol):
+    """What shows how far a run is while it goes on."""
+
+    def next_in(self) -> float | None:
+        """Seconds until `tick` has something to show; None if there is nothing."""
+
+    def tick(self) -> None:
+        """Show what is due; waits for nothing."""
+
+    def give_way(self) -> None:
+        """Draw nothing any more on the terminal, as long as nobody calls `tick`."""
+
+
 class Supervisor:
     """Runs a worker group: one wait for its spawner, signals, the watchdog and deadlines.
 
@@ -148,6 +161,7 @@ class Supervisor:
             that does not matter.
         gpu_wait: waits until processes hold no memory on GPUs, before a restart; None if that is
             not waited for.
+        display: shows how far the run is; None if nothing does.
 
     Attributes:
         workers: those of the present attempt; None before the first.
@@ -170,6 +184,7 @@ class Supervisor:
         start_after_preflight: Callable[[], WorkerProcesses] | None = None,
         progress: Callable[[bool], AttemptProgress] | None = None,
         gpu_wait: Callable[[frozenset[int]], GpuMemoryWait | None] | None = None,
+        display: Display | None = None,
     ) -> None:
         self.machine = machine
         self.watchdog = watchdog
@@ -188,6 +203,7 @@ class Supervisor:
         self._start_after_preflight = start_after_preflight
         self._progress = progress
         self._gpu_wait = gpu_wait
+        self._display = display
         self._deadlines = Deadlines(clock)
         # Of the present attempt: processes that its workers have left behind.
         self._orphans: frozenset[int] = frozenset()
@@ -240,21 +256,16 @@ class Supervisor:
             files.append(self._waits_for)
         if self.workers is not None and (machine.alive or machine.cleaning_up):
             files.append(self.workers)
-        waits = [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
-        if self._waits_for is not None:
-            waits.append(self._waits_for.next_in())
         if self._nodes is not None:
             files += self._nodes.files()
-            waits.append(self._nodes.next_in())
         if self._control is not None:
             files += self._control.files()
-            waits.append(self._control.next_in())
-        elif self._control_due is not None:
-            waits.append(max(0.0, self._control_due - self._clock()))
-        wait(files, seconds=min((each for each in waits if each is not None), default=None))
+        wait(files, seconds=self._next_in(healthy=healthy))
         signals = self._signals.received()
         if self._signals.stopping:
             self._stop_until_continued()
+        if self._display is not None:
+            self._display.tick()
         found: list[object] = [self._signalled(signum) for signum in signals]
         found += self._of_workers(healthy=healthy)
         if self._nodes is not None:
@@ -264,6 +275,15 @@ class Supervisor:
         # What they lead to may set or take back a deadline: look at those afterwards.
         found = found or [*self._timed(), *self.watchdog.events(healthy=healthy)]
         return [*found, *self._answers()]
+
+    def _next_in(self, *, healthy: bool) -> float | None:
+        """Seconds until there is something to do though no file is readable, or None."""
+        others = (self._waits_for, self._nodes, self._control, self._display)
+        waits = [each.next_in() for each in others if each is not None]
+        waits += [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
+        if self._control is None and self._control_due is not None:
+            waits.append(max(0.0, self._control_due - self._clock()))
+        return min((each for each in waits if each is not None), default=None)
 
     def _answers(self) -> list[object]:
         """Let those know who ask about the run; what is worth writing down of it."""
@@ -324,6 +344,8 @@ class Supervisor:
         """
         if self.workers is not None:
             self.workers.stop_or_continue(signal.SIGSTOP)
+        if self._display is not None:
+            self._display.give_way()
         self._clock.leave_out(self._signals.stop_until_continued())
         if self.workers is not None:
             self.workers.stop_or_continue(signal.SIGCONT)
@@ -399,6 +421,9 @@ class Supervisor:
         self._deadlines.clear()
         self._end_wait()
         self._orphans = frozenset()
+        if self._display is not None and self._nodes is not None:
+            # nobody waits here while the nodes meet
+            self._display.give_way()
         if self.workers is not None:
             # They have ended; a console that takes nothing may keep this waiting.
             with self._signals.raising():

@@ -1,9 +1,13 @@
 """Where teed lines go: destinations that several threads share without mixing their lines.
 
 Every writer of this process to one terminal, pipe or file uses one `Screen` and with it one lock,
-whatever Python objects stand for that file. On a terminal the screen keeps a live area, its bottom
-line: text that is not a whole line yet. It is taken away before whole lines are written and put
-back after them.
+whatever Python objects stand for that file. On a terminal the screen keeps a live area at its
+bottom: text that is not a whole line yet, and below it a line that says how all goes on, if there
+is one. It is taken away before whole lines are written and put back after them.
+
+With such a line the cursor rests where the live area begins. A terminal that is resized and breaks
+its lines anew takes the cursor along with the character under it, so that whatever the area has
+become, it is all that there is from the cursor on, and nothing above it is ever erased.
 """
 
 from __future__ import annotations
@@ -27,6 +31,12 @@ if TYPE_CHECKING:
 
 
 _ERASE = b"\r\033[K"
+_ERASE_BELOW = b"\r\033[J"
+_UP = b"\033[A"
+# A line that is wider than it was thought to be must not take two.
+_NO_WRAP, _WRAP = b"\033[?7l", b"\033[?7h"
+# Of a terminal that has room for a line below the output.
+_LEAST_COLUMNS, _LEAST_LINES = 40, 4
 # Escape sequences and control characters, which would move the cursor out of the live area.
 _UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]?|[\x00-\x1f\x7f-\x9f]")
 _WIDE = frozenset("WF")
@@ -41,6 +51,9 @@ class Screen:
     Attributes:
         owner: the object that a screen without a file is known by.
         live: texts of lines that have not ended, by who wrote them; the last one is shown.
+        status: returns what stands below all else, as it fits into so many columns, with its
+            colours and without a newline; None if nothing does.
+        hidden: whether there is no live area for now.
         holders: of those who hold lines for a moment: what has these shown, and waits for that at
             most so many seconds.
     """
@@ -51,6 +64,9 @@ class Screen:
         self._lock = threading.RLock()
         self.owner = owner
         self.live: dict[object, str] = {}
+        self.status: Callable[[int], str] | None = None
+        self.hidden = False
+        self._erasure = b""
         self.holders: set[Callable[[float], object]] = set()
 
     def settle(self, seconds: float) -> None:
@@ -87,7 +103,36 @@ class Screen:
 
     def erasure(self) -> bytes:
         """Return what takes the live area away; to be written in a turn."""
-        return _ERASE if self.live else b""
+        return self._erasure
+
+    def drawing(self, descriptor: int) -> bytes:
+        """Return what draws the live area where a line begins; to be written in the same turn.
+
+        Args:
+            descriptor: of the terminal.
+        """
+        self._erasure = b""
+        if self.hidden or not (self.live or self.status) or not in_foreground(descriptor):
+            return b""
+        size = _size(descriptor)
+        partial = b""
+        if self.live:
+            newest = next(reversed(self.live.values()))
+            partial = fit(newest, size.columns - 1).encode("utf-8", "replace")
+        room = size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
+        status = b""
+        if self.status is not None and room:
+            status = self.status(size.columns - 1).encode("utf-8", "replace")
+        if status:
+            self._erasure = _ERASE_BELOW
+            above, back = (partial + b"\n", b"\r" + _UP) if self.live else (b"", b"\r")
+            return b"".join((_NO_WRAP, above, status, _WRAP, back))
+        self._erasure = _ERASE if self.live else b""
+        return partial
+
+    def still_shows(self, erasure: bytes) -> None:
+        """Take note that what was to be drawn was not, so that this is what takes the area away."""
+        self._erasure = erasure
 
 
 _screens: weakref.WeakValueDictionary[tuple[object, ...], Screen] = weakref.WeakValueDictionary()
@@ -183,18 +228,20 @@ class Destination:
         with contextlib.ExitStack() as turn:
             inside = False
             for piece in self._pieces(parts):
+                before = b""
                 if not inside:
                     turn.enter_context(self.screen.turn())
                     # not before the turn: others may have said their last words in one meanwhile
                     if self.silent:
                         return
                     self._flush()
-                    self._put(self.screen.erasure())
+                    before = self.screen.erasure()
                     self._end_live(sources)
-                self._put(piece)
                 inside = piece[-1] != _NEWLINE
+                after = b"" if inside or not self.is_terminal else self.screen.drawing(self._fd)
+                # in one piece, so that nobody sees the terminal without its live area
+                self._put(b"".join((before, piece, after)) if before or after else piece)
                 if not inside:
-                    self._draw()
                     turn.close()
 
     def _end_live(self, sources: Collection[object]) -> None:
@@ -223,16 +270,12 @@ class Destination:
             if text is None and source not in live:
                 return
             self._flush()
-            self._put(self.screen.erasure())
+            erasure = self.screen.erasure()
             live.pop(source, None)
             if text is not None:
                 live[source] = text.decode("utf-8", "replace")
-            self._draw()
-
-    def _draw(self) -> None:
-        if self.screen.live and self._fd is not None:
-            newest = next(reversed(self.screen.live.values()))
-            self._put(fit(newest, _columns(self._fd) - 1).encode("utf-8", "replace"))
+            assert self._fd is not None
+            self._put(erasure + self.screen.drawing(self._fd))
 
     def _put(self, data: bytes | memoryview) -> None:
         assert self._fd is not None
@@ -284,11 +327,19 @@ def whole_lines(data: bytes, limit: int) -> Iterator[memoryview]:
         yield view[start:]
 
 
-def _columns(descriptor: int) -> int:
+def _size(descriptor: int) -> os.terminal_size:
     try:
-        return os.get_terminal_size(descriptor).columns or 80
+        size = os.get_terminal_size(descriptor)
     except OSError:
-        return 80
+        return os.terminal_size((80, 0))
+    return os.terminal_size((size.columns or 80, size.lines))
+
+
+def in_foreground(descriptor: int) -> bool:
+    """Return whether this process may draw: a shell does while it has put its job aside."""
+    with contextlib.suppress(OSError):
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    return True  # it is not the terminal of our session
 
 
 def fit(text: str, columns: int) -> str:

@@ -1,0 +1,340 @@
+"""The line below a run's output on a real terminal, as a person would see it."""
+
+from __future__ import annotations
+
+import os
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.screen import Terminal
+
+from lllaunch.console.console import Console
+from lllaunch.run.outcome import RunOutcome
+from lllaunch.spec import ConsolePolicy
+from lllaunch.testing import FakeClock
+from lllaunch.watchdog.progress import Progress
+from lllaunch.workers.terminal import Destination, screen_of
+
+BEGAN = "lllaunch: attempt 0: 2 workers of train.py, logs in run/attempt_0"
+ENDED = RunOutcome(
+    state="succeeded",
+    exit_code=0,
+    attempts=(),
+    directory="/m/run",
+    plan_hash="",
+    started_ns=0,
+    ended_ns=10**9,
+)
+
+
+class Shown:
+    """A console on a terminal."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self.clock = FakeClock(1000.0)
+        self.console = Console(terminal.stream, cwd="/m", clock=self.clock)
+        self.workers = Destination(terminal.stream)
+
+    def begin(self, **policy: object) -> None:
+        self.console.obey(ConsolePolicy(**policy))  # type: ignore[arg-type]
+        self.console.started(0, 2, "train.py", "/m/run/attempt_0")
+
+    def tick(self, seconds: float = 1.0) -> list[str]:
+        self.clock.advance(seconds)
+        self.console.tick()
+        return self.terminal.shown()
+
+    def write(self, *lines: str) -> list[str]:
+        self.workers.write([f"{line}\n".encode() for line in lines])
+        return self.terminal.shown()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    made = Terminal()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shown(terminal: Terminal) -> Shown:
+    return Shown(terminal)
+
+
+def test_the_line_stays_below_output_and_messages(shown: Shown) -> None:
+    shown.begin()
+    assert shown.terminal.shown() == [BEGAN], "nothing is drawn before the first second is over"
+    assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 1 s"]
+    lines = [f"line {number}" for number in range(30)]
+    for line in lines:
+        shown.write(line)
+    shown.console.note("a message")
+    shown.console.sampled({0: Progress(5.0, 10.0, 1.0, 5.0), 1: Progress(4.0, 10.0)}, 3 * 1024**3)
+    assert shown.tick() == [
+        BEGAN,
+        *lines,
+        "lllaunch: a message",
+        "lllaunch: attempt 0, 2 s, step 5/10, about 4 s left, rank 1 is slowest (step 4)",
+    ]
+
+
+def test_lines_that_have_not_ended_stand_above_it(shown: Shown) -> None:
+    shown.begin()
+    shown.tick()
+    shown.workers.show("bar", "\r10 % 進捗 |####".encode())
+    assert shown.terminal.shown() == [BEGAN, "\r10 % 進捗 |####"[1:], "lllaunch: attempt 0, 1 s"]
+    shown.workers.show("bar", b"#" * 500)
+    assert shown.write("above") == [BEGAN, "above", "#" * 79, "lllaunch: attempt 0, 1 s"]
+    assert shown.tick()[2:] == ["#" * 79, "lllaunch: attempt 0, 2 s"]
+    shown.console.note("a message")
+    assert shown.terminal.shown()[2:] == [
+        "lllaunch: a message",
+        "#" * 79,
+        "lllaunch: attempt 0, 2 s",
+    ]
+    shown.workers.write([b"done\n"], ["bar"])
+    assert shown.terminal.shown()[2:] == [
+        "lllaunch: a message",
+        "done",
+        "lllaunch: attempt 0, 2 s",
+    ]
+
+
+def test_long_lines_and_lines_in_pieces_are_not_broken(shown: Shown) -> None:
+    shown.begin()
+    shown.tick()
+    pieces = [b"a" * 100, b"b" * 100, b"c" * 100 + b"\nshort\n"]
+    shown.workers.write(iter(pieces))
+    rows = shown.tick()
+    assert "".join(rows[1:5]) == "a" * 100 + "b" * 100 + "c" * 100
+    assert rows[5:] == ["short", "lllaunch: attempt 0, 2 s"]
+    wide = "進" * 100
+    rows = shown.write(wide)
+    assert "".join(rows[6:9]) == wide
+    assert rows[9:] == ["lllaunch: attempt 0, 2 s"]
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_terminal_that_is_resized_keeps_nothing_of_it(shown: Shown, breaks: bool) -> None:
+    shown.begin()
+    shown.write("first")
+    shown.console.sampled({0: Progress(5.0, 10.0, 1.0, 5.0), 1: Progress(4.0, 10.0)}, 1024**3)
+    shown.tick()
+    shown.workers.show("bar", b"50 % " + b"#" * 70)
+    for columns in (72, 45, 50, 41, 80, 66):
+        shown.terminal.resize(columns, breaks=breaks)
+        rows = shown.tick()
+        bar, line = rows[-2:]
+        assert bar == ("50 % " + "#" * 70)[: columns - 1]
+        assert "step 5/10" in line
+        # all above stands there, and once
+        text = "".join(rows[:-2])
+        assert (text.count("lllaunch: attempt"), text.count("step"), text.count("#")) == (1, 0, 0)
+        assert rows[-3] == "first"
+    assert shown.write("second")[-4:-2] == ["first", "second"]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(39, 12), (80, 3)])
+def test_where_there_is_no_room_for_it_it_is_not_there(
+    shown: Shown, columns: int, lines: int
+) -> None:
+    shown.begin()
+    shown.tick()
+    shown.terminal.resize(columns, lines)
+    rows = shown.tick()
+    assert rows == [each for each in rows if "1 s" not in each and "2 s" not in each]
+    shown.write("more")
+    shown.terminal.resize(80, 12)
+    assert shown.tick()[-2:] == ["more", "lllaunch: attempt 0, 3 s"]
+
+
+def test_it_gives_way_to_a_shell_and_comes_again_below(shown: Shown) -> None:
+    shown.begin()
+    shown.tick()
+    shown.workers.show("bar", b"50 %")
+    shown.console.give_way()
+    assert shown.terminal.shown() == [BEGAN]
+    assert shown.write("late") == [BEGAN, "late"], "another thread writes before all is stopped"
+    written = "[1]+  Stopped\n$ fg\n"
+    shown.terminal.stream.write(written)
+    shown.terminal.stream.flush()
+    assert shown.tick(0.0) == [
+        BEGAN,
+        "late",
+        *written.splitlines(),
+        "50 %",
+        "lllaunch: attempt 0, 1 s",
+    ]
+
+
+def test_the_report_stands_in_its_place(shown: Shown) -> None:
+    shown.begin()
+    shown.tick()
+    shown.console.finished(ENDED)
+    assert shown.terminal.shown() == [BEGAN, "lllaunch: succeeded in 1.0 s; results in run"]
+    assert shown.console.next_in() is None
+    assert shown.tick(100.0)[2:] == []
+
+
+def test_of_a_quiet_run_it_leaves_nothing(shown: Shown) -> None:
+    shown.begin(quiet=True, live=True)
+    assert shown.tick() == ["lllaunch: attempt 0, 1 s"]
+    shown.console.finished(ENDED)
+    assert shown.terminal.shown() == []
+
+
+@pytest.mark.parametrize(
+    ("term", "policy", "every"),
+    [
+        ("dumb", {}, 300.0),
+        ("", {}, 300.0),
+        ("dumb", {"live": True, "interval": 60.0}, 60.0),
+        ("xterm", {"live": False}, 300.0),
+        ("xterm", {"live": False, "interval": None}, None),
+        ("xterm", {"quiet": True}, None),
+    ],
+)
+def test_where_there_is_none_a_line_comes_now_and_then(
+    shown: Shown,
+    monkeypatch: pytest.MonkeyPatch,
+    term: str,
+    policy: dict[str, object],
+    every: float | None,
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    shown.begin(**policy)
+    began = [] if policy.get("quiet") else [BEGAN]
+    assert shown.console.next_in() == every
+    assert shown.tick(59.0) == began
+    if every is None:
+        assert shown.tick(10_000.0) == began
+        return
+    shown.clock.advance(every - 59.0)
+    # the moment after, late
+    assert shown.tick(0.5) == [*began, f"lllaunch: {every / 60:.0f} min: attempt 0"]
+    assert shown.console.next_in() == every - 0.5
+    assert b"\x1b[" not in shown.terminal.received
+    shown.console.finished(ENDED)
+    assert shown.console.next_in() is None
+
+
+def test_where_workers_write_there_themselves_it_has_to_be_asked_for(shown: Shown) -> None:
+    other = os.fdopen(os.dup(shown.terminal.stream.fileno()), "w")
+    with other, open(os.devnull, "w") as elsewhere:
+        for live, beside, there in [
+            (None, [other], False),
+            (None, [elsewhere, None], True),
+            (True, [other], True),
+        ]:
+            console = Console(shown.terminal.stream, cwd="/m", clock=shown.clock)
+            console.obey(ConsolePolicy(live=live, interval=None), beside)
+            console.started(0, 2, "train.py", "/m/run/attempt_0")
+            assert console.next_in() == (1.0 if there else None)
+
+
+def test_a_pipe_gets_no_line_that_stays(tmp_path: Path) -> None:
+    clock = FakeClock(1000.0)
+    with open(tmp_path / "log", "w") as stream:
+        console = Console(stream, cwd="/m", clock=clock)
+        console.obey(ConsolePolicy(live=True))
+        console.started(0, 2, "train.py", "/m/run/attempt_0")
+        for _ in range(3):
+            clock.advance(console.next_in() or 0.0)
+            console.tick()
+        console.finished(ENDED)
+    assert (tmp_path / "log").read_text().splitlines() == [
+        BEGAN,
+        *(f"lllaunch: {minutes} min: attempt 0" for minutes in (5, 10, 15)),
+        "lllaunch: succeeded in 1.0 s; results in run",
+    ]
+
+
+def colours_of(shown: Shown, **policy: object) -> tuple[bool, bool]:
+    """Whether the line has attributes, and whether it has colours."""
+    shown.begin(**policy)
+    run = shown.console._run
+    assert run is not None
+    run.findings.append("stall")
+    assert shown.tick()[-1] == "lllaunch: attempt 0, 1 s, 1 finding (stall)"
+    raw = shown.terminal.received
+    return b"\x1b[2m" in raw, b"\x1b[31m" in raw
+
+
+def test_the_line_has_the_colours_of_the_terminal(shown: Shown) -> None:
+    assert colours_of(shown) == (True, True)
+
+
+def test_no_color_is_obeyed(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert colours_of(shown) == (True, False)
+
+
+def test_the_config_is_stronger_than_the_environment(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert colours_of(shown, color="always") == (True, True)
+
+
+def test_without_colours_it_has_no_attributes_either(shown: Shown) -> None:
+    assert colours_of(shown, color="never") == (False, False)
+
+
+def test_a_terminal_that_was_stopped_is_not_waited_for(shown: Shown) -> None:
+    shown.begin()
+    shown.tick()
+    descriptor = shown.terminal.stream.fileno()
+    termios.tcflow(descriptor, termios.TCOOFF)
+    for _ in range(3):
+        shown.clock.advance(1.0)
+        shown.console.tick()
+        shown.console.give_way()
+    termios.tcflow(descriptor, termios.TCOON)
+    assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 5 s"]
+
+
+def test_a_later_attempt_says_nothing_of_the_one_before(shown: Shown) -> None:
+    shown.begin()
+    shown.console.sampled({0: Progress(5.0)}, 1024**3)
+    shown.tick()
+    shown.console.doing("starts again in", 5.0)
+    assert shown.tick()[-1] == "lllaunch: attempt 0, 2 s, starts again in 4 s, step 5, 1.0 GiB"
+    shown.console.started(1, 2, "train.py", "/m/run/attempt_1")
+    shown.console.doing("importing torch")
+    assert shown.tick()[-1] == "lllaunch: attempt 1, 3 s, importing torch"
+    shown.console.doing("")
+    assert shown.tick()[-1] == "lllaunch: attempt 1, 4 s"
+
+
+def test_what_a_closed_terminal_does_not_take_is_forgotten(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown.begin()
+    shown.tick()
+    os.close(shown.terminal.master)
+    for _ in range(2):
+        shown.clock.advance(1.0)
+        shown.console.tick()
+    shown.console.finished(ENDED)
+
+
+def test_nobody_draws_it_who_is_in_the_background(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = [True]
+    monkeypatch.setattr("lllaunch.workers.terminal.in_foreground", lambda _: front[0])
+    shown.begin()
+    shown.tick()
+    front[0] = False
+    assert shown.tick() == [BEGAN]
+    shown.workers.show("bar", b"50 %")
+    assert shown.write("output") == [BEGAN, "output"]
+    front[0] = True
+    assert shown.tick() == [BEGAN, "output", "50 %", "lllaunch: attempt 0, 3 s"]
+    assert screen_of(shown.terminal.stream).status is not None

@@ -1,0 +1,122 @@
+"""A real terminal, and what a person in front of it would see; pyte is the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import pty
+import select
+import struct
+import termios
+from typing import TextIO
+
+import pyte
+
+NEVER = 60.0  # seconds; not waited for where a test succeeds
+
+
+class Terminal:
+    """A pseudo-terminal and its screen.
+
+    Args:
+        columns: of the screen.
+        lines: of the screen.
+
+    Attributes:
+        master: descriptor of what stands in front of the terminal.
+        stream: to the terminal.
+        received: all that was written to it.
+        screen: as it is now.
+    """
+
+    def __init__(self, columns: int = 80, lines: int = 12) -> None:
+        self.master, slave = pty.openpty()
+        self.stream: TextIO = os.fdopen(slave, "w", encoding="utf-8")
+        self.received = b""
+        self.screen = pyte.HistoryScreen(columns, lines, history=1000)
+        self._feed = pyte.ByteStream(self.screen)
+        self._marks = itertools.count()
+        self._set_size(columns, lines)
+
+    def _set_size(self, columns: int, lines: int) -> None:
+        size = struct.pack("HHHH", lines, columns, 0, 0)
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, size)
+
+    def resize(self, columns: int, lines: int | None = None, *, breaks: bool = False) -> None:
+        """Give the terminal another size.
+
+        Args:
+            columns: how many.
+            lines: how many; None for as many as now.
+            breaks: whether it breaks lines that have no room any more, and joins them again, as
+                most terminals do; the cursor stays with the character that it is on.
+        """
+        self.read()
+        if breaks:
+            self._break(columns)
+        else:
+            self.screen.resize(lines or self.screen.lines, columns)
+        self._set_size(columns, lines or self.screen.lines)
+
+    def _break(self, columns: int) -> None:
+        old = self.screen
+        new = pyte.HistoryScreen(columns, old.lines, history=1000)
+        stream = pyte.Stream(new)
+        cursor = (0, 0)
+        rows = [row.rstrip() for row in old.display]
+        for index, row in enumerate(rows[: old.cursor.y + 1]):
+            if index == old.cursor.y:
+                cursor = (new.cursor.x + old.cursor.x, new.cursor.y)
+            stream.feed(row + ("\r\n" if index < old.cursor.y else ""))
+        below = [row for row in rows[old.cursor.y + 1 :] if row]
+        before = len(new.history.top)
+        for row in below:
+            stream.feed("\r\n" + row)
+        new.cursor.x = cursor[0]
+        new.cursor.y = cursor[1] - (len(new.history.top) - before)
+        self.screen, self._feed = new, pyte.ByteStream(new)
+
+    def read(self) -> None:
+        """Take all that was written until now."""
+        # a title, which no screen shows: what was written before it has come when it has
+        mark = b"\x1b]2;%d\x07" % next(self._marks)
+        os.write(self.stream.fileno(), mark)
+        self.read_until(lambda: mark in self.received[-200_000:])
+
+    def read_until(self, seen: object) -> None:
+        """Take what is written until a condition holds."""
+        assert callable(seen)
+        while not seen():
+            assert select.select([self.master], [], [], NEVER)[0], self.rows
+            self.take()
+
+    def take(self) -> None:
+        """Take what is there."""
+        data = os.read(self.master, 1 << 16)
+        self.received += data
+        self._feed.feed(data)
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows that stand on the screen and above it, without blanks at the end."""
+        above = [
+            "".join(row[column].data for column in range(self.screen.columns)).rstrip()
+            for row in self.screen.history.top
+        ]
+        rows = [*above, *(row.rstrip() for row in self.screen.display)]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def shown(self) -> list[str]:
+        """The same, when all has come that was written until now."""
+        self.read()
+        return self.rows
+
+    def close(self) -> None:
+        """Close both ends."""
+        for close in (self.stream.close, lambda: os.close(self.master)):
+            with contextlib.suppress(OSError):
+                close()

@@ -1,0 +1,176 @@
+"""How far a run is, in one line: what it says, and what goes first where there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lllaunch.console.console import RunStatus
+from lllaunch.console.status import (
+    Part,
+    StatusLine,
+    fitted,
+    heartbeat_text,
+    line_of,
+    passed,
+    time_left,
+)
+from lllaunch.console.table import cells
+from lllaunch.console.wording import StyledText
+from lllaunch.watchdog.progress import Progress
+
+GiB = 1024**3
+
+
+def run_of(**facts: object) -> RunStatus:
+    run = RunStatus(1000.0)
+    for name, value in facts.items():
+        assert hasattr(run, name)
+        setattr(run, name, value)
+    return run
+
+
+def known() -> RunStatus:
+    ranks = {rank: Progress(1200.0, 5000.0, 1.5, 2460.0) for rank in range(3)}
+    ranks[3] = Progress(1180.0, 5000.0, 1.49, 2490.0)
+    return run_of(progress=ranks, memory=int(12.3 * GiB), seen=1600.0)
+
+
+def text_of(run: RunStatus, now: float, columns: int = 200) -> str:
+    return "".join(each.text for each in fitted(line_of(run, now), columns))
+
+
+def test_all_that_is_known_stands_in_the_line() -> None:
+    assert text_of(known(), 1600.0) == (
+        "lllaunch: attempt 0, 10 min, step 1200/5000, 1.5/s, about 42 min left, "
+        "rank 3 is slowest (step 1180), 12 GiB"
+    )
+
+
+def test_of_a_run_of_which_nothing_is_known_the_time_is_said() -> None:
+    assert text_of(run_of(), 1003.9) == "lllaunch: attempt 0, 3 s"
+
+
+def test_what_matters_least_goes_first() -> None:
+    run = known()
+    assert text_of(run, 1600.0, 100) == (
+        "lllaunch: attempt 0, 10 min, step 1200/5000, 1.5/s, about 42 min left, "
+        "rank 3 is slowest (step 1180)"
+    )
+    assert text_of(run, 1600.0, 80) == (
+        "10 min, step 1200/5000, about 42 min left, rank 3 is slowest (step 1180), 12 GiB"
+    )
+    assert text_of(run, 1600.0, 52) == "attempt 0, 10 min, step 1200/5000, about 42 min left"
+    assert text_of(run, 1600.0, 39) == "attempt 0, 10 min, step 1200/5000"
+    assert text_of(run, 1600.0, 15) == "step 1200/5000"
+
+
+def test_findings_and_later_attempts_stay_longest() -> None:
+    run = known()
+    run.attempt, run.findings = 2, ["stall", "spin"]
+    assert text_of(run, 1600.0, 60) == (
+        "10 min, step 1200/5000, about 42 min left, 2 findings (spin)"
+    )
+    assert fitted(line_of(run, 1600.0), 19) == [StyledText("2 findings (spin)", "bad")]
+
+
+def test_what_goes_on_beside_the_workers_is_said_with_its_end() -> None:
+    run = run_of(attempt=1, doing="starts again in", until=1065.0)
+    assert text_of(run, 1005.0) == "lllaunch: attempt 1, 5 s, starts again in 1 min"
+    assert text_of(run, 1070.0) == "lllaunch: attempt 1, 1 min 10 s, starts again in 0 s"
+    run = run_of(doing="importing torch, numpy\x1b[2J\n")
+    assert text_of(run, 1001.0) == "lllaunch: attempt 0, 1 s, importing torch, numpy\\n"
+
+
+def test_the_time_left_is_that_of_the_last_rank_and_passes() -> None:
+    ranks = {0: Progress(5.0, 10.0, 1.0, 5.0), 1: Progress(4.0, 10.0, 0.1, 60.0)}
+    run = run_of(progress=ranks, seen=1000.0)
+    assert "about 1 min left" in text_of(run, 1000.0)
+    assert "about 35 s left" in text_of(run, 1025.0)
+    assert "about 1 s left" in text_of(run, 2000.0)
+    assert "left" not in text_of(run_of(progress={0: Progress(5.0)}), 1001.0)
+
+
+def test_who_is_as_far_as_the_others_is_not_slow() -> None:
+    run = run_of(progress={0: Progress(7.0), 1: Progress(7.0)})
+    assert text_of(run, 1001.0) == "lllaunch: attempt 0, 1 s, step 7"
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [(2.0, "2/s"), (11.94, "11.9/s"), (12345.6, "12,346/s"), (0.25, "4.0 s a")]
+)
+def test_a_rate_is_said_as_people_say_it(rate: float, said: str) -> None:
+    run = run_of(progress={0: Progress(5.0, None, rate)})
+    assert f"step 5, {said}" in text_of(run, 1001.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "about 1 s left"),
+        (59.4, "about 59 s left"),
+        (61.0, "about 1 min left"),
+        (2460.0, "about 41 min left"),
+        (5400.0, "about 1 h 30 min left"),
+        (86400.0, "about 24 h left"),
+    ],
+)
+def test_what_is_left_is_said_no_more_exactly_than_anybody_knows(seconds: float, said: str) -> None:
+    assert time_left(seconds) == said
+
+
+def test_time_goes_on_in_whole_seconds() -> None:
+    said = [passed(0.1 * tenths) for tenths in range(1205)]
+    assert said[::10][:12] == [*(f"{n} s" for n in range(12))]
+    assert [*dict.fromkeys(said)][-2:] == ["1 min 59 s", "2 min"]
+
+
+parts = st.lists(
+    st.builds(
+        Part, st.text(st.characters(categories=["L", "N", "Zs"]), min_size=1), st.integers(1)
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(parts, st.integers(1, 120))
+def test_a_line_is_never_wider_than_there_is_room(line: Sequence[Part], columns: int) -> None:
+    found = fitted(line, columns)
+    assert cells("".join(each.text for each in found)) <= columns
+    assert found
+    heaviest = max(line, key=lambda part: part.weight)
+    if cells(heaviest.text) <= columns:
+        assert heaviest.text in [each.text for each in found]
+
+
+def test_a_heartbeat_says_it_in_a_sentence() -> None:
+    run = known()
+    assert heartbeat_text(run, 1600.4) == (
+        "10 min: step 1200/5000, about 41 min left, rank 3 is slowest (step 1180), 12 GiB"
+    )
+    run.attempt, run.findings = 1, ["stall"]
+    assert heartbeat_text(run, 1900.0) == (
+        "15 min: attempt 1, step 1200/5000, about 36 min left, rank 3 is slowest (step 1180), "
+        "12 GiB, 1 finding (stall)"
+    )
+    assert heartbeat_text(run_of(), 1300.0) == "5 min: attempt 0"
+
+
+def test_a_line_is_painted_once_for_all_who_draw_it() -> None:
+    painted: list[str] = []
+
+    def paint(row: Sequence[StyledText]) -> str:
+        painted.append("".join(span.text for span in row))
+        return f"<{painted[-1]}>"
+
+    line, run = StatusLine(paint), run_of()
+    line.update(run, 1001.0)
+    assert [line.text(80) for _ in range(3)] == ["<lllaunch: attempt 0, 1 s>"] * 3
+    assert line.text(15) == "<attempt 0, 1 s>"
+    line.update(run, 1002.0)
+    assert line.text(80) == "<lllaunch: attempt 0, 2 s>"
+    assert len(painted) == 3
