@@ -38,8 +38,8 @@ class RunStatus:
     """How far a run is, for who shows that.
 
     Attributes:
-        began: when its first attempt began, seconds.
-        attempt: number of the present one.
+        began: when it began, seconds.
+        attempt: number of the present one; None before the first.
         doing: what goes on if the workers do not run, such as ``importing torch``; or empty.
         until: when that is over, seconds; None if nobody knows.
         progress: how far the ranks are, of those that show it.
@@ -50,7 +50,7 @@ class RunStatus:
 
     def __init__(self, began: float) -> None:
         self.began = self.seen = began
-        self.attempt = 0
+        self.attempt: int | None = None
         self.doing = ""
         self.until: float | None = None
         self.progress: dict[int, Progress] = {}
@@ -128,7 +128,8 @@ class Console:
             what: the entrypoint, as the user wrote it.
             directory: where it writes.
         """
-        self._follow(attempt)
+        run = self._follow()
+        run.attempt, run.doing, run.progress, run.memory = attempt, "", {}, 0
         if self._policy.quiet:
             return
         where = shown_path(directory, self._cwd)
@@ -148,6 +149,9 @@ class Console:
         from lllaunch.console.report import at_step, failure_text  # noqa: PLC0415 - see `finished`
         from lllaunch.run.causes import SpawnerLost  # noqa: PLC0415 - as above
 
+        if self._run is not None:
+            # nobody has any more
+            self._run.memory = 0
         count = "" if of is None else f" ({restart} of {of})"
         when = f" in {duration(wait)}" if wait else ""
         root = attempt.root_cause
@@ -280,10 +284,9 @@ class Console:
             what: such as ``importing torch``; empty if they run.
             seconds: how long that takes; None if nobody knows.
         """
-        run = self._run
-        if run is not None:
-            run.doing = self._hide(what)
-            run.until = None if seconds is None else self._clock() + seconds
+        run = self._follow()
+        run.doing = self._hide(what)
+        run.until = None if seconds is None else self._clock() + seconds
 
     # What is shown by itself
 
@@ -291,8 +294,12 @@ class Console:
         """Seconds until `tick` has something to show; None if there is nothing."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
-    def tick(self) -> None:
-        """Shows how far the run is, if that is due."""
+    def tick(self, look: Callable[[], Mapping[int, Progress]] = dict) -> None:
+        """Shows how far the run is, if that is due.
+
+        Args:
+            look: looks how far the workers are, by rank; called only where it is shown often.
+        """
         run, now = self._run, self._clock()
         if run is None or self._due is None or now < self._due:
             return
@@ -300,6 +307,8 @@ class Console:
         # with the same distance from the beginning, however late this one is
         self._due = run.began + every * (math.floor((now - run.began) / every) + 1)
         if self._live:
+            if progress := look():
+                run.progress, run.seen = dict(progress), now
             self._show_line(run, now)
         else:
             # not at a start
@@ -316,8 +325,8 @@ class Console:
         self._redraw(self._patience)
         self._due = self._clock()
 
-    def _follow(self, attempt: int) -> None:
-        """Begin to show how far a run is, or take note of another attempt of it."""
+    def _follow(self) -> RunStatus:
+        """Return what is known of the run; begin to show it if there is nothing yet."""
         if self._run is None:
             now = self._clock()
             self._run = RunStatus(now)
@@ -325,8 +334,7 @@ class Console:
             every = None if self._policy.quiet else self._policy.interval
             every = _FRAME_S if self._live else every
             self._due = None if every is None else now + every
-        self._run.attempt = attempt
-        self._run.progress, self._run.memory = {}, 0
+        return self._run
 
     def _may_stay(self) -> bool:
         """Whether there is a line that stays below the output."""

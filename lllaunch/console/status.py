@@ -62,7 +62,9 @@ def parts_of(run: RunStatus, now: float) -> list[Part]:
         run: the run.
         now: the time, by the same clock as within ``run``.
     """
-    parts = [Part(f"attempt {run.attempt}", 6 if run.attempt else 4)]
+    parts = []
+    if run.attempt is not None:
+        parts.append(Part(f"attempt {run.attempt}", 6 if run.attempt else 4))
     if run.doing:
         text = cut(plain(run.doing), _LONGEST_DOING)
         if run.until is not None:
@@ -112,8 +114,9 @@ def _rate(rate: float) -> str:
 
 def line_of(run: RunStatus, now: float) -> list[Part]:
     """Return the parts of the line below the output; the rest is left to `fitted`."""
-    first, *rest = parts_of(run, now)
-    return [first, Part(passed(now - run.began), 8), *rest]
+    parts = parts_of(run, now)
+    at = 0 if run.attempt is None else 1
+    return [*parts[:at], Part(passed(now - run.began), 8), *parts[at:]]
 
 
 def fitted(parts: Sequence[Part], columns: int) -> list[StyledText]:
@@ -154,9 +157,9 @@ def heartbeat_text(run: RunStatus, now: float) -> str:
     there was one only and something better is known.
     """
     parts = [part for part in parts_of(run, now) if part.weight != 1]
-    if len(parts) > 1 and not run.attempt:
+    if len(parts) > 1 and run.attempt == 0:
         del parts[0]
-    return f"{duration(round(now - run.began))}: {_BETWEEN.join(part.text for part in parts)}"
+    return f"{passed(now - run.began)}: {_BETWEEN.join(part.text for part in parts)}"
 
 
 class StatusLine:

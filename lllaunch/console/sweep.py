@@ -632,6 +632,9 @@ class JobConsole(Console):
     ) -> None:
         """Nothing: the sweep's launcher got the signal first, and said so."""
 
+    def doing(self, what: str, seconds: float | None = None) -> None:
+        """Nothing: the sweep shows what its jobs do."""
+
     def killing(self, signum: int | None, workers: int | None) -> None:
         """Says that workers are killed because they did not end by themselves."""
         if signum is None:

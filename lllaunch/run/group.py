@@ -234,7 +234,7 @@ def _supervise(
         preflight=None if spec.preflight is None else spec.preflight.timeout,
         progress=group.progress if spec.restart.looks_back else None,
         gpu_wait=group.wait_for_gpus if group.uses_gpus else None,
-        display=observer.display,
+        display=observer,
     )
     polite = signal.SIGTERM
     try:
@@ -613,6 +613,12 @@ def _check(
     divided = split(os.environ, envs)
     target = target_of(spec, _context_before(spec, 0).macro_values())
     assert isinstance(target, Function)
+    observer.importing((*spec.imports, target.module))
+
+    def show() -> float | None:
+        observer.tick()
+        return observer.next_in()
+
     with signals.raising():
         spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.imports)
         problem = spawner.check_function(
@@ -622,6 +628,7 @@ def _check(
             env=divided.own[0],
             cwd=spec.cwd,
             seconds=patience(spec.watchdog),
+            meanwhile=show,
         )
     for event in spawner.dispatch():
         observer.observe(event)

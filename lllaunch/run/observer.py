@@ -69,7 +69,7 @@ from lllaunch.text import duration, spans
 from lllaunch.watchdog.findings import Asked, NotFinite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lllaunch.errors import RendezvousFailed
     from lllaunch.events import NoProgress
@@ -375,6 +375,17 @@ class Recorder:
         """Take note of why the run ends."""
         self.reason, self.no_progress = end.reason, end.no_progress
 
+    def look_at_progress(self) -> dict[int, Progress]:
+        """Look how far those workers of the current attempt are that live.
+
+        Returns:
+            How far all are, by rank; nothing if none lives.
+        """
+        workers = self._attempts[-1].workers if self._attempts else ()
+        live = [worker.local_rank for worker in workers if worker.live]
+        found = self.progress(live) if live else {}
+        return {self.number(local_rank): each for local_rank, each in found.items()}
+
     def number(self, local_rank: int) -> int:
         """Return the rank of a worker of the current attempt among all workers."""
         worker = self._attempts[-1].worker(local_rank) if self._attempts else None
@@ -490,8 +501,8 @@ class Speaker(Protocol):
     def next_in(self) -> float | None:
         """Seconds until `tick` has something to show; None if there is nothing."""
 
-    def tick(self) -> None:
-        """Shows how far the run is, if that is due."""
+    def tick(self, look: Callable[[], Mapping[int, Progress]]) -> None:
+        """Shows how far the run is, if that is due; ``look`` tells how far the workers are."""
 
     def give_way(self) -> None:
         """Draws nothing any more on the terminal, as long as nobody calls `tick`."""
@@ -523,7 +534,6 @@ class RunObserver:
 
     Attributes:
         recorder: what is known so far.
-        display: shows the user how far the run is.
     """
 
     def __init__(
@@ -537,7 +547,7 @@ class RunObserver:
         self.recorder = Recorder(hide)
         self._spec = spec
         self._events = events
-        self._console = self.display = console
+        self._console = console
         self._signal: SignalReceived | None = None
         self._pausing = False
         self._rejections = 0
@@ -555,10 +565,24 @@ class RunObserver:
         else:
             self._tell_imports()
 
+    def next_in(self) -> float | None:
+        """Seconds until `tick` has something to show; None if there is nothing."""
+        return self._console.next_in()
+
+    def tick(self) -> None:
+        """Show how far the run is, if that is due; waits for nothing."""
+        self._console.tick(self.recorder.look_at_progress)
+
+    def give_way(self) -> None:
+        """Draw nothing any more on the terminal, as long as nobody calls `tick`."""
+        self._console.give_way()
+
+    def importing(self, modules: Sequence[str]) -> None:
+        """Take note that modules are imported before workers can start; none if they are."""
+        self._console.doing(f"importing {', '.join(modules)}" if modules else "")
+
     def _tell_imports(self) -> None:
-        importing = self._spec.imports and self.recorder.importing
-        text = f"importing {', '.join(self._spec.imports)}" if importing else ""
-        self._console.doing(text)
+        self.importing(self._spec.imports if self.recorder.importing else ())
 
     def _gpus_held(self, event: GpuMemoryHeld) -> None:
         gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
@@ -616,7 +640,7 @@ class RunObserver:
         number = self.recorder.number
         progress = {number(rank): each for rank, each in sample.progress.items()}
         memory = sum(worker.rss for worker in sample.workers.values())
-        self.display.sampled(progress, memory)
+        self._console.sampled(progress, memory)
         if not self._samples_path:
             return
         if self._samples is None:

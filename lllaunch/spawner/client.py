@@ -623,6 +623,7 @@ class Spawner:
         env: Mapping[str, str],
         cwd: str,
         seconds: float | None = None,
+        meanwhile: Callable[[], float | None] = lambda: None,
     ) -> str:
         """Import a function in a child of the spawner and bind its arguments.
 
@@ -633,6 +634,8 @@ class Spawner:
             env: variables of the child, as a worker's.
             cwd: its working directory.
             seconds: how long an answer is waited for; None for as long as it takes.
+            meanwhile: called before each wait; returns in how many seconds it is to be called
+                again, or None.
 
         Returns:
             What is wrong; an empty string if nothing is, or if that is not known in time.
@@ -644,21 +647,22 @@ class Spawner:
         where = {"module": module, "qualname": qualname, "env": dict(env), "cwd": cwd}
         self._send({"op": "check", "check": self._awaited_check} | where, call)
         try:
-            return self._await_check(seconds)
+            return self._await_check(seconds, meanwhile)
         finally:
             if self._problem is None:
                 # Whatever hangs there is nobody's any more.
                 self._send({"op": "end_check", "check": self._awaited_check})
             self._awaited_check = 0
 
-    def _await_check(self, seconds: float | None) -> str:
+    def _await_check(self, seconds: float | None, meanwhile: Callable[[], float | None]) -> str:
         kept: list[SpawnerEvent] = []
         until = None if seconds is None else time.monotonic() + seconds
         while self._problem is None:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 break
-            wait_readable(self, left)
+            waits = [each for each in (left, meanwhile()) if each is not None]
+            wait_readable(self, min(waits, default=None))
             kept += self.dispatch()
             broken = [event for event in kept if isinstance(event, PreloadBroken)]
             if broken or self.dead is not None:

@@ -312,6 +312,23 @@ def test_a_later_attempt_says_nothing_of_the_one_before(shown: Shown) -> None:
     assert shown.tick()[-1] == "lllaunch: attempt 1, 4 s"
 
 
+def test_before_the_first_attempt_it_says_what_is_imported(shown: Shown) -> None:
+    shown.console.obey(ConsolePolicy())
+    shown.console.doing("importing torch, train")
+    assert shown.tick() == ["lllaunch: 1 s, importing torch, train"]
+    shown.console.started(0, 2, "train.py", "/m/run/attempt_0")
+    assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 2 s"]
+
+
+def test_what_is_seen_with_each_look_is_shown(shown: Shown) -> None:
+    shown.begin()
+    shown.console.sampled({0: Progress(5.0)}, 1024**3)
+    shown.clock.advance(1.0)
+    shown.console.tick(lambda: {0: Progress(6.0)})
+    assert shown.terminal.shown()[-1] == "lllaunch: attempt 0, 1 s, step 6, 1.0 GiB"
+    assert shown.tick()[-1] == "lllaunch: attempt 0, 2 s, step 6, 1.0 GiB"
+
+
 def test_what_a_closed_terminal_does_not_take_is_forgotten(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:

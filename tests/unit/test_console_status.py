@@ -27,6 +27,7 @@ GiB = 1024**3
 
 def run_of(**facts: object) -> RunStatus:
     run = RunStatus(1000.0)
+    run.attempt = 0
     for name, value in facts.items():
         assert hasattr(run, name)
         setattr(run, name, value)
@@ -52,6 +53,12 @@ def test_all_that_is_known_stands_in_the_line() -> None:
 
 def test_of_a_run_of_which_nothing_is_known_the_time_is_said() -> None:
     assert text_of(run_of(), 1003.9) == "lllaunch: attempt 0, 3 s"
+
+
+def test_before_the_first_attempt_there_is_none_in_the_line() -> None:
+    run = run_of(attempt=None, doing="importing torch")
+    assert text_of(run, 1003.9) == "lllaunch: 3 s, importing torch"
+    assert heartbeat_text(run, 1300.0) == "5 min: importing torch"
 
 
 def test_what_matters_least_goes_first() -> None:

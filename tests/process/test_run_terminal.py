@@ -1,0 +1,161 @@
+"""A run on a terminal, with the shell that has started it; and the same where there is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launching import Launcher, until
+from support.screen import Terminal
+
+WORK = """
+import os, sys, time
+import lllaunch
+
+lllaunch.progress(3, 12)
+print("begun", flush=True)
+sys.stderr.write("\\r50 % |####")
+sys.stderr.flush()
+while not os.path.exists("go"):
+    if os.path.exists("say"):
+        os.rename("say", "said")
+        print("said", flush=True)
+    time.sleep(0.01)
+"""
+LINE = re.compile(r"lllaunch: attempt 0, \d+ s, step 3/12")
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal(100, 30)
+    yield made
+    made.close()
+
+
+class Shell:
+    """An interactive bash on a terminal of its own."""
+
+    def __init__(self, terminal: Terminal, place: Path) -> None:
+        self.terminal = terminal
+        env = {**os.environ, "PS1": "$ ", "TERM": "xterm-256color", "HISTFILE": ""}
+        for name in ("NO_COLOR", "FORCE_COLOR", "PROMPT_COMMAND"):
+            env.pop(name, None)
+        slave = terminal.stream.fileno()
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=place,
+            env=env,
+        )
+
+    def type(self, text: str) -> None:
+        os.write(self.terminal.master, text.encode())
+
+    def until(self, pattern: str, *, after: str = "") -> str:
+        """Wait until the screen matches; return it, from the last line that matches ``after``."""
+
+        def screen() -> str:
+            rows = self.terminal.rows
+            starts = [index for index, row in enumerate(rows) if after and after in row]
+            return "\n".join(rows[starts[-1] if starts else 0 :])
+
+        self.terminal.read_until(lambda: re.search(pattern, screen()) is not None)
+        return screen()
+
+
+@pytest.fixture
+def shell(terminal: Terminal, tmp_path: Path) -> Iterator[Shell]:
+    (tmp_path / "work.py").write_text(WORK)
+    made = Shell(terminal, tmp_path)
+    yield made
+    (tmp_path / "go").touch()
+    if made.process.poll() is None:
+        made.type("\nexit\n\nexit\n")
+        try:
+            made.process.wait(30)
+        finally:
+            if made.process.poll() is None:
+                made.process.kill()
+                made.process.wait()
+
+
+def test_ctrl_z_and_back(shell: Shell, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lllaunch", "launch.entrypoint=work.py", "hydra.run.dir=run"]
+    shell.until(r"\$$")
+    shell.type("clear\n" + shlex.join([*command, "launch.samples=1s"]) + "\n")
+    seen = shell.until(LINE.pattern)
+    assert re.search(r"begun\n50 % \|####\nlllaunch: attempt 0, [^\n]*$", seen), seen
+    shell.type("\x1a")
+    stopped = shell.until(r"Stopped[^$]*\$$")
+    assert not LINE.search(stopped), stopped
+    assert "####" not in stopped
+    shell.type("echo in bet''ween\n")
+    shell.until(r"in between\n\$$")
+    shell.type("fg\n")
+    seen = shell.until(LINE.pattern, after="in between")
+    (tmp_path / "say").touch()
+    seen = shell.until(r"said\n50 % \|####\nlllaunch: attempt 0, [^\n]*step 3/12")
+    assert len(LINE.findall(seen)) == 1, "it is drawn once"
+    (tmp_path / "go").touch()
+    ended = shell.until(r"succeeded in [^\n]*\n\$$")
+    assert not LINE.search(ended)
+    assert re.search(r"said\n50 % \|####\nlllaunch: succeeded in", ended), ended
+
+
+def test_in_the_background_nothing_is_drawn_beside_the_shell(shell: Shell, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lllaunch", "launch.entrypoint=work.py", "hydra.run.dir=run"]
+    shell.until(r"\$$")
+    shell.type("clear\n" + shlex.join([*command, "launch.samples=1s"]) + " &\n")
+    shell.until("begun")
+    samples = tmp_path / "run" / "samples.jsonl"
+    until(lambda: samples.is_file() and samples.read_text().count("\n") >= 2, "two seconds")
+    shell.type("echo in bet''ween\n")
+    seen = shell.until("in between")
+    assert "####" not in seen
+    assert not LINE.search(seen)
+    shell.type("fg\n")
+    shell.until(LINE.pattern, after="in between")
+    (tmp_path / "go").touch()
+    shell.until(r"succeeded in [^\n]*\n\$$")
+
+
+def test_a_log_says_now_and_then_how_far_a_run_is(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    node = {"entrypoint": "work.py", "samples": "1s", "console": {"interval": "1s"}}
+    with open(tmp_path / "log", "w+") as log:
+        launcher = Launcher(tmp_path, node, stdout=log, stderr=log)
+        text = (tmp_path / "log").read_text
+        until(lambda: re.search(r"^lllaunch: \d+ s: step 3/12, ", text(), re.M), "a heartbeat")
+        (tmp_path / "go").touch()
+        assert launcher.finish().code == 0
+    assert "\x1b" not in text()
+    assert text().splitlines()[-1].startswith("lllaunch: succeeded in")
+
+
+def test_a_start_on_a_pipe_imports_nothing_for_it(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text("print('here')")
+    code = (
+        "import sys\n"
+        "from lllaunch.cli import main\n"
+        "code = main()\n"
+        "print(*sorted(sys.modules), file=open('modules', 'w'))\n"
+        "sys.exit(code)\n"
+    )
+    (tmp_path / "start.py").write_text(code)
+    words = [sys.executable, "start.py", "launch.entrypoint=work.py", "hydra.run.dir=run"]
+    done = subprocess.run(
+        words, check=False, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    imported = (tmp_path / "modules").read_text().split()
+    assert "lllaunch.console.console" in imported
+    drawn = ("lllaunch.console.status", "lllaunch.console.table", "rich")
+    assert not {each for each in imported if each.startswith(drawn)}
