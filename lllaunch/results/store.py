@@ -335,7 +335,7 @@ class ListEntry:
             return None
         from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
 
-        return _progress_of(last_sample(self.path), self.started_ns)
+        return progress_of(last_sample(self.path), self.started_ns)
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -343,7 +343,7 @@ class ListEntry:
         return self.load_overrides()
 
 
-def _progress_of(sample: Mapping[str, Any] | None, started_ns: int | None) -> Progress | None:
+def progress_of(sample: Mapping[str, Any] | None, started_ns: int | None) -> Progress | None:
     """Return how far the worker is that is the furthest.
 
     Args:

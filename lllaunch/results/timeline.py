@@ -32,7 +32,7 @@ from lllaunch.text import printable
 from lllaunch.watchdog.findings import lasted, suspects
 
 if TYPE_CHECKING:
-    from lllaunch.results.store import FoundDirectory
+    from lllaunch.results.store import FoundDirectory, ListEntry
     from lllaunch.run.outcome import AttemptOutcome, Fate, NodeOutcome, RunOutcome, WorkerOutcome
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
@@ -206,19 +206,24 @@ _NODE = re.compile(r"node_(\d{1,6})")
 _MOST_NODES = 1024
 
 
-def read_timeline(found: FoundDirectory, hide: Callable[[str], str] = str) -> RunTimeline:
+def read_timeline(
+    found: FoundDirectory,
+    hide: Callable[[str], str] = str,
+    known: tuple[ListEntry, ResultFile | None] | None = None,
+) -> RunTimeline:
     """Read what happened when in a run; never raises for what its files hold.
 
     Args:
         found: its directory, or its result.json under another name, which then tells all.
         hide: applied to every text, to take secrets out.
+        known: what `lllaunch.results.store.read_run` returns for it, if that is known already.
     """
     now_ns = time.time_ns()
     if found.file:
         result = ResultFile.from_json(read_json(found.file), found.path)
         outcome = None if result is None else result.outcome
         return _hidden(timeline_of((), outcome), hide)
-    entry, result = read_run(found)
+    entry, result = known or read_run(found)
     outcome = None if result is None else result.outcome
     records = _read_nodes(found, () if outcome is None else outcome.nodes)
     live = now_ns if entry.state == "running" else None

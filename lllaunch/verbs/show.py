@@ -1,25 +1,39 @@
-"""``python -m lllaunch show RUN``: what ran, and what became of it."""
+"""``python -m lllaunch show RUN``: what became of a run, when, and what it was."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import re
 import shlex
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lllaunch.console.lanes import DRAWN, timeline_rows
+from lllaunch.console.overview import (
+    heading,
+    log_rows,
+    peak_rows,
+    progress_by_rank,
+    progress_of_ranks,
+    rank_rows,
+)
 from lllaunch.console.report import failure_text, fate_text, report_lines
+from lllaunch.console.status import time_left
+from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, cells, padded
-from lllaunch.console.wording import StyledText, counted, shown_path
+from lllaunch.console.wording import StyledText, counted, shown_path, step_text
 from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
+from lllaunch.results.announce import names_in, redactor
+from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
+from lllaunch.results.report import blamed
 from lllaunch.results.store import (
     LATEST,
     ListEntry,
@@ -32,8 +46,11 @@ from lllaunch.results.store import (
     read_run,
     read_sweep,
 )
+from lllaunch.results.timeline import read_timeline
 from lllaunch.run.directory import PLAN
 from lllaunch.run.events import isoformat
+from lllaunch.run.excerpts import tail
+from lllaunch.run.samples import last_sample
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -54,22 +71,34 @@ from lllaunch.verbs.printing import (
     print_rows,
     versions_text,
 )
+from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
+    from collections.abc import Callable, Mapping
+
+    from lllaunch.results.store import FoundDirectory
+    from lllaunch.results.timeline import RunTimeline
+    from lllaunch.run.outcome import AttemptOutcome, Excerpt, RunOutcome, WorkerOutcome
     from lllaunch.run.result import ResultFile
     from lllaunch.run.submission import QueueEvent
     from lllaunch.sweep.history import JobHistory, SweepResult
+    from lllaunch.watchdog.progress import Progress
 
 _DESCRIPTION = """\
-Shows what ran and what became of it, from the files that a run or a sweep has left.
+Shows what became of a run or a sweep, when, and what it was, from the files that it has left; of
+one that goes on, how far it is and what each rank does.
 
 RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
 result.json; the end of its path; the id of its batch job on a cluster; or 'latest', the default:
 what was started last from here."""
+# Where there is no terminal.
+_COLUMNS = 100
+_LOG_LINES = 10
+# The link to the last attempt.
+_LAST_ATTEMPT = "latest"
+_STACK_LINES = 40
 _LONGEST_VALUE = 200  # characters
 _MOST_VALUES = 16
-_SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,12 +136,14 @@ def _show(given: argparse.Namespace) -> None:
         else:
             print_rows(sweep_rows(entry, sweep, cwd, columns()))
         return
-    entry, run = read_run(found)
-    text = read_text(os.path.join(entry.path, PLAN))
+    entry, result = read_run(found)
     if given.json:
-        print_json(_json(entry, run, text))
-    else:
-        print_rows(run_rows(entry, run, text, _outcome(run, text), cwd, batch_of(entry)))
+        print_json(_json(entry, result, read_text(os.path.join(entry.path, PLAN))))
+        return
+    run = read_shown(found, entry, result)
+    print_rows(
+        run_rows(run, cwd, columns() or _COLUMNS, ascii_only=encodable(DRAWN, sys.stdout) != DRAWN)
+    )
 
 
 def _json(entry: ListEntry, run: ResultFile | None, text: str | None) -> dict[str, Any]:
@@ -124,10 +155,11 @@ def _json(entry: ListEntry, run: ResultFile | None, text: str | None) -> dict[st
         "build": None if run is None else run.fields.value("build"),
         "plan": text,
         "result": None if run is None else run.fields.document,
+        "sample": last_sample(entry.path) if entry.state == "running" else None,
     }
 
 
-def _outcome(run: ResultFile | None, text: str | None) -> RunOutcome | None:
+def _outcome(run: ResultFile | None, hide: Callable[[str], str]) -> RunOutcome | None:
     """Returns the outcome as the run's own end told it, with the end of the log."""
     outcome = None if run is None else run.outcome
     root = outcome.root_cause if outcome is not None else None
@@ -135,11 +167,6 @@ def _outcome(run: ResultFile | None, text: str | None) -> RunOutcome | None:
         return outcome
     if not _is_own(root.files.stderr, outcome.directory):
         return outcome
-    # not every run has failed
-    from lllaunch.results.announce import names_in, redactor  # noqa: PLC0415
-    from lllaunch.run.excerpts import tail  # noqa: PLC0415
-
-    hide = redactor(names_in(text or ""), os.environ)
     return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
 
 
@@ -152,41 +179,153 @@ def _is_own(path: str, directory: str) -> bool:
 # A run
 
 
-def run_rows(
-    entry: ListEntry,
-    run: ResultFile | None,
-    text: str | None,
-    outcome: RunOutcome | None,
-    cwd: str,
-    batch: BatchFacts | None = None,
-) -> list[Row]:
-    """Returns what is shown of a run.
+@dataclass(frozen=True)
+class ShownRun:
+    """All that is shown of a run.
+
+    Attributes:
+        entry: what is known of it.
+        result: its result.json, or None.
+        plan: the text of its plan.yaml, or None.
+        outcome: what became of it, with the end of the root cause's log; None if that is not known.
+        timeline: what happened when.
+        batch: its way through a cluster's queue, if it was submitted.
+        sample: what its ranks do, of a run that goes on; else None.
+        logs: ends of logs that the outcome does not have.
+        stacks: lines of the merged stacks that were looked at last, where the outcome has none.
+        stacks_path: their file.
+    """
+
+    entry: ListEntry
+    result: ResultFile | None
+    plan: str | None
+    outcome: RunOutcome | None
+    timeline: RunTimeline
+    batch: BatchFacts | None = None
+    sample: Mapping[str, Any] | None = None
+    logs: tuple[Excerpt, ...] = ()
+    stacks: tuple[str, ...] = ()
+    stacks_path: str = ""
+
+
+def read_shown(found: FoundDirectory, entry: ListEntry, result: ResultFile | None) -> ShownRun:
+    """Read what is shown of a run; what cannot be read is left out.
 
     Args:
+        found: its directory.
         entry: what is known of it.
-        run: its result.json, or None.
-        text: its plan.yaml, or None.
-        outcome: what became of it, if that is known.
-        cwd: directory that paths below it are shown relative to.
-        batch: its way through a cluster's queue, if it was submitted.
+        result: its result.json, or None.
     """
-    facts = [*_head(entry, cwd)]
-    facts += [] if batch is None else _of_batch(entry, batch)
-    facts += [] if run is None else _origin(run)
-    rows = [*_facts(facts), ()]
-    if text is not None:
-        rows += [(StyledText(f"{PLAN}:", "faint"),)]
-        rows += [(StyledText(f"  {line}".rstrip()),) for line in text.splitlines()]
-        rows.append(())
-    if outcome is not None:
-        rows += _nodes(outcome, cwd)
-        for attempt in outcome.attempts:
-            rows += [*_attempt(attempt, cwd), ()]
-        rows += _values(outcome, cwd)
-        rows += [(line,) for line in report_lines(outcome, cwd)]
+    plan = read_text(os.path.join(entry.path, PLAN))
+    hide = redactor(names_in(plan or ""), os.environ)
+    outcome = _outcome(result, hide)
+    # of a document that was copied elsewhere nothing else is there
+    timeline = read_timeline(found, hide, (entry, result))
+    sample = last_sample(entry.path) if entry.state == "running" else None
+    if sample is not None and sample["time"] * 1e9 < timeline.start_ns:
+        sample = None  # of an earlier run
+    stacks, path = _stacks(entry, outcome, hide)
+    logs = tuple(_logs(entry, outcome, hide))
+    batch = batch_of(entry)
+    return ShownRun(entry, result, plan, outcome, timeline, batch, sample, logs, stacks, path)
+
+
+def _logs(
+    entry: ListEntry, outcome: RunOutcome | None, hide: Callable[[str], str]
+) -> Iterator[Excerpt]:
+    """Yield the ends of what the worker wrote that tells most; the report may have its stderr."""
+    if outcome is None:
+        directory = os.path.join(entry.path, _LAST_ATTEMPT, "0")
+        paths = [os.path.join(directory, name) for name in ("stdout.log", "stderr.log")]
     else:
-        rows += _without_outcome(entry, cwd)
+        worker = blamed(outcome)
+        paths = [] if worker is None else [worker.files.stdout, worker.files.stderr]
+        root = outcome.root_cause
+        if root is not None and (root.traceback or outcome.excerpt is not None):
+            paths = paths[:1]
+    for path in paths:
+        if path and _is_own(path, entry.path):
+            found = tail(path, _LOG_LINES, hide)
+            if found is not None:
+                yield found
+
+
+def _stacks(
+    entry: ListEntry, outcome: RunOutcome | None, hide: Callable[[str], str]
+) -> tuple[tuple[str, ...], str]:
+    """Return where all ranks stood when somebody looked, unless the report tells that."""
+    root = None if outcome is None else outcome.root_cause
+    told = outcome is not None and outcome.look is not None
+    if told or (root is not None and root.hang is not None):
+        return (), ""
+    path = os.path.join(entry.path, _LAST_ATTEMPT, TREE)
+    if outcome is not None and outcome.attempts:
+        path = os.path.join(outcome.attempts[-1].path, TREE)
+    found = tail(path, _STACK_LINES, hide) if _is_own(path, entry.path) else None
+    return ((), "") if found is None else (found.lines, path)
+
+
+def run_rows(run: ShownRun, cwd: str, width: int, *, ascii_only: bool = False) -> list[Row]:
+    """Returns what is shown of a run: first what became of it, then when, then what it was.
+
+    Args:
+        run: what is known.
+        cwd: directory that paths below it are shown relative to.
+        width: of the terminal, columns.
+        ascii_only: whether bars must be drawn in ASCII.
+    """
+    outcome = run.outcome
+    if outcome is not None:
+        rows: list[Row] = [(line,) for line in report_lines(outcome, cwd)]
+    else:
+        rows = [*_without_outcome(run, cwd)]
+    facts = [*_head(run.entry, cwd), ("progress", _progress(run))]
+    facts += [] if run.batch is None else _of_batch(run.entry, run.batch)
+    parts = [_facts(facts), *_parts_in_time(run, width, ascii_only=ascii_only)]
+    if outcome is not None:
+        parts.append(_nodes(outcome, cwd))
+        parts += [[*_attempt(attempt, cwd)] for attempt in outcome.attempts]
+        parts.append(_values(outcome, cwd))
+    if run.stacks:
+        title = heading(f"Where all ranks stood ({shown_path(run.stacks_path, cwd)}):")
+        lines = [(StyledText(f"{GAP}{line}".rstrip(), "quote"),) for line in run.stacks]
+        parts.append([title, *lines])
+    if logs := log_rows(run.logs, cwd):
+        parts.append([heading("Ends of logs:"), *logs])
+    if run.plan is not None:
+        lines = [(StyledText(f"{GAP}{line}".rstrip()),) for line in run.plan.splitlines()]
+        parts.append([heading(f"{PLAN}:"), *lines])
+    if run.result is not None:
+        parts.append(_facts([*_origin(run.result)]))
+    for part in parts:
+        rows += [(), *part] if part else []
     return rows
+
+
+def _parts_in_time(run: ShownRun, width: int, *, ascii_only: bool) -> Iterator[list[Row]]:
+    """Yield what happened when, what each rank does, and what was used at most."""
+    timeline = run.timeline
+    bars = timeline_rows(timeline, width, ascii_only=ascii_only)
+    if bars:
+        began = _local(timeline.start_ns)
+        yield [heading(f"In time (from {began}):"), *bars]
+    if run.sample is not None and (now := rank_rows(run.sample)):
+        age = max(0.0, time.time() - run.sample["time"])
+        yield [heading(f"Now (as of {duration(float(round(age)))} ago):"), *now]
+    attempts = len({attempt.number for attempt in timeline.attempts})
+    peaks = peaks_of(timeline, run.outcome)
+    if rows := peak_rows(peaks, mean_use(timeline.series), attempts=attempts):
+        yield [heading("The most that was used:"), *rows]
+
+
+def _progress(run: ShownRun) -> str:
+    """Returns how far the ranks of the last attempt are, or were."""
+    if run.outcome is not None:
+        last = run.outcome.attempts[-1:]
+        workers = [worker for attempt in last for worker in attempt.workers]
+        known = {each.rank: each.progress for each in workers if each.progress is not None}
+        return progress_of_ranks(known)
+    return progress_of_ranks(progress_by_rank(run.sample)) if run.sample is not None else ""
 
 
 class BatchFacts(NamedTuple):
@@ -399,24 +538,34 @@ def _values(outcome: RunOutcome, cwd: str) -> list[Row]:
     return [*rows, ()] if rows else []
 
 
-def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
+def _without_outcome(run: ShownRun, cwd: str) -> Iterator[Row]:
     """Tells of a run that has no result, or one that cannot be understood."""
+    entry = run.entry
     if entry.root_cause:
         yield (StyledText(f"lllaunch: root cause: {entry.root_cause}", "error"),)
-    event = last_event(entry.path) or {}
-    at = nanoseconds(event.get("time"))
-    if event.get("type") and at is not None:
-        yield (StyledText(f"last event  {_local(at)} {event['type']}"),)
     told = entry.batch_job and entry.root_cause
     why = _WHY.get(entry.state, "" if told else _WHY["unknown"])
     if entry.queue == NO_ANSWER:
         why = "Slurm cannot be asked, and its files do not say that it is over"
+    elif entry.state == "running":
+        why = ", ".join(filter(None, (why, *_how_far(entry.progress))))
     style = "busy" if entry.state in {"queued", "running"} else "error"
     yield from [(StyledText(f"lllaunch: {why}", style),)] if why else ()
+    event = last_event(entry.path) or {}
+    at = nanoseconds(event.get("time"))
+    if event.get("type") and at is not None:
+        yield (StyledText(f"{GAP}Last event: {_local(at)} {event['type']}"),)
     log = os.path.join(entry.path, LOG)
-    logs = log if os.path.exists(log) else os.path.join(entry.path, "latest")
+    logs = log if os.path.exists(log) else os.path.join(entry.path, _LAST_ATTEMPT)
     if entry.state != "queued" or entry.attempts:
-        yield (StyledText(f"Logs: {shown_path(logs, cwd)}"),)
+        yield (StyledText(f"{GAP}Logs: {shown_path(logs, cwd)}"),)
+
+
+def _how_far(progress: Progress | None) -> Iterator[str]:
+    if progress is not None:
+        yield step_text(progress.step, progress.total)
+        if progress.eta is not None:
+            yield time_left(progress.eta)
 
 
 _WHY = {

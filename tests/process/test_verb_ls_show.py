@@ -173,13 +173,24 @@ def test_what_ran_and_why_it_failed(told: Told) -> None:
     )
     assert "  Root cause: rank 1 (attempt 0) raised ValueError: no luck" in text
     assert '    raise ValueError("no luck")' in text
-    assert text.endswith("  Logs: outputs/2/attempt_0\n")
+    assert text.startswith("lllaunch: FAILED after ")
+    # what became of it comes first, then when, then what it was
+    parts = (
+        "  Root cause:",
+        "  Logs: ",
+        "\nrun  ",
+        "\nIn time ",
+        "\nattempt 0 failed",
+        "\nplan.yaml:",
+    )
+    assert sorted(parts, key=text.index) == list(parts)
+    assert re.search(r"^  rank 1 .*\S +failed$", text, re.M)
 
 
 def test_the_report_is_that_of_the_end_of_the_run(told: Told, project: Project) -> None:
     ended = project.lllaunch("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
     report = ended.stderr[ended.stderr.index("lllaunch: FAILED") :]
-    assert told("show", "elsewhere/1").endswith(report)
+    assert told("show", "elsewhere/1").startswith(f"{report}\nrun ")
 
 
 def test_a_secret_in_a_log_is_not_shown(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,11 +317,12 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
         assert re.split(r"\s{2,}", line)[2] == "running"
         text = told("show", "alive/1")
         assert re.search(r"^state +running$", text, re.MULTILINE)
-        assert "lllaunch: running\n" in text
+        assert text.startswith("lllaunch: running\n")
+        assert re.search(r"^  ranks? 0.* running$", text, re.M)
         assert "  entrypoint: work.py" in text
     assert told.json("ls", "alive")[0]["state"] == "died"
     text = told("show", "alive/1")
-    assert "its launcher ended without a result" in text
+    assert text.startswith("lllaunch: its launcher ended without a result")
     assert re.search(r"^overrides +\+exp=toy params.how=wait", text, re.MULTILINE)
     assert told.json("show", "alive/1")["result"] is None
     again = project.lllaunch("+exp=toy", f"hydra.run.dir={place}")
@@ -372,7 +384,21 @@ def test_a_terminal_gets_colours_and_lines_that_fit(project: Project) -> None:
     assert "multirun/1" in plain
     assert plain.splitlines()[0].split() == ["when", "path", "state", "time", "overrides"]
     assert max(map(len, plain.splitlines())) < 70
-    assert "\x1b[" in on_terminal(project, "show", "outputs/2")
+    text = on_terminal(project, "show", "outputs/2")
+    assert "\x1b[" in text
+    bars = re.sub(r"\x1b\[[0-9;]*m", "", text).partition("In time")[2].partition("\n\n")[0]
+    assert max(map(len, bars.splitlines())) <= 70
+
+
+def test_a_stream_that_has_no_bars_gets_ascii(project: Project) -> None:
+    def shown(encoding: str) -> str:
+        code = "from lllaunch.verbs import show; show.main(['outputs/2'])"
+        env = quiet_environment() | {"PYTHONIOENCODING": encoding}
+        return project.python("-c", code, env=env).stdout.partition("In time")[2]
+
+    assert "= runs" in shown("ascii")
+    assert shown("ascii").isascii()
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL} runs" in shown("utf-8")
 
 
 def test_nobody_reads_on(project: Project) -> None:

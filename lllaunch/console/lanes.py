@@ -1,0 +1,221 @@
+"""A run in time as text: a bar for each rank of each attempt, and what stands for what. Pure.
+
+Ranks that look alike share a line, so that hundreds of them fit on a screen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.console.table import GAP, Row, cells, padded
+from lllaunch.console.wording import StyledText, counted, ranks
+from lllaunch.text import duration, printable
+
+if TYPE_CHECKING:
+    from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline
+
+_LEAST_BAR = 20
+_MOST_BAR = 100
+_LONGEST_LABEL = 24
+_MOST_LINES = 12
+# Of a run with more attempts the first ones and the last ones are shown.
+_FIRST, _LAST = 2, 6
+
+
+class Sign(NamedTuple):
+    """What stands in a bar.
+
+    Attributes:
+        drawn: a character of one column.
+        ascii: the same where there are no others.
+        meaning: what it says.
+    """
+
+    drawn: str
+    ascii: str
+    meaning: str
+
+
+_SPANS = {
+    "preload": Sign("i", "i", "imports"),
+    "rendezvous": Sign("m", "m", "nodes meet"),
+    "preflight": Sign("p", "p", "preflight"),
+    "pause": Sign("\N{MIDDLE DOT}", ".", "pause"),
+    "spawn": Sign("\N{BOX DRAWINGS LIGHT TRIPLE DASH HORIZONTAL}", ":", "starts"),
+    "run": Sign("\N{BOX DRAWINGS HEAVY HORIZONTAL}", "=", "runs"),
+    "hang": Sign("\N{LIGHT SHADE}", "~", "hangs"),
+    "grace": Sign("\N{MEDIUM SHADE}", "-", "grace period"),
+}
+# The later ones hide the earlier ones.
+_MARKS = {
+    "stacks": Sign("s", "s", "stacks taken"),
+    "restart": Sign("r", "r", "restart"),
+    "signal": Sign("\N{DOWNWARDS ARROW}", "v", "signal"),
+    "finding": Sign("!", "!", "finding"),
+    "root_cause": Sign("\N{MULTIPLICATION SIGN}", "X", "root cause"),
+}
+_STYLES = {
+    "succeeded": "good",
+    "failed": "error",
+    "victim": "bad",
+    "running": "busy",
+    "lost": "bad",
+}
+DRAWN = "".join(sign.drawn for sign in (*_SPANS.values(), *_MARKS.values()))
+"""All that is drawn: a stream that cannot encode one of these gets ASCII."""
+
+
+class _Bar(NamedTuple):
+    """What stands in each column of a bar: the kind of a span or a mark, or nothing."""
+
+    kinds: tuple[str, ...]
+
+
+class _Scale(NamedTuple):
+    start_ns: int
+    end_ns: int
+    columns: int
+
+    def at(self, time_ns: int) -> int:
+        """Return the column of a time."""
+        passed = min(max(0, time_ns - self.start_ns), self.end_ns - self.start_ns)
+        return min(self.columns - 1, passed * self.columns // max(1, self.end_ns - self.start_ns))
+
+
+class _Line(NamedTuple):
+    label: str
+    bar: _Bar
+    text: str
+    style: str
+    first: bool = False
+
+
+def timeline_rows(run: RunTimeline, width: int, *, ascii_only: bool = False) -> list[Row]:
+    """Return a run in time; nothing if no attempt was begun.
+
+    Args:
+        run: what happened when.
+        width: of the terminal, columns; it is exceeded only if that is very narrow.
+        ascii_only: whether nothing but ASCII may be drawn.
+    """
+    groups = [*_shown(run)]
+    if not groups:
+        return []
+    guess = _Scale(run.start_ns, run.end_ns, _LEAST_BAR)
+    lines = [line for group in groups for line in _lines(group, guess)]
+    label = max([cells(line.label) for line in lines], default=0) + len(GAP)
+    fate = max([cells(line.text) for line in lines], default=0)
+    columns = min(_MOST_BAR, max(_LEAST_BAR, width - label - len(GAP) - fate))
+    scale = guess._replace(columns=columns)
+    rows = [_axis(run, label, columns)]
+    used: set[str] = set()
+    for group in groups:
+        if isinstance(group, int):
+            rows.append((StyledText(f"... {counted(group, 'more attempt')} ...", "faint"),))
+            continue
+        for line in _lines(group, scale):
+            used.update(line.bar.kinds)
+            rows.append(_row(line, label, ascii_only=ascii_only))
+    return [*rows, *_legend(used, label, max(width, label + columns), ascii_only=ascii_only)]
+
+
+def _shown(run: RunTimeline) -> Iterator[list[AttemptTimeline] | int]:
+    """Yield the attempts that are shown, each with those of all nodes, and how many are not."""
+    attempts = [
+        list(each) for _, each in itertools.groupby(run.attempts, key=lambda each: each.number)
+    ]
+    left = len(attempts) - _FIRST - _LAST
+    if left <= 1:
+        yield from attempts
+        return
+    yield from attempts[:_FIRST]
+    yield left
+    yield from attempts[-_LAST:]
+
+
+def _axis(run: RunTimeline, label: int, columns: int) -> Row:
+    end = duration((run.end_ns - run.start_ns) / 1e9)
+    return (StyledText(f"{' ' * label}0{end.rjust(columns - 1)}", "faint"),)
+
+
+def _row(line: _Line, label: int, *, ascii_only: bool) -> Row:
+    name = padded(line.label, label)
+    parts = [StyledText(name, "" if line.first else "faint")]
+    for kind, same in itertools.groupby(line.bar.kinds):
+        sign = _SPANS.get(kind) or _MARKS.get(kind)
+        drawn = " " if sign is None else sign.ascii if ascii_only else sign.drawn
+        style = {"run": line.style, "hang": "error", "root_cause": "error", "finding": "error"}
+        parts.append(StyledText(drawn * len(list(same)), style.get(kind, "")))
+    return (*parts, StyledText(f"{GAP}{line.text}" if line.text else "", line.style))
+
+
+def _legend(used: set[str], label: int, width: int, *, ascii_only: bool) -> Iterator[Row]:
+    signs = [sign for kind, sign in {**_SPANS, **_MARKS}.items() if kind in used]
+    text = " " * label
+    for sign in signs:
+        part = f"{sign.ascii if ascii_only else sign.drawn} {sign.meaning}   "
+        if cells(text + part.rstrip()) > width and text.strip():
+            yield (StyledText(text.rstrip(), "faint"),)
+            text = " " * label
+        text += part
+    if text.strip():
+        yield (StyledText(text.rstrip(), "faint"),)
+
+
+def _lines(group: Sequence[AttemptTimeline] | int, scale: _Scale) -> Iterator[_Line]:
+    """Yield the lines of one attempt: one for all of its workers, then those of ranks."""
+    if isinstance(group, int):
+        return
+    states = {attempt.state for attempt in group}
+    state = next((each for each in ("failed", "stopped", "lost") if each in states), group[0].state)
+    spans = [span for attempt in group for span in attempt.spans]
+    marks = [mark for attempt in group for mark in attempt.marks]
+    bar = _bar(
+        [(span.kind, span.start_ns, span.end_ns) for span in spans],
+        [(mark.kind, mark.time_ns) for mark in marks],
+        scale,
+    )
+    yield _Line(f"attempt {group[0].number}", bar, state, _STYLES.get(state, ""), first=True)
+    lanes = [lane for attempt in group for lane in attempt.lanes]
+    alike: dict[tuple[_Bar, str], list[Lane]] = {}
+    for lane in lanes:
+        alike.setdefault((_of_lane(lane, scale), lane.fate), []).append(lane)
+    left = sorted(alike.items(), key=lambda item: item[1][0].rank)
+    if len(left) > _MOST_LINES:
+        # what went wrong is not left out
+        important = sorted(left, key=lambda item: _IMPORTANT.get(item[0][1], 2))[:_MOST_LINES]
+        left = [item for item in left if item in important]
+    for (bar, fate), members in left:
+        name = printable(ranks(lane.rank for lane in members), _LONGEST_LABEL)
+        yield _Line(f"  {name}", bar, fate.replace("_", " "), _STYLES.get(fate, ""))
+    missing = len(lanes) - sum(len(members) for _, members in left)
+    if missing:
+        empty = _Bar(("",) * scale.columns)
+        yield _Line(f"  {counted(missing, 'more rank')}", empty, "", "")
+
+
+_IMPORTANT = {"failed": 0, "victim": 1, "lost": 1, "not_started": 1}
+
+
+def _of_lane(lane: Lane, scale: _Scale) -> _Bar:
+    spans = [(span.kind, span.start_ns, span.end_ns) for span in lane.spans]
+    return _bar(spans, [(mark.kind, mark.time_ns) for mark in lane.marks], scale)
+
+
+def _bar(
+    spans: Iterable[tuple[str, int, int]], marks: Iterable[tuple[str, int]], scale: _Scale
+) -> _Bar:
+    """Return what is seen of spans and marks; what lies within another is above it."""
+    kinds = [""] * scale.columns
+    order = list(_SPANS)
+    for kind, start_ns, end_ns in sorted(spans, key=lambda span: order.index(span[0])):
+        first, last = scale.at(start_ns), scale.at(end_ns)
+        # of what is short one column is seen, unless something else is there
+        if end_ns > start_ns and (last > first or kind != "spawn" or not kinds[first]):
+            kinds[first : last + 1] = [kind] * (last + 1 - first)
+    order = list(_MARKS)
+    for kind, time_ns in sorted(marks, key=lambda mark: order.index(mark[0])):
+        kinds[scale.at(time_ns)] = kind
+    return _Bar(tuple(kinds))
