@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lllaunch.documents import Fields
 from lllaunch.run.files import relative_path
 from lllaunch.text import count, first_line, printable, spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from lllaunch.watchdog.progress import Progress
 
@@ -134,3 +135,34 @@ def ending(exit_code: int | None, why: str) -> str:
         text = f"{signal_name(exit_code - _SIGNALS)} ({text})"
     why = printable(cause_line(why, _LONGEST_CAUSE), _LONGEST_CAUSE)
     return ": ".join(filter(None, (text, why))) or "no result"
+
+
+def commit_text(facts: Mapping[str, Any]) -> str:
+    """Returns the commit, and whether the tree was changed.
+
+    Args:
+        facts: as `lllaunch.run.build.build_facts` returns them, or a result.json has them.
+    """
+    build = Fields(facts)
+    commit, branch, problem = map(build.text, ("commit", "branch", "git_problem"))
+    if not commit:
+        return f"not known: {problem}" if problem else ""
+    text = f"{commit}" + (f" ({branch})" if branch else "")
+    if build.flag("dirty"):
+        counts = [(build.integer(name), name) for name in ("changed", "untracked")]
+        told = ", ".join(f"{number} {what}" for number, what in counts if number)
+        text += f", with changes ({told})" if told else ", with changes"
+    return f"{text}; {problem}" if problem else text
+
+
+def versions_text(facts: Mapping[str, Any]) -> str:
+    """Returns the versions of packages and of Python.
+
+    Args:
+        facts: as for `commit_text`.
+    """
+    build = Fields(facts)
+    versions = build.inner("versions")
+    packages = (f"{name} {versions.text(name)}" for name in versions.document)
+    python = f"{build.text('implementation')} {build.text('python')}".strip()
+    return ", ".join(filter(None, (*packages, python)))

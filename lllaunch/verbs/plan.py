@@ -23,7 +23,7 @@ from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
-from lllaunch.console.wording import StyledText
+from lllaunch.console.wording import StyledText, commit_text, versions_text
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
@@ -48,13 +48,11 @@ from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (
     Parser,
-    commit_text,
     complain,
     perform,
     print_json,
     print_lines,
     print_rows,
-    versions_text,
 )
 
 if TYPE_CHECKING:

@@ -12,44 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.console.table import Row, is_terminal, painted
 from lllaunch.console.wording import StyledText
-from lllaunch.documents import Fields
 from lllaunch.errors import LaunchError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.text import plain, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-
-def commit_text(facts: Mapping[str, Any]) -> str:
-    """Returns the commit, and whether the tree was changed.
-
-    Args:
-        facts: as `lllaunch.run.build.build_facts` returns them, or a result.json has them.
-    """
-    build = Fields(facts)
-    commit, branch, problem = map(build.text, ("commit", "branch", "git_problem"))
-    if not commit:
-        return f"not known: {problem}" if problem else ""
-    text = f"{commit}" + (f" ({branch})" if branch else "")
-    if build.flag("dirty"):
-        counts = [(build.integer(name), name) for name in ("changed", "untracked")]
-        told = ", ".join(f"{number} {what}" for number, what in counts if number)
-        text += f", with changes ({told})" if told else ", with changes"
-    return f"{text}; {problem}" if problem else text
-
-
-def versions_text(facts: Mapping[str, Any]) -> str:
-    """Returns the versions of packages and of Python.
-
-    Args:
-        facts: as for `commit_text`.
-    """
-    build = Fields(facts)
-    versions = build.inner("versions")
-    packages = (f"{name} {versions.text(name)}" for name in versions.document)
-    python = f"{build.text('implementation')} {build.text('python')}".strip()
-    return ", ".join(filter(None, (*packages, python)))
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Parser(argparse.ArgumentParser):

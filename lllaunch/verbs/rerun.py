@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
+from lllaunch.console.wording import commit_text
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.results.store import LATEST, locate
@@ -19,7 +20,7 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
 from lllaunch.run.directory import RESULT
 from lllaunch.run.result import ResultFile
-from lllaunch.verbs.printing import Parser, commit_text, complain
+from lllaunch.verbs.printing import Parser, complain
 
 _DESCRIPTION = """\
 Runs the plan of a run again, in a new directory.

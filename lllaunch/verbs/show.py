@@ -27,7 +27,14 @@ from lllaunch.console.status import time_left
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, cells, padded
-from lllaunch.console.wording import StyledText, counted, shown_path, step_text
+from lllaunch.console.wording import (
+    StyledText,
+    commit_text,
+    counted,
+    shown_path,
+    step_text,
+    versions_text,
+)
 from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
 from lllaunch.results.announce import names_in, redactor
@@ -65,11 +72,9 @@ from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import (
     Parser,
     columns,
-    commit_text,
     perform,
     print_json,
     print_rows,
-    versions_text,
 )
 from lllaunch.watchdog.stacks.merged import TREE
 

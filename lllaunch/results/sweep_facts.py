@@ -1,0 +1,305 @@
+"""What a page tells of a sweep, read from the files that it has left; bounded, and never raising.
+
+A sweep that goes on, one that was killed or resumed, one whose jobs are in a cluster's queue, one
+whose files are torn: of each there is what there is. What workers and people wrote goes through
+what takes secrets out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lllaunch.config.secrets import redacted_overrides
+from lllaunch.console.table import objective_text, short_overrides
+from lllaunch.console.wording import cause_line, progress_text
+from lllaunch.documents import Fields, read_json
+from lllaunch.errors import ConfigError, OutputError
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.report import load
+from lllaunch.results.store import ListEntry, jobs_of, read_sweep
+from lllaunch.results.swept import SweptParameter, swept_parameters
+from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
+from lllaunch.run.directory import RESULT
+from lllaunch.sweep.objective import Direction, Objective, Objectives, objective_of
+
+if TYPE_CHECKING:
+    from lllaunch.results.cases import Case
+    from lllaunch.results.store import FoundDirectory
+    from lllaunch.sweep.history import JobHistory, SweepResult
+
+_LONGEST_CAUSE = 300
+# What differs between two failures of one cause: who, and numbers of any kind.
+_RANK = re.compile(r"\branks? \d[\d, -]*: ")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_BAD = frozenset({"failed", "error", "signalled", "died"})
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """What is known of a job.
+
+    Attributes:
+        number: of the job.
+        state: one of `lllaunch.results.store.STATES`.
+        overrides: its own: those that not all jobs share.
+        objective: what it returned, if it succeeded and that is a number; else None.
+        returned: what it returned, as text, if that is short; else empty.
+        seconds: how long its last try took, or takes until now; None where that is not known.
+        tries: how often it was started.
+        exit_code: of its launcher, None where that is not known.
+        cause: the first failure in one line, why it was not run, or how far it is.
+        directory: of the job, relative to the sweep's if it is in it; or empty.
+        ended_ns: when it ended, nanoseconds since the epoch; 0 if it has not.
+    """
+
+    number: int
+    state: str
+    overrides: tuple[str, ...] = ()
+    objective: float | None = None
+    returned: str = ""
+    seconds: float | None = None
+    tries: int = 0
+    exit_code: int | None = None
+    cause: str = ""
+    directory: str = ""
+    ended_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its own overrides in one line, with the last parts of their keys."""
+        return short_overrides(self.overrides)
+
+    @property
+    def bad(self) -> bool:
+        """Whether it went wrong."""
+        return self.state in _BAD
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Jobs that failed of the same.
+
+    Attributes:
+        cause: of the first of them.
+        jobs: their numbers.
+        example: what the report says of one of them, with its logs; None if nothing.
+    """
+
+    cause: str
+    jobs: tuple[int, ...]
+    example: Case | None = None
+
+
+@dataclass(frozen=True)
+class SweepFacts:
+    """All that a page tells of a sweep.
+
+    Attributes:
+        directory: of the sweep, as it was come by.
+        entry: as ``ls`` has it.
+        jobs: by number.
+        parameters: what the jobs differ in.
+        common: overrides that all jobs share.
+        timeline: what ran when, and on what.
+        direction: which of two objectives is better, None if that is not known.
+        failures: those that befell the most jobs first.
+        command: the overrides of the command line.
+        version: of the launcher that began it, or empty.
+        resumes: how often it was resumed.
+        build: what the code is that ran, as a job has it.
+        host: facts about the machine, as a job has them.
+        problem: what is wrong with its files, or an empty string.
+    """
+
+    directory: str
+    entry: ListEntry
+    jobs: tuple[SweepJob, ...]
+    parameters: tuple[SweptParameter, ...]
+    common: tuple[str, ...]
+    timeline: SweepTimeline
+    direction: Direction | None = None
+    failures: tuple[FailureGroup, ...] = ()
+    command: tuple[str, ...] = ()
+    version: str = ""
+    resumes: int = 0
+    build: Fields = Fields()  # noqa: RUF009 - it cannot be changed
+    host: Fields = Fields()  # noqa: RUF009 - as above
+    problem: str = ""
+
+    @property
+    def objectives(self) -> Objectives:
+        """The best objective, or the lowest and the highest; of equal ones the first job's."""
+        known = (
+            Objective(job.objective, job.number, job.name)
+            for job in self.jobs
+            if job.objective is not None
+        )
+        return Objectives(self.direction, known)
+
+
+def read_sweep_facts(
+    found: FoundDirectory, roots: Iterable[str] = (), hide: Callable[[str], str] = str
+) -> SweepFacts:
+    """Read what there is of a sweep; never raises for what its files hold.
+
+    Args:
+        found: its directory.
+        roots: directories of the user's own source files, absolute.
+        hide: applied to every text, to take secrets out.
+    """
+    queue = BatchQueue()
+    entry, result = read_sweep(found.path, queue)
+    histories = {} if result is None else {job.job: job for job in result.jobs}
+    entries = list(jobs_of(entry, queue)) if result is not None else []
+    try:
+        report = load(found, roots, hide)
+        cases, problem = {case.job: _hidden_case(case, hide) for case in report.cases}, ""
+    except (ConfigError, OutputError) as error:
+        cases, problem = {}, hide(str(error))
+    written = [tuple(map(hide, each.overrides)) for each in entries]
+    common = common_overrides(written)
+    jobs = tuple(
+        _job(each, histories.get(each.job or 0), _own(overrides, common), found.path, hide)
+        for each, overrides in zip(entries, written, strict=True)
+    )
+    known = _document_of_a_job(found.path, jobs)
+    return SweepFacts(
+        directory=found.path,
+        entry=entry,
+        jobs=jobs,
+        parameters=swept_parameters(written),
+        common=common,
+        timeline=_hidden(read_sweep_timeline(found.path), hide),
+        direction=None if result is None else result.direction,
+        failures=tuple(failure_groups(jobs, cases)),
+        command=tuple(map(hide, _command(result))),
+        version="" if result is None else result.lllaunch or "",
+        resumes=0 if result is None else result.resumes,
+        build=known.inner("build"),
+        host=known.inner("host"),
+        problem=problem,
+    )
+
+
+def _command(result: SweepResult | None) -> tuple[str, ...]:
+    return () if result is None else redacted_overrides(result.command)
+
+
+def _hidden_case(case: Case, hide: Callable[[str], str]) -> Case:
+    """Return a case without secrets; in its logs there are none any more."""
+    return replace(
+        case,
+        name=hide(case.name),
+        message=hide(case.message),
+        overrides=tuple(map(hide, case.overrides)),
+        explanation=tuple(map(hide, case.explanation)),
+        traceback=tuple(map(hide, case.traceback)),
+    )
+
+
+def _hidden(timeline: SweepTimeline, hide: Callable[[str], str]) -> SweepTimeline:
+    tries = tuple(
+        replace(each, overrides=tuple(map(hide, each.overrides)), root_cause=hide(each.root_cause))
+        for each in timeline.tries
+    )
+    return replace(timeline, tries=tries)
+
+
+def common_overrides(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the overrides that all of several jobs share, in the order of the first one's.
+
+    Args:
+        overrides: of each job. If there is only one it shares nothing.
+    """
+    if len(overrides) < 2:
+        return ()
+    shared = set(overrides[0]).intersection(*map(set, overrides[1:]))
+    return tuple(each for each in dict.fromkeys(overrides[0]) if each in shared)
+
+
+def _own(overrides: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
+    return tuple(each for each in overrides if each not in common)
+
+
+def _job(
+    entry: ListEntry,
+    history: JobHistory | None,
+    own: tuple[str, ...],
+    sweep: str,
+    hide: Callable[[str], str],
+) -> SweepJob:
+    succeeded = entry.state == "succeeded"
+    ended_ns = 0 if history is None else history.ended_ns
+    if not ended_ns and entry.exit_code is not None and entry.started_ns:
+        # of a batch job, whose end no journal tells
+        ended_ns = entry.started_ns + int((entry.seconds or 0.0) * 1e9)
+    cause = entry.root_cause
+    if entry.progress is not None:
+        cause = progress_text(entry.progress)
+    return SweepJob(
+        number=entry.job or 0,
+        state=entry.state,
+        overrides=own,
+        objective=objective_of(entry.value) if succeeded else None,
+        returned=hide(objective_text(entry.value)) if succeeded else "",
+        seconds=entry.seconds,
+        tries=entry.attempts or 0 if history is None else history.tries,
+        exit_code=entry.exit_code,
+        cause=hide(cause_line(cause, _LONGEST_CAUSE)),
+        directory="" if entry.path == sweep else os.path.relpath(entry.path, sweep),
+        ended_ns=ended_ns,
+    )
+
+
+def _document_of_a_job(sweep: str, jobs: Iterable[SweepJob]) -> Fields:
+    """Return the result.json of some job that has ended; that of each says what code ran."""
+    for job in jobs:
+        if job.ended_ns and job.directory:
+            document = read_json(os.path.join(sweep, job.directory, RESULT))
+            if document is not None:
+                return Fields(document)
+    return Fields()
+
+
+# Failures
+
+
+def failure_groups(
+    jobs: Iterable[SweepJob], cases: Mapping[int | None, Case]
+) -> Iterator[FailureGroup]:
+    """Yield the jobs that failed, those of the same cause together, the most first. Pure.
+
+    Two causes are the same if they differ in the rank and in numbers alone.
+
+    Args:
+        jobs: of the sweep.
+        cases: what the report says of each, by number.
+    """
+    groups: dict[str, list[SweepJob]] = {}
+    for job in jobs:
+        if job.bad:
+            groups.setdefault(cause_key(job.cause or job.state), []).append(job)
+    for members in sorted(groups.values(), key=lambda group: -len(group)):
+        known = [cases[job.number] for job in members if job.number in cases]
+        telling = (case for case in known if case.traceback or case.logs)
+        example = next(telling, known[0] if known else None)
+        said = {job.number: job.cause for job in members}
+        first = said.get(example.job or 0, "") if example is not None else ""
+        cause = first or members[0].cause or _WITHOUT_CAUSE.get(members[0].state, "no result")
+        yield FailureGroup(cause, tuple(job.number for job in members), example)
+
+
+_WITHOUT_CAUSE = {
+    "signalled": "ended by a signal",
+    "died": "its launcher ended without a result",
+    "error": "lllaunch could not do its part",
+}
+
+
+def cause_key(cause: str) -> str:
+    """Return what causes have in common that differ in the rank and in numbers alone."""
+    return _NUMBERS.sub("#", _RANK.sub("", cause))
