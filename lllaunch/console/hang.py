@@ -371,7 +371,7 @@ def _tree_lines(
     where = f" in {shown_path(f'{files.pop()}/{TREE}', cwd)}" if known else ""
     left_out = f" ({counted(more, 'more call')}{where})" if more > 0 else ""
     yield StyledText(f"    {title}{left_out}:")
-    for line in tree_lines(roots, lambda call: _call(call, cwd)):
+    for line in tree_lines(roots, lambda call: tree_call(call, cwd)):
         yield StyledText(f"      {line}", "quote")
 
 
@@ -462,8 +462,13 @@ def frame_text(frame: Frame, cwd: str) -> str:
     return f"{text}: {code}" if code else text
 
 
-def _call(call: Call, cwd: str) -> str:
-    """Returns a call of the tree: ``sync (train.py:40)``."""
+def tree_call(call: Call, cwd: str) -> str:
+    """Returns a call of the tree: ``sync (train.py:40)``.
+
+    Args:
+        call: a frame, or words.
+        cwd: directory that paths below it are shown relative to.
+    """
     if isinstance(call, str):
         return printable(call, _NAME)
     line = f":{call.line}" if call.line else ""

@@ -352,21 +352,40 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Sty
         yield from (StyledText(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
 
 
+def fate_groups(
+    workers: Sequence[WorkerOutcome], root: RootCause | None, *, after_root: bool
+) -> list[tuple[list[WorkerOutcome], str]]:
+    """Return workers with the same fate together, and what became of them in words.
+
+    Args:
+        workers: of one attempt.
+        root: its root cause, or None.
+        after_root: whether that is one that these workers are not.
+    """
+    groups: dict[tuple[object, ...], list[WorkerOutcome]] = {}
+    for worker in workers:
+        groups.setdefault(fate_key(worker.fate), []).append(worker)
+    return [
+        (
+            group,
+            "failed alike"
+            if _is_alike(group[0], root)
+            else _group_fate(group, after_root=after_root),
+        )
+        for group in groups.values()
+    ]
+
+
 def _groups(
     workers: Sequence[WorkerOutcome], root: RootCause | None, *, after_root: bool
 ) -> Iterator[StyledText]:
     """Tells what became of workers, those with the same fate in one line."""
-    groups: dict[tuple[object, ...], list[WorkerOutcome]] = {}
-    for worker in workers:
-        groups.setdefault(fate_key(worker.fate), []).append(worker)
-    named = [(ranks(worker.rank for worker in group), group) for group in groups.values()]
+    groups = fate_groups(workers, root, after_root=after_root)
+    named = [(ranks(worker.rank for worker in group), fate) for group, fate in groups]
     width = min(30, max(len(name) for name, _ in named[:_GROUPS]))
-    for name, group in named[:_GROUPS]:
-        fate = _group_fate(group, after_root=after_root)
-        yield StyledText(
-            f"    {name:<{width}}  {'failed alike' if _is_alike(group[0], root) else fate}"
-        )
-    rest = sum(len(group) for _, group in named[_GROUPS:])
+    for name, fate in named[:_GROUPS]:
+        yield StyledText(f"    {name:<{width}}  {fate}")
+    rest = sum(len(group) for group, _ in groups[_GROUPS:])
     if rest:
         yield StyledText(f"    and {counted(rest, 'more worker')}, see result.json")
 

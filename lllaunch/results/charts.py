@@ -156,9 +156,11 @@ class ChartScale:
     Args:
         axis: the axis.
         values: all that lie on it; what is not finite, or as good as that, is passed over.
+        room: what share of it stays free beyond the lowest and the highest value, where the axis
+            does not say where it begins or ends.
     """
 
-    def __init__(self, axis: ChartAxis, values: Iterable[float]) -> None:
+    def __init__(self, axis: ChartAxis, values: Iterable[float], room: float = 0.0) -> None:
         self._axis = axis
         known = [value for value in values if self._fits(value)]
         if axis.categories:
@@ -167,6 +169,10 @@ class ChartScale:
         low = axis.low if axis.low is not None else min(known, default=0.0)
         high = axis.high if axis.high is not None else max(known, default=1.0)
         self.low, self.high = self._apart(low, max(low, high))
+        if not axis.log:
+            free = room * (self.high - self.low)
+            self.low -= free if axis.low is None else 0.0
+            self.high += free if axis.high is None else 0.0
 
     def _fits(self, value: float) -> bool:
         least = 1 / _LARGEST if self._axis.log else -_LARGEST
@@ -422,7 +428,7 @@ def line_chart(
     lines = [curve.points for curve in curves]
     lines += [line for band in bands for line in (band.low, band.high)]
     across = ChartScale(x, (px for line in lines for px, _ in line))
-    up = ChartScale(y, (py for line in lines for _, py in line))
+    up = ChartScale(y, (py for line in lines for _, py in line), room=0.05)
 
     def place(points: Sequence[Point]) -> Iterator[Point | None]:
         for px, py in thinned(points, budget):
@@ -682,7 +688,7 @@ def scatter(
         height: of the area that points are in, px.
     """
     across = ChartScale(x, (point.x for point in points))
-    up = ChartScale(y, (point.y for point in points))
+    up = ChartScale(y, (point.y for point in points), room=0.05)
     drawn = [*_x_axis(across, x, height), *_y_axis(up, height)]
     for point in points:
         left, share = across.at(point.x), up.at(point.y)

@@ -378,6 +378,7 @@ _PATTERNS = element(
     element(
         "defs",
         _pattern("hang", "M-1 1l2-2M0 6l6-6M5 7l2-2"),
+        _pattern("waited", "M-1 1l2-2M0 6l6-6M5 7l2-2"),
         _pattern("grace", "M1 0v6M4 0v6"),
         _pattern("preload", "M0 3h6"),
     ),

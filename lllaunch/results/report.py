@@ -340,7 +340,7 @@ def load(
 def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> Report:
     document = _read_document(found.document)
     result = None if document is None else ResultFile(Fields(document), found.path)
-    known = _within(found.path, os.path.join(found.path, _OVERRIDES)) is not None
+    known = within(found.path, os.path.join(found.path, _OVERRIDES)) is not None
     overrides = tuple(map(tidy, read_overrides(found.path))) if known else ()
     name = " ".join(overrides) or "run"
     events = os.path.join(found.path, EVENTS)
@@ -444,7 +444,7 @@ def _logs(result: ResultFile, shown: str, hide: Callable[[str], str]) -> tuple[L
     logs = []
     for stream in streams:
         written = getattr(worker.files, stream)
-        path = _within(result.directory, written) if written else None
+        path = within(result.directory, written) if written else None
         excerpt = tail(path, LOG_LINES, hide) if path is not None else None
         if excerpt is not None:
             lines = tuple(tidy(line) for line in excerpt.lines)
@@ -453,8 +453,13 @@ def _logs(result: ResultFile, shown: str, hide: Callable[[str], str]) -> tuple[L
     return tuple(logs)
 
 
-def _within(directory: str, name: str) -> str | None:
-    """Returns a path that is resolved; None if it is no regular file in a directory."""
+def within(directory: str, name: str) -> str | None:
+    """Return a path that is resolved; None if it is no regular file in a directory.
+
+    Args:
+        directory: what it has to be in, links followed.
+        name: the path.
+    """
     try:
         root, path = os.path.realpath(directory), os.path.realpath(name)
         inside = os.path.commonpath((root, path)) == root

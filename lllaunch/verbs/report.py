@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.results.announce import emit, encoded, redactor_of, source_roots, tell_github
@@ -15,9 +16,10 @@ from lllaunch.run.files import naming, write_atomic
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lllaunch.results.cases import Report
+    from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\
 Tells what became of a run or a sweep, from the files that it has left.
@@ -31,6 +33,8 @@ formats:
   junit   JUnit XML: a run, or each job of a sweep, is a test case
   github  GitHub Actions: annotations on standard output; the step's summary goes to FILE, else
           to $GITHUB_STEP_SUMMARY
+  html    a page in one file that opens anywhere; of a run what failed, when, curves, stacks, logs
+          and the plan, of a sweep objectives against parameters, what ran when, and all jobs
   trace   Chrome's trace events, for https://ui.perfetto.dev: what happened when
 
 The exit code is 0 when the report was made, whatever it says; 2 if PATH is something else."""
@@ -50,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="PATH", nargs="?", default=LATEST, help="what is reported; default: latest"
     )
-    forms = ("text", "json", "junit", "github", "trace")
+    forms = ("text", "json", "junit", "github", "html", "trace")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
     parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
     parser.add_argument(
@@ -68,6 +72,8 @@ def _report(given: argparse.Namespace) -> None:
         from lllaunch.results.trace import trace_text  # noqa: PLC0415 - of one format
 
         text = trace_text(found, hide)
+    elif given.format == "html":
+        text = _page(found, hide)
     else:
         report = load(found, source_roots(os.environ), hide)
         if given.format == "github":
@@ -79,6 +85,27 @@ def _report(given: argparse.Namespace) -> None:
         return
 
     write_atomic(given.output, encoded(text))
+
+
+def _page(found: FoundDirectory, hide: Callable[[str], str]) -> str:
+    import lllaunch  # noqa: PLC0415 - as below
+
+    if found.kind == "sweep":
+        from lllaunch.results.sweep_facts import read_sweep_facts  # noqa: PLC0415 - of one format
+        from lllaunch.results.sweep_page import sweep_page  # noqa: PLC0415 - as above
+
+        swept = read_sweep_facts(found, source_roots(os.environ), hide)
+        return sweep_page(swept, lllaunch.__version__)
+
+    from lllaunch.app.plan_origins import annotated_plan  # noqa: PLC0415 - of one format
+    from lllaunch.results.run_facts import PlanLine, read_run_facts  # noqa: PLC0415 - as above
+    from lllaunch.results.run_page import run_page  # noqa: PLC0415 - as above
+
+    facts = read_run_facts(found, source_roots(os.environ), hide)
+    lines, note = annotated_plan(found.path, "\n".join(line.text for line in facts.plan))
+    plan = tuple(PlanLine(hide(line.text), hide(line.comment.lstrip(" #"))) for line in lines)
+    facts = replace(facts, plan=plan, plan_note=hide(note))
+    return run_page(facts, lllaunch.__version__)
 
 
 def _make_directory_of(output: str) -> None:

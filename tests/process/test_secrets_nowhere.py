@@ -130,7 +130,7 @@ def test_of_a_run_and_of_all_that_tells_of_it(project: Project) -> None:
     directory = str(project.run_dir().relative_to(project.root))
     ask(project, "show", "latest")
     ask(project, "ls")
-    for form in ("text", "json", "junit", "github"):
+    for form in ("text", "json", "junit", "github", "html", "trace"):
         ask(project, "report", directory, "--format", form)
     ask(project, "rerun", directory)
 
@@ -163,6 +163,7 @@ def test_of_what_fails_or_hangs(
 
     ask(project, "+exp=a", *argv, code=code)
     ask(project, "show", "latest")
+    ask(project, "report", "--format", "html")
 
 
 def test_of_sweeps(project: Project) -> None:

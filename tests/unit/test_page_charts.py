@@ -36,6 +36,7 @@ from lllaunch.results.charts import (
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 UNITS = ("number", "duration", "bytes", "share")
+TEN = ChartAxis(low=0, high=10)
 NAME = ChartText("a name", "What it shows", "and what that means")
 
 
@@ -99,6 +100,8 @@ def test_places() -> None:
     names = ChartScale(ChartAxis(categories=("adam", "sgd")), [])
     assert [names.at(value) for value in (0, 1)] == [0.25, 0.75]
     assert names.ticks() == [(0.25, "adam"), (0.75, "sgd")]
+    with_room = ChartScale(ChartAxis(), [0, 10], room=0.05)
+    assert (with_room.low, with_room.high) == (-0.5, 10.5)
     same = ChartScale(ChartAxis(), [7, 7])
     assert same.at(7) == 0.5
 
@@ -142,7 +145,7 @@ def test_curves_can_be_drawn_whatever_they_hold(
 
 def test_a_curve_lies_where_its_points_are() -> None:
     curve = ChartCurve("a", [(0, 0), (5, 10), (10, 5), (11, math.nan), (20, 0)])
-    root = drawn(line_chart(NAME, [curve], ChartAxis(), ChartAxis(), height=100))
+    root = drawn(line_chart(NAME, [curve], ChartAxis(), TEN, height=100))
     (path,) = [each for each in root.iter("path") if each.get("class") == "curve s0"][:1]
     assert path.get("d") == "M0 100L250 0L500 50M1000 100"
     # what no line leads to is a dot
@@ -152,7 +155,7 @@ def test_a_curve_lies_where_its_points_are() -> None:
 
 def test_a_stepped_curve_holds_its_value() -> None:
     curve = ChartCurve("best", [(0, 4), (5, 2), (10, 1)], stepped=True)
-    root = drawn(line_chart(NAME, [curve], ChartAxis(), ChartAxis(low=0), height=100))
+    root = drawn(line_chart(NAME, [curve], ChartAxis(), ChartAxis(low=0, high=4), height=100))
     assert next(root.iter("path")).get("d") == "M0 0H500V50H1000V75"
 
 
@@ -202,7 +205,7 @@ def test_points_and_lanes_can_be_drawn_whatever_they_hold(
 
 def test_points_lie_where_they_are() -> None:
     points = [ChartPoint(0, 0), ChartPoint(1, 10, "job 3", "best")]
-    root = drawn(scatter(NAME, points, ChartAxis(categories=("a", "b")), ChartAxis(), height=100))
+    root = drawn(scatter(NAME, points, ChartAxis(categories=("a", "b")), TEN, height=100))
     low, best = root.iter("circle")
     assert (low.get("cx"), low.get("cy")) == ("25%", "100")
     assert (best.get("cx"), best.get("cy"), best.get("class")) == ("75%", "0", "point best")

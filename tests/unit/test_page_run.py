@@ -1,0 +1,342 @@
+"""The page of a run: its numbers are those of result.json, and whatever a run left makes a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pages import Seen
+from support.timelines import event, sample
+
+from benchmarks.generated import HUNG, write_run
+from lllaunch.documents import Fields
+from lllaunch.results.run_charts import curves_of, lanes_of
+from lllaunch.results.run_facts import PlanLine, read_run_facts, telling
+from lllaunch.results.run_page import run_page
+from lllaunch.results.store import locate
+from lllaunch.results.timeline import NodeRecords, Series, timeline_of
+from lllaunch.run.causes import Raised
+from lllaunch.run.outcome import (
+    AttemptOutcome,
+    Ended,
+    Failed,
+    RootCause,
+    RunOutcome,
+    Victim,
+    WorkerOutcome,
+)
+from lllaunch.run.records import WorkerFiles
+from lllaunch.run.result import render_result
+from lllaunch.watchdog.progress import Progress
+
+T0 = 1_700_000_000_000_000_000
+SECOND = 10**9
+EVIL = "<script>alert(1)</script>&amp;\"'\x1b[31m\x00\ud800"
+
+
+def started(seconds: float, rank: int) -> Fields:
+    return event(seconds, "Started", attempt=0, local_rank=rank, pid=100 + rank)
+
+
+def page_of(path: Path, hide: Callable[[str], str] = str) -> str:
+    page = run_page(read_run_facts(locate(str(path)), (), hide), "1.2.3")
+    seen = Seen(page)
+    assert seen.open == []
+    assert seen.tags.count("script") == 1
+    assert seen.tags.count("h1") == 1
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]", page)
+    return page
+
+
+class Left:
+    """What a run has left in a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        (path / "plan.yaml").write_text("launch:\n  entrypoint: train.py\n  nproc: 3\n")
+
+    def files(self, rank: int, attempt: int = 0) -> WorkerFiles:
+        place = f"{self.path}/attempt_{attempt}/{rank}"
+        return WorkerFiles(place, f"{place}/stdout.log", f"{place}/stderr.log")
+
+    def log(self, rank: int, stream: str, data: bytes) -> None:
+        directory = self.path / "attempt_0" / str(rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{stream}.log").write_bytes(data)
+
+    def worker(self, rank: int, fate: Any, **fields: Any) -> WorkerOutcome:
+        ended = T0 + (20 + rank) * SECOND
+        known = {"started_ns": T0 + SECOND, "ended_ns": ended, "pid": 4000 + rank, **fields}
+        return WorkerOutcome(rank, rank, fate, self.files(rank), **known)
+
+    def ends(self, message: str = "ValueError: no", trace: str = "", **more: Any) -> Any:
+        """A run of three workers whose second has failed."""
+        cause = Raised(message, 1)
+        workers = (
+            self.worker(0, Ended(15, -15, (15,)), exitcode=-15, max_rss=3 << 30, cpu_seconds=12.5),
+            self.worker(
+                *(1, Failed(cause, T0 + 21 * SECOND)),
+                exitcode=1,
+                max_rss=123_456_789,
+                progress=Progress(1200, 5000, metrics={"loss": 0.25}),
+                progress_ns=T0 + 20 * SECOND,
+            ),
+            self.worker(2, Victim(cause, T0 + 22 * SECOND, SECOND), exitcode=1),
+        )
+        root = RootCause(*(0, 1, 1, cause, T0 + 21 * SECOND), traceback=trace, files=self.files(1))
+        path = f"{self.path}/attempt_0"
+        attempt = AttemptOutcome(0, 0, path, "failed", T0, T0 + 23 * SECOND, workers, root)
+        outcome = RunOutcome(
+            *("failed", 3, str(self.path), "an id", T0, T0 + 23_456_000_000, (attempt,), root),
+            plan_hash="ab12",
+            **more,
+        )
+        host = {"hostname": "node7", "cpus": 16, "memory": 64 << 30}
+        build = {"commit": "c0ffee" * 6, "dirty": True, "changed": 2, "versions": {"torch": "2.9"}}
+        text = render_result(outcome, host, build=build)
+        (self.path / "result.json").write_bytes(text)
+        return json.loads(text)
+
+    def lines(self, name: str, records: list[Fields]) -> None:
+        text = "".join(f"{json.dumps(dict(record.document))}\n" for record in records)
+        (self.path / name).write_text(text)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Left:
+    return Left(tmp_path / "run")
+
+
+TRACE = """Traceback (most recent call last):
+  File "/home/me/train.py", line 41, in step
+    raise ValueError("no")
+ValueError: no"""
+
+
+def test_the_numbers_are_those_of_the_result(left: Left) -> None:
+    result = left.ends(trace=TRACE)
+    page = page_of(left.path)
+    seen = Seen(page)
+    assert "Rank 1 raised ValueError: no" in seen.text
+    assert "at /home/me/train.py:41 in step" in seen.text
+    assert f"exit code {result['exit_code']}" in seen.text
+    assert f'title="{result["seconds"]} s"' in page
+    assert result["build"]["commit"] in seen.text
+    assert "with changes (2 changed)" in seen.text
+    rows = seen.tables["All workers"]
+    for worker, row in zip(result["attempts"][0]["workers"], rows, strict=True):
+        values = [value and float(value) for _, value in row]
+        text = [text for text, _ in row]
+        progress = worker["progress"] or {"step": None}
+        took = 19.0 + worker["rank"]
+        assert values[0] == worker["rank"]
+        assert worker["fate"] in text[1]
+        assert values[3:] == [
+            worker["exitcode"],
+            took,
+            worker["max_rss"] or None,
+            worker["cpu_seconds"],
+            progress["step"],
+            worker["pid"],
+        ]
+
+
+def test_what_failed_and_where_stands_first(left: Left) -> None:
+    left.log(1, "stderr", b"careful\n" + TRACE.encode())
+    left.ends(trace=TRACE)
+    page = page_of(left.path)
+    ids = re.findall('<section id="([a-z]+)"', page)
+    assert ids == ["cause", "time", "logs", "plan", "environment"]
+    assert [f"#{id_}" for id_ in ids] == re.findall('<a href="(#[a-z]+)">', page)
+    assert page.index("Rank 1 raised") < page.index("<main")
+    assert '<span class="hot">ValueError: no</span>' in page
+    assert "careful" in page
+
+
+def test_whatever_stands_in_the_files_is_text(left: Left) -> None:
+    left.ends(message=f"{EVIL}\nmore {EVIL}", error=EVIL)
+    left.log(1, "stderr", EVIL.encode(errors="replace") + b"\xff\xfe\x00\x1b]0;title\x07")
+    left.log(1, "stdout", b"</pre><b>\n" * 500)
+    (left.path / "plan.yaml").write_bytes(f"{EVIL}: {EVIL}".encode(errors="replace"))
+    (left.path / ".hydra").mkdir()
+    (left.path / ".hydra" / "overrides.yaml").write_text(json.dumps([f"+exp={EVIL}"]))
+    metrics = {"</title><b>": 1.0, EVIL: 2.0}
+    worker = {"cpu": 1.0, "rss": 5, "step": 1, "metrics": metrics}
+    left.lines("samples.jsonl", [sample(at, {"0": worker}) for at in (1, 2, 3)])
+    page = page_of(left.path)
+    assert "<b>" not in page
+    assert "alert(1)" in Seen(page).text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "is not JSON"),
+        (b'{"version": 1, "state": "fai', "is not JSON"),
+        (b"[]", "is not a JSON object"),
+        (b'{"version": 7}', "of version 7"),
+        (b'{"version": 1}', ""),
+        (b'{"version": 1, "state": "failed", "exit_code": 3, "attempts": [{}, 7]}', "Failed"),
+        (b'{"version": 1, "state": "new", "exit_code": 9, "attempts": []}', "exit code 9"),
+    ],
+)
+def test_a_result_of_any_make_makes_a_page(left: Left, text: bytes, said: str) -> None:
+    left.lines("events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
+    (left.path / "result.json").write_bytes(text)
+    assert said in Seen(page_of(left.path)).text
+
+
+def test_a_run_without_an_end_says_how_far_it_came(left: Left) -> None:
+    (left.path / "events.jsonl").write_bytes(b'{"type": "StartWor\n\xff\n')
+    assert "its launcher was killed" in Seen(page_of(left.path)).text
+    ranks = {"0": {"cpu": 0.5, "rss": 1 << 30, "step": 7}}
+    left.lines("events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
+    left.lines("samples.jsonl", [sample(2, ranks), sample(4, ranks)])
+    seen = Seen(page_of(left.path))
+    (row,) = seen.tables["All workers"]
+    assert [value and float(value) for _, value in row[-4:-1]] == [1 << 30, None, 7]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+_FIELDS = [
+    *("root_cause", "limit", "no_progress", "look", "attempts", "nodes", "host", "build"),
+    *("return_values", "error", "signal", "started", "seconds"),
+]
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from(_FIELDS), JSON))
+def test_fields_of_any_type_make_a_page(
+    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]
+) -> None:
+    left = Left(tmp_path_factory.mktemp("any") / "run")
+    result = left.ends()
+    (left.path / "result.json").write_text(json.dumps({**result, **fields}))
+    page_of(left.path)
+
+
+def test_secrets_are_taken_out_of_all(left: Left) -> None:
+    secret = "hunter2!"
+    left.ends(message=f"said {secret}", trace=f"{TRACE} {secret}")
+    left.log(1, "stderr", f"token {secret}\n".encode())
+    (left.path / "plan.yaml").write_text(f"launch: {{args: [{secret}]}}\n")
+    finding = {"type": "Stalled", "ranks": [0], "seconds": 5.0, "scope": "rank"}
+    left.lines(
+        "events.jsonl",
+        [
+            event(0, "StartWorkers", attempt=0),
+            started(1, 0),
+            event(9, "WatchdogFired", finding={**finding, "type": secret, "text": secret}),
+        ],
+    )
+    ranks = {"0": {"metrics": {secret: 1.0}}}
+    left.lines("samples.jsonl", [sample(1, ranks)])
+    assert secret in page_of(left.path)
+    assert secret not in page_of(left.path, lambda text: text.replace(secret, "***"))
+
+
+def test_of_many_ranks_a_page_stays_small(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 256)
+    page = page_of(tmp_path / "run")
+    assert len(page.encode()) < 2_000_000
+    seen = Seen(page)
+    assert f"Rank {HUNG} stalled" in seen.text
+    assert len(seen.tables["All workers, the newest attempt first"]) == 512
+    # who is to blame has a lane of its own, those that look alike share one
+    assert page.count('class="lane"') <= 12
+    assert f">rank {HUNG}<" in page
+
+
+def test_origins_stand_behind_what_they_are_of(left: Left) -> None:
+    left.ends()
+    facts = read_run_facts(locate(str(left.path)))
+    lines = (PlanLine("launch:"), PlanLine("  nproc: 3", "conf/exp/<a>.yaml:7"))
+    page = run_page(replace(facts, plan=lines, plan_note="a <note>"), "1")
+    assert '<span class="key">nproc:</span> 3' in page
+    assert '<span class="from"># conf/exp/&lt;a&gt;.yaml:7</span>' in page
+    assert "a &lt;note&gt;" in page
+
+
+# What is shown of many
+
+
+def _of(rank: int, fate: Any) -> WorkerOutcome:
+    return WorkerOutcome(rank, rank, fate)
+
+
+def test_the_logs_that_tell_most_come_first() -> None:
+    cause = Raised("x", 1)
+    workers = (
+        *(_of(rank, Ended(15, -15)) for rank in range(40)),
+        _of(40, Victim(cause, T0, 5)),
+        _of(41, Failed(cause, T0)),
+    )
+    earlier = RootCause(0, 3, 3, cause, T0)
+    attempts = (
+        AttemptOutcome(0, 0, "/r/attempt_0", "failed", T0, T0, workers, earlier),
+        AttemptOutcome(1, 1, "/r/attempt_1", "failed", T0, T0, workers, None),
+    )
+    outcome = RunOutcome("failed", 3, "/r", attempts=attempts)
+    found = telling(outcome, workers[41])
+    order = [(attempt.number, worker.rank) for attempt, worker in found]
+    assert order[:4] == [(1, 41), (1, 40), (1, 0), (1, 1)]
+    assert order[-1] == (0, 3)
+    assert len(order) == 13
+    assert telling(RunOutcome("error", 1, "/r"), None) == []
+
+
+def records(ranks: int) -> NodeRecords:
+    begun = [event(0, "StartWorkers", attempt=0)]
+    begun += [started(1, rank) for rank in range(ranks)]
+    ends = [
+        event(9 + rank / 100, "Exited", attempt=0, local_rank=rank, exitcode=0)
+        for rank in range(ranks)
+    ]
+    return NodeRecords("", (*begun, *ends, event(12, "Finish", state="SUCCEEDED")))
+
+
+@pytest.mark.parametrize(("ranks", "labels"), [(3, 3), (100, 1)])
+def test_ranks_that_look_alike_share_a_lane_where_there_are_many(ranks: int, labels: int) -> None:
+    drawn = str(lanes_of(timeline_of([records(ranks)], None)))
+    assert len(re.findall('class="label end">(?:rank|100 ranks)', drawn)) == labels
+    assert "Attempt 0: succeeded after" in drawn
+
+
+def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:
+    timeline = timeline_of([records(3)], None)
+    many = tuple(
+        Series("cpu", "cores", str(rank), 0, tuple((T0 + at * SECOND, rank) for at in range(5)))
+        for rank in range(30)
+    )
+    drawn = str(curves_of(replace(timeline, series=many), blamed=[7]))
+    assert drawn.count('class="band s0"><title>') == 1
+    legend = re.findall("</svg> ([^<]*)</li>", drawn)
+    assert legend == ["from the lowest to the highest", "the middle of 30", "rank 7"]
+    assert "at most 29 (rank 29), at least 0 (rank 0)" in drawn
+    few = str(curves_of(replace(timeline, series=many[:3])))
+    assert "band" not in few
+
+
+def test_a_curve_is_broken_between_attempts() -> None:
+    timeline = timeline_of([records(1)], None)
+    points = [[(T0 + at * SECOND, 2.0**20 * at) for at in ats] for ats in ((1, 2), (5, 9))]
+    series = tuple(
+        Series("rss", "bytes", "0", attempt, tuple(found)) for attempt, found in enumerate(points)
+    )
+    drawn = str(curves_of(replace(timeline, series=series)))
+    (path,) = re.findall('d="([^"]*)" class="curve s0"><title>', drawn)
+    assert path.count("M") == 2
