@@ -100,6 +100,21 @@ class Browsing:
         window.page.goto(path.as_uri(), wait_until="load")
         return window
 
+    def visit(self, server: str, path: str) -> Page:
+        """A page of a server of this machine; nothing but that can be reached from it.
+
+        Args:
+            server: where it is, such as ``http://127.0.0.1:1234``.
+            path: of the page.
+        """
+        context = self._browser.new_context(service_workers="block")
+        self._contexts.append(context)
+        context.set_default_timeout(_MILLISECONDS)
+        context.route(lambda url: not url.startswith(f"{server}/"), lambda route: route.abort())
+        page = context.new_page()
+        page.goto(f"{server}/{path}", wait_until="load")
+        return page
+
     def close_windows(self) -> None:
         """Close all that was opened."""
         while self._contexts:
