@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lllaunch.console.board import (
@@ -36,7 +35,7 @@ from lllaunch.console.board import (
 )
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, same_file
-from lllaunch.console.table import Row, cells, decoded, is_terminal, painted
+from lllaunch.console.table import Painter, Row, cells, decoded, is_terminal
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
 from lllaunch.run.causes import signal_name
 from lllaunch.run.files import working_directory
@@ -202,7 +201,7 @@ class BottomTable:
         self,
         flow: Outlet,
         size: Callable[[], Size],
-        paint: Callable[[list[Row], TextIO], list[str]] = painted,
+        paint: Callable[[list[Row]], list[str]],
     ) -> None:
         self._flow = flow
         self._paint = paint
@@ -270,7 +269,7 @@ class BottomTable:
     def _rows(self, rows: list[Row]) -> str:
         if not rows:
             return _ERASE_BELOW if self._shown else ""
-        lines = "".join(f"{text}{_ERASE_LINE}\n" for text in self._paint(rows, self._flow.stream))
+        lines = "".join(f"{text}{_ERASE_LINE}\n" for text in self._paint(rows))
         return f"{_NO_WRAP}{lines}{_WRAP}{_ERASE_BELOW}"
 
 
@@ -338,7 +337,7 @@ class SweepConsole:
         self._live = _shows(stream, policy) if live is None else live and stream is not None
         self._quiet = policy.quiet
         self._interval = None if self._live or policy.quiet else policy.interval
-        self._paint = partial(painted, color=policy.color)
+        self._paint = (lambda _: []) if stream is None else Painter(stream, policy.color).paint
         self._screen: BottomTable | None = None
         self._board = Board()
         self._begun: float | None = None
@@ -515,7 +514,7 @@ class SweepConsole:
         """Writes rows at once, or above the table with its next drawing."""
         if self._flow is None:
             return
-        lines = self._paint(rows, self._flow.stream)
+        lines = self._paint(rows)
         if self._screen is not None:
             for line in lines:
                 self._screen.say(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -46,6 +47,8 @@ def cut(text: str, width: int) -> str:
         return text
     more = _MORE if width > 2 * len(_MORE) else ""
     room = width - len(more)
+    if text.isascii():
+        return text[: max(0, room)] + more
     kept = []
     for letter in text:
         room -= _cells(letter)
@@ -247,39 +250,59 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
+class Painter:
+    """Makes text of rows, with colours if a stream is a terminal that has some.
+
+    What a style looks like is found out once, so that a table can be drawn ten times a second.
+
+    Args:
+        stream: where the rows go.
+        color: whether there are colours; None for what the stream, NO_COLOR and FORCE_COLOR say.
+    """
+
+    def __init__(self, stream: TextIO, color: Literal["always", "never"] | None = None) -> None:
+        self._color = color
+        forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
+        self._plain = color == "never" or not (forced or is_terminal(stream))
+        # what stands before a text and behind it, by style
+        self._around: dict[str, tuple[str, str]] = {"": ("", "")}
+
+    def paint(self, rows: Sequence[Row]) -> list[str]:
+        """Return each row as text."""
+        if self._plain:
+            return ["".join(span.text for span in row) for row in rows]
+        return ["".join(self._painted(span) for span in row) for row in rows]
+
+    def _painted(self, span: StyledText) -> str:
+        around = self._around.get(span.style)
+        if around is None:
+            around = self._around[span.style] = self._of_style(_STYLES[span.style])
+        before, behind = around
+        return f"{before}{span.text}{behind}" if span.text else ""
+
+    def _of_style(self, style: str) -> tuple[str, str]:
+        # 50 ms to import, and needed only where there is a terminal to colour
+        from rich.console import Console  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        # not the stream itself, which may have been hung up meanwhile
+        console = Console(
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="standard" if self._color == "always" else "auto",
+            no_color=False if self._color == "always" else None,
+        )
+        with console.capture() as capture:
+            console.print(Text(_MARK, style=style), end="")
+        before, _, behind = capture.get().partition(_MARK)
+        return before, behind
+
+
+_MARK = "x"
+
+
 def painted(
     rows: Sequence[Row], stream: TextIO, color: Literal["always", "never"] | None = None
 ) -> list[str]:
-    """Returns rows as text, with colours if the stream is a terminal that has some.
-
-    Args:
-        rows: the rows.
-        stream: where they go.
-        color: whether there are colours; None for what the stream, NO_COLOR and FORCE_COLOR say.
-    """
-    forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
-    plain_text = color == "never" or not (forced or is_terminal(stream))
-    if plain_text or not any(span.style for row in rows for span in row):
-        return ["".join(span.text for span in row) for row in rows]
-    # 50 ms to import, and needed only where there is a terminal to colour
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    console = Console(file=stream, soft_wrap=True, highlight=False)
-    if color == "always":
-        console = Console(
-            file=stream,
-            soft_wrap=True,
-            highlight=False,
-            force_terminal=True,
-            color_system="standard",
-            no_color=False,
-        )
-    text = Text()
-    for row in rows:
-        for span in row:
-            text.append(span.text, style=_STYLES[span.style])
-        text.append("\n")
-    with console.capture() as capture:
-        console.print(text, end="")
-    return capture.get().split("\n")[: len(rows)]
+    """Return rows as text; arguments as of `Painter`."""
+    return Painter(stream, color).paint(rows)

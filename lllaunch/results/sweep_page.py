@@ -74,19 +74,20 @@ _LOG_LINES = 30
 T = TypeVar("T")
 
 
-def sweep_page(facts: SweepFacts, version: str) -> str:
+def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
     """Return the page of a sweep.
 
     Args:
         facts: what is known of it.
         version: lllaunch's.
+        place: the sweep's directory as it is reached from the page; links to jobs begin with it.
     """
     sections = [
         ("failures", "What failed", _failures(facts)),
         ("objective", "Objective", _objective(facts)),
         ("parameters", "Objective and parameters", _parameters(facts)),
         ("time", "In time", _time(facts)),
-        ("jobs", "Jobs", _jobs(facts)),
+        ("jobs", "Jobs", _jobs(facts, place)),
         ("environment", "Environment", _environment(facts)),
     ]
     there = [(id_, title, content) for id_, title, content in sections if content]
@@ -620,7 +621,7 @@ def _span(group: Sequence[JobTry], start_ns: int, whole: float) -> ChartSpan:
 # Jobs
 
 
-def _jobs(facts: SweepFacts) -> Markup:
+def _jobs(facts: SweepFacts, place: str) -> Markup:
     if not facts.jobs:
         return Markup()
     jobs = list(_chosen(facts.jobs, _MOST_ROWS))
@@ -646,9 +647,9 @@ def _jobs(facts: SweepFacts) -> Markup:
         *([TableColumn("What happened", wide=True)] if has["cause"] else []),
     ]
     rows = []
-    for place, job in jobs:
-        cells: list[str | TableCell] = [TableCell(_job_link(job), job.number)]
-        cells += [_value(parameter, place) for parameter, _ in parameters]
+    for index, job in jobs:
+        cells: list[str | TableCell] = [TableCell(_job_link(job, place), job.number)]
+        cells += [_value(parameter, index) for parameter, _ in parameters]
         if rest or not parameters:
             others = [each for each in job.overrides if _key(each) in rest or not parameters]
             cells.append(shorten(" ".join(others), _LONGEST_NAME))
@@ -696,12 +697,14 @@ def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
-def _job_link(job: SweepJob) -> Markup:
-    """Return a job's number, which leads to its directory from a page beside the sweep's files."""
+def _job_link(job: SweepJob, place: str) -> Markup:
+    """Return a job's number, which leads to its directory."""
     directory = job.directory
     if not directory or os.path.isabs(directory) or not directory.isprintable():
         return joined((str(job.number),))
-    return element("a", str(job.number), href=f"./{quote(directory)}/")
+    path = os.path.normpath(os.path.join(place, directory))
+    # an absolute one would depend on where the page is opened, a colon would be a scheme
+    return element("a", str(job.number), href=f"./{quote(path)}/")
 
 
 def _value(parameter: SweptParameter, place: int) -> TableCell:

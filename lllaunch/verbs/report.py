@@ -73,7 +73,7 @@ def _report(given: argparse.Namespace) -> None:
 
         text = trace_text(found, hide)
     elif given.format == "html":
-        text = _page(found, hide)
+        text = _page(found, hide, given.output)
     else:
         report = load(found, source_roots(os.environ), hide)
         if given.format == "github":
@@ -87,7 +87,7 @@ def _report(given: argparse.Namespace) -> None:
     write_atomic(given.output, encoded(text))
 
 
-def _page(found: FoundDirectory, hide: Callable[[str], str]) -> str:
+def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None) -> str:
     import lllaunch  # noqa: PLC0415 - as below
 
     if found.kind == "sweep":
@@ -95,7 +95,10 @@ def _page(found: FoundDirectory, hide: Callable[[str], str]) -> str:
         from lllaunch.results.sweep_page import sweep_page  # noqa: PLC0415 - as above
 
         swept = read_sweep_facts(found, source_roots(os.environ), hide)
-        return sweep_page(swept, lllaunch.__version__)
+        place = (
+            "." if output is None else os.path.relpath(found.path, os.path.dirname(output) or ".")
+        )
+        return sweep_page(swept, lllaunch.__version__, place)
 
     from lllaunch.app.plan_origins import annotated_plan  # noqa: PLC0415 - of one format
     from lllaunch.results.run_facts import PlanLine, read_run_facts  # noqa: PLC0415 - as above

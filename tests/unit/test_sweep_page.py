@@ -173,6 +173,8 @@ def test_each_job_has_a_row_with_a_column_for_each_key() -> None:
     assert cell(page, 5, "State") == "✕ failed"
     assert cell(page, 5, "What happened") == "rank 0: raised ValueError: no"
     assert "./3/" in page.links
+    elsewhere = Page(sweep_page(grid(), "0.1", "../multi run/1"))
+    assert "./../multi%20run/1/3/" in elsewhere.links
     assert "#job-5" in page.links
     assert "job-5" in page.ids
 
