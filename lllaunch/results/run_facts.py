@@ -23,6 +23,7 @@ from lllaunch.run.excerpts import tail
 from lllaunch.run.outcome import Failed, Victim
 from lllaunch.run.result import ResultFile
 from lllaunch.text import tidy
+from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _LOG_LINES = 80
 _MOST_WORKERS = 12
 _MOST_ATTEMPTS = 6
+_MOST_NODES = 8
+_TREE_LINES = 300
 _LONGEST_PLAN = 256 * 1024
 
 
@@ -59,6 +62,23 @@ class LogEnd:
 
 
 @dataclass(frozen=True)
+class StacksText:
+    """Where all ranks of an attempt stood, as it was written then.
+
+    Attributes:
+        attempt: number of the attempt.
+        path: the file, relative to the directory of the run.
+        lines: those at its beginning.
+        cut: whether there are more.
+    """
+
+    attempt: int
+    path: str
+    lines: tuple[str, ...]
+    cut: bool
+
+
+@dataclass(frozen=True)
 class PlanLine:
     """A line of a plan.
 
@@ -81,6 +101,7 @@ class RunFacts:
         outcome: what its result.json says; None if there is none that counts.
         timeline: what happened when.
         logs: ends of logs, those that tell most first.
+        stacks: where all ranks stood when somebody looked, the newest attempt first.
         plan: lines of its plan; none if it has left none.
         plan_note: what is to be said of where their values came from.
         host: facts about the machine.
@@ -95,6 +116,7 @@ class RunFacts:
     outcome: RunOutcome | None
     timeline: RunTimeline
     logs: tuple[LogEnd, ...] = ()
+    stacks: tuple[StacksText, ...] = ()
     plan: tuple[PlanLine, ...] = ()
     plan_note: str = ""
     host: Fields = Fields()  # noqa: RUF009 - it cannot be changed
@@ -139,6 +161,7 @@ def read_run_facts(
         outcome=outcome,
         timeline=read_timeline(found, hide),
         logs=tuple(_logs(found.path, outcome, hide)),
+        stacks=tuple(_stacks(found.path, hide)),
         plan=tuple(PlanLine(line) for line in _plan_text(found.path, hide).splitlines()),
         host=fields.inner("host"),
         build=fields.inner("build"),
@@ -166,6 +189,28 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {hide(key): _hidden(each, hide) for key, each in value.items()}
     return [_hidden(each, hide) for each in value] if isinstance(value, list) else value
+
+
+# Stacks
+
+
+def _stacks(directory: str, hide: Callable[[str], str]) -> Iterator[StacksText]:
+    """Yield the trees of the newest attempts; of several nodes those of each."""
+    places = [directory, *(path for _, path in sorted(_numbered(directory, "node_")))]
+    for attempt in sorted(_attempts_in(places), reverse=True)[:_MOST_ATTEMPTS]:
+        for place in places[: _MOST_NODES + 1]:
+            name = os.path.join(place, f"attempt_{attempt}", TREE)
+            path = within(directory, name)
+            text = None if path is None else read_text(path)
+            if text:
+                lines = hide(text).splitlines()
+                shown = tuple(lines[:_TREE_LINES])
+                relative = os.path.relpath(name, directory)
+                yield StacksText(attempt, relative, shown, len(lines) > len(shown))
+
+
+def _attempts_in(places: Iterable[str]) -> set[int]:
+    return {number for place in places for number, _ in _numbered(place, "attempt_")}
 
 
 # Logs

@@ -46,7 +46,7 @@ from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
-from lllaunch.watchdog.stacks.merged import short_tree, tree_lines, whole_tree
+from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
 
 if TYPE_CHECKING:
     from lllaunch.results.run_facts import LogEnd, PlanLine, RunFacts
@@ -178,7 +178,6 @@ def _where(facts: RunFacts) -> Markup:
         parts += [place] if place else []
         if outcome is not None and len(outcome.attempts) > 1:
             parts.append(f"attempt {root.attempt}, the last of {len(outcome.attempts)}")
-        parts += [f"on {root.node}"] if root.node else []
     seconds = facts.entry.seconds
     if facts.state == "running" and seconds is not None:
         parts.append(f"for {duration(seconds)} until this page was made")
@@ -227,7 +226,7 @@ def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
     yield "Commit", _short_commit(facts)
     overrides = entry.overrides
     if overrides:
-        yield "Command line", _long("code", " ".join(overrides))
+        yield "Command line", _long("code", shorten(" ".join(overrides), _LONGEST_COMMAND))
 
 
 def _short_commit(facts: RunFacts) -> str:
@@ -245,6 +244,8 @@ def _moment(time_ns: int | None) -> Markup:
     text = isoformat(time_ns)
     return element("time", f"{text[:10]} {text[11:19]} UTC", datetime=f"{text[:23]}Z")
 
+
+_LONGEST_COMMAND = 240
 
 # What happened
 
@@ -561,7 +562,6 @@ def _measured(facts: RunFacts) -> Markup:
 
 
 _LONG_TREE = 60
-_WHOLE_TREE = 600
 
 
 def _stacks(facts: RunFacts) -> Markup:
@@ -575,9 +575,12 @@ def _stacks(facts: RunFacts) -> Markup:
         title = "All ranks as one tree, outermost call first; calls inside libraries are folded"
         parts.append(element("p", title))
         parts.append(preformatted(_tree(short_tree(stacks, _LONG_TREE), facts.cwd), title))
-        whole = [*_tree(whole_tree(stacks), facts.cwd)]
-        if len(whole) <= _WHOLE_TREE:
-            parts.append(disclosure("With all calls", preformatted(whole, "All calls")))
+    for text in facts.stacks:
+        cut = ", its beginning" if text.cut else ""
+        summary = joined(
+            (f"Attempt {text.attempt}, with all calls: ", element("code", text.path), cut)
+        )
+        parts.append(disclosure(summary, preformatted(text.lines, text.path)))
     return joined(parts)
 
 
@@ -586,15 +589,19 @@ def _tree(roots: tuple[StackBranch, ...], cwd: str) -> Iterator[str]:
 
 
 def _logs(facts: RunFacts) -> Markup:
+    outcome = facts.outcome
+    root = None if outcome is None else outcome.root_cause
+    # what stderr says before a traceback; without one its end stands above
+    opened = "stderr" if root is not None and root.traceback else ""
+    again = len({attempt.number for attempt in facts.timeline.attempts}) > 1
     parts = []
     for log in facts.logs:
         cut = f"the last {len(log.lines)} lines" if log.cut else counted(len(log.lines), "line")
         who = element("strong", f"rank {log.rank}")
-        attempt = f", attempt {log.attempt}" if len(facts.timeline.attempts) > 1 else ""
+        attempt = f", attempt {log.attempt}" if again else ""
         summary = joined((who, f"{attempt}, {log.stream}: {cut} of ", element("code", log.path)))
         lines = preformatted(log.lines, f"Log of rank {log.rank}, {log.stream}")
-        # what went wrong stands above, but for what stderr says before a traceback
-        parts.append(disclosure(summary, lines, is_open=log.blamed and log.stream == "stderr"))
+        parts.append(disclosure(summary, lines, is_open=log.blamed and log.stream == opened))
     return joined(parts)
 
 
@@ -720,7 +727,7 @@ def _nodes(outcome: RunOutcome | None) -> Markup:
                     TableCell(str(node.nproc), node.nproc),
                     TableCell("" if code is None else str(code), code),
                     node.said,
-                    TableCell("" if ahead is None else f"{ahead * 1000:.1f} ms", ahead),
+                    TableCell("" if ahead is None else f"{round(ahead * 1000, 1) + 0.0} ms", ahead),
                     node.directory if node.shared else f"{node.hostname}:{node.directory}",
                 )
             )
