@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 
+import lllaunch
+
 
 def validate(lr: float, decay: float, steps: int) -> float:
     """Trains on all folds but this worker's own, and validates on that.
@@ -36,7 +38,8 @@ def validate(lr: float, decay: float, steps: int) -> float:
     held_out = torch.arange(len(labels)) % folds == fold
     x, wanted = images[~held_out], torch.eye(10)[labels[~held_out]]
     weights = torch.zeros(x.shape[1], 10)
-    for _ in range(steps):
+    for step in range(steps):
+        lllaunch.progress(step, steps)
         error = torch.softmax(x @ weights, dim=1) - wanted
         weights -= lr * (x.T @ error / len(x) + decay * weights)
     if not weights.isfinite().all():

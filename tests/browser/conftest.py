@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.browsing import Browsing, Window, browse
 
+from tests.browser.played import Played, common_directory, play
+
 Open = Callable[..., Window]
 
 
@@ -36,3 +38,10 @@ def opened(browser: Browsing) -> Iterator[Open]:
 
     yield open_one
     assert not [fault for window in windows for fault in window.faults]
+
+
+@pytest.fixture(scope="package")
+def played(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str], Played]:
+    """Plays one of `tests.browser.played.NAMES`, or returns what another test has played."""
+    root = common_directory(tmp_path_factory, worker_id)
+    return lambda name: play(name, root)

@@ -92,13 +92,20 @@ def drawn() -> str:
 def page(tmp_path: Path) -> Path:
     body = joined(
         (
-            section("what", "What it is", element("p", badge("failed", "failed"), HOSTILE)),
+            section(
+                "what",
+                "What it is",
+                element("p", badge("failed", "failed"), HOSTILE),
+                element("p", element("a", "its log", href="#err")),
+            ),
             section("table", "A table", things()),
             section("charts", "Charts", drawn()),
             section(
                 "logs",
                 "Logs",
-                disclosure("Standard error", preformatted(["first", HOSTILE * 9], "the log")),
+                disclosure(
+                    "Standard error", preformatted(["first", HOSTILE * 9], "the log"), id_="err"
+                ),
             ),
         )
     )
@@ -215,5 +222,7 @@ def test_the_keyboard_reaches_all_in_order_and_shows_where_it_is(page: Path, ope
 
 def test_a_link_into_what_is_folded_away_unfolds_it(page: Path, opened: Open) -> None:
     window = opened(page)
-    window.page.get_by_role("link", name="logs").click()
-    assert window.page.url.endswith("#logs")
+    window.page.get_by_role("link", name="its log").click()
+    window.page.wait_for_function("document.querySelector('#err').open")
+
+    assert unseen(window) == []

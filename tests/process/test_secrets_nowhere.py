@@ -163,6 +163,8 @@ def test_of_what_fails_or_hangs(
 
     ask(project, "+exp=a", *argv, code=code)
     ask(project, "show", "latest")
+    for form in ("html", "trace"):
+        ask(project, "report", "--format", form)
     ask(project, "report", "--format", "html")
 
 
@@ -170,6 +172,8 @@ def test_of_sweeps(project: Project) -> None:
     ask(project, "-m", "+exp=a", "params.lr=1,2", "+launch.args.swept=${oc.env:SWEPT},b")
     project.write("train.py", "raise SystemExit(3)\n")
     ask(project, "-m", "+exp=a", "params.lr=3,4", code=6)
+    for form in ("text", "html", "trace"):
+        ask(project, "report", "latest", "--format", form)
 
 
 def test_of_what_is_not_the_reviewed_plan(project: Project) -> None:
