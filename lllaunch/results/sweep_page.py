@@ -68,6 +68,7 @@ _MOST_LANES = 128
 _MOST_GROUPS = 20
 _LARGEST = 1e100  # objective: beyond it there is no calculating where a point lies
 _LONGEST_VALUE = 60
+_LONGEST_NUMBER = 12
 _LONGEST_NAME = 160
 _LOG_LINES = 30
 
@@ -407,12 +408,17 @@ def _placed(parameter: SweptParameter, *, spread: bool) -> _Placed:
 
 
 def _needs_steps(parameter: SweptParameter) -> bool:
-    """Return whether few numbers, such as 0, 1e-4 and 1e-3, are better shown as so many steps."""
+    """Return whether few numbers are better shown as so many steps.
+
+    Such are 0, 1e-4 and 1e-3, and whole numbers near each other.
+    """
     numbers = {number for number in parameter.numbers if number is not None}
+    if len({*parameter.values}) > _MOST_CATEGORIES:
+        return False
+    if all(number == int(number) for number in numbers):
+        return max(numbers) - min(numbers) < _MOST_CATEGORIES
     positive = [number for number in numbers if number > 0]
-    return len({*parameter.values}) <= _MOST_CATEGORIES and (
-        len(positive) < len(numbers) and spans_decades(positive, 10.0)
-    )
+    return len(positive) < len(numbers) and spans_decades(positive, 10.0)
 
 
 def _best_jobs(facts: SweepFacts) -> set[int]:
@@ -542,10 +548,14 @@ def _time(facts: SweepFacts) -> Markup:
     kinds = {row.kind for row in rows}
     what = " and ".join(f"{_TRACKS[kind]}s" for kind in ("gpu", "cpu", "job") if kind in kinds)
     share = busy / (whole * slots)
+    title = f"Which job ran where, and when: {what} were in use {100 * share:.0f} % of the time"
+    if kinds == {"job"}:
+        # those of a cluster are told to have started when they went to its queue
+        title = "Which job was there when"
     described = f"{counted(len(facts.timeline.tries), 'try')} of jobs".replace("trys", "tries")
     words = ChartText(
         "time",
-        f"Which job ran where, and when: {what} were in use {100 * share:.0f} % of the time",
+        title,
         f"{described} on {slots} {what} over {duration(whole / _SECOND)}; what is idle is empty.",
     )
     fates = dict.fromkeys(each.fate for row in shown for each in row.tries)
@@ -710,6 +720,8 @@ def _job_link(job: SweepJob, place: str) -> Markup:
 def _value(parameter: SweptParameter, place: int) -> TableCell:
     value = parameter.values[place]
     number = parameter.numbers[place] if parameter.numbers else None
+    if number is not None and len(value or "") > _LONGEST_NUMBER:
+        value = f"{number:.6g}"
     return TableCell("" if value is None else shorten_middle(value, _LONGEST_VALUE), number)
 
 

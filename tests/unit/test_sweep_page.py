@@ -214,6 +214,26 @@ def test_parameters_that_are_numbers_with_zero_are_drawn_in_steps() -> None:
     assert all(f">{decay}<" in page for decay in decays)
 
 
+def test_whole_numbers_near_each_other_have_no_fractions_between_them() -> None:
+    jobs = [job(number, f"seed={number}", objective=float(number)) for number in range(3)]
+    page = sweep_page(swept(*jobs), "0.1")
+    assert ">1<" in page
+    assert ">0.5<" not in page
+
+
+def test_numbers_have_as_many_digits_as_are_compared() -> None:
+    page = Page(sweep_page(swept(job(0, "lr=0.0029216335502727"), job(1, "lr=0.1")), "0.1"))
+    assert [cell(page, number, "lr") for number in range(2)] == ["0.00292163", "0.1"]
+
+
+def test_jobs_that_held_nothing_have_places_and_no_share_of_any() -> None:
+    tries = [tried(0, "", 0, 50), tried(1, "", 10, 100)]
+    page = Page(sweep_page(swept(job(0), tries=tries, slots=Lease()), "0.1"))
+    assert "Which job was there when" in page.text
+    assert "in use" not in page.text
+    assert all(f"place {place}" in page.text for place in range(2))
+
+
 def test_a_sweep_over_one_key_has_no_parallel_axes() -> None:
     jobs = [job(number, f"x={number}", objective=number**2) for number in range(4)]
     text = Page(sweep_page(swept(*jobs), "0.1")).text
