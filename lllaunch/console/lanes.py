@@ -56,6 +56,7 @@ _MARKS = {
     "finding": Sign("!", "!", "finding"),
     "root_cause": Sign("\N{MULTIPLICATION SIGN}", "X", "root cause"),
 }
+_STARTS = {"preload", "spawn"}
 _STYLES = {
     "succeeded": "good",
     "failed": "error",
@@ -212,8 +213,8 @@ def _bar(
     order = list(_SPANS)
     for kind, start_ns, end_ns in sorted(spans, key=lambda span: order.index(span[0])):
         first, last = scale.at(start_ns), scale.at(end_ns)
-        # of what is short one column is seen, unless something else is there
-        if end_ns > start_ns and (last > first or kind != "spawn" or not kinds[first]):
+        # of what is short one column is seen; but some milliseconds are taken by any start
+        if end_ns > start_ns and (last > first or kind not in _STARTS):
             kinds[first : last + 1] = [kind] * (last + 1 - first)
     order = list(_MARKS)
     for kind, time_ns in sorted(marks, key=lambda mark: order.index(mark[0])):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TraceEvent = dict[str, Any]
 
-MOST_VALUES = 200_000
+MOST_VALUES = 100_000
 """How many values of counters a trace has at most: some 10 MB."""
 
 # The names of chrome://tracing for colours that suit; Perfetto colours by the names of spans.
