@@ -205,7 +205,7 @@ def extremes_text(objectives: Objectives) -> str:
     An empty string if there is nothing to compare.
     """
     found = objectives.extremes
-    if len({objective.value for _, objective in found}) < len(found):
+    if objectives.direction is None and len({objective.value for _, objective in found}) < 2:
         return ""
     return ", ".join(f"{what} {_of_job(objective)}" for what, objective in found)
 

@@ -96,12 +96,17 @@ class Objectives:
 
     @property
     def extremes(self) -> tuple[tuple[str, Objective], ...]:
-        """What is to be shown, each with what it is: ``best``, or ``lowest`` and ``highest``."""
+        """What is to be shown, each with what it is: ``best``, or ``lowest`` and ``highest``.
+
+        Where no direction is known and there is only one, it is an ``objective``.
+        """
         if self.lowest is None or self.highest is None:
             return ()
         if self.direction is not None:
             best = self.lowest if self.direction == "minimize" else self.highest
             return (("best", best),)
+        if self.lowest == self.highest:
+            return (("objective", self.lowest),)
         return (("lowest", self.lowest), ("highest", self.highest))
 
 

@@ -99,7 +99,7 @@ def test_now_and_then_a_line_says_how_far_the_sweep_is(tmp_path: Path) -> None:
     sweep.observe(Tick(), Tick())
     assert sweep.new().splitlines() == [
         "lllaunch: job 0 succeeded in 5 min",
-        "lllaunch: 5 min: 1/3 jobs done, lowest 0.5 (job 0), highest 0.5 (job 0)",
+        "lllaunch: 5 min: 1/3 jobs done, objective 0.5 (job 0)",
     ]
     # the launcher had something else to do
     sweep.clock.advance(1000.0)

@@ -24,6 +24,8 @@ from lllaunch.results.store import (
     locate,
     read_sweep,
 )
+from lllaunch.results.sweep_facts import read_sweep_facts
+from lllaunch.results.sweep_page import sweep_page
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -351,6 +353,33 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     fake.ended = {"7_1": "CANCELLED", "7_2": "CANCELLED"}
     found, _ = read_sweep(str(path))
     assert (found.state, found.exit_code, found.queue) == ("failed", 6, "")
+
+
+def test_a_sweep_that_is_in_the_queue_has_a_page(fake: FakeSlurm, tmp_path: Path) -> None:
+    path = tmp_path / "multirun" / "1"
+    arrays = path / "submitted" / "0"
+    arrays.mkdir(parents=True)
+    jobs = [
+        {"job": number, "state": "started", "directory": str(number), "overrides": [f"x={number}"]}
+        for number in range(4)
+    ]
+    document = {"version": 1, "command": ["-m"], "exit_code": None, "jobs": jobs}
+    (path / "sweep.json").write_text(json.dumps(document))
+    Submission("7", str(arrays)).write(str(arrays))
+    for number, value in ((0, 0.5), (1, 0.25)):
+        run = submitted(str(path / str(number)), STARTED, BatchEnded(0), job=f"7_{number}")
+        ended(run, return_values={"0": {"value": value}})
+    submitted(str(path / "2"), STARTED, job="7_2")
+    submitted(str(path / "3"), job="7_3")
+    fake.add("7_2", "RUNNING", where=arrays)
+    fake.add("7_3", "PENDING", "Priority", arrays)
+    facts = read_sweep_facts(locate(str(path)))
+    assert [job.state for job in facts.jobs] == ["succeeded", "succeeded", "running", "queued"]
+    assert [job.objective for job in facts.jobs] == [0.5, 0.25, None, None]
+    page = sweep_page(facts, "0.1")
+    assert "2 of 4 jobs succeeded, 1 running, 1 in the queue" in page
+    assert "1 PENDING, 1 RUNNING" in page
+    assert "lowest so far" in page
 
 
 # By id

@@ -62,6 +62,13 @@ def test_without_a_direction_none_is_best() -> None:
     assert objectives.extremes == told
 
 
+def test_one_alone_is_neither_low_nor_high() -> None:
+    objectives = Objectives(None, [Objective(2.0, 0)])
+    assert objectives.extremes == (("objective", Objective(2.0, 0)),)
+    objectives.add(Objective(2.0, 1))
+    assert len(objectives.extremes) == 1
+
+
 @pytest.mark.parametrize(("direction", "job"), [("minimize", 1), ("maximize", 2)])
 def test_the_direction_says_which_is_best(direction: Direction, job: int) -> None:
     objectives = Objectives(direction)
