@@ -306,15 +306,20 @@ class Console:
         every = _FRAME_S if self._live else self._policy.interval or math.inf
         # with the same distance from the beginning, however late this one is
         self._due = run.began + every * (math.floor((now - run.began) / every) + 1)
+        # no descriptor is left for an import: there are other seconds
+        with contextlib.suppress(ImportError, OSError):
+            self._show(run, now, look)
+
+    def _show(self, run: RunStatus, now: float, look: Callable[[], Mapping[int, Progress]]) -> None:
         if self._live:
             if progress := look():
                 run.progress, run.seen = dict(progress), now
             self._show_line(run, now)
-        else:
-            # not at a start
-            from lllaunch.console.status import heartbeat_text  # noqa: PLC0415
+            return
+        # not at a start
+        from lllaunch.console.status import heartbeat_text  # noqa: PLC0415
 
-            self._say(heartbeat_text(run, now))
+        self._say(heartbeat_text(run, now))
 
     def give_way(self) -> None:
         """Takes the line below the output away, as long as nobody calls `tick`."""
@@ -356,9 +361,9 @@ class Console:
             from lllaunch.console.table import painted  # noqa: PLC0415
 
             color = self._policy.color
-            self._line = StatusLine(lambda row: encodable(painted([row], stream, color)[0], stream))
+            line = self._line = StatusLine(lambda text: painted([(text,)], stream, color)[0])
             self._screen = screen_of(stream)
-            self._screen.status = self._line.text
+            self._screen.status = lambda columns: encodable(line.text(columns), stream)
         self._line.update(run, now)
         assert self._screen is not None
         self._screen.hidden = False
@@ -370,6 +375,7 @@ class Console:
         if self._screen is not None:
             self._screen.status = None
             self._redraw(self._patience)
+            self._screen.hidden = False
             self._screen = self._line = None
 
     def _redraw(self, patience: float) -> None:

@@ -17,6 +17,8 @@ from lllaunch.testing import FakeClock
 from lllaunch.watchdog.progress import Progress
 from lllaunch.workers.terminal import Destination, screen_of
 
+pytestmark = pytest.mark.measured
+
 BEGAN = "lllaunch: attempt 0: 2 workers of train.py, logs in run/attempt_0"
 ENDED = RunOutcome(
     state="succeeded",

@@ -14,6 +14,7 @@ from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.causes import ExitedNonZero
 from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, Succeeded, WorkerOutcome
 from lllaunch.spec import ConsolePolicy
+from lllaunch.testing import FakeClock
 from lllaunch.watchdog.progress import Progress
 
 
@@ -142,6 +143,44 @@ def test_no_color_is_respected(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[31" not in said(lambda console: console.finished(FAILED), Terminal())
     assert ";31m" not in said(lambda console: console.finished(FAILED), Terminal())
+
+
+@pytest.mark.parametrize(
+    ("color", "environ", "coloured"),
+    [
+        (None, {}, False),
+        (None, {"FORCE_COLOR": "1"}, True),
+        (None, {"FORCE_COLOR": ""}, False),
+        ("always", {}, True),
+        ("always", {"NO_COLOR": "1"}, True),
+        ("never", {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_a_log_has_colours_only_where_that_is_said(monkeypatch, color, environ, coloured):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def fail(console: Console) -> None:
+        console.obey(ConsolePolicy(color=color))
+        console.finished(FAILED)
+
+    assert ("\x1b[1;31m" in said(fail)) is coloured
+
+
+def test_what_cannot_be_imported_for_a_moment_ends_nothing(monkeypatch):
+    clock, stream = FakeClock(1000.0), io.StringIO()
+    console = Console(stream, cwd="/", clock=clock)
+    console.started(0, 1, "train.py", "/run/attempt_0")
+    with monkeypatch.context() as short:
+        short.setitem(__import__("sys").modules, "lllaunch.console.status", None)
+        clock.advance(300.0)
+        console.tick()
+    clock.advance(300.0)
+    console.tick()
+    assert stream.getvalue().splitlines()[1:] == ["lllaunch: 10 min: attempt 0"]
 
 
 def test_progress_on_a_terminal_does_not_need_rich(monkeypatch):
