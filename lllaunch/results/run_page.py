@@ -153,10 +153,22 @@ def _verdict(facts: RunFacts) -> str:
         restarts = f", after {counted(outcome.restarts, 'restart')}" if outcome.restarts else ""
         return f"{workers} in {duration(outcome.seconds)}{restarts}"
     if outcome.root_cause is None:
-        limit = "" if outcome.limit is None else f"The run {outcome.limit}"
-        return limit or capitalised(case.message)
+        return capitalised(_without_cause(outcome) or case.message)
     text = capitalised(failure_text(outcome.root_cause, facts.cwd))
     return text if outcome.no_progress is None else f"{outcome.no_progress}: {text}"
+
+
+def _without_cause(outcome: RunOutcome) -> str:
+    """Return what is to be said of a run that a signal or a limit ended, and no failure."""
+    if outcome.limit is not None:
+        return f"the run {outcome.limit}"
+    if outcome.importing:
+        return f"while {', '.join(outcome.importing)} was imported"
+    if outcome.look is not None:
+        return str(outcome.look.finding)
+    furthest = outcome.attempts[-1].furthest if outcome.attempts else None
+    progress = None if furthest is None else furthest.progress
+    return "" if progress is None else f"at {progress_text(progress)}"
 
 
 def _going_on(facts: RunFacts) -> str:
@@ -258,8 +270,6 @@ def _cause(facts: RunFacts) -> Markup:
     if outcome is None:
         return _findings(facts.timeline)
     parts = [element("p", line) for line in outcome.error.split("\n")[1:] if line.strip()]
-    if outcome.importing:
-        parts.append(element("p", f"Was importing: {', '.join(outcome.importing)}."))
     if outcome.no_progress is not None:
         parts.append(element("p", f"{capitalised(str(outcome.no_progress))}."))
     root = outcome.root_cause
@@ -267,6 +277,9 @@ def _cause(facts: RunFacts) -> Markup:
         parts += _of_root(root, facts)
     if outcome.limit is not None:
         parts.append(element("p", f"Then the run {outcome.limit}."))
+    if outcome.look is not None:
+        parts.append(element("p", f"{capitalised(str(outcome.look.finding))}."))
+        parts += _standing(outcome.look, facts.cwd)
     aside = []
     if outcome.attempts and outcome.state != "succeeded":
         aside.append(_others(outcome.attempts[-1], root))
@@ -349,17 +362,23 @@ def _of_hang(hang: Hang, root: RootCause, cwd: str) -> Iterator[Markup]:
     if not root.of_watchdog:
         after = duration(max(0, hang.time_ns - root.time_ns) / _SECOND)
         yield element("p", f"The watchdog ended the attempt {after} later: {hang.finding}.")
+    yield from _standing(hang, cwd)
+
+
+def _standing(hang: Hang, cwd: str) -> Iterator[Markup]:
+    """Yield where the workers stood: those who hang with their calls, or all where nobody does."""
     if hang.collectives is not None:
         yield element("p", f"{capitalised(disagreement_text(hang.collectives, cwd))}.")
     if hang.left:
-        yield element("p", f"{capitalised(ranks(hang.left))} had ended with success before.")
-    if hang.asleep:
-        text = f"{capitalised(ranks(hang.asleep))}: in uninterruptible sleep in the kernel."
-        yield element("p", text)
-    if hang.stopped:
-        text = f"{capitalised(ranks(hang.stopped))}: stopped by a signal, and nobody let it go on."
-        yield element("p", text)
-    for place, members in _by_place(hang, hang.hung, cwd):
+        yield element("p", f"{_members([*hang.left])} had ended with success before.")
+    for numbers, what in (
+        (hang.asleep, "in uninterruptible sleep in the kernel"),
+        (hang.stopped, "stopped by a signal, and nobody let it go on"),
+    ):
+        if numbers:
+            yield element("p", f"{_members(numbers)}: {what}.")
+    nobody = not hang.hung and not hang.waiting
+    for place, members in _by_place(hang, [*hang.stacks] if nobody else hang.hung, cwd):
         stack = hang.stacks.get(members[0])
         if stack is not None and stack.frames:
             title = f"{_members(members)} stood here (innermost call first)"
@@ -368,7 +387,8 @@ def _of_hang(hang: Hang, root: RootCause, cwd: str) -> Iterator[Markup]:
         else:
             yield element("p", f"{_members(members)} stood {place or 'nobody knows where'}.")
     for place, members in _by_place(hang, hang.waiting, cwd):
-        yield element("p", f"{_members(members)} only waited for that {place}.")
+        what = "waited" if hang.left else "only waited for that"
+        yield element("p", f"{_members(members)} {what} {place}.")
 
 
 _MOST_CALLS = 16
@@ -513,7 +533,23 @@ def _workers(timeline: RunTimeline, outcome: RunOutcome | None) -> Markup:
     more = len(rows) - _MOST_ROWS
     rest = element("p", f"{more} more are in result.json.") if more > 0 else Markup()
     caption = "All workers, the newest attempt first" if again else "All workers"
+    columns, rows = _without_empty(columns, rows)
     return joined((table(caption, columns, rows[:_MOST_ROWS]), rest)) if rows else Markup()
+
+
+def _without_empty(
+    columns: Sequence[TableColumn], rows: Sequence[TableRow]
+) -> tuple[list[TableColumn], list[TableRow]]:
+    """Return a table without the columns that say nothing of any row."""
+    kept = [
+        place for place in range(len(columns)) if any(_content(row.cells[place]) for row in rows)
+    ]
+    shown = [row._replace(cells=[row.cells[place] for place in kept]) for row in rows]
+    return [columns[place] for place in kept], shown
+
+
+def _content(cell: str | TableCell) -> str:
+    return cell.content if isinstance(cell, TableCell) else cell
 
 
 def _worker(

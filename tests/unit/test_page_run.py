@@ -23,18 +23,23 @@ from lllaunch.results.run_page import run_page
 from lllaunch.results.store import locate
 from lllaunch.results.timeline import NodeRecords, Series, timeline_of
 from lllaunch.run.causes import Raised
+from lllaunch.run.hang import Hang
 from lllaunch.run.outcome import (
     AttemptOutcome,
     Ended,
     Failed,
+    ReturnValue,
     RootCause,
     RunOutcome,
+    Succeeded,
     Victim,
     WorkerOutcome,
 )
 from lllaunch.run.records import WorkerFiles
 from lllaunch.run.result import render_result
+from lllaunch.watchdog.findings import Asked, Stalled
 from lllaunch.watchdog.progress import Progress
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 SECOND = 10**9
@@ -104,6 +109,9 @@ class Left:
         text = render_result(outcome, host, build=build)
         (self.path / "result.json").write_bytes(text)
         return json.loads(text)
+
+    def write(self, outcome: RunOutcome) -> None:
+        (self.path / "result.json").write_bytes(render_result(outcome, {"hostname": "node7"}))
 
     def lines(self, name: str, records: list[Fields]) -> None:
         text = "".join(f"{json.dumps(dict(record.document))}\n" for record in records)
@@ -202,7 +210,7 @@ def test_a_run_without_an_end_says_how_far_it_came(left: Left) -> None:
     left.lines("samples.jsonl", [sample(2, ranks), sample(4, ranks)])
     seen = Seen(page_of(left.path))
     (row,) = seen.tables["All workers"]
-    assert [value and float(value) for _, value in row[-4:-1]] == [1 << 30, None, 7]
+    assert [value and float(value) for _, value in row[-2:]] == [1 << 30, 7]
 
 
 JSON = st.recursive(
@@ -227,6 +235,64 @@ def test_fields_of_any_type_make_a_page(
     result = left.ends()
     (left.path / "result.json").write_text(json.dumps({**result, **fields}))
     page_of(left.path)
+
+
+def stack(rank: int, function: str) -> RankStack:
+    frames = (Frame("/home/me/train.py", 40 + rank, function, "wait()"),)
+    return RankStack(rank=rank, path="", frames=frames)
+
+
+@pytest.mark.parametrize(
+    ("hung", "waiting", "said"),
+    [
+        ((1,), (0, 2), ["Rank 1 stood here", "Ranks 0, 2 only waited for that in sync"]),
+        ((), (), ["Rank 1 stood here", "Ranks 0, 2 stood here"]),
+    ],
+)
+def test_a_hang_says_who_hangs_and_who_only_waits(
+    left: Left, hung: tuple[int, ...], waiting: tuple[int, ...], said: list[str]
+) -> None:
+    finding = Stalled((0, 1, 2), 600.0, "group")
+    stacks = {0: stack(0, "sync"), 1: stack(1, "load"), 2: stack(0, "sync")}
+    found = Hang(finding, T0 + SECOND, T0, hung=hung, waiting=waiting, stacks=stacks)
+    root = RootCause(0, None, None, finding, T0, hang=found)
+    workers = tuple(left.worker(rank, Ended(15, -15)) for rank in range(3))
+    attempt = AttemptOutcome(0, 0, f"{left.path}/attempt_0", "failed", T0, T0 + 1, workers, root)
+    left.write(RunOutcome("failed", 4, str(left.path), "id", T0, T0 + 1, (attempt,), root))
+    page = page_of(left.path)
+    text = Seen(page).text
+    assert all(each in text for each in said)
+    assert "train.py:41 in load: wait()" in text
+    assert "stalled: no output, no CPU use and no heartbeat for 10 min" in text
+
+
+def test_a_run_that_a_signal_ended_says_where_it_stood(left: Left) -> None:
+    look = Hang(Asked(15, 90.0), T0 + SECOND, stacks={0: stack(0, "load")})
+    workers = (left.worker(0, Ended(15, -15)),)
+    attempt = AttemptOutcome(0, 0, f"{left.path}/attempt_0", "stopped", T0, T0 + 1, workers)
+    left.write(
+        RunOutcome(
+            *("signalled", 143, str(left.path), "id", T0, T0 + 1, (attempt,)), signum=15, look=look
+        )
+    )
+    seen = Seen(page_of(left.path))
+    assert "Ended by SIGTERM" in seen.text
+    assert "Rank 0 stood here" in seen.text
+    assert "exit code 143" in seen.text
+    assert "train.py:40 in load" in seen.text
+
+
+def test_a_run_that_succeeded_has_its_values(left: Left) -> None:
+    value = ReturnValue(f"{left.path}/attempt_0/0/return.json", 14, "json", '{"loss": 0.5}')
+    workers = (left.worker(0, Succeeded(), exitcode=0),)
+    attempt = AttemptOutcome(0, 0, f"{left.path}/attempt_0", "succeeded", T0, T0 + 1, workers)
+    outcome = RunOutcome("succeeded", 0, str(left.path), "id", T0, T0 + 5 * SECOND, (attempt,))
+    left.write(replace(outcome, return_values={0: value}))
+    seen = Seen(page_of(left.path))
+    assert "1 worker in 5.0 s" in seen.text
+    assert "What happened" not in seen.text
+    (row,) = seen.tables["Return values"]
+    assert [text for text, _ in row] == ["0", '{"loss": 0.5}', "json", "14 B"]
 
 
 def test_secrets_are_taken_out_of_all(left: Left) -> None:
