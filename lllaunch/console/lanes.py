@@ -1,6 +1,7 @@
-"""A run in time as text: a bar for each rank of each attempt, and what stands for what. Pure.
+"""A run or a sweep in time as text: bars, and what stands for what. Pure.
 
-Ranks that look alike share a line, so that hundreds of them fit on a screen.
+Of a run there is one for each rank of each attempt; ranks that look alike share a line, so that
+hundreds of them fit on a screen. Of a sweep there is one for each GPU, or whatever jobs held.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lllaunch.text import duration, printable
 
 if TYPE_CHECKING:
     from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline
+    from lllaunch.results.tries import SlotTrack, SweepTimeline
 
 _LEAST_BAR = 20
 _MOST_BAR = 100
@@ -56,6 +58,14 @@ _MARKS = {
     "finding": Sign("!", "!", "finding"),
     "root_cause": Sign("\N{MULTIPLICATION SIGN}", "X", "root cause"),
 }
+# Jobs that follow each other are told apart; what failed is seen at once.
+_JOBS = {
+    "job": Sign("\N{BOX DRAWINGS HEAVY HORIZONTAL}", "=", "a job"),
+    "next job": Sign("\N{BOX DRAWINGS LIGHT DOUBLE DASH HORIZONTAL}", "-", "the next one"),
+    "job runs": Sign("\N{RIGHTWARDS ARROW}", ">", "runs"),
+    "job failed": Sign("\N{MULTIPLICATION SIGN}", "X", "failed"),
+}
+_SIGNS = {**_SPANS, **_MARKS, **_JOBS}
 _STARTS = {"preload", "spawn"}
 _STYLES = {
     "succeeded": "good",
@@ -64,7 +74,16 @@ _STYLES = {
     "running": "busy",
     "lost": "bad",
 }
-DRAWN = "".join(sign.drawn for sign in (*_SPANS.values(), *_MARKS.values()))
+_STYLES_OF_SIGNS = {
+    "hang": "error",
+    "root_cause": "error",
+    "finding": "error",
+    "job": "good",
+    "next job": "good",
+    "job runs": "busy",
+    "job failed": "error",
+}
+DRAWN = "".join(sign.drawn for sign in _SIGNS.values())
 """All that is drawn: a stream that cannot encode one of these gets ASCII."""
 
 
@@ -81,8 +100,13 @@ class _Scale(NamedTuple):
 
     def at(self, time_ns: int) -> int:
         """Return the column of a time."""
-        passed = min(max(0, time_ns - self.start_ns), self.end_ns - self.start_ns)
-        return min(self.columns - 1, passed * self.columns // max(1, self.end_ns - self.start_ns))
+        return min(self.columns - 1, self.before(time_ns))
+
+    def before(self, time_ns: int) -> int:
+        """Return how many columns are over at a time."""
+        whole = self.end_ns - self.start_ns
+        passed = min(max(0, time_ns - self.start_ns), whole)
+        return passed * self.columns // max(1, whole)
 
 
 class _Line(NamedTuple):
@@ -110,7 +134,7 @@ def timeline_rows(run: RunTimeline, width: int, *, ascii_only: bool = False) -> 
     fate = max([cells(line.text) for line in lines], default=0)
     columns = min(_MOST_BAR, max(_LEAST_BAR, width - label - len(GAP) - fate))
     scale = guess._replace(columns=columns)
-    rows = [_axis(run, label, columns)]
+    rows = [_axis(scale, label)]
     used: set[str] = set()
     for group in groups:
         if isinstance(group, int):
@@ -136,24 +160,24 @@ def _shown(run: RunTimeline) -> Iterator[list[AttemptTimeline] | int]:
     yield from attempts[-_LAST:]
 
 
-def _axis(run: RunTimeline, label: int, columns: int) -> Row:
-    end = duration((run.end_ns - run.start_ns) / 1e9)
-    return (StyledText(f"{' ' * label}0{end.rjust(columns - 1)}", "faint"),)
+def _axis(scale: _Scale, label: int) -> Row:
+    end = duration((scale.end_ns - scale.start_ns) / 1e9)
+    return (StyledText(f"{' ' * label}0{end.rjust(scale.columns - 1)}", "faint"),)
 
 
 def _row(line: _Line, label: int, *, ascii_only: bool) -> Row:
     name = padded(line.label, label)
     parts = [StyledText(name, "" if line.first else "faint")]
     for kind, same in itertools.groupby(line.bar.kinds):
-        sign = _SPANS.get(kind) or _MARKS.get(kind)
+        sign = _SIGNS.get(kind)
         drawn = " " if sign is None else sign.ascii if ascii_only else sign.drawn
-        style = {"run": line.style, "hang": "error", "root_cause": "error", "finding": "error"}
-        parts.append(StyledText(drawn * len(list(same)), style.get(kind, "")))
+        style = line.style if kind == "run" else _STYLES_OF_SIGNS.get(kind, "")
+        parts.append(StyledText(drawn * len(list(same)), style))
     return (*parts, StyledText(f"{GAP}{line.text}" if line.text else "", line.style))
 
 
 def _legend(used: set[str], label: int, width: int, *, ascii_only: bool) -> Iterator[Row]:
-    signs = [sign for kind, sign in {**_SPANS, **_MARKS}.items() if kind in used]
+    signs = [sign for kind, sign in _SIGNS.items() if kind in used]
     text = " " * label
     for sign in signs:
         part = f"{sign.ascii if ascii_only else sign.drawn} {sign.meaning}   "
@@ -219,4 +243,63 @@ def _bar(
     order = list(_MARKS)
     for kind, time_ns in sorted(marks, key=lambda mark: order.index(mark[0])):
         kinds[scale.at(time_ns)] = kind
+    return _Bar(tuple(kinds))
+
+
+# A sweep
+
+_NAMES = {"gpu": "GPU", "cpu": "core", "job": "place"}
+_MOST_TRACKS = 16
+
+
+def track_rows(
+    sweep: SweepTimeline, tracks: Sequence[SlotTrack], width: int, *, ascii_only: bool = False
+) -> list[Row]:
+    """Return the jobs of a sweep in time, on what they held; nothing if none was started.
+
+    Args:
+        sweep: what happened when.
+        tracks: what they held, as `lllaunch.results.tries.tracks_of` returns it.
+        width: of the terminal, columns; it is exceeded only if that is very narrow.
+        ascii_only: whether nothing but ASCII may be drawn.
+    """
+    if not sweep.tries:
+        return []
+    shown = tracks[:_MOST_TRACKS]
+    whole = max(1, sweep.end_ns - sweep.start_ns)
+    labels = [printable(f"{_NAMES[track.kind]} {track.name}", _LONGEST_LABEL) for track in shown]
+    label = max(map(cells, labels)) + len(GAP)
+    texts = []
+    for track in shown:
+        busy = sum(each.end_ns - each.start_ns for each in track.tries)
+        texts.append(f"{100 * busy / whole:.0f} % busy")
+    room = width - label - len(GAP) - max(map(len, texts))
+    scale = _Scale(sweep.start_ns, sweep.end_ns, min(_MOST_BAR, max(_LEAST_BAR, room)))
+    rows = [_axis(scale, label)]
+    used: set[str] = set()
+    for name, track, text in zip(labels, shown, texts, strict=True):
+        bar = _of_track(track, scale)
+        used.update(bar.kinds)
+        line = _Line(name, bar, text, "faint", first=True)
+        rows.append(_row(line, label, ascii_only=ascii_only))
+    more = len(tracks) - len(shown)
+    if more > 0:
+        rows.append((StyledText(f"and {more} more", "faint"),))
+    return [*rows, *_legend(used, label, max(width, label + scale.columns), ascii_only=ascii_only)]
+
+
+def _of_track(track: SlotTrack, scale: _Scale) -> _Bar:
+    kinds = [""] * scale.columns
+    failed = []
+    for number, each in enumerate(track.tries):
+        first = scale.at(each.start_ns)
+        # the next one begins where this one ends
+        columns = range(first, max(first + 1, scale.before(each.end_ns)))
+        kind = {"running": "job runs", "succeeded": ("job", "next job")[number % 2]}.get(each.fate)
+        if kind is None:
+            failed.append(columns)
+        for column in columns:
+            kinds[column] = kind or "job failed"
+    for columns in failed:
+        kinds[columns.start] = "job failed"
     return _Bar(tuple(kinds))

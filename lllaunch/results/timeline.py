@@ -204,6 +204,8 @@ _MOST_EVENTS = 32 << 20
 _MOST_SAMPLES = 4 << 20
 _NODE = re.compile(r"node_(\d{1,6})")
 _MOST_NODES = 1024
+# Between the clocks of nodes.
+_MOST_SKEW_NS = 60 * 10**9
 
 
 def read_timeline(
@@ -243,7 +245,19 @@ def _read_nodes(found: FoundDirectory, known: Sequence[NodeOutcome]) -> list[Nod
         ahead = 0.0 if node is None else node.clock_offset or 0.0
         read = _read_node(os.path.join(found.path, directory))
         records.append(NodeRecords(name, *read, ahead_ns=round(ahead * 1e9)))
-    return records
+    began = _first_ns(records[0])
+    # what is older is of an earlier run, which had more nodes
+    return [each for each in records if _last_ns(each) >= began - _MOST_SKEW_NS]
+
+
+def _first_ns(node: NodeRecords) -> int:
+    return next((at for event in node.events if (at := event.integer("time_ns"))), 0)
+
+
+def _last_ns(node: NodeRecords) -> int:
+    times = (event.integer("time_ns") for event in reversed(node.events))
+    # a node that has written nothing may come to it
+    return next((at for at in times if at), _LATEST_NS)
 
 
 def _read_node(directory: str) -> tuple[list[Fields], list[Fields]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.console.lanes import DRAWN, timeline_rows
+from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
 from lllaunch.console.overview import (
     heading,
     log_rows,
@@ -54,6 +54,7 @@ from lllaunch.results.store import (
     read_sweep,
 )
 from lllaunch.results.timeline import read_timeline
+from lllaunch.results.tries import read_sweep_timeline, tracks_of
 from lllaunch.run.directory import PLAN
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
@@ -139,7 +140,8 @@ def _show(given: argparse.Namespace) -> None:
             summary = None if sweep is None else sweep.to_json()
             print_json({**plain(entry, entry.path), "summary": summary})
         else:
-            print_rows(sweep_rows(entry, sweep, cwd, columns()))
+            rows = sweep_rows(entry, sweep, cwd, columns())
+            print_rows([*rows, *_sweep_in_time(found.path)])
         return
     entry, result = read_run(found)
     if given.json:
@@ -606,6 +608,17 @@ def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int
     shown = summary_rows(sweep, setting)
     # the last line says how it ended
     return [*rows, *(shown[:-1] if running else shown)]
+
+
+def _sweep_in_time(path: str) -> list[Row]:
+    timeline = read_sweep_timeline(path)
+    width, ascii_only = columns() or _COLUMNS, not _can_draw()
+    bars = track_rows(timeline, tracks_of(timeline), width, ascii_only=ascii_only)
+    return [(), heading(f"In time (from {_local(timeline.start_ns)}):"), *bars] if bars else []
+
+
+def _can_draw() -> bool:
+    return encodable(DRAWN, sys.stdout) == DRAWN
 
 
 def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:

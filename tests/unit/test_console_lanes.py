@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import EVENTS, START
 
-from lllaunch.console.lanes import DRAWN, timeline_rows
+from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
 from lllaunch.console.table import cells
 from lllaunch.documents import Fields
 from lllaunch.results.timeline import (
@@ -21,6 +21,8 @@ from lllaunch.results.timeline import (
     TimeSpan,
     timeline_of,
 )
+from lllaunch.results.tries import JobTry, SweepTimeline, tracks_of
+from lllaunch.sweep.pool import Lease
 
 
 def at(seconds: float) -> int:
@@ -88,6 +90,54 @@ def test_of_very_many_attempts_the_first_and_the_last_are_shown() -> None:
 
 def test_a_run_that_never_began_has_no_bars() -> None:
     assert drawn() == []
+
+
+def swept(*tries: tuple[str, int, float, float, str], gpus: int = 2) -> list[str]:
+    timeline = SweepTimeline(
+        at(0),
+        at(20),
+        over=True,
+        tries=tuple(
+            JobTry(job, 0, at(start), at(end), fate, Lease((gpu,)))
+            for gpu, job, start, end, fate in tries
+        ),
+        slots=Lease(tuple(map(str, range(gpus)))),
+    )
+    rows = track_rows(timeline, tracks_of(timeline), 42, ascii_only=True)
+    return ["".join(part.text for part in row).rstrip() for row in rows]
+
+
+def test_jobs_stand_on_their_gpus_and_what_is_idle_is_empty() -> None:
+    lines = swept(
+        ("0", 0, 0, 5, "succeeded"),
+        ("0", 1, 5, 10, "succeeded"),
+        ("0", 2, 15, 20, "failed"),
+        ("1", 3, 10, 20, "running"),
+    )
+    assert lines == [
+        "       0                   20 s",
+        "GPU 0  ======------      XXXXXX  75 % busy",
+        "GPU 1              >>>>>>>>>>>>  50 % busy",
+        "       = a job   - the next one   > runs",
+        "       X failed",
+    ]
+
+
+def test_a_failure_that_was_short_is_seen_among_jobs_that_were_not() -> None:
+    [_, gpu, *_] = swept(
+        ("0", 0, 0, 10, "succeeded"),
+        ("0", 1, 10, 10.001, "failed"),
+        ("0", 2, 10.001, 20, "succeeded"),
+        gpus=1,
+    )
+    assert gpu.count("X") == 1
+
+
+def test_of_very_many_gpus_some_are_shown_and_of_no_jobs_nothing() -> None:
+    lines = swept(("0", 0, 0, 5, "succeeded"), gpus=100)
+    assert sum(line.startswith("GPU ") for line in lines) == 16
+    assert "and 84 more" in lines
+    assert swept() == []
 
 
 @given(st.lists(EVENTS, max_size=30), st.integers(1, 200))

@@ -329,6 +329,22 @@ def test_the_last_run_of_a_directory_is_read_and_what_is_torn_is_passed_over(
     assert [each.points[0][1] for each in timeline.series] == [2.0]
 
 
+def test_nodes_of_an_earlier_run_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("{}")
+    later = [event(1000, "Begin"), event(1000, "StartWorkers", attempt=1), started(1001, 0, 1)]
+    for name, events in (("node_0", [*BEGUN, *later]), ("node_1", BEGUN), ("node_10", later)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "events.jsonl", events)
+    found = look(str(tmp_path))
+    assert found is not None
+    timeline = read_timeline(found)
+    assert timeline.nodes == ("node 0", "node 10")
+    assert [(each.number, each.node) for each in timeline.attempts] == [
+        (1, "node 0"),
+        (1, "node 10"),
+    ]
+
+
 def test_secrets_are_taken_out_of_all_texts() -> None:
     secret = "hunter2hunter2"
     outcome = outcome_of(
