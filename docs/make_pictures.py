@@ -3,8 +3,8 @@
     python docs/make_pictures.py               all of them
     python docs/make_pictures.py run sweep     those
 
-Everything runs on this machine, in a directory of its own that goes afterwards; `--keep DIR` leaves
-the runs and their pages there. It needs what the tests need (`pip install '.[test]'`) and a
+Everything runs on this machine, in a new directory that goes afterwards; with `--keep DIR` it is
+that one, and stays. It needs what the tests need (`pip install '.[test]'`) and a
 chromium. What stands on a terminal is drawn from a screen in memory that the program wrote to.
 """
 
@@ -312,6 +312,7 @@ class Camera:
         width: int = 1100,
         of: str = "",
         until: str = "",
+        margin: int = 0,
         scheme: Literal["light", "dark"] = "light",
     ) -> None:
         """Take a picture of a page.
@@ -320,8 +321,9 @@ class Camera:
             name: of the picture.
             page: a file.
             width: of the window, pixels of a page.
-            of: selector of the part that is shown; all if it is empty.
-            until: selector of the last part that is shown, if all is from the top.
+            of: selector of the part that is shown.
+            until: selector of the last part that is shown, if it is all from the top.
+            margin: pixels around the part.
             scheme: light or dark.
         """
         context = self._browser.new_context(
@@ -336,15 +338,17 @@ class Camera:
         opened.goto(page.as_uri())
         # what stays at the top while a page is scrolled hides the top of its parts
         opened.add_style_tag(content="nav { position: static !important; }")
+        box = opened.locator(of or until).first.bounding_box()
+        assert box is not None, of or until
+        left, top = (box["x"] - margin, box["y"]) if of else (0.0, 0.0)
+        across = box["width"] + 2 * margin if of else float(width)
+        down = box["y"] + box["height"] - top + (0 if of else 12)
         path = PICTURES / f"{name}.png"
-        if of:
-            opened.locator(of).first.screenshot(path=path)
-        else:
-            box = opened.locator(until or "body").first.bounding_box()
-            assert box is not None, until
-            height = box["y"] + box["height"] + 12
-            clip = {"x": 0, "y": 0, "width": width, "height": height}
-            opened.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+        opened.screenshot(
+            path=path,
+            full_page=True,
+            clip={"x": left, "y": top, "width": across, "height": down},
+        )
         path.write_bytes(self._indexed(path.read_bytes()))
         context.close()
         print(f"  {path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
@@ -391,16 +395,16 @@ def picture_run(camera: Camera, project: Project) -> None:
     camera.take("run-dark", page, until="#time figure", scheme="dark")
     camera.take("run-phone", page, width=360, until="#cause")
     for part in ("measured", "stacks", "plan"):
-        camera.take(f"run-{part}", page, of=f"#{part}")
+        camera.take(f"run-{part}", page, of=f"#{part}", margin=20)
 
 
 def picture_sweep(camera: Camera, project: Project) -> None:
     """A sweep of 24 jobs, two of which failed."""
     project.lllaunch(*SWEEP, codes=(6,), **GPUS)
     page = project.page("runs/digits")
-    camera.take("sweep", page, until="#objective figure")
-    for part in ("parameters", "time", "jobs"):
-        camera.take(f"sweep-{part}", page, of=f"#{part}")
+    camera.take("sweep", page, until="#time figure", width=1400)
+    for part in ("failures", "parameters", "jobs"):
+        camera.take(f"sweep-{part}", page, of=f"#{part}", margin=20)
 
 
 def picture_live(camera: Camera, project: Project) -> None:
@@ -414,9 +418,9 @@ def picture_live(camera: Camera, project: Project) -> None:
 def picture_table(camera: Camera, project: Project) -> None:
     """A sweep on a terminal, with the table of its jobs."""
     argv = ("-m", "lllaunch", *SWEEP[:-1])
-    more = ("hydra.sweep.dir=runs/table", "params.steps=2000")
+    more = ("hydra.sweep.dir=runs/table", "params.steps=6000", "launch.samples=1s")
     with terminal(("python", *argv, *more), project, 110, 34, env=GPUS) as shown:
-        shown.read(lambda text: text.count("succeeded") > 8)
+        shown.read(lambda text: text.count("succeeded") > 5 and " step " in text)
         camera.take_screen("table", shown.screen, f"python {' '.join(argv)}", project.root)
 
 
@@ -432,14 +436,18 @@ def main() -> None:
     """Make the pictures that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURED)}")
-    parser.add_argument("--keep", metavar="DIR", help="where runs and pages are left")
+    parser.add_argument("--keep", metavar="DIR", help="a new directory, which stays")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in PICTURED]
     browser = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if unknown or browser is None:
         parser.error(f"no picture is called {unknown[0]}" if unknown else "there is no chromium")
     with contextlib.ExitStack() as stack:
-        place = options.keep or stack.enter_context(tempfile.TemporaryDirectory())
+        # pages show paths: this one says nothing of this machine
+        place = options.keep or os.path.join(tempfile.gettempdir(), "demo")
+        os.mkdir(place, 0o700)
+        if not options.keep:
+            stack.callback(shutil.rmtree, place)
         project = Project(Path(place, "digits"))
         playwright = stack.enter_context(sync_playwright())
         args = ["--no-sandbox"] if os.geteuid() == 0 else []
