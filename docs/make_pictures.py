@@ -403,7 +403,7 @@ def picture_sweep(camera: Camera, project: Project) -> None:
     project.lllaunch(*SWEEP, codes=(6,), **GPUS)
     page = project.page("runs/digits")
     camera.take("sweep", page, until="#time figure", width=1400)
-    for part in ("failures", "parameters", "jobs"):
+    for part in ("parameters", "jobs"):
         camera.take(f"sweep-{part}", page, of=f"#{part}", margin=20)
 
 
@@ -419,7 +419,7 @@ def picture_table(camera: Camera, project: Project) -> None:
     """A sweep on a terminal, with the table of its jobs."""
     argv = ("-m", "lllaunch", *SWEEP[:-1])
     more = ("hydra.sweep.dir=runs/table", "params.steps=6000", "launch.samples=1s")
-    with terminal(("python", *argv, *more), project, 110, 34, env=GPUS) as shown:
+    with terminal(("python", *argv, *more), project, 124, 34, env=GPUS) as shown:
         shown.read(lambda text: text.count("succeeded") > 5 and " step " in text)
         camera.take_screen("table", shown.screen, f"python {' '.join(argv)}", project.root)
 

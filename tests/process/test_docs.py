@@ -30,6 +30,7 @@ COPIED = ("conf", "examples", "LICENSE", *TOP_PAGES)
 SECONDS = 300
 
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PICTURE = re.compile(r"!\[([^][]*)\]\(([^()\s]+)\)")
 LINK = re.compile(r"(?<!!)\[[^][]*\]\(([^()\s]+)\)")
 
 
@@ -165,6 +166,20 @@ def broken_links(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", names(PAGES))
 def test_links_lead_somewhere(page: Path) -> None:
     assert not list(broken_links(page))
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_pictures_are_there_and_told_in_words(page: Path) -> None:
+    for words, target in PICTURE.findall(FENCE.sub("", page.read_text())):
+        assert (page.parent / target).is_file(), target
+        assert len(words) > 20, target
+
+
+def test_every_picture_is_on_a_page_and_small() -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    for picture in (ROOT / "docs" / "pictures").iterdir():
+        assert f"pictures/{picture.name})" in pages, picture.name
+        assert picture.stat().st_size < 250_000, picture.name
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
