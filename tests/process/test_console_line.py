@@ -6,8 +6,11 @@ import os
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.screen import Terminal
 
 from lllaunch.console.console import Console
@@ -357,3 +360,60 @@ def test_nobody_draws_it_who_is_in_the_background(
     front[0] = True
     assert shown.tick() == [BEGAN, "output", "50 %", "lllaunch: attempt 0, 3 s"]
     assert screen_of(shown.terminal.stream).status is not None
+
+
+texts = st.text(st.sampled_from("ab進 é"), min_size=1, max_size=14).map(str.strip).filter(bool)
+steps = st.one_of(
+    st.tuples(st.just("write"), st.lists(texts, min_size=1, max_size=4)),
+    st.tuples(st.just("begin"), texts),
+    st.tuples(st.just("end"), texts),
+    st.tuples(st.just("note"), texts),
+    st.tuples(st.just("tick"), st.none()),
+    st.tuples(st.just("stop"), st.none()),
+    st.tuples(st.just("resize"), st.tuples(st.integers(41, 100), st.booleans())),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(steps, max_size=25))
+def test_whatever_happens_each_line_stands_there_once_and_the_live_area_below(
+    terminal: Terminal, happens: list[tuple[str, Any]]
+) -> None:
+    del terminal  # for its environment
+    own = Terminal(80, 8)
+    shown, partial, there = Shown(own), "", False
+    expected = [BEGAN]
+    shown.begin()
+    own.resize(100)
+    try:
+        for what, given_ in happens:
+            if what == "write":
+                shown.write(*given_)
+                expected += given_
+            elif what == "begin":
+                shown.workers.show("bar", given_.encode())
+                partial = given_
+            elif what == "end":
+                shown.workers.write([f"{given_}\n".encode()], ["bar"])
+                expected.append(given_)
+                partial = ""
+            elif what == "note":
+                shown.console.note(given_)
+                expected.append(f"lllaunch: {given_}")
+            elif what == "tick":
+                shown.tick()
+                there = True
+            elif what == "stop" and there:
+                shown.console.give_way()
+                assert shown.terminal.shown() == expected
+                shown.tick()
+            elif what == "resize" and there and given_[0] > len(BEGAN):
+                own.resize(given_[0], breaks=given_[1])
+        rows = shown.tick()
+        area = [partial] if partial else []
+        assert rows[len(rows) - len(area) - 1 :][: len(area)] == area
+        assert rows[-1].startswith(("lllaunch: attempt 0, ", "attempt 0, "))
+        assert rows[: len(rows) - len(area) - 1] == expected
+        shown.console.finished(ENDED)
+    finally:
+        own.close()

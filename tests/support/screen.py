@@ -61,22 +61,20 @@ class Terminal:
         self._set_size(columns, lines or self.screen.lines)
 
     def _break(self, columns: int) -> None:
-        old = self.screen
-        new = pyte.HistoryScreen(columns, old.lines, history=1000)
-        stream = pyte.Stream(new)
-        cursor = (0, 0)
-        rows = [row.rstrip() for row in old.display]
-        for index, row in enumerate(rows[: old.cursor.y + 1]):
-            if index == old.cursor.y:
-                cursor = (new.cursor.x + old.cursor.x, new.cursor.y)
-            stream.feed(row + ("\r\n" if index < old.cursor.y else ""))
-        below = [row for row in rows[old.cursor.y + 1 :] if row]
-        before = len(new.history.top)
-        for row in below:
-            stream.feed("\r\n" + row)
-        new.cursor.x = cursor[0]
-        new.cursor.y = cursor[1] - (len(new.history.top) - before)
+        """Write all that stands there anew; the cursor goes to where its character has gone."""
+        at, column = len(self.screen.history.top) + self.screen.cursor.y, self.screen.cursor.x
+        rows = self._all_rows()
+        last = max([at, *(index for index, row in enumerate(rows) if row)])
+        new = pyte.HistoryScreen(columns, self.screen.lines, history=1000)
         self.screen, self._feed = new, pyte.ByteStream(new)
+        row = 0
+        for index, text in enumerate(rows[: last + 1]):
+            if index:
+                self._feed.feed(b"\r\n")
+            if index == at:
+                row = len(new.history.top) + new.cursor.y + column // columns
+            self._feed.feed(text.encode())
+        new.cursor.y, new.cursor.x = row - len(new.history.top), column % columns
 
     def read(self) -> None:
         """Take all that was written until now."""
@@ -101,14 +99,17 @@ class Terminal:
     @property
     def rows(self) -> list[str]:
         """The rows that stand on the screen and above it, without blanks at the end."""
+        rows = self._all_rows()
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    def _all_rows(self) -> list[str]:
         above = [
             "".join(row[column].data for column in range(self.screen.columns)).rstrip()
             for row in self.screen.history.top
         ]
-        rows = [*above, *(row.rstrip() for row in self.screen.display)]
-        while rows and not rows[-1]:
-            rows.pop()
-        return rows
+        return [*above, *(row.rstrip() for row in self.screen.display)]
 
     def shown(self) -> list[str]:
         """The same, when all has come that was written until now."""
