@@ -16,13 +16,11 @@ from lllaunch.console.hang import disagreement_text, frame_text, place_text, tre
 from lllaunch.console.report import failure_text, fate_groups
 from lllaunch.console.wording import (
     capitalised,
-    commit_text,
     counted,
     progress_text,
     ranks,
     shown_path,
     step_text,
-    versions_text,
 )
 from lllaunch.results.html import (
     Markup,
@@ -40,9 +38,19 @@ from lllaunch.results.html import (
     section,
     table,
 )
+from lllaunch.results.page_parts import (
+    STATE_WORDS,
+    UNKNOWN_STATE,
+    code_facts,
+    host_facts,
+    moment,
+    own_line,
+    page_footer,
+    page_heading,
+    short_commit,
+)
 from lllaunch.results.run_charts import curves_of, lanes_of
 from lllaunch.run.causes import signal_name
-from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
@@ -84,36 +92,11 @@ def run_page(facts: RunFacts, version: str) -> str:
         _heading(facts, word),
         body,
         links=[PageLink(id_, title) for id_, title, _ in there],
-        footer=_footer(facts, version),
+        footer=page_footer(facts.report.directory, version),
     )
 
 
-def _footer(facts: RunFacts, version: str) -> Markup:
-    made = f"lllaunch {version}. Times are UTC. Other forms of this report: "
-    command = f"python -m lllaunch report {facts.report.directory} --format json|junit|trace|text"
-    return joined((made, element("code", shorten(command, 300))))
-
-
 # Above all
-
-
-_WORDS = {
-    "succeeded": "Succeeded",
-    "failed": "Failed",
-    "signalled": "Ended by a signal",
-    "error": "Error",
-    "running": "Still running",
-    "queued": "Waiting in the queue",
-    "died": "Died",
-}
-_SIGNS = {
-    "succeeded": "✓",
-    "failed": "✕",
-    "error": "✕",
-    "died": "✕",
-    "running": "▸",
-    "signalled": "■",
-}
 
 
 def _verdict_word(facts: RunFacts) -> str:
@@ -122,22 +105,13 @@ def _verdict_word(facts: RunFacts) -> str:
         return "Unreadable"
     if outcome is not None and outcome.signum is not None:
         return f"Ended by {signal_name(outcome.signum)}"
-    return _WORDS.get(facts.state, "Not known to be over")
+    return STATE_WORDS.get(facts.state, UNKNOWN_STATE)
 
 
 def _heading(facts: RunFacts, word: str) -> Markup:
-    sign = element("span", _SIGNS.get(facts.state, "?"), class_="sign", aria_hidden="true")
-    state = facts.state if facts.state in _SIGNS else "unknown"
-    more = _where(facts)
-    verdict = element(
-        "div",
-        element("h1", sign, " ", word),
-        element("p", _verdict(facts), class_="cause"),
-        element("p", more, class_="more") if more else Markup(),
-        class_=f"verdict {state}",
-    )
-    what = element("p", "Run ", element("code", facts.report.directory), class_="what")
-    return joined((what, verdict, definitions(_summary(facts))))
+    directory, state = facts.report.directory, facts.state
+    sentence, more = _verdict(facts), _where(facts)
+    return page_heading("Run", directory, state, word, sentence, more, _summary(facts))
 
 
 def _verdict(facts: RunFacts) -> str:
@@ -164,8 +138,9 @@ def _without_cause(outcome: RunOutcome) -> str:
         return f"the run {outcome.limit}"
     if outcome.importing:
         return f"while {', '.join(outcome.importing)} was imported"
-    if outcome.look is not None:
-        return str(outcome.look.finding)
+    silent = getattr(None if outcome.look is None else outcome.look.finding, "silent", 0.0)
+    if silent:
+        return f"no output for {duration(silent)} before that"
     furthest = outcome.attempts[-1].furthest if outcome.attempts else None
     progress = None if furthest is None else furthest.progress
     return "" if progress is None else f"at {progress_text(progress)}"
@@ -221,7 +196,7 @@ def _code(place: str, function: str) -> Markup:
 def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
     outcome, timeline, entry = facts.outcome, facts.timeline, facts.entry
     started = (outcome.started_ns if outcome is not None else 0) or entry.started_ns
-    yield "Started", _moment(started or timeline.start_ns)
+    yield "Started", moment(started or timeline.start_ns)
     if outcome is not None:
         yield "Took", element("span", duration(outcome.seconds), title=f"{outcome.seconds} s")
     numbers = {attempt.number for attempt in timeline.attempts}
@@ -235,26 +210,10 @@ def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
         yield "Progress", progress_text(furthest.progress)
     batch = f"{entry.batch_job} {entry.queue}".strip()
     yield "Batch job", batch
-    yield "Commit", _short_commit(facts)
+    yield "Commit", short_commit(facts.build)
     overrides = entry.overrides
     if overrides:
-        yield "Command line", _long("code", shorten(" ".join(overrides), _LONGEST_COMMAND))
-
-
-def _short_commit(facts: RunFacts) -> str:
-    commit = facts.build.text("commit")
-    if not commit:
-        return ""
-    changed = " with changes" if facts.build.flag("dirty") else ""
-    branch = facts.build.text("branch")
-    return f"{commit[:12]}{f' ({branch})' if branch else ''}{changed}"
-
-
-def _moment(time_ns: int | None) -> Markup:
-    if not time_ns:
-        return Markup()
-    text = isoformat(time_ns)
-    return element("time", f"{text[:10]} {text[11:19]} UTC", datetime=f"{text[:23]}Z")
+        yield "Command line", own_line(shorten(" ".join(overrides), _LONGEST_COMMAND), "code")
 
 
 _LONGEST_COMMAND = 240
@@ -300,7 +259,7 @@ def _findings(timeline: RunTimeline) -> Markup:
         if mark.kind in ("finding", "restart", "root_cause")
     ]
     marks.sort(key=lambda mark: mark.time_ns)
-    items = [element("li", _moment(mark.time_ns), f": {mark.text}") for mark in marks[-20:]]
+    items = [element("li", moment(mark.time_ns), f": {mark.text}") for mark in marks[-20:]]
     return element("ul", *items) if items else Markup()
 
 
@@ -489,7 +448,7 @@ def _attempts(facts: RunFacts) -> Markup:
                 (
                     TableCell(str(attempt.number), attempt.number),
                     badge(attempt.state, attempt.state),
-                    _moment(attempt.started_ns),
+                    moment(attempt.started_ns),
                     TableCell(duration(seconds), seconds),
                     ", at ".join(filter(None, (cause, step))),
                 )
@@ -718,25 +677,13 @@ def _plan_line(line: PlanLine, width: int) -> Markup:
 
 
 def _environment(facts: RunFacts) -> Markup:
-    host, build, outcome = facts.host, facts.build, facts.outcome
-    cpus, memory, limit = map(host.integer, ("cpus", "memory", "memory_limit"))
-    rows = [
-        ("Host", host.text("hostname")),
-        ("Kernel", host.text("kernel")),
-        ("CPUs", "" if cpus is None else str(cpus)),
-        ("Memory", "" if memory is None else size(memory)),
-        ("Memory limit", "" if limit is None else size(limit)),
+    outcome = facts.outcome
+    own = [
         ("Run id", "" if outcome is None else outcome.run_id),
-        ("Plan hash", "" if outcome is None else _long("code", outcome.plan_hash)),
-        ("Commit", _long("span", commit_text(build.document))),
-        ("Versions", _long("span", versions_text(build.document))),
+        ("Plan hash", "" if outcome is None else own_line(outcome.plan_hash, "code")),
     ]
-    return joined((definitions(rows), _nodes(outcome)))
-
-
-def _long(tag: str, text: str) -> Markup:
-    """Return a text that takes a line of its own; nothing if it is empty."""
-    return element(tag, text, class_="long") if text else Markup()
+    known = definitions([*host_facts(facts.host), *own, *code_facts(facts.build)])
+    return joined((known, _nodes(outcome)))
 
 
 def _nodes(outcome: RunOutcome | None) -> Markup:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from lllaunch.console.table import counts_text, extremes_text, objective_text
-from lllaunch.console.wording import capitalised, commit_text, counted, named_jobs, versions_text
+from lllaunch.console.wording import capitalised, counted, named_jobs
 from lllaunch.results.charts import (
     ChartAxis,
     ChartCurve,
@@ -47,12 +47,22 @@ from lllaunch.results.html import (
     section,
     table,
 )
+from lllaunch.results.page_parts import (
+    STATE_WORDS,
+    UNKNOWN_STATE,
+    code_facts,
+    host_facts,
+    moment,
+    own_line,
+    page_footer,
+    page_heading,
+    short_commit,
+)
 from lllaunch.results.sweep_facts import FailureGroup, SweepFacts, SweepJob
 from lllaunch.results.swept import SweptParameter, spans_decades
 from lllaunch.results.tries import JobTry, SlotTrack, tracks_of
-from lllaunch.run.events import isoformat
 from lllaunch.sweep.objective import Direction, Objective, improvements
-from lllaunch.text import as_ranges, duration, shorten, shorten_middle, size, spans
+from lllaunch.text import as_ranges, duration, shorten, shorten_middle, spans
 
 _SECOND = 1e9
 _MOST_ROWS = 1500
@@ -92,33 +102,20 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
         ("environment", "Environment", _environment(facts)),
     ]
     there = [(id_, title, content) for id_, title, content in sections if content]
-    word = _WORDS.get(facts.entry.state, "Not known to be over")
+    # a signal to its launcher ends a sweep before its end
+    words = {**STATE_WORDS, "signalled": "Interrupted"}
+    word = words.get(facts.entry.state, UNKNOWN_STATE)
     return document(
         f"{word}: {os.path.basename(os.path.abspath(facts.directory))}",
         _heading(facts, word),
         joined(section(id_, title, content) for id_, title, content in there),
         links=[PageLink(id_, title) for id_, title, _ in there],
-        footer=_footer(facts, version),
+        footer=page_footer(facts.directory, version),
     )
-
-
-def _footer(facts: SweepFacts, version: str) -> Markup:
-    made = f"lllaunch {version}. Times are UTC. Other forms of this report: "
-    command = f"python -m lllaunch report {facts.directory} --format json|junit|trace|text"
-    return joined((made, element("code", shorten(command, 300))))
 
 
 # Above all
 
-_WORDS = {
-    "succeeded": "Succeeded",
-    "failed": "Failed",
-    "signalled": "Interrupted",
-    "error": "Error",
-    "running": "Still running",
-    "queued": "Waiting in the queue",
-    "died": "Died",
-}
 _STATES = (
     *("failed", "error", "signalled", "died", "running", "queued", "waiting"),
     *("not_run", "unknown"),
@@ -132,18 +129,9 @@ _STATE_WORDS = {
 
 
 def _heading(facts: SweepFacts, word: str) -> Markup:
-    state = facts.entry.state if facts.entry.state in _WORDS else "unknown"
-    sign = element("span", SIGNS.get(state, "?"), class_="sign", aria_hidden="true")
     more = joined(_more(facts), " · ")
-    verdict = element(
-        "div",
-        element("h1", sign, " ", word),
-        element("p", _verdict(facts), class_="cause"),
-        element("p", more, class_="more") if more else Markup(),
-        class_=f"verdict {state}",
-    )
-    what = element("p", "Sweep ", element("code", facts.directory), class_="what")
-    return joined((what, verdict, definitions(_summary(facts))))
+    state, sentence = facts.entry.state, _verdict(facts)
+    return page_heading("Sweep", facts.directory, state, word, sentence, more, _summary(facts))
 
 
 def _verdict(facts: SweepFacts) -> str:
@@ -165,7 +153,7 @@ def _more(facts: SweepFacts) -> Iterator[str]:
 
 def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
     entry, timeline = facts.entry, facts.timeline
-    yield "Started", _moment(entry.started_ns or timeline.start_ns)
+    yield "Started", moment(entry.started_ns or timeline.start_ns)
     if entry.seconds is not None:
         took = "Runs for" if entry.state == "running" else "Took"
         yield took, element("span", duration(entry.seconds), title=f"{entry.seconds:.3f} s")
@@ -181,27 +169,12 @@ def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
     yield "Cores", str(len(slots.cpus)) if slots.cpus else ""
     yield "Resumed", counted(facts.resumes, "time") if facts.resumes else ""
     yield "In the queue", entry.queue
-    yield "Commit", _short_commit(facts)
+    yield "Commit", short_commit(facts.build)
     if facts.command:
-        yield "Command line", element("code", " ".join(facts.command), class_="long")
+        yield "Command line", own_line(" ".join(facts.command), "code")
     if facts.common:
-        yield "The same in all jobs", element("code", " ".join(facts.common), class_="long")
+        yield "The same in all jobs", own_line(" ".join(facts.common), "code")
     yield "Note", facts.problem
-
-
-def _short_commit(facts: SweepFacts) -> str:
-    commit = facts.build.text("commit")
-    if not commit:
-        return ""
-    changed = " with changes" if facts.build.flag("dirty") else ""
-    return f"{commit[:12]}{changed}"
-
-
-def _moment(time_ns: int | None) -> Markup:
-    if not time_ns:
-        return Markup()
-    text = isoformat(time_ns)
-    return element("time", f"{text[:10]} {text[11:19]} UTC", datetime=f"{text[:23]}Z")
 
 
 # What failed
@@ -729,23 +702,8 @@ def _value(parameter: SweptParameter, place: int) -> TableCell:
 
 
 def _environment(facts: SweepFacts) -> Markup:
-    host, build = facts.host, facts.build
-    cpus, memory = map(host.integer, ("cpus", "memory"))
-    gpus = facts.timeline.slots.gpus
-    return definitions(
-        (
-            ("Host", host.text("hostname")),
-            ("Kernel", host.text("kernel")),
-            ("CPUs", "" if cpus is None else str(cpus)),
-            ("Memory", "" if memory is None else size(memory)),
-            ("GPUs of the sweep", ", ".join(gpus)),
-            ("Begun by lllaunch", facts.version),
-            ("Commit", _long(commit_text(build.document))),
-            ("Versions", _long(versions_text(build.document))),
-        )
-    )
-
-
-def _long(text: str) -> str:
-    """Return a text that has a line of its own."""
-    return element("span", text, class_="long") if text else ""
+    own = [
+        ("GPUs of the sweep", ", ".join(facts.timeline.slots.gpus)),
+        ("Begun by lllaunch", facts.version),
+    ]
+    return definitions([*host_facts(facts.host), *own, *code_facts(facts.build)])
