@@ -19,7 +19,7 @@ from lllaunch.run.files import relative_path, working_directory
 
 # What lllaunch calls itself, in a batch job.
 HIDDEN_VERBS = ("job",)
-VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stacks", "stop", "wait")
+VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stacks", "stop", "top", "wait")
 """What a command line may begin with, beside what is to be run. No override is a word alone."""
 
 FLAGS: dict[str, int | None] = {
@@ -80,7 +80,13 @@ _ELSEWHERE = {
     **dict.fromkeys(("log", "tail"), "'{0} logs' shows what the workers of a run have written"),
     **dict.fromkeys(("kill", "cancel", "abort"), "'{0} stop' ends a run"),
     "resume": "to run the rest of a sweep: {0} -m hydra.launcher.resume=DIR",
-    **dict.fromkeys(("list", "status", "ps", "history", "runs"), "'{0} ls' lists what was run"),
+    **dict.fromkeys(("list", "history", "runs"), "'{0} ls' lists what was run"),
+    **dict.fromkeys(
+        ("status", "ps", "jobs"), "'{0} ls' lists what was run, and '{0} top' shows what goes on"
+    ),
+    **dict.fromkeys(
+        ("htop", "watch", "monitor", "live", "dashboard"), "'{0} top' shows what goes on"
+    ),
     **dict.fromkeys(("info", "describe", "inspect", "results"), "'{0} show' shows what ran"),
     **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
     **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),

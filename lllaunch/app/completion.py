@@ -52,7 +52,8 @@ unset _lllaunch_rule _lllaunch_former
 _SCRIPTS = {"install=bash": INSTALL, "uninstall=bash": UNINSTALL}
 # What a command takes that may be left out; it also takes the ids of batch jobs.
 _LATEST = {
-    verb: ["latest"] for verb in ("logs", "show", "stacks", "report", "rerun", "stop", "wait")
+    verb: ["latest"]
+    for verb in ("logs", "show", "stacks", "report", "rerun", "stop", "top", "wait")
 }
 
 

@@ -14,7 +14,7 @@ from lllaunch.console.wording import StyledText
 from lllaunch.text import plain, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from lllaunch.sweep.objective import Objective, Objectives
 
@@ -228,8 +228,21 @@ def counts_text(counts: Iterable[tuple[int, str]]) -> str:
     return ", ".join(f"{number} {what}" for number, what in counts if number)
 
 
-# What rich calls the styles.
-_STYLES = {
+def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
+    """Return ``12/200 done, 3 failed, 8 running, 177 waiting``, of a sweep that goes on.
+
+    Args:
+        counts: the number of its jobs by state.
+        states: in which order they are told.
+    """
+    done = f"{counts.get('succeeded', 0)}/{sum(counts.values())} done"
+    others = counts_text(
+        (counts.get(state, 0), state.replace("_", "-")) for state in states if state != "succeeded"
+    )
+    return ", ".join(filter(None, (done, others)))
+
+
+RICH_STYLES = {
     "": "",
     "title": "bold",
     "error": "bold red",
@@ -240,6 +253,7 @@ _STYLES = {
     "quote": "",
     "faint": "dim",
 }
+"""What rich calls the styles of `lllaunch.console.wording.StyledText`."""
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -276,7 +290,7 @@ class Painter:
     def _painted(self, span: StyledText) -> str:
         around = self._around.get(span.style)
         if around is None:
-            around = self._around[span.style] = self._of_style(_STYLES[span.style])
+            around = self._around[span.style] = self._of_style(RICH_STYLES[span.style])
         before, behind = around
         return f"{before}{span.text}{behind}" if span.text else ""
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
 
+    Contents = Callable[[str], tuple[frozenset[str], list[str]]]
+
 _TAIL = 16 * 1024  # bytes
 # What Hydra writes, where YAML cannot mean anything but the text itself.
 _PLAIN = re.compile(r"- ([A-Za-z0-9_+~][\w+~./@,-]*=[\w+~./@,=-]*)")
@@ -117,7 +119,9 @@ class FoundDirectory(NamedTuple):
         return self.file or os.path.normpath(os.path.join(self.path, name))
 
 
-def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
+def find(
+    root: str, depth: int = DEPTH, contents: Contents | None = None
+) -> Iterator[FoundDirectory]:
     """Finds runs and sweeps in a directory and below it, in no order.
 
     Links are not followed, and what cannot be read is passed over. Nothing is looked for in a run
@@ -126,11 +130,13 @@ def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
     Args:
         root: where to begin.
         depth: how many levels below it are looked at.
+        contents: tells what is in a directory; `contents_of` unless the caller knows more.
     """
+    contents = contents or contents_of
     left = [(root, depth)]
     while left:
         path, levels = left.pop()
-        names, directories = _contents(path)
+        names, directories = contents(path)
         kind = _kind(path, names)
         if kind is not None:
             yield FoundDirectory(path, kind, names)
@@ -142,9 +148,14 @@ def find(root: str, depth: int = DEPTH) -> Iterator[FoundDirectory]:
             ]
 
 
-def look(path: str) -> FoundDirectory | None:
-    """Return what a directory that was named is, None if it is neither a run nor a sweep."""
-    names, _ = _contents(path)
+def look(path: str, contents: Contents | None = None) -> FoundDirectory | None:
+    """Return what a directory that was named is, None if it is neither a run nor a sweep.
+
+    Args:
+        path: of the directory.
+        contents: as for `find`.
+    """
+    names, _ = (contents or contents_of)(path)
     kind = _kind(path, names)
     if kind is None and any(name in _OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
         kind = "run"
@@ -165,8 +176,8 @@ def _result(path: str) -> ResultFile | None:
     return ResultFile.from_json(read_json(os.path.join(path, RESULT)), path)
 
 
-def _contents(path: str) -> tuple[frozenset[str], list[str]]:
-    """Returns all names in a directory, and those of directories."""
+def contents_of(path: str) -> tuple[frozenset[str], list[str]]:
+    """Return all names in a directory, and those of directories; none if it cannot be read."""
     names, directories = [], []
     try:
         with os.scandir(path) as entries:
@@ -474,7 +485,7 @@ def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
 def _count_attempts(found: FoundDirectory) -> int:
     # of several nodes each has a directory of its own
     nodes = (name for name in found.names if name.startswith("node_"))
-    parts = [found.names, *(_contents(os.path.join(found.path, name))[0] for name in nodes)]
+    parts = [found.names, *(contents_of(os.path.join(found.path, name))[0] for name in nodes)]
     return max(sum(name.startswith("attempt_") for name in part) for part in parts)
 
 
@@ -490,7 +501,7 @@ def _read_submitted(
     if entry is not None:
         return entry, None
     # what it wrote between the first look and its end
-    history, names = read_history(path), _contents(path)[0]
+    history, names = read_history(path), contents_of(path)[0]
     result = _result(path) if RESULT in names else None
     started_ns = _last_start(history)
     if result is None or started_ns is None or (result.ended_ns or 0) < started_ns:
@@ -666,14 +677,17 @@ def _changed_ns(path: str) -> int | None:
 # Sweeps
 
 
-def read_sweep(path: str, queue: BatchQueue | None = None) -> tuple[ListEntry, SweepResult | None]:
+def read_sweep(
+    path: str, queue: BatchQueue | None = None, result: SweepResult | None = None
+) -> tuple[ListEntry, SweepResult | None]:
     """Return what became of a sweep, and what is known of its jobs; never raises.
 
     Args:
         path: its directory.
         queue: as for `entry_of`.
+        result: what is known of its jobs; None for `sweep_result`.
     """
-    result = sweep_result(path)
+    result = result or sweep_result(path)
     if result is None:
         began = _changed_ns(os.path.join(path, JOURNAL))
         return ListEntry("sweep", path, "unknown", started_ns=began), None
@@ -691,13 +705,17 @@ def read_sweep(path: str, queue: BatchQueue | None = None) -> tuple[ListEntry, S
         seconds=seconds,
         load_overrides=lambda: redacted_overrides(result.command),
     )
-    if _is_submitted(path):
+    if is_submitted(path):
         return _with_submitted(entry, [*_jobs(entry, result, queue)]), result
     counts = Counter(_state_of_job(job, state) for job in result.jobs)
+    # a job is composed when it is its turn
+    if (rest := result.planned - len(result.jobs)) > 0:
+        counts["waiting" if state == "running" else "not_run"] += rest
     return replace(entry, counts=counts), result
 
 
-def _is_submitted(sweep: str) -> bool:
+def is_submitted(sweep: str) -> bool:
+    """Return whether the jobs of a sweep are, or were, in the queue of a cluster."""
     return os.path.isdir(os.path.join(sweep, ARRAYS))
 
 
@@ -762,7 +780,9 @@ def _state_of_sweep(path: str, code: int | None) -> str:
     return "succeeded" if code == 0 else "failed"
 
 
-def jobs_of(sweep: ListEntry, queue: BatchQueue | None = None) -> Iterator[ListEntry]:
+def jobs_of(
+    sweep: ListEntry, queue: BatchQueue | None = None, result: SweepResult | None = None
+) -> Iterator[ListEntry]:
     """Yields the jobs of a sweep by number, as its journal tells of them.
 
     Of jobs that were submitted their own directories tell.
@@ -770,14 +790,15 @@ def jobs_of(sweep: ListEntry, queue: BatchQueue | None = None) -> Iterator[ListE
     Args:
         sweep: the sweep.
         queue: as for `entry_of`.
+        result: what is known of its jobs; None for `sweep_result`.
     """
-    result = sweep_result(sweep.path)
+    result = result or sweep_result(sweep.path)
     if result is not None:
         yield from _jobs(sweep, result, queue)
 
 
 def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> Iterator[ListEntry]:
-    submitted = _is_submitted(sweep.path)
+    submitted = is_submitted(sweep.path)
     # what was not submitted goes on with the launcher alone
     state = _state_of_sweep(sweep.path, result.exit_code) if submitted else sweep.state
     queue = queue or BatchQueue()
@@ -790,7 +811,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
             _state_of_job(job, state),
             exit_code=None if ended is None else ended.exit_code,
             started_ns=job.started_ns or None,
-            seconds=None if ended is None else ended.seconds,
+            seconds=_until_now(job, state) if ended is None else ended.seconds,
             attempts=job.tries,
             root_cause=(ended.root_cause if ended is not None else "") or job.reason,
             value=job.value,
@@ -800,7 +821,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
         if not (submitted and job.directory):
             yield entry
             continue
-        found = FoundDirectory(entry.path, "run", _contents(entry.path)[0])
+        found = FoundDirectory(entry.path, "run", contents_of(entry.path)[0])
         if SUBMISSION in found.names:
             run, _ = read_run(found, queue)
         elif job.state != "started" or is_held(lock_of("run", entry.path)):
@@ -816,6 +837,13 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
                 continue
             run, _ = _read_submitted(found, submission, queue)
         yield replace(run, kind="job", job=entry.job, load_overrides=entry.load_overrides)
+
+
+def _until_now(job: JobHistory, sweep: str) -> float | None:
+    """Return for how long a job has run, None if it does not."""
+    if _state_of_job(job, sweep) != "running" or not job.started_ns:
+        return None
+    return max(0, time.time_ns() - job.started_ns) / 1e9
 
 
 def _tasks_of_jobs(sweep: str) -> dict[int, tuple[Submission, int]]:
@@ -920,7 +948,7 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
         file, directory = directory, os.path.dirname(directory) or "."
         kind = None if os.path.basename(file) in _OF_A_RUN | _OF_A_SWEEP else _kind_of_file(file)
         if kind is not None:
-            return FoundDirectory(directory, kind, _contents(directory)[0], file)
+            return FoundDirectory(directory, kind, contents_of(directory)[0], file)
     found = look(directory)
     if found is None:
         raise _none_at(name, directory, is_directory=os.path.isdir(path))
@@ -936,7 +964,7 @@ def _kind_of_file(path: str) -> Literal["run", "sweep"] | None:
 
 
 def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
-    names, _ = _contents(directory)
+    names, _ = contents_of(directory)
     if is_directory and _MULTIRUN in names:
         hint = "the sweep was refused, or lllaunch did not run it"
         return NoSuchRun(name, f"holds no {JOURNAL}", hint)
@@ -1016,7 +1044,7 @@ def _of_batch_job(job: str, cwd: str | None) -> list[FoundDirectory]:
 def _submitted_in(path: str) -> FoundDirectory | None:
     """Return the run or the sweep whose batch job has a working directory."""
     sweep, separator, _ = path.rpartition(f"/{ARRAYS}/")
-    return look(sweep if separator and _is_submitted(sweep) else path)
+    return look(sweep if separator and is_submitted(sweep) else path)
 
 
 def _having(found: FoundDirectory, job: str) -> list[FoundDirectory]:

@@ -19,6 +19,7 @@ from lllaunch.sweep.journal import (
     EndedRecord,
     Header,
     OverRecord,
+    PlannedRecord,
     Record,
     Result,
     Resumed,
@@ -95,6 +96,8 @@ class SweepHistory:
         direction: which of two objectives is better, as the last launcher that knew it said; None
             if none did.
         slots: all that jobs could lease, of any launcher.
+        planned: how many jobs the last launcher was going to run, or had done, as far as it knows;
+            0 if it has not said so.
         jobs: what is known of each job, by number.
     """
 
@@ -105,6 +108,7 @@ class SweepHistory:
         self.exit_code: int | None = None
         self.direction: Direction | None = None
         self.slots = Lease()
+        self.planned = 0
         self._bad = 0  # exit code of an earlier batch of the same launcher
         self.jobs: dict[int, JobHistory] = {}
         for entry in entries:
@@ -130,7 +134,9 @@ class SweepHistory:
             self.exit_code = None
             if isinstance(record, Resumed):
                 self.resumes += 1
-                self._bad = 0
+                self._bad = self.planned = 0
+            elif isinstance(record, PlannedRecord):
+                self.planned += record.jobs
             else:
                 known = self.jobs.get(record.job) or JobHistory(record.job)
                 self.jobs[record.job] = _with(known, record, time_ns)
@@ -193,6 +199,8 @@ class SweepResult:
         seconds: how long it took, or None.
         resumes: how often it was resumed.
         direction: which of two objectives is better, None if that is not known.
+        planned: as in `SweepHistory`; 0 where sweep.json tells of all jobs.
+        slots: as in `SweepHistory`; None where sweep.json tells.
     """
 
     jobs: tuple[JobHistory, ...] = ()
@@ -205,6 +213,8 @@ class SweepResult:
     seconds: float | None = None
     resumes: int = 0
     direction: Direction | None = None
+    planned: int = 0
+    slots: Lease | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -284,6 +294,8 @@ def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
         seconds=(ended_ns - began) / 1e9 if began else None,
         resumes=sweep.resumes,
         direction=sweep.direction,
+        planned=sweep.planned,
+        slots=sweep.slots,
     )
 
 

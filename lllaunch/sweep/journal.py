@@ -64,6 +64,17 @@ class Resumed(NamedTuple):
     slots: Lease | None = None
 
 
+class PlannedRecord(NamedTuple):
+    """The launcher is going to run some jobs, of which nothing more is known yet.
+
+    Attributes:
+        jobs: how many, those included that had finished before. What a sweeper asks for later comes
+            on top of them.
+    """
+
+    jobs: int
+
+
 class ComposedRecord(NamedTuple):
     """A job's config is known; the job is not started before this is on the disk.
 
@@ -162,7 +173,14 @@ class OverRecord(NamedTuple):
 _YEAR_10000_NS = 253_402_300_800 * 10**9
 
 Record: TypeAlias = (
-    Header | Resumed | ComposedRecord | StartedRecord | EndedRecord | Skipped | OverRecord
+    Header
+    | Resumed
+    | PlannedRecord
+    | ComposedRecord
+    | StartedRecord
+    | EndedRecord
+    | Skipped
+    | OverRecord
 )
 
 
@@ -176,6 +194,7 @@ class JournalEntry(NamedTuple):
 _TYPES: dict[type[Any], str] = {
     Header: "sweep",
     Resumed: "resumed",
+    PlannedRecord: "planned",
     ComposedRecord: "composed",
     StartedRecord: "started",
     EndedRecord: "ended",
@@ -354,6 +373,7 @@ def _over(fields: Mapping[str, Any]) -> OverRecord:
 _READERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
     "sweep": _header,
     "resumed": _resumed,
+    "planned": lambda fields: PlannedRecord(_job(fields, "jobs")),
     "composed": _composed,
     "started": _started,
     "ended": _ended,

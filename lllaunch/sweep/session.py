@@ -36,6 +36,7 @@ from lllaunch.sweep.journal import (
     Header,
     Journal,
     OverRecord,
+    PlannedRecord,
     Record,
     Result,
     Resumed,
@@ -206,6 +207,7 @@ class SweepSession:
                 next may follow from results of earlier jobs: there is nothing to compare with.
         """
         if not self.resumed:
+            self.journal.keep(PlannedRecord(len(jobs)))
             return Batch(range(first_number, first_number + len(jobs)), {}, {})
         if self._resumption is None:
             raise RuntimeError("a sweep is resumed with one batch of jobs")
@@ -222,6 +224,7 @@ class SweepSession:
         )
         self.journal.append(self._resumption)
         self._resumption = None
+        self.journal.keep(PlannedRecord(len(plan.jobs)))
         self._note_ends(plan)
         return _batch_of(plan)
 

@@ -115,7 +115,7 @@ def _show(given: argparse.Namespace) -> None:
     if given.follow:
         shown = _follow(found, chosen, given.attempt, one=one)
     else:
-        attempt = _last_attempt(found.path) if given.attempt is None else given.attempt
+        attempt = last_attempt(found.path) if given.attempt is None else given.attempt
         shown = _print(chosen(attempt), one=one)
     if not shown:
         raise _why_none(found, given)
@@ -194,14 +194,14 @@ def _follow(
     """Show files as they grow until the run is over; return whether there were any."""
     known: set[WorkerLog] = set()
     follower, goes_on = _follower(found), _GoesOn(found)
-    first = _last_attempt(found.path)
+    first = last_attempt(found.path)
     follower.start()
     try:
         while True:
             # before the files: what was written until then is shown
             more = goes_on()
             # all that follow the first: one may have been short
-            later = range(first, _last_attempt(found.path) + 1)
+            later = range(first, last_attempt(found.path) + 1)
             numbers = later if attempt is None else (attempt,)
             logs = [log for number in numbers for log in chosen(number)]
             several = len({log.rank for log in logs}) > 1
@@ -231,7 +231,8 @@ def worker_logs(directory: str, attempt: int) -> list[WorkerLog]:
     return sorted(found, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
 
 
-def _last_attempt(directory: str) -> int:
+def last_attempt(directory: str) -> int:
+    """Return the number of a run's last attempt, 0 if none has begun."""
     return max(_attempts(directory), default=0)
 
 

@@ -12,6 +12,7 @@ from lllaunch.console.table import (
     Row,
     Table,
     counts_text,
+    done_text,
     objective_text,
     short_overrides,
 )
@@ -112,7 +113,7 @@ def _list(given: argparse.Namespace) -> None:
     found = list(itertools.islice(_chosen(entries, given, queue), given.limit))
     cwd = os.getcwd()
     if given.json:
-        print_json([plain(entry, os.path.join(cwd, entry.path)) for entry in found])
+        print_json([_plain(entry, os.path.join(cwd, entry.path)) for entry in found])
     elif found:
         print_rows(list_rows(found, cwd, columns()))
     else:
@@ -194,15 +195,33 @@ def _step(entry: ListEntry) -> str:
 
 
 def _left(entry: ListEntry) -> str:
-    progress = entry.progress
-    return "" if progress is None or progress.eta is None else duration(progress.eta)
+    left = _sweep_left(entry) if entry.kind == "sweep" else entry.progress and entry.progress.eta
+    return "" if left is None else duration(left)
+
+
+def _sweep_left(sweep: ListEntry) -> float | None:
+    """Return how long the rest of a sweep's jobs will take, seconds; None if nobody can tell."""
+    if sweep.state != "running":
+        return None
+    from lllaunch.results.live import LiveReader  # noqa: PLC0415 - most sweeps are over
+
+    view = LiveReader().sweep(sweep.path)
+    return None if view is None or view.subject is None else view.subject.eta
+
+
+def _plain(entry: ListEntry, path: str) -> dict[str, Any]:
+    document = plain(entry, path)
+    if entry.kind == "sweep" and entry.state == "running":
+        done, total = entry.counts.get("succeeded", 0), sum(entry.counts.values())
+        document["progress"] = {"done": done, "total": total, "eta": _sweep_left(entry)}
+    return document
 
 
 def _overrides(entry: ListEntry) -> str:
     text = one_line(short_overrides(entry.overrides))
     if entry.kind != "sweep":
         return text
-    told = counts_of(entry)
+    told = done_text(entry.counts, STATES) if entry.state == "running" else counts_of(entry)
     return f"{told}; {text}" if text else told
 
 

@@ -111,26 +111,55 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show(given: argparse.Namespace) -> None:
     found = _live(given.run)
-    where = shown_path(os.path.abspath(found.path), os.getcwd())
-    answer = Fields(_ask(found, where, Request(given.rank, given.rank is not None)))
-    known = answer.integer("world_size") or 0
-    if given.rank is not None and max(given.rank) >= known:
-        missing = ranks(rank for rank in given.rank if rank >= known)
-        raise NoSuchRun(where, f"has no {missing}, only {ranks(range(known))}")
+    answer, look = _taken(found, given.rank)
     for node in answer.objects("nodes"):
         if node.text("why_not"):
             complain(f"{node.text('name')} {node.text('why_not')}: its workers are not shown")
-    look = _look(answer)
     if given.json:
         print_json(_document(answer, look, os.path.abspath(found.path)))
         return
+    print_rows((line,) for line in _lines(answer, look, _shown(found), given.rank))
+
+
+def stack_lines(found: FoundDirectory, chosen: frozenset[int] | None = None) -> list[StyledText]:
+    """Return where the workers of a live run stand, as lines for people.
+
+    Args:
+        found: the run.
+        chosen: ranks of which all threads are shown; None for what all ranks do.
+
+    Raises:
+        LaunchError: it is over, has no such rank, or does not answer; says which.
+    """
+    answer, look = _taken(found, chosen)
+    return _lines(answer, look, _shown(found), chosen)
+
+
+def _shown(found: FoundDirectory) -> str:
+    return shown_path(os.path.abspath(found.path), os.getcwd())
+
+
+def _taken(found: FoundDirectory, chosen: frozenset[int] | None) -> tuple[Fields, Hang]:
+    """Ask a run where its workers stand; return its answer, and what follows from it."""
+    where = _shown(found)
+    answer = Fields(_ask(found, where, Request(chosen, chosen is not None)))
+    known = answer.integer("world_size") or 0
+    if chosen is not None and max(chosen) >= known:
+        missing = ranks(rank for rank in chosen if rank >= known)
+        raise NoSuchRun(where, f"has no {missing}, only {ranks(range(known))}")
+    return answer, _look(answer)
+
+
+def _lines(
+    answer: Fields, look: Hang, where: str, chosen: frozenset[int] | None
+) -> list[StyledText]:
     cwd = os.getcwd()
     lines = [StyledText(line) for line in _head(answer, where)]
-    if given.rank is not None:
+    if chosen is not None:
         lines += _threads(answer, cwd)
     elif look.stacks:
         lines += look_lines(look, cwd)
-    print_rows((line,) for line in lines)
+    return lines
 
 
 # Whose stacks

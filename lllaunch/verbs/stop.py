@@ -66,7 +66,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _stop(given: argparse.Namespace) -> None:
-    found = locate(given.run)
+    print_lines([stopped(locate(given.run), now=given.now)])
+
+
+def stopped(found: FoundDirectory, *, now: bool = False) -> str:
+    """End a run or a sweep, wait until it is over, and return in a line what became of it.
+
+    Args:
+        found: where it is.
+        now: whether its workers are killed, without the grace period.
+
+    Raises:
+        LaunchError: it cannot be ended from here; says why, and from where it can.
+    """
     lock = lock_of(found.kind, found.path)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
     queue = BatchQueue()
@@ -78,15 +90,12 @@ def _stop(given: argparse.Namespace) -> None:
         queue.forget()
         entry, held = entry_now(found, queue), is_held(lock)
     if entry.queue:
-        _cancel(found, where, queue, now=given.now)
-        print_lines([f"{where}: {outcome_text(until_over(found))}"])
-        return
+        _cancel(found, where, queue, now=now)
+        return f"{where}: {outcome_text(until_over(found))}"
     if entry.batch_job:
-        print_lines([f"{where}: is over: {outcome_text(entry)}"])
-        return
+        return f"{where}: is over: {outcome_text(entry)}"
     if held is False:
-        print_lines([f"{where}: is over: {outcome_text(entry_of(found))}"])
-        return
+        return f"{where}: is over: {outcome_text(entry_of(found))}"
     pidfd = open_launcher(lock)
     if pidfd is None and held is None:
         raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
@@ -97,7 +106,7 @@ def _stop(given: argparse.Namespace) -> None:
     try:
         send_signal(pidfd, signal.SIGTERM)
         # The second one says that it is meant. When the end is written one would end the launcher.
-        while given.now and not wait_readable(pidfd, _PAUSE):
+        while now and not wait_readable(pidfd, _PAUSE):
             if entry_now(found).exit_code is None:
                 send_signal(pidfd, signal.SIGTERM)
     finally:
@@ -107,9 +116,9 @@ def _stop(given: argparse.Namespace) -> None:
     entry = entry_now(found, queue)
     if entry.queue:
         # it was submitted meanwhile
-        _cancel(found, where, queue, now=given.now)
+        _cancel(found, where, queue, now=now)
         entry = entry_now(found)
-    print_lines([f"{where}: {outcome_text(entry)}"])
+    return f"{where}: {outcome_text(entry)}"
 
 
 def _end_submitting(lock: str) -> None:

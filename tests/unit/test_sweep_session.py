@@ -26,6 +26,7 @@ from lllaunch.sweep.journal import (
     EndedRecord,
     Header,
     OverRecord,
+    PlannedRecord,
     Record,
     Result,
     Resumed,
@@ -152,7 +153,10 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(tmp_path: Path)
         assert session.plan(Untouched(10_000), 7, compose_nothing) == Batch(
             range(7, 10_007), {}, {}
         )
-        assert records(path) == [Header("multi_run-12-00-00", "0.1.0", COMMAND)]
+        assert records(path) == [
+            Header("multi_run-12-00-00", "0.1.0", COMMAND),
+            PlannedRecord(10_000),
+        ]
         with pytest.raises(ConfigError, match=r"hydra.sweep.dir: .* is in use by another sweep"):
             begin(path)
     session.close()
@@ -267,6 +271,7 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
         assert told == [(4, 1, "1"), (5, 0, "0")]
         assert records(tmp_path)[len(before) :] == [
             Resumed("0.1.0", COMMAND),
+            PlannedRecord(7),
             EndedRecord(1, 0, Result("succeeded", 0, "", 1.5)),
         ]
         with pytest.raises(RuntimeError, match="with one batch"):
@@ -277,7 +282,7 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     # once more: it is journalled now
     with contextlib.closing(resume(tmp_path)) as session:
         session.plan(wanted, 0, same_config(wanted))
-    assert len(records(tmp_path)) == len(before) + 3
+    assert len(records(tmp_path)) == len(before) + 5
 
 
 def test_a_job_that_finished_does_not_run_again_though_the_journal_has_lost_its_start(
@@ -363,7 +368,7 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
         # the same session may try again
         assert len(session.plan(wanted, 0, same_config(wanted)).skipped) == 2
     assert b"torn" not in (tmp_path / JOURNAL).read_bytes()
-    assert records(tmp_path)[-2] == Resumed("0.1.0", COMMAND)
+    assert records(tmp_path)[-3] == Resumed("0.1.0", COMMAND)
 
 
 def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:

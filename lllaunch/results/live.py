@@ -1,0 +1,951 @@
+"""What goes on: runs, sweeps, their jobs and ranks as they are at this moment, for ``top``.
+
+All of it is read from what they write, and nothing is changed. Whoever shows it looks once a
+second, so `LiveReader` keeps what it has read: of events and journals only what was added, of
+samples the last one if it is another, of a directory its names while its time is the same. What is
+over is not looked into again. The rest is pure: rows, and what of them is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from lllaunch.console.board import time_left
+from lllaunch.console.wording import ranks as ranks_text
+from lllaunch.documents import Fields
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.store import (
+    FoundDirectory,
+    ListEntry,
+    contents_of,
+    entry_of,
+    find,
+    is_held,
+    is_submitted,
+    jobs_of,
+    lock_of,
+    look,
+    progress_of,
+    read_sweep,
+    sweep_result,
+)
+from lllaunch.run.directory import ATTEMPT, EVENTS, PLAN, RESULT, SAMPLES
+from lllaunch.run.events import isoformat
+from lllaunch.run.result import read_cause
+from lllaunch.run.samples import last_sample
+from lllaunch.sweep.directory import JOURNAL, SUMMARY
+from lllaunch.text import first_line
+
+if TYPE_CHECKING:
+    from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult
+    from lllaunch.watchdog.progress import Progress
+
+RowKind: TypeAlias = Literal["run", "sweep", "job", "rank"]
+
+LIVE = frozenset({"running", "queued"})
+"""States of what is not over, as far as anybody knows."""
+
+RECENT_SECONDS = 600.0
+"""For how long what has ended is shown among what lives."""
+MOST_RECENT = 5
+"""How much of that."""
+
+
+@dataclass(frozen=True)
+class LiveRow:
+    """A run, a sweep, a job of one, or a rank, as it is now.
+
+    Attributes:
+        kind: which of these.
+        path: its directory; of a rank that of its run, of a job that has none that of its sweep.
+        state: one of `lllaunch.results.store.STATES`; of a rank ``starting``, ``running``,
+            ``ended`` or ``failed``.
+        number: of a job or a rank.
+        attempt: number of the attempt that runs, or ran last; of a job, how often it was tried
+            before.
+        seconds: for how long it has run, or ran.
+        ended_ns: when it ended, nanoseconds since the epoch; None if it has not.
+        step: how far it is; of a sweep how many of its jobs have succeeded.
+        total: what that comes to in the end.
+        rate: steps in a second.
+        eta: seconds that the rest will take.
+        idle: seconds since the step changed.
+        slowest: the rank that is behind all others, None if there is none.
+        behind: its step.
+        cpu: cores that are busy.
+        memory: bytes.
+        gpus: names of GPUs that it sees, or holds.
+        gpu_use: share of the time that they are busy, on average.
+        gpu_memory: bytes in use on them.
+        metrics: numbers that it told beside its step.
+        text: what is to be said of it: what the watchdog found, its root cause, its queue.
+        overrides: of its command line; of a job those that its sweep's does not have, too.
+        value: what rank 0 returned.
+        exit_code: of its launcher; of a rank its exit status.
+        pid: of a rank.
+        node: of a rank, where there are several; else empty.
+        counts: of a sweep, the number of its jobs by state.
+        cpus: numbers of the cores that a job holds.
+    """
+
+    kind: RowKind
+    path: str
+    state: str
+    number: int | None = None
+    attempt: int | None = None
+    seconds: float | None = None
+    ended_ns: int | None = None
+    step: float | None = None
+    total: float | None = None
+    rate: float | None = None
+    eta: float | None = None
+    idle: float | None = None
+    slowest: int | None = None
+    behind: float | None = None
+    cpu: float | None = None
+    memory: int | None = None
+    gpus: tuple[str, ...] = ()
+    gpu_use: float | None = None
+    gpu_memory: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    text: str = ""
+    overrides: tuple[str, ...] = ()
+    value: Any = None
+    exit_code: int | None = None
+    pid: int | None = None
+    node: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others, also at another moment."""
+        return f"{self.kind} {self.path} {'' if self.number is None else self.number}"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is not over."""
+        return self.state in LIVE or self.state == "starting"
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """What is looked at: a run with its ranks, a sweep with its jobs, or whatever goes on.
+
+    Attributes:
+        time_ns: when, nanoseconds since the epoch.
+        rows: in the order in which they are shown if nobody sorts them.
+        subject: the run or the sweep; None for what goes on below some directories.
+        roots: these.
+        findings: what the watchdog found in a run so far, and how attempts failed; oldest first.
+        result: what is known of a sweep, else None.
+        unseen: of a sweep, the number of jobs by state that are in no row: not composed yet.
+    """
+
+    time_ns: int
+    rows: tuple[LiveRow, ...]
+    subject: LiveRow | None = None
+    roots: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+    result: SweepResult | None = None
+    unseen: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["run", "sweep", "all"]:
+        """What is looked at."""
+        if self.subject is None:
+            return "all"
+        return "sweep" if self.subject.kind == "sweep" else "run"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing in it will change any more."""
+        return self.subject is not None and not self.subject.is_live
+
+
+# Pure: from what was read to rows
+
+
+class WorkerNow(NamedTuple):
+    """A worker of the attempt that runs, as its events tell of it."""
+
+    state: str
+    pid: int | None = None
+    exit_code: int | None = None
+    node: str = ""
+
+
+class RunNow(NamedTuple):
+    """What the files of a run tell beside its state.
+
+    Attributes:
+        attempt: number of the last one, None if none has begun.
+        workers: of that attempt, by rank.
+        findings: as `LiveView` has them, each with its attempt.
+        sample: the newest of that attempt, as `lllaunch.run.samples.last_sample` returns it.
+        age: of the sample, seconds.
+    """
+
+    attempt: int | None = None
+    workers: Mapping[int, WorkerNow] = {}
+    findings: tuple[tuple[int, str], ...] = ()
+    sample: Mapping[str, Any] | None = None
+    age: float = 0.0
+
+
+def row_of(entry: ListEntry, now: RunNow | None = None) -> LiveRow:
+    """Return a run, a job or a sweep as a row.
+
+    Args:
+        entry: what is known of it.
+        now: what the files of a run or a job tell; None if it does not run.
+    """
+    ended_ns = None
+    if entry.state not in LIVE and entry.started_ns is not None and entry.seconds is not None:
+        ended_ns = entry.started_ns + int(entry.seconds * 1e9)
+    tries = entry.attempts
+    row = LiveRow(
+        entry.kind,
+        entry.path,
+        entry.state,
+        number=entry.job,
+        attempt=tries - 1 if tries else None,
+        seconds=entry.seconds,
+        ended_ns=ended_ns,
+        text=entry.root_cause or _queue_of(entry),
+        overrides=entry.overrides,
+        value=entry.value,
+        exit_code=entry.exit_code,
+        counts=entry.counts,
+    )
+    return row if now is None else _with_now(row, entry, now)
+
+
+def _queue_of(entry: ListEntry) -> str:
+    return f"{entry.batch_job} {entry.queue}".strip() if entry.queue else ""
+
+
+def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
+    progress = progress_of(now.sample, entry.started_ns)
+    ranks = ranks_of(now.sample)
+    slowest = slowest_of(ranks)
+    workers = [Fields(worker) for worker in ranks.values()]
+    gpus = _gpus_of(workers, now.sample)
+    said = [text if of == now.attempt else f"attempt {of}: {text}" for of, text in now.findings]
+    # of a job it is the number of its tries, which its run knows nothing of
+    attempt = row.attempt if row.kind == "job" else now.attempt
+    row = replace(
+        row,
+        attempt=row.attempt if attempt is None else attempt,
+        slowest=None if slowest is None else slowest[0],
+        behind=None if slowest is None else slowest[1],
+        cpu=_sum(worker.number("cpu") for worker in workers),
+        memory=_integer(_sum(worker.number("rss") for worker in workers)),
+        gpus=gpus.names,
+        gpu_use=gpus.use,
+        gpu_memory=gpus.memory,
+        text=row.text or (said[-1] if said else ""),
+    )
+    if progress is not None:
+        row = _with_progress(row, progress, now.age)
+    return row if row.is_live else _at_rest(row)
+
+
+def _at_rest(row: LiveRow) -> LiveRow:
+    """Return a row of what is over without what it did at last."""
+    return replace(
+        row, rate=None, eta=None, idle=None, cpu=None, memory=None, gpu_use=None, gpu_memory=None
+    )
+
+
+def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
+    return replace(
+        row,
+        step=progress.step,
+        total=progress.total,
+        rate=progress.rate,
+        eta=None if progress.eta is None else max(0.0, progress.eta - age),
+        idle=progress.idle + age,
+        metrics=progress.metrics,
+    )
+
+
+def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
+    """Return a row for each rank of the attempt that runs, or ran last.
+
+    Args:
+        run: the run, or the job.
+        now: what its files tell.
+    """
+    sampled = ranks_of(now.sample)
+    found = []
+    for rank in sorted({*now.workers, *sampled}):
+        worker = now.workers.get(rank) or WorkerNow("running")
+        fields = Fields(sampled.get(rank))
+        over = worker.state == "running" and not run.is_live
+        gpus = _gpus_of([fields], now.sample)
+        row = LiveRow(
+            "rank",
+            run.path,
+            "ended" if over else worker.state,
+            number=rank,
+            attempt=now.attempt,
+            cpu=fields.number("cpu"),
+            memory=fields.integer("rss"),
+            gpus=gpus.names,
+            gpu_use=gpus.use,
+            gpu_memory=gpus.memory,
+            text=_how_ended(worker),
+            exit_code=worker.exit_code,
+            pid=worker.pid,
+            node=worker.node,
+        )
+        progress = progress_of({"time": 0.0, "ranks": {rank: fields.document}}, None)
+        if progress is not None:
+            row = _with_progress(row, progress, now.age)
+        found.append(row if row.is_live else _at_rest(row))
+    return found
+
+
+def _how_ended(worker: WorkerNow) -> str:
+    if not worker.exit_code:
+        return ""
+    from lllaunch.run.causes import signal_name  # noqa: PLC0415 - most workers do not fail
+
+    code = worker.exit_code
+    return signal_name(-code) if code < 0 else f"exit code {code}"
+
+
+def ranks_of(sample: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
+    """Return what a sample tells of each rank, by rank."""
+    ranks = {} if sample is None else sample["ranks"]
+    return {int(name): each for name, each in ranks.items() if name.isascii() and name.isdecimal()}
+
+
+def slowest_of(ranks: Mapping[int, Mapping[str, Any]]) -> tuple[int, float] | None:
+    """Return the rank that is behind all others and its step; None if none is."""
+    steps = {rank: Fields(worker).number("step") for rank, worker in ranks.items()}
+    known = {rank: step for rank, step in steps.items() if step is not None}
+    least = min(known.values(), default=None)
+    if least is None or least == max(known.values()):
+        return None
+    behind = [rank for rank, step in known.items() if step == least]
+    return (behind[0], least) if len(behind) < len(known) else None
+
+
+class _Gpus(NamedTuple):
+    """GPUs that workers see: their names, their use on average, and bytes in use on them."""
+
+    names: tuple[str, ...]
+    use: float | None
+    memory: int | None
+
+
+def _gpus_of(workers: Sequence[Fields], sample: Mapping[str, Any] | None) -> _Gpus:
+    names = tuple(dict.fromkeys(name for worker in workers for name in worker.texts("gpus")))
+    all_ = Fields({} if sample is None else sample["gpus"])
+    gpus = [all_.inner(name) for name in names]
+    uses = [use for gpu in gpus if (use := gpu.number("use")) is not None]
+    memory = _integer(_sum(gpu.number("memory") for gpu in gpus))
+    return _Gpus(names, sum(uses) / len(uses) if uses else None, memory)
+
+
+def _sum(numbers: Iterable[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
+
+
+def _integer(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
+_ORDER = {"running": 0, "queued": 1, "failed": 2, "error": 2, "died": 2, "signalled": 3}
+_LATER = {"waiting": 5, "succeeded": 6, "not_run": 7}
+
+
+def by_urgency(row: LiveRow) -> tuple[int, int, int]:
+    """Return a key that sorts jobs: those that run, that failed of late, that wait, and the rest.
+
+    Waiting ones follow by number, what ended the latest first.
+    """
+    place = _ORDER.get(row.state, _LATER.get(row.state, 4))
+    return place, -(row.ended_ns or 0), row.number or 0
+
+
+def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
+    """Return how long a sweep will take about until all its jobs are over, seconds.
+
+    As the table of the sweep itself has it: jobs that say how far they are take as long as they
+    think, the others as long as those that have succeeded and those that say it.
+
+    Args:
+        jobs: of the sweep.
+        waiting: how many have not begun.
+
+    Returns:
+        None before that can be told.
+    """
+    running = [job for job in jobs if job.state == "running" and job.seconds is not None]
+    # those that will succeed, as far as anybody knows
+    thought = [(job.seconds or 0.0) + job.eta for job in running if job.eta is not None]
+    took = [job.seconds for job in jobs if job.state == "succeeded" and job.seconds is not None]
+    if not took and not thought:
+        took = [job.seconds for job in jobs if job.state == "failed" and job.seconds is not None]
+    known = [*took, *thought]
+    if not running or not known:
+        return None
+    each = sum(known) / len(known)
+    ends = [
+        max(0.0, each - (job.seconds or 0.0)) if job.eta is None else job.eta for job in running
+    ]
+    return time_left(ends, waiting, each)
+
+
+def plain_row(row: LiveRow) -> dict[str, Any]:
+    """Return a row as data for JSON; what is not known is left out."""
+    fields: dict[str, Any] = {
+        "kind": row.kind,
+        "path": os.path.abspath(row.path),
+        "state": row.state,
+        **{name: getattr(row, name) for name in _NAMES},
+        "ended": None if row.ended_ns is None else isoformat(row.ended_ns),
+    }
+    if row.number is not None:
+        fields["rank" if row.kind == "rank" else "job"] = row.number
+    return {name: value for name, value in fields.items() if value not in _UNKNOWN}
+
+
+_UNKNOWN: tuple[object, ...] = (None, "", (), {})
+_NAMES = (
+    *("attempt", "seconds", "step", "total", "rate", "eta", "idle", "slowest", "cpu", "memory"),
+    *("gpus", "gpu_use", "gpu_memory", "metrics", "text", "overrides", "value", "exit_code"),
+    *("pid", "node", "counts", "cpus"),
+)
+
+
+def plain_view(view: LiveView) -> dict[str, Any]:
+    """Return a view as data for JSON."""
+    document: dict[str, Any] = {"time": isoformat(view.time_ns), "kind": view.kind}
+    if view.subject is not None:
+        document |= {view.kind: plain_row(view.subject)}
+    else:
+        document["roots"] = [os.path.abspath(root) for root in view.roots]
+    if view.findings:
+        document["findings"] = list(view.findings)
+    name = {"run": "ranks", "sweep": "jobs", "all": "rows"}[view.kind]
+    return {**document, name: [plain_row(row) for row in view.rows]}
+
+
+# What is read, and kept
+
+_CHUNK = 1 << 20
+_MOST_FINDINGS = 20
+# A directory's time may stay as it is when something is added within a tick of the file system's
+# clock; a cluster is not to be asked too often. Seconds.
+_SETTLED, _QUEUE_PAUSE = 2.0, 5.0
+
+_Signature: TypeAlias = tuple[int, int, int]
+
+
+def signature(path: str) -> _Signature | None:
+    """Return inode, size and time of a file, which change with it; None if it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class AppendedLines:
+    """A file of lines that others append to.
+
+    Args:
+        path: of the file.
+        window: how many bytes of its end are read at first; 0 for all of it.
+
+    Attributes:
+        path: as given.
+        rest: what stands behind the last whole line.
+    """
+
+    def __init__(self, path: str, window: int = 0) -> None:
+        self.path = path
+        self.rest = b""
+        self._window = window
+        self._inode: int | None = None
+        self._at = 0
+
+    def added(self) -> Iterator[tuple[bool, bytes]]:
+        """Yield whole lines that were added since, each with whether the file is another one.
+
+        What is shorter than before is another one, too: it is read from its beginning. A line of
+        more than 1 MiB is passed over in pieces.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            return
+        with open(fd, "rb", buffering=0) as file:
+            first = skipping = False
+            if status.st_ino != self._inode or status.st_size < self._at:
+                self._inode = status.st_ino
+                self._at = max(0, status.st_size - self._window) if self._window else 0
+                first, skipping = True, self._at > 0
+            if status.st_size == self._at:
+                return
+            file.seek(self._at)
+            while data := file.read(_CHUNK):
+                whole = data.rfind(b"\n") + 1
+                self.rest = data[whole:]
+                if not whole and len(data) < _CHUNK:
+                    return
+                self._at += whole or len(data)
+                file.seek(self._at)
+                lines = data[:whole].split(b"\n")[:-1]
+                for line in lines[1:] if skipping else lines:
+                    yield first, line
+                    first = False
+                skipping = not whole
+
+
+class _NodeEvents:
+    """What the events of one node's supervisor tell of the last run in a directory.
+
+    Attributes:
+        attempt: number of the last attempt, None if none has begun.
+        base_rank: rank of its first worker in that.
+        workers: of that attempt, by local rank.
+        findings: the last ones, each with its attempt.
+    """
+
+    _WINDOW = 1 << 20
+    _TYPES = tuple(
+        f'"type": "{name}"'.encode()
+        for name in (
+            *("Begin", "StartWorkers", "GroupStarted", "Started", "Exited"),
+            *("WatchdogFired", "NotFinite", "SignalWorkers", "KillWorkers"),
+        )
+    )
+
+    def __init__(self, part: str) -> None:
+        self._file = AppendedLines(os.path.join(part, EVENTS), self._WINDOW)
+        name = os.path.basename(part)
+        self._node = name if name.startswith("node_") else ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.attempt: int | None = None
+        self.base_rank = 0
+        self.workers: dict[int, WorkerNow] = {}
+        self.findings: list[tuple[int, str]] = []
+        self._failed_in: int | None = None
+        self._ending = False
+
+    def look(self) -> None:
+        """Take note of what was added."""
+        for another, line in self._file.added():
+            if another:
+                self._begin()
+            if not any(name in line[:160] for name in self._TYPES):
+                continue
+            try:
+                event = Fields(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+            take = getattr(self, f"_take_{event.text('type')}", None)
+            if take is not None:
+                take(event)
+
+    def _take_Begin(self, _: Fields) -> None:  # noqa: N802 - the event's name
+        self._begin()
+
+    def _take_StartWorkers(self, event: Fields) -> None:  # noqa: N802
+        self.attempt = event.integer("attempt")
+        self.workers = {}
+        self._ending = False
+
+    def _take_SignalWorkers(self, _: Fields) -> None:  # noqa: N802
+        self._ending = True
+
+    _take_KillWorkers = _take_SignalWorkers  # noqa: N815
+
+    def _take_GroupStarted(self, event: Fields) -> None:  # noqa: N802
+        if event.flag("preflight"):
+            return
+        self.base_rank = event.integer("base_rank") or 0
+        starting = WorkerNow("starting", node=self._node)
+        self.workers = dict.fromkeys(event.wholes("ranks"), starting)
+
+    def _take_Started(self, event: Fields) -> None:  # noqa: N802
+        rank = event.integer("local_rank")
+        if rank is not None and rank >= 0:
+            self.workers[rank] = WorkerNow("running", event.integer("pid"), node=self._node)
+
+    def _take_Exited(self, event: Fields) -> None:  # noqa: N802
+        rank, code = event.integer("local_rank"), event.integer("exitcode")
+        if rank is None or rank < 0:
+            return
+        # what the launcher ended has not failed
+        state = "failed" if code and not (code < 0 and self._ending) else "ended"
+        worker = WorkerNow(state, event.integer("pid"), code, self._node)
+        self.workers[rank] = worker
+        # the first one; others are its victims
+        if state == "failed" and self._failed_in != self.attempt:
+            self._failed_in = self.attempt
+            self._note(f"{ranks_text([self.base_rank + rank])}: {_how_ended(worker)}")
+
+    def _take_WatchdogFired(self, event: Fields) -> None:  # noqa: N802
+        self._note_finding(event.inner("finding"))
+        if event.flag("ends"):
+            # what follows from it is no news
+            self._failed_in = self.attempt
+
+    def _take_NotFinite(self, event: Fields) -> None:  # noqa: N802 - an event by itself
+        self._note_finding(event)
+
+    def _note_finding(self, document: Fields) -> None:
+        from lllaunch.watchdog.findings import suspects  # noqa: PLC0415 - most runs have none
+
+        finding: Any = read_cause(document)
+        whom = [self.base_rank + rank for rank in suspects(finding)]
+        text = first_line(str(finding or document.text("type")), 200)
+        self._note(f"{ranks_text(whom)}: {text}" if whom else text)
+
+    def _note(self, text: str) -> None:
+        self.findings = [*self.findings, (self.attempt or 0, text)][-_MOST_FINDINGS:]
+
+
+class _RunFiles:
+    """The files of a run, each read as far as it has changed.
+
+    Args:
+        path: directory of the run.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._nodes: dict[str, _NodeEvents] = {}
+        self._sampled: tuple[object, ...] = ()
+        self._sample: dict[str, Any] | None = None
+
+    def look(self, names: Iterable[str]) -> RunNow:
+        """Return what they tell.
+
+        Args:
+            names: of all that is in its directory.
+        """
+        known = frozenset(names)
+        parts = sorted(name for name in known if name.startswith("node_")) or [""]
+        paths = [os.path.join(self._path, part) if part else self._path for part in parts]
+        for path in paths:
+            self._nodes.setdefault(path, _NodeEvents(path)).look()
+        nodes = [self._nodes[path] for path in paths]
+        sampled = tuple(signature(os.path.join(path, SAMPLES)) for path in paths)
+        if sampled != self._sampled:
+            self._sampled, self._sample = sampled, last_sample(self._path)
+        attempts = [node.attempt for node in nodes if node.attempt is not None]
+        numbers = [int(match[1]) for name in known if (match := ATTEMPT.fullmatch(name))]
+        attempt = max(attempts or numbers, default=None)
+        sample = self._sample
+        return RunNow(
+            attempt,
+            {
+                node.base_rank + rank: worker
+                for node in nodes
+                if node.attempt == attempt
+                for rank, worker in node.workers.items()
+            },
+            tuple(finding for node in nodes for finding in node.findings),
+            None if sample is None or sample["attempt"] != attempt else sample,
+            0.0 if sample is None else max(0.0, time.time() - sample["time"]),
+        )
+
+
+class _SweepFiles:
+    """The journal and the summary of a sweep, read as far as they have changed.
+
+    Args:
+        path: directory of the sweep.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._journal, self._summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
+        self._file = AppendedLines(self._journal)
+        self._history: SweepHistory | None = None
+        self._seen: tuple[_Signature | None, _Signature | None] | None = None
+        self.result: SweepResult | None = None
+
+    def look(self) -> SweepResult | None:
+        """Return what they tell, the same object as before if they are as they were."""
+        seen = signature(self._journal), signature(self._summary)
+        if seen != self._seen:
+            self._seen = seen
+            self.result = self._read(*seen)
+        return self.result
+
+    def _read(self, journal: _Signature | None, summary: _Signature | None) -> SweepResult | None:
+        from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415 - of sweeps
+        from lllaunch.sweep.journal import decode  # noqa: PLC0415
+
+        if journal is None or (summary is not None and summary[2] >= journal[2]):
+            return sweep_result(self._path)
+        for another, line in self._file.added():
+            if another or self._history is None:
+                self._history = SweepHistory()
+            try:
+                entry = decode(line)
+            except ValueError:
+                # of another version, damaged, or cut off and written over
+                continue
+            if entry is not None:
+                self._history.add(*entry)
+        if self._history is None or self._history.header is None:
+            return sweep_result(self._path)
+        return summary_of(self._history, journal[2])
+
+
+@dataclass
+class _KnownSweep:
+    """What is kept of a sweep: rows of jobs that do not run are made once."""
+
+    files: _SweepFiles
+    result: SweepResult | None = None
+    state: str = ""
+    asked: float = float("-inf")
+    entry: ListEntry | None = None
+    jobs: list[ListEntry] = field(default_factory=list)
+    rows: dict[int, LiveRow] = field(default_factory=dict)
+
+
+class LiveReader:
+    """Reads what goes on, as often as somebody looks.
+
+    Args:
+        recent: for how long what has ended is shown among what lives, seconds.
+    """
+
+    def __init__(self, recent: float = RECENT_SECONDS) -> None:
+        self._recent = recent
+        self._queue = BatchQueue()
+        self._asked = time.monotonic()
+        self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
+        self._over: dict[str, tuple[int, LiveRow | None]] = {}
+        self._runs: dict[str, _RunFiles] = {}
+        self._sweeps: dict[str, _KnownSweep] = {}
+
+    # What is looked at
+
+    def everything(self, roots: Sequence[str]) -> LiveView:
+        """Return what goes on below some directories, and what has ended there of late.
+
+        Sweeps are followed by those of their jobs that run.
+
+        Args:
+            roots: the directories.
+        """
+        self._forget_queue()
+        found: dict[str, FoundDirectory] = {}
+        for root in roots:
+            for each in find(root, contents=self._contents_of):
+                found.setdefault(os.path.realpath(each.path), each)
+        now_ns = time.time_ns()
+        rows = [row for each in found.values() if (row := self._row(each, now_ns)) is not None]
+        live = [row for row in rows if row.is_live]
+        over = sorted(
+            (row for row in rows if not row.is_live and self._is_recent(row, now_ns)),
+            key=lambda row: row.ended_ns or 0,
+            reverse=True,
+        )
+        live.sort(key=lambda row: row.seconds or 0.0)
+        shown: list[LiveRow] = []
+        for row in live:
+            shown.append(row)
+            if row.kind == "sweep":
+                jobs = self._jobs(row.path)
+                shown += [job for job in jobs if job.state == "running"]
+        return LiveView(now_ns, (*shown, *over[:MOST_RECENT]), roots=tuple(roots))
+
+    def run(self, path: str) -> LiveView | None:
+        """Return a run or a job with its ranks; None if there is none any more.
+
+        Args:
+            path: its directory.
+        """
+        self._forget_queue()
+        found = look(path, self._contents_of)
+        if found is None:
+            return None
+        entry = entry_of(found, self._queue)
+        now = self._run_now(path, found.names)
+        row = row_of(entry, now)
+        findings = tuple(
+            text if of == now.attempt else f"attempt {of}: {text}" for of, text in now.findings
+        )
+        rows = tuple(rank_rows(row, now))
+        return LiveView(time.time_ns(), rows, subject=row, findings=findings)
+
+    def sweep(self, path: str) -> LiveView | None:
+        """Return a sweep with its jobs; None if there is none any more.
+
+        Args:
+            path: its directory.
+        """
+        self._forget_queue()
+        row = self._sweep_row(path)
+        if row is None:
+            return None
+        rows = tuple(sorted(self._jobs(path), key=by_urgency))
+        unseen = Counter(row.counts)
+        unseen.subtract(job.state for job in rows)
+        return LiveView(
+            time.time_ns(),
+            rows,
+            subject=row,
+            result=self._sweeps[path].result,
+            unseen={state: number for state, number in unseen.items() if number > 0},
+        )
+
+    def forget(self, path: str) -> None:
+        """Look anew at a run or a sweep of which something is to be found out for sure."""
+        self._over.pop(path, None)
+        self._contents.pop(path, None)
+
+    # How it is read
+
+    def _forget_queue(self) -> None:
+        if time.monotonic() - self._asked > _QUEUE_PAUSE:
+            self._queue.forget()
+            self._asked = time.monotonic()
+
+    def _contents_of(self, path: str) -> tuple[frozenset[str], list[str]]:
+        """Return what is in a directory, as long as its time stays the same from memory."""
+        changed = _changed_ns(path)
+        known = self._contents.get(path)
+        if known is not None and known[0] == changed:
+            return known[1]
+        contents = contents_of(path)
+        if changed is not None and time.time_ns() - changed > _SETTLED * 1e9:
+            self._contents[path] = changed, contents
+        else:
+            self._contents.pop(path, None)
+        return contents
+
+    def _row(self, found: FoundDirectory, now_ns: int) -> LiveRow | None:
+        """Return what is to be known of a run or a sweep in a list; None if it is long over."""
+        changed = _changed_ns(found.path)
+        known = self._over.get(found.path)
+        if known is not None and known[0] == changed:
+            return known[1]
+        if found.kind == "sweep":
+            row = self._sweep_row(found.path) if not self._is_long_over(found, now_ns) else None
+        elif self._is_long_over(found, now_ns):
+            row = None
+        else:
+            entry = entry_of(found, self._queue)
+            lives = entry.state == "running"
+            row = row_of(entry, self._run_now(found.path, found.names) if lives else None)
+        over = row is None or (not row.is_live and row.state != "unknown")
+        if over and changed is not None and now_ns - changed > _SETTLED * 1e9:
+            self._over[found.path] = changed, row
+            self._runs.pop(found.path, None)
+            self._sweeps.pop(found.path, None)
+        return row
+
+    def _is_long_over(self, found: FoundDirectory, now_ns: int) -> bool:
+        """Whether something has ended long ago, as the times of its files tell."""
+        first, last = (JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT)
+        if last not in found.names:
+            return False
+        ended = _changed_ns(os.path.join(found.path, last)) or 0
+        began = _changed_ns(os.path.join(found.path, first)) or 0
+        if now_ns - ended < self._recent * 1e9 or began > ended:
+            return False
+        if found.kind == "sweep" and is_submitted(found.path):
+            return False
+        return is_held(lock_of(found.kind, found.path)) is False
+
+    def _is_recent(self, row: LiveRow, now_ns: int) -> bool:
+        return row.ended_ns is not None and now_ns - row.ended_ns < self._recent * 1e9
+
+    def _run_now(self, path: str, names: Iterable[str]) -> RunNow:
+        return self._runs.setdefault(path, _RunFiles(path)).look(names)
+
+    def _sweep_row(self, path: str) -> LiveRow | None:
+        """Read a sweep; return its row."""
+        known = self._sweeps.setdefault(path, _KnownSweep(_SweepFiles(path)))
+        result = known.files.look()
+        submitted = is_submitted(path)
+        now = time.monotonic()
+        if not submitted or now - known.asked > _QUEUE_PAUSE or known.entry is None:
+            # of one on a cluster each job is looked at
+            known.asked = now
+            known.entry, _ = read_sweep(path, self._queue, result)
+            if submitted or known.result is not result or known.entry.state != known.state:
+                known.jobs = [*jobs_of(known.entry, self._queue, result)]
+                known.rows.clear()
+        known.result, known.state = result, known.entry.state
+        row = row_of(known.entry)
+        jobs = self._jobs(path)
+        counts = row.counts
+        left = sweep_left(jobs, counts.get("waiting", 0)) if row.state == "running" else None
+        return replace(
+            row,
+            attempt=None,
+            step=float(counts.get("succeeded", 0)),
+            total=sum(counts.values()),
+            eta=left,
+        )
+
+    def _jobs(self, path: str) -> list[LiveRow]:
+        """Return the jobs of a sweep that was read."""
+        known = self._sweeps[path]
+        leases = {job.job: job for job in known.result.jobs} if known.result is not None else {}
+        common = frozenset(() if known.entry is None else known.entry.overrides)
+        rows = []
+        for place, entry in enumerate(known.jobs):
+            row = known.rows.get(place)
+            if row is None or row.state == "running":
+                row = self._job_row(entry, leases.get(entry.job or 0), common)
+                known.rows[place] = row
+            rows.append(row)
+        return rows
+
+    def _job_row(
+        self, entry: ListEntry, job: JobHistory | None, common: Collection[str]
+    ) -> LiveRow:
+        row = row_of(entry)
+        if entry.state == "running":
+            now = self._run_now(entry.path, self._contents_of(entry.path)[0])
+            row = row_of(entry, now)
+            # the entry may be older
+            if entry.started_ns is not None:
+                row = replace(row, seconds=max(0, time.time_ns() - entry.started_ns) / 1e9)
+            if job is not None:
+                row = replace(row, gpus=job.lease.gpus or row.gpus, cpus=job.lease.cpus)
+        else:
+            self._runs.pop(entry.path, None)
+        return replace(row, overrides=tuple(each for each in row.overrides if each not in common))
+
+
+def _changed_ns(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+def count_states(rows: Iterable[LiveRow]) -> Counter[str]:
+    """Return how many rows there are of each state, without jobs and ranks."""
+    return Counter(row.state for row in rows if row.kind in {"run", "sweep"})

@@ -1,0 +1,191 @@
+"""``python -m lllaunch top [RUN]``: what goes on, from another terminal, once a second."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.console.live_table import view_rows
+from lllaunch.console.stream import KEPT, Outlet
+from lllaunch.console.sweep import BottomTable, size_of
+from lllaunch.console.table import Painter, is_terminal
+from lllaunch.linux.process import wait
+from lllaunch.results.index import DEFAULT_ROOTS
+from lllaunch.results.live import LiveReader, LiveView, plain_view
+from lllaunch.results.store import NoSuchRun, locate, look, roots_of
+from lllaunch.verbs.printing import Parser, columns, perform, print_lines, print_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_DESCRIPTION = """\
+Shows what goes on: runs, sweeps with the jobs that run, and what has ended of late; of one run
+its ranks, of one sweep all its jobs. It reads what they write, and disturbs nothing.
+
+On a terminal it is shown anew each second: with textual installed (lllaunch[tui]) there are keys
+to sort and filter, to look into logs and stacks, and to stop a run; '?' lists them. Without, or
+with --plain, it is a table, which ends with the run or the sweep that was named, or with Ctrl-C.
+On a pipe it is shown once.
+
+RUN is the directory of a run, of a sweep or of a job of one; the end of its path; the id of its
+batch job; 'latest', for what was started last from here; or a directory with runs below it."""
+_EACH = 1.0
+_LEAST_EACH = 0.1
+# How long a frame waits for a terminal that takes nothing, seconds.
+_PATIENCE = 0.5
+
+
+class Watched(NamedTuple):
+    """What is looked at.
+
+    Attributes:
+        path: of a run or a sweep; empty for all that is below some directories.
+        roots: these.
+        kind: of what has the path.
+    """
+
+    path: str = ""
+    roots: tuple[str, ...] = ()
+    kind: str = ""
+
+    def view(self, reader: LiveReader) -> LiveView:
+        """Look at it.
+
+        Raises:
+            NoSuchRun: it is gone.
+        """
+        if not self.path:
+            return reader.everything(self.roots)
+        view = reader.sweep(self.path) if self.kind == "sweep" else reader.run(self.path)
+        if view is None:
+            raise NoSuchRun(self.path, "is gone")
+        return view
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb and return its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _top)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("top", _DESCRIPTION)
+    roots = ", ".join(DEFAULT_ROOTS)
+    what = f"what is looked at; default: {roots}, and where else runs were started from here"
+    parser.add_argument("run", metavar="RUN", nargs="?", help=what)
+    parser.add_argument("--plain", action="store_true", help="a table, also where textual is")
+    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=_interval,
+        help="show it so often, also on a pipe; default: 1",
+    )
+    parser.add_argument("--json", action="store_true", help="print objects, one a line")
+    return parser
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _LEAST_EACH <= seconds < 86400:
+        expected = f"expected seconds, {_LEAST_EACH} at least"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
+    return seconds
+
+
+def watched(name: str | None) -> Watched:
+    """Return what is to be looked at.
+
+    Args:
+        name: as it was given; None for what was started from here.
+
+    Raises:
+        NoSuchRun: there is no such thing.
+    """
+    if name is None:
+        return Watched(roots=tuple(roots_of()))
+    if os.path.isdir(name) and look(name) is None:
+        return Watched(roots=(name,))
+    found = locate(name)
+    return Watched(found.path, kind=found.kind)
+
+
+def _top(given: argparse.Namespace) -> None:
+    what = watched(given.run)
+    on_terminal = is_terminal(sys.stdout) and os.environ.get("TERM", "") not in {"", "dumb"}
+    again = not given.once and (on_terminal or given.interval is not None)
+    each = given.interval or _EACH
+    reader = LiveReader()
+    if again and on_terminal and not given.json:
+        if not given.plain and is_terminal(sys.stdin) and find_spec("textual") is not None:
+            # 0.3 s to import, and not everybody has it
+            from lllaunch.verbs.top_app import run_app  # noqa: PLC0415
+
+            run_app(what, reader, each)
+        else:
+            _redraw(what, reader, each)
+        return
+    first = True
+    while True:
+        view = what.view(reader)
+        if given.json:
+            sys.stdout.write(json.dumps(plain_view(view)) + "\n")
+        else:
+            if not first:
+                print_lines([""])
+            print_rows(view_rows(view, columns(), 0, os.getcwd()))
+        sys.stdout.flush()
+        first = False
+        if not again or view.is_over:
+            return
+        wait(seconds=each)
+
+
+def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
+    """Show a table in its place until what is looked at is over."""
+    flow = Outlet(sys.stdout, room=KEPT)
+    paint = Painter(sys.stdout).paint
+    screen = BottomTable(flow, lambda: size_of(sys.stdout.fileno()), paint)
+    cwd = os.getcwd()
+    with _size_changes() as changes:
+        while True:
+            view = what.view(reader)
+            over = view.is_over
+
+            def draw(view: LiveView = view, last: bool = over) -> None:
+                screen.draw(lambda size: view_rows(view, *size, cwd), _PATIENCE, last=last)
+
+            draw()
+            if over:
+                return
+            while wait(readable=(changes,), seconds=each):
+                os.read(changes, 512)
+                # what is there is shown in its new size, and the next look comes a little later
+                draw()
+
+
+@contextlib.contextmanager
+def _size_changes() -> Iterator[int]:
+    """Give a descriptor that is readable when the terminal has got another size."""
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    former = signal.signal(signal.SIGWINCH, lambda *_: None)
+    former_fd = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    try:
+        yield readable
+    finally:
+        signal.set_wakeup_fd(former_fd)
+        signal.signal(signal.SIGWINCH, former)
+        os.close(readable)
+        os.close(writable)

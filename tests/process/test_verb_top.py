@@ -1,0 +1,465 @@
+"""``top`` of runs that go on: on a pipe, on a terminal, and with the keys of textual's app."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyte
+import pytest
+from support.launching import WAIT, Launcher, text_of, until
+from textual.widgets import DataTable, Input, RichLog, Static
+
+from lllaunch.results.live import LiveReader
+from lllaunch.verbs import ls, top
+from lllaunch.verbs.top import watched
+from lllaunch.verbs.top_app import Help, ListScreen, LogScreen, Question, StacksScreen, TopApp
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+pytestmark = pytest.mark.measured
+
+SCRIPT = """\
+import os, sys, time
+import lllaunch
+rank = int(os.environ["RANK"])
+for step in range(1, 11 - 5 * rank):
+    lllaunch.progress(step, 40, loss=1 / step)
+print("first of", rank, flush=True)
+print("an error of", rank, file=sys.stderr, flush=True)
+print("a bar of", rank, end="\\r", flush=True)
+def wait_for_the_file():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+wait_for_the_file()
+"""
+NODE = {"entrypoint": "s.py", "nproc": 2, "redirects": "all", "samples": "1s"}
+
+
+def begun(directory: Path, *overrides: str) -> Launcher:
+    """A run whose workers have shown how far they are, and wait."""
+    (directory / "s.py").write_text(SCRIPT)
+    launcher = Launcher(directory, NODE, *overrides)
+    samples = directory / "run/samples.jsonl"
+    try:
+        until(lambda: text_of(samples).count('"step":') >= 2, "progress", 20)
+    except AssertionError:
+        launcher.process.kill()
+        raise AssertionError(launcher.finish()) from None
+    return launcher
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    """A run that goes on until the file ``go`` is there."""
+    monkeypatch.chdir(tmp_path)
+    launcher = begun(tmp_path)
+    yield launcher
+    (tmp_path / "go").touch()
+    launcher.finish()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert top.main(arguments) == code
+    out, err = capsys.readouterr()
+    assert bool(err) == bool(code)
+    return err if code else out
+
+
+def test_on_a_pipe_it_is_shown_once(run: Launcher, capsys: pytest.CaptureFixture[str]) -> None:
+    head, titles, row = said(capsys).splitlines()
+    assert head == "1 running; in outputs/ multirun/ run/"
+    assert titles.split()[:4] == ["path", "state", "time", "step"]
+    assert row.split()[:2] == ["run", "running"]
+    assert "10/40" in row
+    assert "rank 1" in row
+    lines = said(capsys, "run").splitlines()
+    assert lines[0].startswith("run: running, attempt 0, ")
+    assert lines[0].endswith("2 ranks, step 10/40, rank 1 is slowest (step 5)")
+    assert [line.split()[:3] for line in lines[-2:]] == [
+        *(["0", "running", "10/40"], ["1", "running", "5/40"])
+    ]
+    document = json.loads(said(capsys, "run", "--json"))
+    assert document["run"]["path"] == str(run.run_dir)
+    steps = [(rank["rank"], rank["step"], rank["metrics"]["loss"]) for rank in document["ranks"]]
+    assert steps == [(0, 10.0, 0.1), (1, 5.0, 0.2)]
+
+
+def test_what_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert said(capsys) == "nothing runs; in outputs/ multirun/\n"
+    (tmp_path / "empty").mkdir()
+    assert said(capsys, "empty") == "nothing runs; in empty/\n"
+    assert "'nowhere' does not exist" in said(capsys, "nowhere", code=2)
+    for text in ("0", "x", "nan", "-1", "1e9"):
+        assert "expected seconds" in said(capsys, "--interval", text, code=2)
+
+
+def test_a_sweep_and_what_a_list_says_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = ("-m", "launch.nproc=1", "+params.a=1,2,3", "hydra.sweep.dir=sweep")
+    one_by_one = "hydra.launcher.max_parallel=1"
+    (tmp_path / "s.py").write_text(SCRIPT)
+    launcher = Launcher(tmp_path, NODE, *sweep, one_by_one)
+    samples = tmp_path / "sweep/0/samples.jsonl"
+    until(lambda: '"step":' in text_of(samples), "progress")
+    view = json.loads(said(capsys, "sweep", "--json"))
+    assert view["sweep"]["counts"] == {"running": 1, "waiting": 2}
+    assert [(job["job"], job["state"], job["step"]) for job in view["jobs"]] == [(0, "running", 10)]
+    assert said(capsys, "sweep").splitlines()[-1] == "and 2 more waiting"
+    assert ls.main(["--jobs", "sweep", "."]) == 0
+    listed, job = capsys.readouterr().out.splitlines()[1:]
+    assert "0/3 done, 1 running, 2 waiting" in listed
+    assert "10/40" in job
+    (tmp_path / "go").touch()
+    launcher.finish()
+    assert "3/3 done" in said(capsys, "sweep")
+
+
+# On a terminal
+
+
+class Terminal:
+    """``top`` on a terminal, and what stands on its screen."""
+
+    def __init__(self, directory: Path, *arguments: str, columns: int = 100, lines: int = 20):
+        self._main, side = pty.openpty()
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self._side = side
+        # whoever exports these wants no other size
+        environ = {k: v for k, v in os.environ.items() if k not in {"COLUMNS", "LINES"}}
+        self.resize(columns, lines)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lllaunch", "top", *arguments],
+            cwd=directory,
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            env={**environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - its own
+        )
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self._screen.resize(lines, columns)
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def read(self) -> list[str]:
+        """The lines of the screen, by now."""
+        while select.select([self._main], [], [], 0.01)[0]:
+            try:
+                self._stream.feed(os.read(self._main, 65536))
+            except OSError:
+                break
+        return [line.rstrip() for line in self._screen.display]
+
+    def until(self, condition: Callable[[list[str]], Any], what: str) -> list[str]:
+        found: list[str] = []
+
+        def holds() -> Any:
+            found[:] = self.read()
+            return condition(found)
+
+        try:
+            until(holds, what, 20)
+        except AssertionError as error:
+            ended = self.process.poll()
+            raise AssertionError(f"{error}, {ended}:\n" + "\n".join(found)) from None
+        return found
+
+    def ended(self) -> tuple[int, list[str]]:
+        code = self.process.wait(WAIT)
+        return code, self.read()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._main)
+        os.close(self._side)
+
+
+@pytest.fixture
+def terminal(run: Launcher) -> Iterator[Callable[..., Terminal]]:
+    with contextlib.ExitStack() as stack:
+
+        def opened(*arguments: str, **size: int) -> Terminal:
+            found = Terminal(run.directory, *arguments, **size)
+            stack.callback(found.close)
+            return found
+
+        yield opened
+
+
+def test_a_table_is_drawn_in_its_place_until_the_run_is_over(
+    run: Launcher, terminal: Callable[..., Terminal]
+) -> None:
+    shown = terminal("run", "--plain", "--interval", "0.1")
+    lines = shown.until(lambda lines: any("5/40" in line for line in lines), "the ranks")
+    assert lines[0].startswith("run: running, attempt 0")
+    # the time goes on, and there is still one table
+    former = lines[0]
+    lines = shown.until(lambda lines: lines[0] not in {"", former}, "a later time")
+    assert sum("running" in line for line in lines) == 3
+    shown.resize(60, 10)
+    shown.until(lambda lines: any(line.startswith("run: ") for line in lines), "a smaller one")
+    (run.directory / "go").touch()
+    code, lines = shown.ended()
+    assert code == 0
+    assert sum(line.startswith("run: ") for line in lines) == 1
+    (head,) = [line for line in lines if line.startswith("run: ")]
+    assert head.startswith("run: succeeded, attempt 0")
+
+
+def test_ctrl_c_ends_it_quietly(terminal: Callable[..., Terminal]) -> None:
+    for arguments in (("--plain",), ()):
+        shown = terminal(*arguments)
+        shown.until(lambda lines: any("10/40" in line for line in lines), "the run")
+        shown.type("\x03")
+        code, lines = shown.ended()
+        assert code in {0, 128 + signal.SIGINT}
+        assert not any("Traceback" in line for line in lines)
+
+
+def test_keys_are_obeyed_on_a_terminal(terminal: Callable[..., Terminal]) -> None:
+    shown = terminal(columns=60, lines=15)
+    lines = shown.until(lambda lines: any("10/40" in line for line in lines), "the run")
+    assert "sort" in lines[-1]
+    shown.type("\r")
+    shown.until(lambda lines: any("5/40" in line for line in lines), "its ranks")
+    assert lines[-1].endswith("help")
+    shown.resize(120, 30)
+    lines = shown.until(lambda lines: "stacks" in lines[29], "the larger screen")
+    assert "rank 1 is slowest" in lines[0]
+    shown.type("q")
+    assert shown.ended()[0] == 0
+
+
+def test_without_keys_where_there_is_no_input(run: Launcher) -> None:
+    # a terminal that nobody types at
+    shown = Terminal(run.directory, "run", "--once")
+    try:
+        code, lines = shown.ended()
+        assert code == 0
+        assert lines[0].startswith("run: running")
+    finally:
+        shown.close()
+
+
+# Keys
+
+
+class Keys:
+    """The app, its keys, and what is shown."""
+
+    def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
+        self.app, self._pilot = app, pilot
+
+    async def press(self, *keys: str) -> None:
+        await self._pilot.press(*keys)
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + WAIT
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain for {what}: {self.status}"
+            await self._pilot.pause(0.02)
+
+    @property
+    def table(self) -> DataTable[Any]:
+        found: DataTable[Any] = self.app.screen.query_one(DataTable)
+        return found
+
+    @property
+    def rows(self) -> list[list[str]]:
+        table = self.table
+        return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+    @property
+    def titles(self) -> list[str]:
+        return [str(column.label) for column in self.table.ordered_columns]
+
+    def text(self, of: str) -> str:
+        return str(self.app.screen.query_one(of, Static).content)
+
+    @property
+    def status(self) -> str:
+        found = self.app.screen.query("#status")
+        return self.text("#status") if found else ""
+
+    def shows(self, kind: type) -> bool:
+        return isinstance(self.app.screen, kind)
+
+
+def with_keys(
+    name: str | None, test: Callable[[Keys], Awaitable[None]], size: tuple[int, int] = (140, 30)
+) -> None:
+    """Look at something with keys."""
+
+    async def play() -> None:
+        app = TopApp(watched(name), LiveReader(), 0.1)
+        async with app.run_test(size=size) as pilot:
+            keys = Keys(app, pilot)
+            await keys.until(lambda: keys.shows(ListScreen), "the list")
+            await keys.until(lambda: keys.table.row_count, "a row")
+            await test(keys)
+
+    asyncio.run(play())
+
+
+def test_into_a_run_and_back(run: Launcher) -> None:
+    async def test(keys: Keys) -> None:
+        assert keys.rows[0][:2] == ["run", "running"]
+        await keys.press("enter")
+        await keys.until(lambda: keys.table.row_count == 2, "its ranks")
+        assert "rank 1 is slowest (step 5)" in keys.text("#head")
+        assert keys.rows[1][:2] == ["1", "running"]
+        await keys.press("escape")
+        await keys.until(lambda: keys.table.row_count == 1, "the list")
+        # there is nothing to go back to
+        await keys.press("escape")
+        assert keys.shows(ListScreen)
+        await keys.press("q")
+
+    with_keys(None, test)
+
+
+def test_rows_are_sorted_and_filtered(run: Launcher) -> None:
+    async def test(keys: Keys) -> None:
+        assert [row[0] for row in keys.rows] == ["0", "1"]
+        step = keys.titles.index("step")
+        for _ in range(step + 1):
+            await keys.press("s")
+        assert keys.titles[step] == "step^"
+        await keys.until(lambda: [row[0] for row in keys.rows] == ["1", "0"], "the other order")
+        await keys.press("r")
+        assert keys.titles[step] == "stepv"
+        assert [row[0] for row in keys.rows] == ["0", "1"]
+        # after the last column as at first
+        for _ in range(len(keys.titles) - step):
+            await keys.press("s")
+        assert all(title[-1] not in "^v" for title in keys.titles)
+        await keys.press("slash")
+        assert keys.app.screen.query_one(Input).has_focus
+        await keys.press(*"nothing")
+        await keys.until(lambda: keys.table.row_count == 0, "no row")
+        await keys.press("escape")
+        await keys.until(lambda: keys.table.row_count == 2, "all rows")
+        await keys.press("slash", *"running", "enter")
+        assert not keys.app.screen.query_one(Input).display
+        assert keys.table.row_count == 2
+        await keys.press("q")
+
+    with_keys("run", test)
+
+
+def test_a_log_grows(run: Launcher) -> None:
+    async def test(keys: Keys) -> None:
+        await keys.press("down", "l")
+        await keys.until(lambda: keys.shows(LogScreen), "the log")
+        pane = keys.app.screen.query_one(RichLog)
+        await keys.until(lambda: len(pane.lines) == 2, "its lines")
+        assert sorted(line.text for line in pane.lines) == ["an error of 1", "first of 1"]
+        assert keys.text("#head") == "run, rank 1, attempt 0"
+        await keys.until(lambda: keys.text("#rest") == "a bar of 1", "what is no line yet")
+        with open(run.run_dir / "attempt_0/1/stdout.log", "ab") as log:
+            log.write(b"\x1b[31m\x1b[2Jone\xff more\n")
+        await keys.until(lambda: len(pane.lines) == 3, "one more")
+        assert pane.lines[2].text.endswith("one\\xff more")
+        await keys.press("escape")
+        await keys.until(lambda: keys.shows(ListScreen), "the ranks")
+        await keys.press("q")
+
+    with_keys("run", test)
+
+
+def test_stacks_are_shown(run: Launcher) -> None:
+    async def test(keys: Keys) -> None:
+        await keys.press("k")
+        await keys.until(lambda: keys.shows(StacksScreen), "the pane")
+        await keys.until(lambda: "wait_for_the_file" in keys.text("#stacks"), "stacks")
+        assert "Ranks 0-1 were here" in keys.text("#stacks")
+        await keys.press("k")
+        await keys.until(lambda: keys.status == "", "them again")
+        await keys.press("escape")
+        # of a rank all threads
+        await keys.press("enter")
+        await keys.until(lambda: keys.table.row_count == 2, "its ranks")
+        await keys.press("down", "k")
+        await keys.until(lambda: keys.shows(StacksScreen), "the pane")
+        await keys.until(lambda: "Rank 1, process" in keys.text("#stacks"), "threads")
+        assert "Rank 0" not in keys.text("#stacks")
+        await keys.press("q")
+
+    with_keys(None, test)
+
+
+def test_a_run_is_stopped_only_after_a_yes(run: Launcher) -> None:
+    async def test(keys: Keys) -> None:
+        for answer in ("n", "escape"):
+            await keys.press("x")
+            assert keys.shows(Question)
+            await keys.press(answer)
+            await keys.until(lambda: keys.shows(ListScreen), "the list")
+            assert keys.status == "run was not stopped"
+        assert run.process.poll() is None
+        await keys.press("x", "y")
+        await keys.until(lambda: "exit code 143" in keys.status, "its end")
+        await keys.until(lambda: keys.rows[0][1] == "signalled", "its state")
+        # what is over cannot be stopped
+        await keys.press("x")
+        assert keys.shows(ListScreen)
+        assert keys.status == "run is over"
+        # nor does it stand anywhere
+        await keys.press("k")
+        await keys.until(lambda: "is over" in keys.status, "why not")
+        await keys.press("q")
+
+    with_keys(None, test)
+    assert run.finish().code == 128 + signal.SIGTERM
+
+
+def test_help_is_shown_above_all(run: Launcher) -> None:
+    async def test(keys: Keys) -> None:
+        await keys.press("question_mark")
+        assert keys.shows(Help)
+        await keys.press("escape")
+        await keys.until(lambda: keys.shows(ListScreen), "the list")
+        await keys.press("q")
+
+    with_keys(None, test, size=(60, 15))
+
+
+def test_a_launcher_that_does_not_listen_is_said(run: Launcher) -> None:
+    (run.run_dir / ".lllaunch.sock").unlink()
+
+    async def test(keys: Keys) -> None:
+        await keys.press("k")
+        await keys.until(lambda: "has no socket" in keys.status, "why not")
+        await keys.press("q")
+
+    with_keys("run", test)

@@ -1,0 +1,198 @@
+"""The tables of ``top``: which columns there are, in which order, and what has no room."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lllaunch.console.live_table import (
+    Column,
+    columns_of,
+    head_rows,
+    matches,
+    sorted_rows,
+    view_rows,
+    what_text,
+)
+from lllaunch.console.table import Row, cells
+from lllaunch.results.live import LiveRow, LiveView
+from lllaunch.sweep.history import JobHistory, SweepResult
+from lllaunch.sweep.journal import Result
+from lllaunch.sweep.pool import Lease
+
+BUSY = LiveRow(
+    "run",
+    "/w/outputs/2026-11-23/12-00-00",
+    "running",
+    attempt=1,
+    seconds=754.2,
+    step=1200,
+    total=5000,
+    rate=12.3456,
+    eta=2440.0,
+    idle=0.2,
+    slowest=3,
+    behind=1180,
+    cpu=3.904,
+    memory=13_207_000_000,
+    gpus=("0", "1"),
+    gpu_use=0.97,
+    gpu_memory=150_000_000_000,
+    metrics={"accuracy": 0.91, "loss": 0.3},
+    overrides=("+exp=resnet", "params.lr=0.1"),
+)
+FAILED = LiveRow(
+    "run",
+    "/w/outputs/\x1b[31mred",
+    "failed",
+    seconds=3.0,
+    text="rank 1: raised ValueError: no\x1b[2J luck\nand more",
+    exit_code=3,
+)
+WIDE = LiveRow("run", "/w/実験/" + "長い名前" * 12, "queued", text="123 PENDING (Priority)")
+ROWS = (BUSY, FAILED, WIDE)
+ALL = LiveView(0, ROWS, roots=("outputs", "multirun/"))
+
+
+def texts(rows: list[Row]) -> list[str]:
+    return ["".join(span.text for span in row) for row in rows]
+
+
+def shown(view: LiveView, columns: int = 0, lines: int = 0) -> list[str]:
+    return texts(view_rows(view, columns, lines, "/w"))
+
+
+def named(view: LiveView, title: str) -> Column:
+    return next(column for column in columns_of(view, "/w") if column.title == title)
+
+
+def test_everything_has_room_where_there_is_no_terminal() -> None:
+    head, titles, busy, failed, wide = shown(ALL)
+    assert head == "1 running, 1 queued, 1 ended of late; in outputs/ multirun/"
+    names = ["path", "state", "tries", "time", "step", "rate", "left", "slow", "cpu", "mem", "gpu"]
+    assert titles.split() == [*names, "gpu", "mem", "metrics", "what"]
+    for part in ("outputs/2026-11-23/12-00-00", "2  12 min 34 s  1200/5000  12.3/s  40 min 40 s"):
+        assert part in busy
+    assert "rank 3  390%  12 GiB  0,1 97%  140 GiB  loss=0.3 accuracy=0.91" in busy
+    assert busy.endswith("exp=resnet lr=0.1")
+    assert "rank 1: raised ValueError: no luck" in failed
+    assert "and more" not in failed
+    assert "\x1b" not in "".join((titles, busy, failed, wide))
+
+
+@pytest.mark.parametrize("columns", [*range(1, 140, 3), 200, 400])
+@pytest.mark.parametrize("lines", [3, 6, 15, 60])
+def test_nothing_is_wider_or_longer_than_the_terminal(columns: int, lines: int) -> None:
+    jobs = tuple(LiveRow("job", "/w/s", "waiting", number=number) for number in range(30))
+    sweep = LiveRow("sweep", "/w/s", "running", seconds=1.0, counts={"waiting": 30})
+    result = SweepResult(slots=Lease(tuple(map(str, range(8))), tuple(range(64))))
+    run = LiveView(0, (LiveRow("rank", "/w", "running", number=0),), subject=BUSY)
+    for view in (ALL, run, LiveView(0, jobs, subject=sweep, result=result)):
+        rows = shown(view, columns, lines)
+        assert len(rows) < lines
+        assert max(map(cells, rows)) < max(columns, 2)
+
+
+def test_what_matters_most_stays_in_a_narrow_terminal() -> None:
+    titles, busy, failed, _ = shown(ALL, 60, 20)[1:]
+    assert titles.split()[:2] == ["path", "state"]
+    assert "12-00-00" in busy
+    assert "1200/5000" in busy
+    assert "rank 1: r..." in failed
+
+
+def test_rows_that_have_no_room_are_counted() -> None:
+    jobs = [LiveRow("job", "", "running", number=0)]
+    jobs += [LiveRow("job", "", "succeeded", number=number) for number in range(1, 40)]
+    sweep = LiveRow("sweep", "/w/s", "running")
+    view = LiveView(0, tuple(jobs), subject=sweep, unseen={"waiting": 60})
+    rows = shown(view, 80, 12)
+    assert len(rows) == 11
+    assert rows[-1] == "and 32 more succeeded, 60 more waiting"
+    assert shown(view)[-1] == "and 60 more waiting"
+
+
+def test_the_head_of_a_run() -> None:
+    findings = ("attempt 0: rank 1: hung", "rank 2: the loss became NaN")
+    rows = texts(head_rows(LiveView(0, (), subject=BUSY, findings=findings), 0, "/w"))
+    assert rows == [
+        (
+            "outputs/2026-11-23/12-00-00: running, attempt 1, 12 min 34 s, 0 ranks, "
+            "step 1200/5000, about 40 min 40 s left, rank 3 is slowest (step 1180)"
+        ),
+        *findings,
+        "exp=resnet lr=0.1",
+    ]
+
+
+def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
+    history = tuple(
+        JobHistory(number, ("+exp=x", f"lr={number}"), result=Result("succeeded", 0, "", 1.0, text))
+        for number, text in enumerate(("0.5", "0.25", "null"))
+    )
+    result = SweepResult(history, direction="minimize", slots=Lease(("0", "1", "2"), (0, 1)))
+    counts = {"succeeded": 3, "failed": 1, "running": 1, "waiting": 5}
+    sweep = LiveRow("sweep", "/w/s", "running", eta=90.0, counts=counts, overrides=("+exp=x",))
+    job = LiveRow("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
+    rows = texts(head_rows(LiveView(0, (job,), subject=sweep, result=result), 0, "/w"))
+    assert rows == [
+        "s: running, 3/10 done, 1 failed, 1 running, 5 waiting, about 1 min 30 s left",
+        "exp=x",
+        "best 0.25 of job 1 (lr=1)",
+        "GPU 0:- 1:7 2:7",
+    ]
+
+
+def test_sorted_by_a_column_what_has_nothing_there_is_last() -> None:
+    one, two, none = (LiveRow("run", str(cpu), "running", cpu=cpu) for cpu in (1.5, 0.5, None))
+    by = named(ALL, "cpu")
+    assert sorted_rows([one, none, two], by) == [two, one, none]
+    assert sorted_rows([one, none, two], by, reverse=True) == [one, two, none]
+    assert sorted_rows([one, none, two], None) == [one, none, two]
+    assert sorted_rows([one, none, two], None, reverse=True) == [two, none, one]
+
+
+def test_numbers_and_texts_are_sorted_beside_each_other() -> None:
+    values = ("b", 2, None, 1.5, "a", {"x": 1}, True)
+    rows = [LiveRow("job", "", "succeeded", value=value) for value in values]
+    found = [row.value for row in sorted_rows(rows, named(ALL, "value"))]
+    assert found[:2] == [1.5, 2]
+    assert found[-1] is None
+    assert found.index("a") < found.index("b")
+
+
+@pytest.mark.parametrize("view", [ALL, LiveView(0, ROWS, subject=BUSY)])
+def test_every_column_can_be_sorted_by(view: LiveView) -> None:
+    for column in columns_of(view, "/w"):
+        assert len(sorted_rows(ROWS, column)) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("", [BUSY, FAILED, WIDE]),
+        ("   ", [BUSY, FAILED, WIDE]),
+        ("resnet", [BUSY]),
+        ("LR=0.1 running", [BUSY]),
+        ("lr=0.1 failed", []),
+        ("valueerror", [FAILED]),
+        ("実験", [WIDE]),
+        ("priority", [WIDE]),
+    ],
+)
+def test_a_filter_wants_all_of_its_words(wanted: str, found: list[LiveRow]) -> None:
+    assert [row for row in ROWS if matches(row, wanted, "/w")] == found
+
+
+def test_what_is_said_of_a_sweep_in_a_list() -> None:
+    counts = {"running": 8, "succeeded": 12, "failed": 3, "not_run": 0, "waiting": 177}
+    sweep = LiveRow("sweep", "/w/s", "running", counts=counts, overrides=("params.lr=1,2",))
+    assert what_text(sweep) == "12/200 done, 3 failed, 8 running, 177 waiting  lr=1,2"
+
+
+def test_numbers_that_are_none() -> None:
+    odd = LiveRow("run", "/w/x", "running", metrics={"loss\n": math.nan, "b": math.inf}, step=3.5)
+    row = shown(LiveView(0, (odd,)))[2]
+    assert "loss\\n=nan b=inf" in row
+    assert "3.5" in row
