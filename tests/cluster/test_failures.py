@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from cluster.clusters import PRELOAD, Clusters
+from lllaunch.results.store import look
+from lllaunch.results.timeline import read_timeline
 
 HANGS = """
 import os, torch.distributed as dist
@@ -94,6 +97,22 @@ def test_a_hang_is_named_on_all_nodes_with_the_stacks_of_all(clusters: Clusters)
     assert (result["state"], result["exit_code"]) == ("failed", 4)
     stacks = sorted(path.name for path in cluster.root.glob("run/*/attempt_0/*/stacks*"))
     assert len(stacks) == 4, stacks
+    found = look(str(cluster.root / "run"))
+    assert found is not None
+    timeline = read_timeline(found)
+    assert timeline.nodes == ("node 0 (host0)", "node 1 (host1)")
+    assert [[lane.rank for lane in each.lanes] for each in timeline.attempts] == [[0, 1], [2, 3]]
+    lanes = [lane for attempt in timeline.attempts for lane in attempt.lanes]
+    assert [lane.fate for lane in lanes] == [worker["fate"] for worker in workers_of(result)]
+    hangs = {lane.rank: span.text for lane in lanes for span in lane.spans if span.kind == "hang"}
+    assert sorted(hangs) == [0, 1, 2, 3]
+    assert hangs[2].startswith("hung: ")
+    assert hangs[3] == "only waited for rank 2"
+    assert all("rendezvous" in {span.kind for span in each.spans} for each in timeline.attempts)
+
+
+def workers_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [worker for attempt in result["attempts"] for worker in attempt["workers"]]
 
 
 SPINS = """
