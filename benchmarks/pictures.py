@@ -1,15 +1,17 @@
-"""Measures what it costs to show how far a run is: the line below its output.
+"""Measures what it costs to show how far a run or a sweep is, below the output.
 
-    python benchmarks/pictures.py                     about 6 minutes
+    python benchmarks/pictures.py                     about 8 minutes
     python benchmarks/pictures.py --rounds 3 --seconds 5   less
 
-Everything runs on a terminal that is read all the time. Three things are measured, with the line
-and without it, in turns:
+Everything runs on a terminal that is read all the time. Four things are measured, with the line or
+the table and without it, in turns:
 
 - *start*: seconds that a run with one empty worker takes
 - *lines*: what the launcher's own process uses of one core while the first of 8 workers writes 60
   lines a second and says how far it is
 - *rest*: the same while 8 workers do nothing
+- *sweep*: what the launcher of a sweep of 200 jobs uses of one core while 8 of them run and say
+  how far they are, and the first writes 60 lines a second
 
 torchrun is the peer of the last two: it shows the same lines and nothing else.
 """
@@ -36,6 +38,8 @@ from pathlib import Path
 from launch import table
 from workplace import environment, machine
 
+from lllaunch.linux.gpus import PRETEND
+
 LIMIT_SECONDS = 120.0
 SCRIPTS = {
     "empty": "",
@@ -54,6 +58,19 @@ while not os.path.exists("go"):
         progress(number, 1_000_000)
         print(f"iteration {number} of the training, loss 0.12345", flush=True)
 """,
+    "sweep": """
+import os, sys, time
+from lllaunch import progress
+job = int(sys.argv[2])
+open(f"here.{job}", "w").close()
+number = 0
+while True:
+    time.sleep(1 / 60 if job == 0 else 1.0)
+    number += 1
+    progress(number, 1_000_000)
+    if job == 0:
+        print(f"iteration {number} of the training, loss 0.12345", flush=True)
+""",
     "rest": """
 import os, time
 open(f"here.{os.environ['RANK']}", "w").close()
@@ -61,7 +78,8 @@ while not os.path.exists("go"):
     time.sleep(0.5)
 """,
 }
-WITH, WITHOUT, PEER = "with the line", "without it", "torchrun"
+WITH, WITHOUT, PEER = "with it", "without it", "torchrun"
+JOBS, GPUS = 200, 8
 
 
 def command(script: str, way: str, nproc: int, number: int) -> list[str]:
@@ -71,6 +89,10 @@ def command(script: str, way: str, nproc: int, number: int) -> list[str]:
         options += ["--local-ranks-filter=0", f"--log-dir=logs/{number}"]
         return [sys.executable, "-m", "torch.distributed.run", *options, f"{script}.py"]
     live = "true" if way == WITH else "false"
+    if script == "sweep":
+        swept = [f"+launch.args.job=range({JOBS})", f"hydra.launcher.console.live={live}"]
+        more = [f"launch.entrypoint={script}.py", f"hydra.sweep.dir=sweeps/{number}"]
+        return [sys.executable, "-m", "lllaunch", "-m", *swept, *more]
     node = [
         f"launch.entrypoint={script}.py",
         f"launch.nproc={nproc}",
@@ -85,7 +107,9 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._number = 0
-        self._environ = environment(root) | {"TERM": "xterm-256color"}
+        # nobody else leases GPUs of these names
+        gpus = ",".join(f"{os.getpid()}-{gpu}" for gpu in range(GPUS))
+        self._environ = environment(root) | {"TERM": "xterm-256color", PRETEND: gpus}
         for name, text in SCRIPTS.items():
             (root / f"{name}.py").write_text(text)
 
@@ -134,8 +158,11 @@ class Place:
             time.sleep(seconds)
             share = (cpu(process.pid) - before) / (time.perf_counter() - began)
             (self.root / "go").touch()
+            if script == "sweep":
+                # its other jobs are not waited for
+                process.send_signal(signal.SIGTERM)
             code = process.wait(LIMIT_SECONDS)
-        assert code == 0, (way, code)
+        assert code == (128 + signal.SIGTERM if script == "sweep" else 0), (way, code)
         for path in (self.root / "go", *self.root.glob("here.*")):
             path.unlink()
         return 100 * share
@@ -204,6 +231,10 @@ def main() -> None:
                 lambda way, script=script: place.used(script, way, options.seconds),  # type: ignore[misc]
             )
             lines.append(row(name, found, "%"))
+        found = in_turns(
+            both, options.rounds, lambda way: place.used("sweep", way, options.seconds)
+        )
+        lines.append(row(f"sweep of {JOBS} jobs, 60 lines/s", found, "%"))
     print(machine())
     print()
     print(table(lines))

@@ -586,7 +586,8 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Change]]] = {
 # Columns of the terminal that are needed for a column of the table to be shown, and lines for what
 # is told of the sweep as a whole.
 _ROOM_FOR_MORE = 10
-_ROOM_FOR_LEASES, _ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES, _ROOM_FOR_STEPS = 60, 70, 56, 48
+_ROOM_FOR_LEASES, _ROOM_FOR_LEASES_AGAIN = 60, 120
+_ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES, _ROOM_FOR_STEPS, _ROOM_FOR_LEFT = 70, 56, 48, 60
 _LONGEST_SLOT = 19  # columns of a GPU's name
 _WIDEST = 18
 _LEAST_LINE = 10
@@ -635,24 +636,26 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
     rows: list[Row] = [(StyledText(_header(board, now, width), "title"),)]
     if room < 1 or width < _LEAST_WIDTH:
         return rows[: max(0, lines - 1)]
+    held: list[Row] = []
     if lines >= _ROOM_FOR_MORE:
-        rows += _more(board, width)
+        held = slots_rows(board, width)
+        rows += [*_objectives(board, width), *held]
         room -= len(rows) - 1
     shown, rest = _chosen(board, room, lines // 2)
     if shown:
-        rows += _columns(shown, width, now)
+        # what each job holds is told again where there is much room
+        on = width >= (_ROOM_FOR_LEASES_AGAIN if held else _ROOM_FOR_LEASES)
+        rows += _columns(shown, width, now, on=on)
     if rest:
         rows.append((StyledText(cut(f"and {rest}", width), "faint"),))
     return rows
 
 
-def _more(board: Board, width: int) -> list[Row]:
-    """Return what is told of the sweep as a whole below the header."""
+def _objectives(board: Board, width: int) -> list[Row]:
     objectives = extremes_text(board.objectives)
     if cells(objectives) > width:
         objectives = cut(short_extremes(board.objectives), width)
-    rows: list[Row] = [(StyledText(objectives),)] if objectives else []
-    return [*rows, *slots_rows(board, width)]
+    return [(StyledText(objectives),)] if objectives else []
 
 
 def slots_rows(board: Board, width: int) -> list[Row]:
@@ -757,7 +760,7 @@ def _rest(board: Board, shown: Sequence[JobView]) -> str:
     return counts_text(left)
 
 
-def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
+def _columns(jobs: Sequence[JobView], width: int, now: float, *, on: bool) -> list[Row]:
     """Returns the titles and a row for each job."""
     table = Table()
     table.add("job", [str(job.number) for job in jobs], most=width, right=True)
@@ -766,10 +769,10 @@ def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
     columns = [
         ("state", [_state(job) for job in jobs], 9 * steady, True),
         ("tries", [str(job.tries) for job in jobs], 0, steady),
-        ("on", [_lease(job) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
+        ("on", [_lease(job) for job in jobs], 0, on),
         ("time", [_time(job, now) for job in jobs], 8 * steady, True),
         ("step", [_step(job) for job in jobs], 0, width >= _ROOM_FOR_STEPS),
-        ("left", [_left(job, now) for job in jobs], 0, width >= _ROOM_FOR_LEASES),
+        ("left", [_left(job, now) for job in jobs], 0, width >= _ROOM_FOR_LEFT),
         ("objective", [_objective(job) for job in jobs], 0, steady),
     ]
     for title, texts, least, wanted in columns:
@@ -782,7 +785,7 @@ def _columns(jobs: Sequence[JobView], width: int, now: float) -> list[Row]:
     if any(overrides):
         least = _LEAST_LINE + len(GAP) if any(lines) else 0
         natural = max(*map(cells, overrides), len("overrides"))
-        share = max(_LEAST_OVERRIDES, room // 2, room - least - _longest(lines))
+        share = max(_LEAST_OVERRIDES, 2 * room // 3, room - least - _longest(lines))
         table.add("overrides", overrides, most=min(natural, share, room), at=1)
     if width - table.width >= _LEAST_LINE:
         table.add("last line", lines, most=width - table.width)

@@ -471,6 +471,17 @@ def test_who_holds_which_gpu() -> None:
     assert shown(of)[1] == "GPU 0:0 1:0 2:- 3:-"
 
 
+def test_what_a_job_holds_is_told_again_where_there_is_much_room() -> None:
+    of = Board(9, lambda number: [f"learning_rate=0.1 seed={number}"], slots=Lease(("0", "1")))
+    begun(of, 0)
+    said(of, JobPrinted(0, 1, b"a line of a hundred letters " * 4))
+    titles = {columns: shown(of, columns=columns)[2].split() for columns in (100, 140)}
+    assert "on" not in titles[100]
+    assert "on" in titles[140]
+    # what tells jobs apart has room before what they say
+    assert "seed=0  running" in shown(of, columns=100)[3]
+
+
 def test_cores_are_shown_where_jobs_lease_them() -> None:
     of = Board(9, overrides, slots=Lease(("0",), (0, 1, 2, 3)))
     begun(of, 3, lease=Lease(("0",), (1, 2)))
