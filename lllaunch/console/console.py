@@ -358,12 +358,12 @@ class Console:
         if self._line is None:
             # not at a start
             from lllaunch.console.status import StatusLine  # noqa: PLC0415
-            from lllaunch.console.table import painted  # noqa: PLC0415
+            from lllaunch.console.table import Painter  # noqa: PLC0415
 
-            color = self._policy.color
-            line = self._line = StatusLine(lambda text: painted([(text,)], stream, color)[0])
+            paint = Painter(stream, self._policy.color).paint
+            self._line = StatusLine(lambda row: encodable(paint([row])[0], stream))
             self._screen = screen_of(stream)
-            self._screen.status = lambda columns: encodable(line.text(columns), stream)
+            self._screen.status = self._line.text
         self._line.update(run, now)
         assert self._screen is not None
         self._screen.hidden = False

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lllaunch.console.console import RunStatus
+    from lllaunch.console.table import Row
     from lllaunch.watchdog.progress import Progress
 
 _NAME = "lllaunch: "
@@ -162,21 +163,15 @@ def heartbeat_text(run: RunStatus, now: float) -> str:
     return f"{passed(now - run.began)}: {_BETWEEN.join(part.text for part in parts)}"
 
 
-# Stands for a text when it is found out what a style puts around it.
-_TEXT = "x"
-
-
 class StatusLine:
     """The line below the output, for those who draw it.
 
     Args:
-        paint: returns a text with the colours of the terminal. It is called once for each style,
-            since that takes 300 µs.
+        paint: returns a row with the colours of the terminal.
     """
 
-    def __init__(self, paint: Callable[[StyledText], str]) -> None:
+    def __init__(self, paint: Callable[[Row], str]) -> None:
         self._paint = paint
-        self._around: dict[str, tuple[str, str]] = {}
         self._parts: list[Part] = []
         # as it was drawn last: for so many columns, these parts
         self._drawn: tuple[int, list[Part], str] = (0, [], "")
@@ -193,13 +188,6 @@ class StatusLine:
         parts = self._parts
         drawn_for, drawn, text = self._drawn
         if drawn_for != columns or drawn is not parts:
-            text = "".join(map(self._painted, fitted(parts, columns)))
+            text = self._paint(tuple(fitted(parts, columns)))
             self._drawn = columns, parts, text
         return text
-
-    def _painted(self, piece: StyledText) -> str:
-        if piece.style not in self._around:
-            before, _, after = self._paint(StyledText(_TEXT, piece.style)).partition(_TEXT)
-            self._around[piece.style] = before, after
-        before, after = self._around[piece.style]
-        return f"{before}{piece.text}{after}"

@@ -44,6 +44,7 @@ from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import coloured, duration, printable
+from lllaunch.workers.terminal import in_foreground
 
 if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
@@ -281,8 +282,8 @@ def _lines_of(width: int, columns: int) -> int:
 def _in_foreground(flow: Outlet) -> bool:
     """Whether this process may draw: a shell does while it has put its job in the background."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        return os.tcgetpgrp(flow.stream.fileno()) == os.getpgrp()
-    return True  # it is not the terminal of our session
+        return in_foreground(flow.stream.fileno())
+    return True
 
 
 # How long a message waits for a stream, seconds; jobs wait for the launcher meanwhile.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import termios
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.launching import until
 from support.screen import Terminal
 
 from lllaunch.console.console import Console
@@ -40,7 +42,7 @@ class Shown:
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
         self.clock = FakeClock(1000.0)
-        self.console = Console(terminal.stream, cwd="/m", clock=self.clock)
+        self.console = Console(terminal.stream, cwd="/m", clock=self.clock, last_patience=0.2)
         self.workers = Destination(terminal.stream)
 
     def begin(self, **policy: object) -> None:
@@ -302,6 +304,33 @@ def test_a_terminal_that_was_stopped_is_not_waited_for(shown: Shown) -> None:
         shown.console.give_way()
     termios.tcflow(descriptor, termios.TCOON)
     assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 5 s"]
+
+
+def test_who_waits_in_a_stopped_terminal_keeps_nobody_else(shown: Shown) -> None:
+    shown.begin()
+    shown.tick()
+    screen = screen_of(shown.terminal.stream)
+    descriptor = shown.terminal.stream.fileno()
+    termios.tcflow(descriptor, termios.TCOOFF)
+    tee = threading.Thread(target=shown.workers.write, args=([b"output\n"],))
+    tee.start()
+
+    def waits() -> bool:
+        with screen.turn(0.0) as ours:
+            return not ours
+
+    until(waits, "the tee to wait in the terminal")
+    shown.clock.advance(1.0)
+    shown.console.tick()
+    shown.console.give_way()
+    shown.console.finished(ENDED)
+    assert tee.is_alive()
+    termios.tcflow(descriptor, termios.TCOON)
+    tee.join()
+    rows = shown.terminal.shown()
+    assert rows[:2] == [BEGAN, "output"]
+    shown.console.note("more")
+    assert not [row for row in shown.terminal.shown() if "attempt 0, " in row]
 
 
 def test_a_later_attempt_says_nothing_of_the_one_before(shown: Shown) -> None:

@@ -167,19 +167,17 @@ def test_a_heartbeat_says_it_in_a_sentence() -> None:
     assert heartbeat_text(run_of(), 1300.0) == "5 min: attempt 0"
 
 
-def test_each_style_is_painted_once() -> None:
-    asked: list[StyledText] = []
+def test_a_line_is_painted_once_for_all_who_draw_it() -> None:
+    painted: list[str] = []
 
-    def paint(text: StyledText) -> str:
-        asked.append(text)
-        return f"<{text.style} {text.text}>" if text.style else text.text
+    def paint(row: Sequence[StyledText]) -> str:
+        painted.append("".join(span.text for span in row))
+        return f"<{painted[-1]}>"
 
     line, run = StatusLine(paint), run_of()
     line.update(run, 1001.0)
-    expected = "<faint lllaunch: ><faint attempt 0><faint , ><faint 1 s>"
-    assert [line.text(80) for _ in range(3)] == [expected] * 3
-    assert line.text(15) == "<faint attempt 0><faint , ><faint 1 s>"
-    run.findings = ["stall"]
+    assert [line.text(80) for _ in range(3)] == ["<lllaunch: attempt 0, 1 s>"] * 3
+    assert line.text(15) == "<attempt 0, 1 s>"
     line.update(run, 1002.0)
-    assert line.text(30) == "<faint 2 s><faint , ><bad 1 finding (stall)>"
-    assert [each.style for each in asked] == ["faint", "bad"]
+    assert line.text(80) == "<lllaunch: attempt 0, 2 s>"
+    assert len(painted) == 3
