@@ -30,11 +30,13 @@ from workplace import machine
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-_OPENED = """() => {
+_OPENED = """() => new Promise((done) => {
   const load = performance.getEntriesByType("navigation")[0];
-  const seen = performance.getEntriesByName("first-contentful-paint")[0];
-  return [load.loadEventEnd, seen ? seen.startTime : null];
-}"""
+  new PerformanceObserver((list) => {
+    const seen = list.getEntriesByName("first-contentful-paint")[0];
+    if (seen) done([load.loadEventEnd, seen.startTime]);
+  }).observe({ type: "paint", buffered: true });
+})"""
 
 # until the rows lie where they belong, not only until the script has returned
 _SORTED = """() => {
@@ -60,7 +62,6 @@ def open_page(browser: Browser, page: Path) -> list[float]:
     """Seconds until a page is open, until something is seen, and to sort its longest table."""
     window = browser.new_page(viewport={"width": 1280, "height": 900})
     window.goto(page.as_uri(), wait_until="load")
-    window.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
     opened, seen = window.evaluate(_OPENED)
     in_order = window.evaluate(_SORTED)
     window.close()
@@ -69,8 +70,8 @@ def open_page(browser: Browser, page: Path) -> list[float]:
 
 def shown(seconds: Sequence[float]) -> str:
     """Median, least and greatest."""
-    middle = statistics.median(seconds)
-    return f"{middle:.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
+    middle, least, most = (1000 * of(seconds) for of in (statistics.median, min, max))
+    return f"{middle:.0f} ms ({least:.0f}-{most:.0f})"
 
 
 def row(name: str, browser: Browser, page: Path, made: Sequence[float], rounds: int) -> list[str]:

@@ -223,6 +223,6 @@ def test_the_keyboard_reaches_all_in_order_and_shows_where_it_is(page: Path, ope
 def test_a_link_into_what_is_folded_away_unfolds_it(page: Path, opened: Open) -> None:
     window = opened(page)
     window.page.get_by_role("link", name="its log").click()
-    window.page.wait_for_function("document.querySelector('#err').open")
+    window.page.locator("#err[open]").wait_for()
 
     assert unseen(window) == []
