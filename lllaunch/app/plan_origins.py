@@ -41,13 +41,14 @@ def annotated_plan(directory: str, plan: str) -> tuple[list[AnnotatedLine], str]
     cwd = runtime.text("cwd")
     if not cwd:
         return bare, _unknown("it has left no .hydra/hydra.yaml that could be read")
-    if os.path.realpath(cwd) != os.path.realpath(os.getcwd()):
-        return bare, _unknown(f"it was started in {cwd}, where its config is")
     try:
+        if os.path.realpath(cwd) != os.path.realpath(os.getcwd()):
+            return bare, _unknown(f"it was started in {cwd}, where its config is")
         recorded = parse(plan, "plan.yaml").data
-        lines = _compose(hydra, recorded)
-    except LaunchError as error:
-        return bare, _unknown(f"its command line cannot be composed now: {first_line(str(error))}")
+        lines = _compose(hydra, recorded) if isinstance(recorded, dict) else None
+    except Exception as error:  # noqa: BLE001 - whatever a config does, there is a page
+        reason = first_line(str(error)) or type(error).__name__
+        return bare, _unknown(f"its command line cannot be composed now: {reason}")
     if lines is None:
         return bare, _unknown("its config has changed since: it comes to another plan now")
     return lines, "Behind each value: the file and line, or the override, that it came from."
@@ -75,9 +76,9 @@ def _compose(hydra: Fields, recorded: Mapping[str, Any]) -> list[AnnotatedLine] 
     """
     # loads Hydra, which nothing else of a report needs
     from lllaunch.app.composed import Composition, ConfigRequest  # noqa: PLC0415
-    from lllaunch.app.reviewed import review_run  # noqa: PLC0415
     from lllaunch.app.search_path import PRIMARY  # noqa: PLC0415
-    from lllaunch.config.plan import essential  # noqa: PLC0415
+    from lllaunch.config.plan import SOURCES, essential, portable_plan  # noqa: PLC0415
+    from lllaunch.review.annotated import OriginAnnotator  # noqa: PLC0415
 
     overrides = hydra.inner("overrides")
     of_hydra = [
@@ -95,11 +96,30 @@ def _compose(hydra: Fields, recorded: Mapping[str, Any]) -> list[AnnotatedLine] 
         ),
     )
     with Composition(request) as composed:
-        reviewed = review_run(composed)
-        plan = essential(reviewed.readable)
-        if plan != recorded:
+        config = composed.compose()
+        # what the workers of a user's own app call stands in no config
+        own_app = config.launch.get("entrypoint") is None
+        spec = composed.plan(config, entrypoint_required=not own_app)
+        plan = essential(portable_plan(spec, SOURCES))
+        if _compared(plan, own_app=own_app) != _compared(recorded, own_app=own_app):
             return None
-        return annotated(plan, reviewed.told.comment)
+        told = OriginAnnotator(composed.origins(), spec)
+
+        def comment(path: tuple[Any, ...]) -> str:
+            called = own_app and path[:2] in _OF_THE_FUNCTION
+            return "the app's own function" if called else told.comment(path)
+
+        return annotated(recorded, comment)
+
+
+_OF_THE_FUNCTION = (("launch", "entrypoint"), ("launch", "args"))
+
+
+def _compared(plan: Mapping[str, Any], *, own_app: bool) -> dict[str, Any]:
+    left_out = {key for _, key in _OF_THE_FUNCTION} if own_app else set()
+    launch = plan.get("launch")
+    shown = launch.items() if isinstance(launch, Mapping) else ()
+    return {**plan, "launch": {key: each for key, each in shown if key not in left_out}}
 
 
 def _is_file_of(source: Fields, provider: str) -> bool:

@@ -65,7 +65,13 @@
   };
   addEventListener("hashchange", unfold);
   unfold();
+  // on paper nothing can be unfolded; the style says so to browsers that know how
+  let folded = [];
   addEventListener("beforeprint", () => {
-    for (const each of document.querySelectorAll("details")) each.open = true;
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const each of folded) each.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const each of folded) each.open = false;
   });
 })();

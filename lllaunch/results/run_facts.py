@@ -165,10 +165,17 @@ def read_run_facts(
         plan=tuple(PlanLine(line) for line in _plan_text(found.path, hide).splitlines()),
         host=fields.inner("host"),
         build=fields.inner("build"),
-        cwd=os.getcwd(),
+        cwd=_working_directory(),
         problem=problem,
         progress=entry.progress,
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed, and nothing is below it
+        return os.devnull
 
 
 def _why(error: ConfigError | OutputError) -> str:

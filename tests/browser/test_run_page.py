@@ -62,7 +62,9 @@ def test_each_worker_has_the_numbers_of_its_result(played: Play, opened: Open, n
         [seconds(worker) for _, worker in wanted], abs=0.01
     )
     steps = [(worker["progress"] or {}).get("step") for _, worker in wanted]
-    assert all_of(rows, "Step") == steps
+    # what nobody has told has no column
+    known = {column for row in rows for column in row}
+    assert (all_of(rows, "Step") if "Step" in known else [None] * len(rows)) == steps
     for row, (_, worker) in zip(rows, wanted, strict=True):
         assert row["Fate"].text.endswith(worker["fate"])
         assert row["Peak memory"].text == size(worker["max_rss"])

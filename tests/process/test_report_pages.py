@@ -127,3 +127,38 @@ def test_a_torn_result_is_a_page_and_no_error(project: Project) -> None:
     text = Seen(page_of(project, "torn")).text
     assert "Its result.json is not JSON" in text
     assert "ended with exit status 1" in text
+
+
+OWN = """
+import lllaunch
+
+@lllaunch.main(config_path="conf", config_name="own")
+def train(cfg):
+    return cfg.lr
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+def test_the_plan_of_a_users_own_app_has_origins_too(tmp_path: Path) -> None:
+    project = Project(tmp_path / "own")
+    project.write("train.py", OWN)
+    project.write("conf/own.yaml", "launch:\n  nproc: 2\n  tee: none\nlr: 0.1\n")
+    ended = project.python("train.py", "launch.max_restarts=3", "hydra.run.dir=out")
+    assert ended.returncode == 0, ended.stderr
+    text = Seen(page_of(project, "out")).text
+    assert re.search(r"entrypoint: train.py:train +# the app's own function\n", text)
+    assert re.search(r"nproc: 2 +# conf/own.yaml:2\n", text)
+    assert re.search(r"max_restarts: 3 +# override launch.max_restarts=3", text)
+
+
+def test_a_page_is_made_where_the_working_directory_is_gone(project: Project) -> None:
+    script = (
+        "import os, sys, tempfile; from lllaunch.verbs.report import main; "
+        "gone = tempfile.mkdtemp(); os.chdir(gone); os.rmdir(gone); "
+        f"sys.exit(main([{str(project.root / 'failed')!r}, '--format', 'html']))"
+    )
+    ended = project.python("-c", script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"at {project.root}/work.py:" in Seen(ended.stdout).text
