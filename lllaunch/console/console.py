@@ -301,6 +301,9 @@ class Console:
             look: looks how far the workers are, by rank; called only where it is shown often.
         """
         run, now = self._run, self._clock()
+        if self._screen is not None and self._screen.hidden:
+            self._screen.hidden = False
+            self._redraw(0.0)
         if run is None or self._due is None or now < self._due:
             return
         every = _FRAME_S if self._live else self._policy.interval or math.inf
@@ -322,13 +325,16 @@ class Console:
         self._say(heartbeat_text(run, now))
 
     def give_way(self) -> None:
-        """Takes the line below the output away, as long as nobody calls `tick`."""
-        if self._screen is None:
+        """Takes away what is drawn below the output, as long as nobody calls `tick`."""
+        stream = self._target()
+        if stream is None or not _is_terminal(stream):
             return
+        self._screen = screen_of(stream)
         # first of all: other threads write to the terminal meanwhile
         self._screen.hidden = True
         self._redraw(self._patience)
-        self._due = self._clock()
+        if self._live:
+            self._due = self._clock()
 
     def _follow(self) -> RunStatus:
         """Return what is known of the run; begin to show it if there is nothing yet."""
@@ -365,8 +371,6 @@ class Console:
             self._screen = screen_of(stream)
             self._screen.status = self._line.text
         self._line.update(run, now)
-        assert self._screen is not None
-        self._screen.hidden = False
         self._redraw(0.0)
 
     def _end_line(self) -> None:

@@ -180,6 +180,18 @@ def test_it_gives_way_to_a_shell_and_comes_again_below(shown: Shown) -> None:
     ]
 
 
+@pytest.mark.parametrize("policy", [{"live": False}, {"quiet": True}])
+def test_a_bar_gives_way_also_where_there_is_no_line(
+    shown: Shown, policy: dict[str, object]
+) -> None:
+    shown.begin(**policy)
+    shown.workers.show("bar", b"50 %")
+    before = shown.terminal.shown()[:-1]
+    shown.console.give_way()
+    assert shown.write("late") == [*before, "late"]
+    assert shown.tick() == [*before, "late", "50 %"]
+
+
 def test_the_report_stands_in_its_place(shown: Shown) -> None:
     shown.begin()
     shown.tick()
