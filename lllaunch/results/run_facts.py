@@ -36,6 +36,7 @@ _MOST_ATTEMPTS = 6
 _MOST_NODES = 8
 _TREE_LINES = 300
 _LONGEST_PLAN = 256 * 1024
+_DEEPEST = 64
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,17 @@ def _plan_text(directory: str, hide: Callable[[str], str]) -> str:
     return hide(text)[:_LONGEST_PLAN]
 
 
-def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
+def _hidden(value: Any, hide: Callable[[str], str], depth: int = 0) -> Any:
+    """Return JSON with all texts changed, and without what is nested deeper than any of ours."""
     if isinstance(value, str):
         return hide(value)
+    if depth > _DEEPEST:
+        return None
     if isinstance(value, dict):
-        return {hide(key): _hidden(each, hide) for key, each in value.items()}
-    return [_hidden(each, hide) for each in value] if isinstance(value, list) else value
+        return {hide(key): _hidden(each, hide, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_hidden(each, hide, depth + 1) for each in value]
+    return value
 
 
 # Stacks

@@ -202,6 +202,17 @@ def test_a_result_of_any_make_makes_a_page(left: Left, text: bytes, said: str) -
     assert said in Seen(page_of(left.path)).text
 
 
+@pytest.mark.parametrize("field", ["host", "build", "return_values", "nodes"])
+@pytest.mark.parametrize("depth", [100, 900])
+def test_what_is_nested_as_deeply_as_it_can_be_read_is_left_out(
+    left: Left, field: str, depth: int
+) -> None:
+    result = {**left.ends(), field: "HERE"}
+    nested = f'{{"0": {{"versions": {{"a": {"[" * depth}{"]" * depth}}}}}}}'
+    (left.path / "result.json").write_text(json.dumps(result).replace('"HERE"', nested))
+    assert "Rank 1 raised ValueError: no" in Seen(page_of(left.path)).text
+
+
 def test_a_run_without_an_end_says_how_far_it_came(left: Left) -> None:
     (left.path / "events.jsonl").write_bytes(b'{"type": "StartWor\n\xff\n')
     assert "its launcher was killed" in Seen(page_of(left.path)).text
