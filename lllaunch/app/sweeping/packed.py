@@ -139,6 +139,7 @@ class _Pack:
                     observe,
                     [*self._jobs],
                     warm=spawners,
+                    ticks=console.tick_in,
                     label=self._label,
                     full=console.awaited,
                     signals=signals,
