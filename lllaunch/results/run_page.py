@@ -454,9 +454,10 @@ def _attempts(facts: RunFacts) -> Markup:
                 )
             )
         )
-    return joined(
-        (element("h3", "Attempts"), table("Attempts", columns, rows, hidden_caption=True))
-    )
+    shown = table("Attempts", columns, rows, hidden_caption=True)
+    if len(rows) > _FOLDED_ROWS:
+        return disclosure(f"All attempts ({len(outcome.attempts)})", shown)
+    return joined((element("h3", "Attempts"), shown))
 
 
 def _workers(timeline: RunTimeline, outcome: RunOutcome | None) -> Markup:
@@ -484,16 +485,20 @@ def _workers(timeline: RunTimeline, outcome: RunOutcome | None) -> Markup:
         for series in timeline.series
         if series.name in ("rss", "step") and not series.metric and series.points
     }
-    rows = [
-        _worker(lane, told.get((lane.attempt, lane.rank)), measured, several=several, again=again)
+    every = [
+        lane
         for attempt in sorted(timeline.attempts, key=lambda each: -each.number)
         for lane in attempt.lanes
     ]
-    more = len(rows) - _MOST_ROWS
-    rest = element("p", f"{more} more are in result.json.") if more > 0 else Markup()
+    rows = [
+        _worker(lane, told.get((lane.attempt, lane.rank)), measured, several=several, again=again)
+        for lane in every[:_MOST_ROWS]
+    ]
+    more = len(every) - len(rows)
+    rest = element("p", f"{more} more are in result.json.") if more else Markup()
     caption = "All workers, the newest attempt first" if again else "All workers"
     columns, rows = _without_empty(columns, rows)
-    return joined((table(caption, columns, rows[:_MOST_ROWS]), rest)) if rows else Markup()
+    return joined((table(caption, columns, rows), rest)) if rows else Markup()
 
 
 def _without_empty(
