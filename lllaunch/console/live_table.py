@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.console.slots import slots_row
+from lllaunch.console.status import Part, fitted, passed, rate_text, time_left
 from lllaunch.console.table import (
     GAP,
     Row,
@@ -28,7 +29,7 @@ from lllaunch.console.wording import StyledText, cause_line, counted, short_step
 from lllaunch.results.live import LIVE, LiveRow, LiveView, count_states
 from lllaunch.results.store import STATES
 from lllaunch.sweep.objective import Objective, Objectives
-from lllaunch.text import count, duration, plain, printable, size, spans
+from lllaunch.text import count, plain, printable, size, spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ STYLES: Mapping[str, str] = {
 
 # What is left out first where a terminal is narrow.
 _SPARE = (
-    *("cores", "pid", "gpu mem", "rate", "tries", "idle", "slow", "metrics", "mem", "gpu", "cpu"),
+    *("cores", "pid", "gpu mem", "rate", "tries", "metrics", "slow", "mem", "gpu", "cpu", "idle"),
     "time",
 )
 _LEAST_TEXT, _WANTED_TEXT = 10, 24
@@ -178,10 +179,7 @@ def _tries(row: LiveRow) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    """Return a time span that is shown each second: no fractions that would flicker."""
-    if seconds is None:
-        return ""
-    return f"{int(seconds)} s" if seconds < 10 else duration(int(seconds))
+    return "" if seconds is None else passed(seconds)
 
 
 def _step(row: LiveRow) -> str:
@@ -195,7 +193,7 @@ def _share(row: LiveRow) -> float | None:
 
 
 def _rate(row: LiveRow) -> str:
-    return "" if row.rate is None else f"{count(float(f'{row.rate:.3g}'))}/s"
+    return rate_text(row.rate) if row.rate else ""
 
 
 # A worker that takes some seconds for a step is no news.
@@ -266,8 +264,8 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     if view.subject is None:
         return [(StyledText(cut(_of_all(view), width), "title"),)]
     subject = view.subject
-    first = f"{path_text(subject, cwd)}: {', '.join(_facts(view, subject))}"
-    rows: list[Row] = [(StyledText(cut(first, width), "title"),)]
+    name = Part(f"{_end_of(path_text(subject, cwd), max(_LEAST_NAME, width // 2))}: ", 9, "title")
+    rows: list[Row] = [tuple(fitted([*_facts(view, subject)], width, name))]
     rows += [(StyledText(cut(plain(text), width), "bad"),) for text in view.findings[-_FINDINGS:]]
     if subject.text and not any(text.endswith(subject.text) for text in view.findings):
         style = STYLES.get(subject.state, "")
@@ -327,24 +325,28 @@ def _of_all(view: LiveView) -> str:
     return f"{', '.join(filter(None, parts))}; in {' '.join(roots)}"
 
 
-def _facts(view: LiveView, subject: LiveRow) -> Iterable[str]:
+def _facts(view: LiveView, subject: LiveRow) -> Iterable[Part]:
+    """Yield what is known of a run or a sweep; what has less weight goes first."""
     state = state_text(subject.state)
-    code = subject.exit_code
-    yield f"{state} (exit code {code})" if code else state
+    code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
+    yield Part(f"{state}{code}", 10, STYLES.get(subject.state, ""))
     if view.kind == "sweep":
-        yield done_text(subject.counts, STATES)
+        done, _, others = done_text(subject.counts, STATES).partition(", ")
+        yield Part(done, 9, "title")
+        if others:
+            yield Part(others, 5, "")
     elif subject.attempt is not None:
-        yield f"attempt {subject.attempt}"
+        yield Part(f"attempt {subject.attempt}", 6 if subject.attempt else 2, "")
     if subject.seconds is not None:
-        yield _seconds(subject.seconds)
+        yield Part(passed(subject.seconds), 4, "")
     if view.kind == "run":
-        yield counted(len(view.rows), "rank")
+        yield Part(counted(len(view.rows), "rank"), 1, "")
         if subject.step is not None:
-            yield f"step {_step(subject)}"
+            yield Part(f"step {_step(subject)}", 8, "title")
     if subject.is_live and subject.eta is not None:
-        yield f"about {_seconds(subject.eta)} left"
+        yield Part(time_left(subject.eta), 7, "")
     if subject.is_live and subject.slowest is not None and subject.behind is not None:
-        yield f"rank {subject.slowest} is slowest (step {count(subject.behind)})"
+        yield Part(f"rank {subject.slowest} is slowest (step {count(subject.behind)})", 5, "")
 
 
 # The plain table

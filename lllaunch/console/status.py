@@ -96,7 +96,7 @@ def _of_progress(progress: dict[int, Progress], ago: float) -> list[Part]:
     text = f"step {step}/{count(total)}" if total else f"step {step}"
     parts = [Part(text, 9, "title")]
     if furthest.rate:
-        parts.append(Part(_rate(furthest.rate), 1))
+        parts.append(Part(rate_text(furthest.rate), 1))
     lefts = [each.eta for each in progress.values() if each.eta is not None]
     if lefts:
         # all are done when the last one is
@@ -107,7 +107,8 @@ def _of_progress(progress: dict[int, Progress], ago: float) -> list[Part]:
     return parts
 
 
-def _rate(rate: float) -> str:
+def rate_text(rate: float) -> str:
+    """Return ``12.3/s``, or ``8.1 s a step``."""
     if rate >= 1:
         return f"{rate:.3g}/s" if rate < 1000 else f"{count(round(rate))}/s"
     return f"{duration(1 / rate)} a step"
@@ -120,17 +121,21 @@ def line_of(run: RunStatus, now: float) -> list[Part]:
     return [*parts[:at], Part(passed(now - run.began), 8), *parts[at:]]
 
 
-def fitted(parts: Sequence[Part], columns: int) -> list[StyledText]:
+_OURS = Part(_NAME, _WEIGHT_OF_NAME)
+
+
+def fitted(parts: Sequence[Part], columns: int, name: Part = _OURS) -> list[StyledText]:
     """Return a line of at most so many columns.
 
     Args:
         parts: of the line.
         columns: how many character cells there are.
+        name: stands before them.
 
     Returns:
         The line in pieces; together they are its text.
     """
-    everything = [Part(_NAME, _WEIGHT_OF_NAME), *parts]
+    everything = [name, *parts]
     kept: set[int] = set()
     room = columns + len(_BETWEEN)
     for index in sorted(range(len(everything)), key=lambda index: -everything[index].weight):

@@ -36,7 +36,7 @@ from lllaunch.results.store import (
     read_sweep,
     sweep_result,
 )
-from lllaunch.run.directory import ATTEMPT, EVENTS, PLAN, RESULT, SAMPLES
+from lllaunch.run.directory import ATTEMPT, EVENTS, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.events import isoformat
 from lllaunch.run.result import read_cause
 from lllaunch.run.samples import last_sample
@@ -254,7 +254,10 @@ def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
         text=row.text or (said[-1] if said else ""),
     )
     if progress is not None:
-        row = _with_progress(row, progress, now.age)
+        # all are done when the last one is
+        lefts = [left for worker in workers if (left := worker.seconds("eta")) is not None]
+        eta = max(lefts, default=None)
+        row = _with_progress(row, progress._replace(eta=eta), now.age)
     return row if row.is_live else _at_rest(row)
 
 
@@ -866,7 +869,8 @@ class LiveReader:
     def _is_long_over(self, found: FoundDirectory, now_ns: int) -> bool:
         """Whether something has ended long ago, as the times of its files tell."""
         first, last = (JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT)
-        if last not in found.names:
+        # what was submitted may have gone back into the queue since
+        if last not in found.names or SUBMISSION in found.names:
             return False
         ended = _changed_ns(os.path.join(found.path, last)) or 0
         began = _changed_ns(os.path.join(found.path, first)) or 0

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -44,18 +45,16 @@ if TYPE_CHECKING:
     from lllaunch.verbs.logs import WorkerLog
 
 _HELP = """\
-q            quit
-Enter        look into a sweep, a run, a rank's log
-Escape       back
-s            sort by the next column; after the last one as at first
-r            the other way round
-/            show only what has these words: a state, a path, an override; empty for all
-l            the log of a rank, as it grows; of a run that of its first rank
-k            where the workers of a run stand; of a rank all of its threads
-x            stop a run, a job or a sweep, after a question
-?            this
-
-Nothing but x changes anything. Without textual, or with --plain, 'top' is a table."""
+q       quit
+Enter   into a sweep, a run, a rank's log
+Escape  back
+s       sort by the next column, then as at first
+r       the other way round
+/       only what has these words; empty for all
+l       the log of a rank, or of a run's first one
+k       where workers stand; of a rank all threads
+x       stop a run, a job or a sweep: it asks first
+?       this"""
 # Of a log when it is opened, bytes; and what is kept of it, lines.
 _LOG_WINDOW, _LOG_LINES = 64 << 10, 5000
 _LOG_PAUSE = 0.5
@@ -88,6 +87,9 @@ class TopApp(App[None]):
     CSS = """
     #head { height: auto; padding: 0 1; }
     DataTable { height: 1fr; }
+    DataTable > .datatable--header {
+        background: $background; color: $foreground; text-style: bold underline;
+    }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #status { height: 1; padding: 0 1; }
     #rest { height: 1; padding: 0 1; }
@@ -113,8 +115,8 @@ class TopApp(App[None]):
         # the reader keeps what it has read, for one thread at a time
         self.reading = threading.Lock()
         # those of the terminal, light or dark
-        if "ansi-dark" in self.available_themes:
-            self.theme = "ansi-dark"
+        names = ("ansi-dark", "textual-ansi")
+        self.theme = next(filter(self.available_themes.__contains__, names), self.theme)
 
     def on_mount(self) -> None:
         """Show what was asked for."""
@@ -125,26 +127,36 @@ class TopApp(App[None]):
         if not isinstance(self.screen, ModalScreen):
             self.push_screen(Help())
 
-    def beside(self, work: Callable[[], Callable[[], object]]) -> None:
-        """Do something in a thread, and what it returns in the app; errors come to the status.
+    def beside(
+        self,
+        work: Callable[[], Callable[[], object]],
+        failed: Callable[[str], object] | None = None,
+    ) -> None:
+        """Do something in a thread, and what it returns in the app.
 
         The thread is a daemon: who quits does not wait for it.
 
         Args:
-            work: what takes long; raises `LaunchError` or `OSError` for what it cannot do.
+            work: what takes long.
+            failed: gets why it could not be done; None to say that in the status.
         """
 
         def do() -> None:
             try:
                 then = work()
             except (LaunchError, OSError) as error:
-                message = str(error)
-                then = lambda: self.say(message, bad=True)  # noqa: E731 - a line is enough
+                then = partial(failed or self.complain, str(error))
+            except Exception as error:  # noqa: BLE001 - a thread's would be lost
+                then = partial(failed or self.complain, f"{type(error).__name__}: {error}")
             # the app may be gone by now
             with contextlib.suppress(Exception):
                 self.call_from_thread(then)
 
         threading.Thread(target=do, daemon=True).start()
+
+    def complain(self, text: str) -> None:
+        """Say what could not be done."""
+        self.say(text, bad=True)
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message above the keys of what is shown, until the next one."""
@@ -245,15 +257,11 @@ class ListScreen(StatusScreen):
         app, what = self._app, self._what
 
         def work() -> Callable[[], object]:
-            try:
-                with app.reading:
-                    view = what.view(app.reader)
-            except (LaunchError, OSError) as error:
-                message = str(error)
-                return lambda: self._looked(None, message)
+            with app.reading:
+                view = what.view(app.reader)
             return lambda: self._looked(view)
 
-        app.beside(work)
+        app.beside(work, lambda message: self._looked(None, message))
 
     def _looked(self, view: LiveView | None, error: str = "") -> None:
         self._looking = False
@@ -551,14 +559,10 @@ class LogScreen(StatusScreen):
 
         def work() -> Callable[[], object]:
             lines: list[Text] = []
-            rest = error = ""
-            try:
-                rest = self._read(lines)
-            except (LaunchError, OSError) as failure:
-                error = str(failure)
-            return lambda: self._show(lines, rest, error)
+            rest = self._read(lines)
+            return lambda: self._show(lines, rest)
 
-        app.beside(work)
+        app.beside(work, lambda message: self._show([], "", message))
 
     def _read(self, lines: list[Text]) -> str:
         """Read what was added; return what stands in the last line, which is not whole."""
@@ -582,7 +586,7 @@ class LogScreen(StatusScreen):
             rest = _shown(file.rest[-_LOG_WINDOW:]) or rest
         return rest
 
-    def _show(self, lines: list[Text], rest: str, error: str) -> None:
+    def _show(self, lines: list[Text], rest: str, error: str = "") -> None:
         self._looking = False
         if not self.is_attached:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -119,11 +120,20 @@ def test_the_head_of_a_run() -> None:
     assert rows == [
         (
             "outputs/2026-11-23/12-00-00: running, attempt 1, 12 min 34 s, 0 ranks, "
-            "step 1200/5000, about 40 min 40 s left, rank 3 is slowest (step 1180)"
+            "step 1200/5000, about 41 min left, rank 3 is slowest (step 1180)"
         ),
         *findings,
         "exp=resnet lr=0.1",
     ]
+
+
+def test_of_the_head_what_matters_least_goes_first() -> None:
+    view = LiveView(0, (), subject=BUSY)
+    (row,) = texts(head_rows(view, 59, "/w"))[:1]
+    assert row == "outputs/2026-11-23/12-00-00: running, step 1200/5000"
+    view = LiveView(0, (), subject=replace(BUSY, path="/w/run", attempt=0))
+    (row,) = texts(head_rows(view, 59, "/w"))[:1]
+    assert row == "run: running, step 1200/5000, about 41 min left"
 
 
 def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
@@ -137,7 +147,7 @@ def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
     job = LiveRow("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
     rows = texts(head_rows(LiveView(0, (job,), subject=sweep, result=result), 0, "/w"))
     assert rows == [
-        "s: running, 3/10 done, 1 failed, 1 running, 5 waiting, about 1 min 30 s left",
+        "s: running, 3/10 done, 1 failed, 1 running, 5 waiting, about 2 min left",
         "exp=x",
         "best 0.25 of job 1 (lr=1)",
         "GPU 0:- 1:7 2:7",

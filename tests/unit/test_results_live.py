@@ -150,6 +150,28 @@ def test_a_run_and_its_ranks(tmp_path: Path, locks: Locks) -> None:
     assert (second.number, second.gpus, second.gpu_use, second.step) == (1, ("1",), 1.0, 90)
 
 
+def test_a_run_is_done_when_its_last_rank_is(tmp_path: Path, locks: Locks) -> None:
+    run = begun(tmp_path / "run", locks)
+    sample(run, r0={"step": 9, "eta": 20.0}, r1={"step": 3, "eta": 70.0}, r2={"step": 8})
+    eta = subject(LiveReader().run(str(run))).eta
+    assert eta == pytest.approx(70.0, abs=5)
+
+
+def test_what_was_submitted_may_be_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(tmp_path / "run")
+    end(run, ago=7200)
+    reader = LiveReader()
+    assert reader.everything([str(tmp_path)]).rows == ()
+    (run / "submission.json").write_text("{}")
+    os.utime(run)
+    queued = store.ListEntry("run", str(run), "queued", queue="PENDING", batch_job="7")
+    monkeypatch.setattr(live, "entry_of", lambda found, queue: queued)
+    (row,) = reader.everything([str(tmp_path)]).rows
+    assert (row.state, row.text) == ("queued", "7 PENDING")
+
+
 def test_ranks_that_are_level_have_none_that_is_slowest(tmp_path: Path, locks: Locks) -> None:
     run = begun(tmp_path / "run", locks)
     sample(run, r0={"step": 7}, r1={"step": 7})
