@@ -115,7 +115,8 @@ class TopApp(App[None]):
         # the reader keeps what it has read, for one thread at a time
         self.reading = threading.Lock()
         # those of the terminal, light or dark
-        names = ("ansi-dark", "textual-ansi")
+        # but without colours: textual would make black on black of the terminal's own
+        names = () if self.no_color else ("ansi-dark", "textual-ansi")
         self.theme = next(filter(self.available_themes.__contains__, names), self.theme)
 
     def on_mount(self) -> None:
@@ -154,6 +155,23 @@ class TopApp(App[None]):
 
         threading.Thread(target=do, daemon=True).start()
 
+    def style(self, name: str) -> str:
+        """Return what rich calls a style of `StyledText`."""
+        style = RICH_STYLES[name]
+        if not self.no_color:
+            return style
+        # grey of red would be hard to read
+        return " ".join(word for word in style.split() if word in {"bold", "dim"})
+
+    def painted(self, rows: Iterable[Row]) -> Text:
+        """Return rows as text of rich's."""
+        text = Text(no_wrap=True)
+        for place, row in enumerate(rows):
+            text.append("\n" if place else "")
+            for span in row:
+                text.append(plain(span.text), self.style(span.style))
+        return text
+
     def complain(self, text: str) -> None:
         """Say what could not be done."""
         self.say(text, bad=True)
@@ -166,23 +184,20 @@ class TopApp(App[None]):
                 return
 
 
-def _rich(rows: Iterable[Row]) -> Text:
-    """Return rows as text of rich's."""
-    text = Text(no_wrap=True)
-    for place, row in enumerate(rows):
-        text.append("\n" if place else "")
-        for span in row:
-            text.append(plain(span.text), RICH_STYLES[span.style])
-    return text
-
-
 class StatusScreen(Screen[None]):
     """A screen with a line for messages above its keys."""
+
+    @property
+    def top(self) -> TopApp:
+        """The app."""
+        assert isinstance(self.app, TopApp)
+        return self.app
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message."""
         line = plain(text.partition("\n")[0])
-        self.query_one("#status", Static).update(Text(line, "red" if bad else "", no_wrap=True))
+        style = self.top.style("bad" if bad else "")
+        self.query_one("#status", Static).update(Text(line, style, no_wrap=True))
 
 
 class ListScreen(StatusScreen):
@@ -233,13 +248,8 @@ class ListScreen(StatusScreen):
 
     def on_mount(self) -> None:
         """Look at once, and then again and again."""
-        self.set_interval(self._app.each, self.look_again)
+        self.set_interval(self.top.each, self.look_again)
         self.look_again()
-
-    @property
-    def _app(self) -> TopApp:
-        assert isinstance(self.app, TopApp)
-        return self.app
 
     def on_screen_resume(self) -> None:
         """Look at once, also where somebody comes back."""
@@ -254,7 +264,7 @@ class ListScreen(StatusScreen):
         if self._looking or not self.is_current:
             return
         self._looking = True
-        app, what = self._app, self._what
+        app, what = self.top, self._what
 
         def work() -> Callable[[], object]:
             with app.reading:
@@ -276,14 +286,14 @@ class ListScreen(StatusScreen):
         view = self._view
         if view is None:
             return
-        app = self._app
+        app = self.top
         columns = columns_of(view, app.cwd)
         by = next((each for each in columns if each.title == self._sorted_by), None)
         rows = [row for row in view.rows if matches(row, self._wanted, app.cwd)]
         self._rows = sorted_rows(rows, by, reverse=self._reversed)
         width = self.size.width
         self.query_one("#head", Static).update(
-            _rich(head_rows(view, width - 2, app.cwd)[: max(1, self.size.height // 3)])
+            app.painted(head_rows(view, width - 2, app.cwd)[: max(1, self.size.height // 3)])
         )
         # with room for the mark of the column that it is sorted by
         self._fill(fitting(columns, self._rows, width - 2 * _PADDING - 1), by)
@@ -340,7 +350,7 @@ class ListScreen(StatusScreen):
     def _painted(
         self, row: LiveRow, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> list[Text]:
-        style = RICH_STYLES[STYLES.get(row.state, "")]
+        style = self.top.style(STYLES.get(row.state, ""))
         return [
             Text(
                 text,
@@ -451,11 +461,11 @@ class ListScreen(StatusScreen):
             row = self._view.subject
         if row is None:
             return
-        where = path_text(row, self._app.cwd)
+        where = path_text(row, self.top.cwd)
         if not row.is_live:
             self.say(f"{where} is over", bad=True)
             return
-        path, app = row.path, self._app
+        path, app = row.path, self.top
 
         def answered(stop: bool | None) -> None:
             if not stop:
@@ -554,8 +564,7 @@ class LogScreen(StatusScreen):
         if self._looking:
             return
         self._looking = True
-        app = self.app
-        assert isinstance(app, TopApp)
+        app = self.top
 
         def work() -> Callable[[], object]:
             lines: list[Text] = []
@@ -581,7 +590,7 @@ class LogScreen(StatusScreen):
             if log.rank != self._rank:
                 continue
             file = self._files.setdefault(log, AppendedLines(log.path, _LOG_WINDOW))
-            style = "red" if log.stream == "stderr" else ""
+            style = self.top.style("bad" if log.stream == "stderr" else "")
             lines += [Text(_shown(line), style) for _, line in file.added()]
             rest = _shown(file.rest[-_LOG_WINDOW:]) or rest
         return rest
@@ -590,8 +599,7 @@ class LogScreen(StatusScreen):
         self._looking = False
         if not self.is_attached:
             return
-        app = self.app
-        assert isinstance(app, TopApp)
+        app = self.top
         rank = "" if self._rank is None else f", rank {self._rank}"
         head = f"{path_text(self._row, app.cwd)}{rank}, attempt {max(0, self._attempt)}"
         self.query_one("#head", Static).update(Text(head, "bold", no_wrap=True))
@@ -643,8 +651,7 @@ class StacksScreen(StatusScreen):
 
     def action_take(self) -> None:
         """Ask where the workers stand."""
-        row, app = self._row, self.app
-        assert isinstance(app, TopApp)
+        row, app = self._row, self.top
         chosen = None if row.kind != "rank" or row.number is None else frozenset({row.number})
         self.say("asking ...")
 
@@ -659,5 +666,5 @@ class StacksScreen(StatusScreen):
 
     def _show(self, lines: list[StyledText]) -> None:
         if self.is_attached:
-            self.query_one("#stacks", Static).update(_rich((line,) for line in lines))
+            self.query_one("#stacks", Static).update(self.top.painted((line,) for line in lines))
             self.say("")

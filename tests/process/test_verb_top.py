@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,14 @@ def test_a_sweep_and_what_a_list_says_of_it(
 class Terminal:
     """``top`` on a terminal, and what stands on its screen."""
 
-    def __init__(self, directory: Path, *arguments: str, columns: int = 100, lines: int = 20):
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        columns: int = 100,
+        lines: int = 20,
+        command: Sequence[str] = ("-m", "lllaunch"),
+    ) -> None:
         self._main, side = pty.openpty()
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
@@ -152,7 +159,7 @@ class Terminal:
         environ = {k: v for k, v in os.environ.items() if k not in {"COLUMNS", "LINES"}}
         self.resize(columns, lines)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lllaunch", "top", *arguments],
+            [sys.executable, *command, "top", *arguments],
             cwd=directory,
             stdin=side,
             stdout=side,
@@ -208,8 +215,8 @@ class Terminal:
 def terminal(run: Launcher) -> Iterator[Callable[..., Terminal]]:
     with contextlib.ExitStack() as stack:
 
-        def opened(*arguments: str, **size: int) -> Terminal:
-            found = Terminal(run.directory, *arguments, **size)
+        def opened(*arguments: str, **options: Any) -> Terminal:
+            found = Terminal(run.directory, *arguments, **options)
             stack.callback(found.close)
             return found
 
@@ -258,6 +265,16 @@ def test_keys_are_obeyed_on_a_terminal(terminal: Callable[..., Terminal]) -> Non
     assert "rank 1 is slowest" in lines[0]
     shown.type("q")
     assert shown.ended()[0] == 0
+
+
+def test_without_textual_it_is_a_table(terminal: Callable[..., Terminal]) -> None:
+    lacking = "import sys; sys.modules['textual'] = None; from lllaunch.cli import main; main()"
+    shown = terminal("run", "--interval", "0.1", command=("-c", lacking))
+    lines = shown.until(lambda lines: any("5/40" in line for line in lines), "the ranks")
+    # no keys are told of
+    assert not any("quit" in line for line in lines)
+    former = lines[0]
+    shown.until(lambda lines: lines[0] not in {"", former}, "a later time")
 
 
 def test_without_keys_where_there_is_no_input(run: Launcher) -> None:
@@ -452,6 +469,35 @@ def test_help_is_shown_above_all(run: Launcher) -> None:
         await keys.press("q")
 
     with_keys(None, test, size=(60, 15))
+
+
+def test_without_colours_nothing_is_told_by_them(
+    run: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(keys: Keys) -> None:
+        assert keys.app.style("bad") == ""
+        assert keys.app.style("title") == "bold"
+        assert "ansi" not in keys.app.theme
+        await keys.press("q")
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    with_keys(None, test)
+
+
+def test_what_cannot_be_read_is_said_and_tried_again(
+    run: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(keys: Keys) -> None:
+        real = LiveReader.everything
+        monkeypatch.setattr(LiveReader, "everything", lambda *_: {}["odd"])
+        await keys.until(lambda: keys.status == "KeyError: 'odd'", "why not")
+        assert keys.table.row_count == 1
+        monkeypatch.setattr(LiveReader, "everything", real)
+        (run.directory / "go").touch()
+        await keys.until(lambda: keys.rows[0][1] == "succeeded", "the end")
+        await keys.press("q")
+
+    with_keys(None, test)
 
 
 def test_a_launcher_that_does_not_listen_is_said(run: Launcher) -> None:

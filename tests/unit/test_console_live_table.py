@@ -133,7 +133,7 @@ def test_of_the_head_what_matters_least_goes_first() -> None:
     assert row == "outputs/2026-11-23/12-00-00: running, step 1200/5000"
     view = LiveView(0, (), subject=replace(BUSY, path="/w/run", attempt=0))
     (row,) = texts(head_rows(view, 59, "/w"))[:1]
-    assert row == "run: running, step 1200/5000, about 41 min left"
+    assert row == "run: running, attempt 0, step 1200/5000, about 41 min left"
 
 
 def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
