@@ -135,8 +135,9 @@ def _heading(facts: SweepFacts, word: str) -> Markup:
 
 
 def _verdict(facts: SweepFacts) -> str:
-    counts = Counter(job.state for job in facts.jobs)
-    good = f"{counts['succeeded']} of {counted(len(facts.jobs), 'job')} succeeded"
+    # also of those that are not composed yet
+    counts = Counter(facts.entry.counts) or Counter(job.state for job in facts.jobs)
+    good = f"{counts['succeeded']} of {counted(counts.total(), 'job')} succeeded"
     rest = counts_text((counts[state], _STATE_WORDS.get(state, state)) for state in _STATES)
     return f"{good}, {rest}" if rest else good
 
@@ -157,7 +158,7 @@ def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
     if entry.seconds is not None:
         took = "Runs for" if entry.state == "running" else "Took"
         yield took, element("span", duration(entry.seconds), title=f"{entry.seconds:.3f} s")
-    yield "Jobs", str(len(facts.jobs)) if facts.jobs else ""
+    yield "Jobs", str(max(len(facts.jobs), sum(facts.entry.counts.values())) or "")
     yield (
         "Objective",
         {"minimize": "lower is better", "maximize": "higher is better"}.get(

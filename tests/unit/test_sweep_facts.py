@@ -26,6 +26,7 @@ from lllaunch.sweep.journal import (
     EndedRecord,
     Header,
     OverRecord,
+    PlannedRecord,
     Record,
     Result,
     Resumed,
@@ -128,6 +129,19 @@ def test_a_sweep_that_goes_on_tells_what_runs_and_what_waits(written: Written) -
     assert states(facts) == ["succeeded", "running", "waiting", "waiting"]
     assert facts.failures == ()
     assert facts.timeline.tries[-1].fate == "running"
+
+
+def test_jobs_that_are_not_composed_yet_are_counted(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    made.add(Header("id", "0.1", ("x=range(9)",)), PlannedRecord(9))
+    made.add(ComposedRecord(0, ("x=0",), "0", "f"))
+    made.add(started(0), ended(0, value=1.0))
+    assert "1 of 9 jobs succeeded, 8 not run" in sweep_page(made.facts(), "0.1")
+    lock = SweepDirectory.claim(str(tmp_path))
+    try:
+        assert "1 of 9 jobs succeeded, 8 waiting" in sweep_page(made.facts(), "0.1")
+    finally:
+        lock.release()
 
 
 def test_a_sweep_whose_launcher_was_killed(written: Written) -> None:
