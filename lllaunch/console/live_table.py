@@ -370,7 +370,7 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
     if lines and len(shown) + bool(view.unseen) > room:
         shown = shown[: max(0, room - 1)]
     if shown:
-        rows += _table(view, shown, width, cwd)
+        rows += table_rows(view, shown, width, cwd)
     left = counts_text(_left_out(view.rows[len(shown) :], view.unseen))
     if left and (not lines or len(rows) < lines - 1):
         rows.append((StyledText(cut(f"and {left}", width) if width else f"and {left}", "faint"),))
@@ -384,7 +384,15 @@ def _left_out(rows: Sequence[LiveRow], unseen: Mapping[str, int]) -> Iterable[tu
         yield number, f"more {state_text(state)}"
 
 
-def _table(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -> list[Row]:
+def table_rows(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -> list[Row]:
+    """Return the table of some rows of a view, with titles.
+
+    Args:
+        view: what is shown.
+        shown: its rows that are.
+        width: columns that there are; 0 if nothing is to be cut or left out.
+        cwd: as for `columns_of`.
+    """
     table = Table()
     for column, texts in fitting(columns_of(view, cwd), shown, width):
         table.add(column.title, texts, right=column.right)

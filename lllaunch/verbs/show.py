@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
+from lllaunch.console.live_table import table_rows
 from lllaunch.console.overview import (
     heading,
     log_rows,
     peak_rows,
-    progress_by_rank,
     progress_of_ranks,
-    rank_rows,
 )
 from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.status import time_left
@@ -38,6 +37,7 @@ from lllaunch.console.wording import (
 from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
 from lllaunch.results.announce import names_in, redactor
+from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.report import blamed
@@ -80,8 +80,9 @@ from lllaunch.verbs.printing import (
 from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from lllaunch.results.live import LiveView
     from lllaunch.results.store import FoundDirectory
     from lllaunch.results.timeline import RunTimeline
     from lllaunch.run.outcome import AttemptOutcome, Excerpt, RunOutcome, WorkerOutcome
@@ -100,6 +101,7 @@ what was started last from here."""
 # Where there is no terminal.
 _COLUMNS = 100
 _LOG_LINES = 10
+_MOST_RANKS = 24
 # The link to the last attempt.
 _LAST_ATTEMPT = "latest"
 _STACK_LINES = 40
@@ -197,7 +199,7 @@ class ShownRun:
         outcome: what became of it, with the end of the root cause's log; None if that is not known.
         timeline: what happened when.
         batch: its way through a cluster's queue, if it was submitted.
-        sample: what its ranks do, of a run that goes on; else None.
+        now: what its ranks do, of a run that goes on; else None.
         logs: ends of logs that the outcome does not have.
         stacks: lines of the merged stacks that were looked at last, where the outcome has none.
         stacks_path: their file.
@@ -209,7 +211,7 @@ class ShownRun:
     outcome: RunOutcome | None
     timeline: RunTimeline
     batch: BatchFacts | None = None
-    sample: Mapping[str, Any] | None = None
+    now: LiveView | None = None
     logs: tuple[Excerpt, ...] = ()
     stacks: tuple[str, ...] = ()
     stacks_path: str = ""
@@ -228,13 +230,11 @@ def read_shown(found: FoundDirectory, entry: ListEntry, result: ResultFile | Non
     outcome = _outcome(result, hide)
     # of a document that was copied elsewhere nothing else is there
     timeline = read_timeline(found, hide, (entry, result))
-    sample = last_sample(entry.path) if entry.state == "running" else None
-    if sample is not None and sample["time"] * 1e9 < timeline.start_ns:
-        sample = None  # of an earlier run
+    now = LiveReader().run(entry.path) if entry.state == "running" else None
     stacks, path = _stacks(entry, outcome, hide)
     logs = tuple(_logs(entry, outcome, hide))
     batch = batch_of(entry)
-    return ShownRun(entry, result, plan, outcome, timeline, batch, sample, logs, stacks, path)
+    return ShownRun(entry, result, plan, outcome, timeline, batch, now, logs, stacks, path)
 
 
 def _logs(
@@ -288,7 +288,7 @@ def run_rows(run: ShownRun, cwd: str, width: int, *, ascii_only: bool = False) -
         rows = [*_without_outcome(run, cwd)]
     facts = [*_head(run.entry, cwd), ("progress", _progress(run))]
     facts += [] if run.batch is None else _of_batch(run.entry, run.batch)
-    parts = [_facts(facts), *_parts_in_time(run, width, ascii_only=ascii_only)]
+    parts = [_facts(facts), *_parts_in_time(run, cwd, width, ascii_only=ascii_only)]
     if outcome is not None:
         parts.append(_nodes(outcome, cwd))
         parts += [[*_attempt(attempt, cwd)] for attempt in outcome.attempts]
@@ -309,16 +309,22 @@ def run_rows(run: ShownRun, cwd: str, width: int, *, ascii_only: bool = False) -
     return rows
 
 
-def _parts_in_time(run: ShownRun, width: int, *, ascii_only: bool) -> Iterator[list[Row]]:
+def _parts_in_time(run: ShownRun, cwd: str, width: int, *, ascii_only: bool) -> Iterator[list[Row]]:
     """Yield what happened when, what each rank does, and what was used at most."""
     timeline = run.timeline
     bars = timeline_rows(timeline, width, ascii_only=ascii_only)
     if bars:
         began = _local(timeline.start_ns)
         yield [heading(f"In time (from {began}):"), *bars]
-    if run.sample is not None and (now := rank_rows(run.sample)):
-        age = max(0.0, time.time() - run.sample["time"])
-        yield [heading(f"Now (as of {duration(float(round(age)))} ago):"), *now]
+    if run.now is not None and (ranks := run.now.rows):
+        shown = ranks[:_MOST_RANKS]
+        rows = table_rows(run.now, shown, width - len(GAP), cwd)
+        rows = [(StyledText(GAP), *row) for row in rows]
+        more = len(ranks) - len(shown)
+        if more > 0:
+            text = f"{GAP}and {counted(more, 'more rank')}; python -m lllaunch top shows them"
+            rows.append((StyledText(text, "faint"),))
+        yield [heading("Now:"), *rows]
     attempts = len({attempt.number for attempt in timeline.attempts})
     peaks = peaks_of(timeline, run.outcome)
     if rows := peak_rows(peaks, mean_use(timeline.series), attempts=attempts):
@@ -332,7 +338,16 @@ def _progress(run: ShownRun) -> str:
         workers = [worker for attempt in last for worker in attempt.workers]
         known = {each.rank: each.progress for each in workers if each.progress is not None}
         return progress_of_ranks(known)
-    return progress_of_ranks(progress_by_rank(run.sample)) if run.sample is not None else ""
+    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - of live runs
+
+    ranks = () if run.now is None else run.now.rows
+    return progress_of_ranks(
+        {
+            row.number: Progress(row.step, row.total, metrics=row.metrics)
+            for row in ranks
+            if row.number is not None and row.step is not None
+        }
+    )
 
 
 class BatchFacts(NamedTuple):

@@ -320,6 +320,7 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
         assert re.search(r"^state +running$", text, re.MULTILINE)
         assert text.startswith("lllaunch: running\n")
         assert re.search(r"^  ranks? 0.* running$", text, re.M)
+        assert re.search(r"^Now:\n  rank +state .*\n +0 +running .*\n +1 +running ", text, re.M)
         assert "  entrypoint: work.py" in text
     assert told.json("ls", "alive")[0]["state"] == "died"
     text = told("show", "alive/1")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from support.timelines import START, sample
 
 from lllaunch.console.overview import (
     log_rows,
     peak_rows,
-    progress_by_rank,
     progress_of_ranks,
-    rank_rows,
 )
 from lllaunch.console.table import Row
 from lllaunch.documents import Fields
@@ -37,33 +33,6 @@ def test_the_slowest_ranks_are_named_beside_the_furthest() -> None:
     assert progress_of_ranks(known) == (
         "step 12 of 12 (100 %), loss 0.3; ranks 1-2 are at step 9 of 12 (75 %)"
     )
-
-
-def test_what_each_rank_does_stands_in_a_table_of_what_is_known() -> None:
-    now = {
-        "time": 1.0,
-        "ranks": {
-            "10": {"cpu": 0.5, "rss": 3 << 20, "gpus": ["0"]},
-            "2": {"cpu": 1, "step": 5, "total": 10, "eta": 61, "idle": 2.0, "rate": 0.126},
-            "x": {"cpu": 9},
-        },
-        "gpus": {"0": {"use": 0.75, "memory": 1 << 30}},
-    }
-    assert lines(rank_rows(now)) == [
-        "  rank  step  steps/s        left  same for  cores   memory  GPUs",
-        "     2  5/10     0.13  1 min 01 s     2.0 s      1",
-        "    10                                         0.5  3.0 MiB  0",
-        "  GPU 0  75 %  1.0 GiB",
-    ]
-    assert progress_by_rank(now)[2].total == 10
-    assert list(progress_by_rank(now)) == [2]
-
-
-def test_of_hundreds_of_ranks_the_first_are_shown() -> None:
-    rows = lines(rank_rows({"ranks": {str(rank): {"cpu": 1} for rank in range(300)}}))
-    assert len(rows) == 26
-    assert rows[-1] == "  and 276 more ranks: 24-299"
-    assert rank_rows({"ranks": {}}) == []
 
 
 def worker(rank: int, max_rss: int) -> WorkerOutcome:
@@ -125,8 +94,3 @@ def test_the_ends_of_logs_say_whether_there_is_more() -> None:
         "  All of /elsewhere/x:",
         "  | c",
     ]
-
-
-def test_samples_of_any_make_are_tables() -> None:
-    odd: Any = {"ranks": {"0": {"cpu": "x", "rss": -1, "gpus": 3, "eta": -5}}, "gpus": {"0": 7}}
-    assert lines(rank_rows(odd)) == ["  rank", "     0", "  GPU 0"]
