@@ -44,6 +44,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 SCALE = 2
 # bounds whatever does not come
 SECONDS = 180.0
+# whoever writes nothing for so long has painted what there is to be painted
+_PAINTED_SECONDS = 0.1
 
 STUCK = ("+exp=resnet_stuck", "hydra.run.dir=runs/stuck")
 SWEEP = (
@@ -143,7 +145,7 @@ class Terminal:
         os.close(slave)
 
     def read(self, until: Callable[[str], bool]) -> None:
-        """Read what the program writes until the screen is as it is wanted.
+        """Read what the program writes until the screen is as it is wanted, and painted whole.
 
         Args:
             until: whether it is, by its text.
@@ -154,6 +156,8 @@ class Terminal:
             if left <= 0 or not self._more(left):
                 shown = "\n".join(self.screen.display)
                 raise SystemExit(f"what is waited for does not come to the screen:\n{shown}")
+        while self._more(_PAINTED_SECONDS):
+            pass
 
     def _more(self, seconds: float) -> bool:
         if not select.select([self._master], [], [], seconds)[0]:
@@ -204,18 +208,19 @@ _COLOURS = {
     "cyan": "#76e3ea",
     "white": "#e6edf3",
 }
+_BACKS = {"blue": "#1f4f8f", "cyan": "#14606b", "red": "#8e2a24", "green": "#1f6b35"}
 _GROUND, _TEXT = "#0d1117", "#d5dbe3"
 
 
-def _colour(name: str, default: str) -> str:
+def _colour(name: str, default: str, known: Mapping[str, str] = _COLOURS) -> str:
     if name == "default":
         return default
     plain = name.removeprefix("bright")
-    return _COLOURS.get(plain, f"#{name}")
+    return known.get(plain, _COLOURS.get(plain, f"#{name}"))
 
 
 def _style(cell: pyte.screens.Char) -> str:
-    front, back = _colour(cell.fg, _TEXT), _colour(cell.bg, "transparent")
+    front, back = _colour(cell.fg, _TEXT), _colour(cell.bg, "transparent", _BACKS)
     if cell.reverse:
         front, back = _colour(cell.bg, _GROUND), _colour(cell.fg, _TEXT)
     parts = [f"color:{front}"]
@@ -488,11 +493,24 @@ def picture_table(camera: Camera, project: Project) -> None:
         camera.take_screen("table", shown.screen, f"python {' '.join(argv)}", project.root)
 
 
+def picture_top(camera: Camera, project: Project) -> None:
+    """The same sweep from another terminal."""
+    sweep = ("-m", "lllaunch", *SWEEP[:-1], "hydra.sweep.dir=runs/watched")
+    more = ("params.steps=6000", "launch.samples=1s")
+    argv = ("-m", "lllaunch", "top", "runs/watched")
+    with terminal(("python", *sweep, *more), project, 100, 24, env=GPUS) as below:
+        below.read(lambda text: text.count("succeeded") > 3)
+        with terminal(("python", *argv), project, 124, 16) as shown:
+            shown.read(lambda text: "/6000" in text and text.count("succeeded") > 4)
+            camera.take_screen("top", shown.screen, f"python {' '.join(argv)}", project.root)
+
+
 PICTURED: Mapping[str, Callable[[Camera, Project], None]] = {
     "run": picture_run,
     "sweep": picture_sweep,
     "live": picture_live,
     "table": picture_table,
+    "top": picture_top,
     "trace": picture_trace,
 }
 
