@@ -173,7 +173,7 @@ def read_sweep_facts(
         jobs=jobs,
         parameters=swept_parameters(written),
         common=common,
-        timeline=_hidden(read_sweep_timeline(found.path), hide),
+        timeline=_hidden(read_sweep_timeline(found.path, found.file), hide),
         direction=None if result is None else result.direction,
         failures=tuple(failure_groups(jobs, cases)),
         command=tuple(map(hide, _command(result))),

@@ -61,7 +61,7 @@ def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
         hide: applied to every text, to take secrets out.
     """
     if found.kind == "sweep":
-        sweep = read_sweep_timeline(found.path)
+        sweep = read_sweep_timeline(found.path, found.file)
         return rendered(sweep_events(sweep, hide), "sweep", sweep.start_ns)
     run = read_timeline(found, hide)
     return rendered(run_events(run), "run", run.start_ns)

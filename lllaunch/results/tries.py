@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from lllaunch.config.secrets import redacted_overrides
+from lllaunch.documents import read_json
 from lllaunch.errors import LaunchError
 from lllaunch.results.store import lock_of, state_of, sweep_result
 from lllaunch.sweep.directory import JOURNAL
+from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -29,7 +31,6 @@ from lllaunch.sweep.journal import (
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
-    from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.journal import JournalEntry, Record
 
 NOTHING = Lease()
@@ -104,13 +105,16 @@ class SweepTimeline:
     resumed_ns: tuple[int, ...] = ()
 
 
-def read_sweep_timeline(directory: str) -> SweepTimeline:
+def read_sweep_timeline(directory: str, document: str = "") -> SweepTimeline:
     """Read what happened when in a sweep; never raises for what its files hold.
 
     Args:
         directory: of the sweep. Where the journal cannot be read its sweep.json tells of the last
             try of each job.
+        document: its sweep.json under another name, which then tells all; else empty.
     """
+    if document:
+        return _of_summary(SweepResult.from_json(read_json(document)))
     now_ns = time.time_ns()
     live = state_of(lock_of("sweep", directory)) == "running"
     found = tries_of(_readable(os.path.join(directory, JOURNAL)), now_ns if live else None)

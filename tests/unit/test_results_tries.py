@@ -167,6 +167,9 @@ def test_without_a_journal_the_summary_tells_of_the_last_tries(tmp_path: Path) -
     )
     timeline = read_sweep_timeline(str(tmp_path))
     assert told(timeline) == [(3, 1, 5.0, 15.0, "failed")]
+    # and so it does under another name, wherever it is
+    (tmp_path / "sweep.json").rename(tmp_path / "mine.json")
+    assert read_sweep_timeline(str(tmp_path), str(tmp_path / "mine.json")) == timeline
     assert (timeline.start_ns, timeline.end_ns) == (START, START + 20 * 10**9)
 
 
