@@ -8,12 +8,13 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.live_table import view_rows
 from lllaunch.console.stream import KEPT, Outlet
-from lllaunch.console.sweep import BottomTable, size_of
+from lllaunch.console.sweep import BottomTable, Size, size_of
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
@@ -23,6 +24,8 @@ from lllaunch.verbs.printing import Parser, columns, perform, print_lines, print
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from lllaunch.console.table import Row
 
 _DESCRIPTION = """\
 Shows what goes on: runs, sweeps with the jobs that run, and what has ended of late; of one run
@@ -156,36 +159,54 @@ def _top(given: argparse.Namespace) -> None:
 def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
     """Show a table in its place until what is looked at is over."""
     flow = Outlet(sys.stdout, room=KEPT)
-    paint = Painter(sys.stdout).paint
-    screen = BottomTable(flow, lambda: size_of(sys.stdout.fileno()), paint)
-    cwd = os.getcwd()
-    with _size_changes() as changes:
+    paint, cwd = Painter(sys.stdout).paint, os.getcwd()
+    screen: BottomTable | None = None
+    with _signals() as signals:
+
+        def draw(view: LiveView, screen: BottomTable | None) -> BottomTable:
+            if screen is None or signal.SIGCONT in _read(signals):
+                # after Ctrl-Z the shell has written below it
+                screen = BottomTable(flow, lambda: size_of(sys.stdout.fileno()), paint)
+            rows = partial(_sized_rows, view, cwd)
+            screen.draw(rows, _PATIENCE, last=view.is_over)
+            return screen
+
         while True:
             view = what.view(reader)
-            over = view.is_over
-
-            def draw(view: LiveView = view, last: bool = over) -> None:
-                screen.draw(lambda size: view_rows(view, *size, cwd), _PATIENCE, last=last)
-
-            draw()
-            if over:
+            screen = draw(view, screen)
+            if view.is_over:
                 return
-            while wait(readable=(changes,), seconds=each):
-                os.read(changes, 512)
+            while wait(readable=(signals,), seconds=each):
                 # what is there is shown in its new size, and the next look comes a little later
-                draw()
+                screen = draw(view, screen)
+
+
+def _sized_rows(view: LiveView, cwd: str, size: Size) -> list[Row]:
+    return view_rows(view, size.columns, size.lines, cwd)
+
+
+def _read(signals: int) -> bytes:
+    """Return the numbers of signals that have come."""
+    try:
+        return os.read(signals, 512)
+    except BlockingIOError:
+        return b""
 
 
 @contextlib.contextmanager
-def _size_changes() -> Iterator[int]:
-    """Give a descriptor that is readable when the terminal has got another size."""
+def _signals() -> Iterator[int]:
+    """Give a descriptor that tells the signals for another size, and for going on after a stop."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    former = signal.signal(signal.SIGWINCH, lambda *_: None)
+    former = {
+        signum: signal.signal(signum, lambda *_: None)
+        for signum in (signal.SIGWINCH, signal.SIGCONT)
+    }
     former_fd = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     try:
         yield readable
     finally:
         signal.set_wakeup_fd(former_fd)
-        signal.signal(signal.SIGWINCH, former)
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
         os.close(readable)
         os.close(writable)

@@ -55,6 +55,8 @@ l       the log of a rank, or of a run's first one
 k       where workers stand; of a rank all threads
 x       stop a run, a job or a sweep: it asks first
 ?       this"""
+_STOP = "Its workers get SIGTERM and the grace period, as with Ctrl-C."
+_AGAIN = "Its sweep starts it again if hydra.launcher.retries.signal says so."
 # Of a log when it is opened, bytes; and what is kept of it, lines.
 _LOG_WINDOW, _LOG_LINES = 64 << 10, 5000
 _LOG_PAUSE = 0.5
@@ -484,7 +486,8 @@ class ListScreen(StatusScreen):
 
             app.beside(work)
 
-        app.push_screen(Question(f"Stop the {row.kind} {where}?"), answered)
+        more = _AGAIN if row.kind == "job" else ""
+        app.push_screen(Question(f"Stop the {row.kind} {where}?", more), answered)
 
 
 class Question(ModalScreen[bool]):
@@ -492,6 +495,7 @@ class Question(ModalScreen[bool]):
 
     Args:
         text: the question.
+        more: what follows it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -500,15 +504,14 @@ class Question(ModalScreen[bool]):
         Binding("escape", "answer(False)", "no", show=False),
     ]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, more: str = "") -> None:
         super().__init__()
-        self._text = text
+        self._text = "\n".join(filter(None, (text, _STOP, more)))
 
     def compose(self) -> ComposeResult:
         """Return the parts."""
-        more = "Its workers get SIGTERM and the grace period, as with Ctrl-C."
         with Vertical():
-            yield Static(Text(f"{self._text}\n{more}\n\ny  yes    n  no"))
+            yield Static(Text(f"{self._text}\n\ny  yes    n  no"))
 
     def action_answer(self, yes: bool) -> None:
         """Answer."""

@@ -243,6 +243,18 @@ def test_a_table_is_drawn_in_its_place_until_the_run_is_over(
     assert head.startswith("run: succeeded, attempt 0")
 
 
+def test_after_a_stop_the_table_is_drawn_below_what_the_shell_has_written(
+    terminal: Callable[..., Terminal],
+) -> None:
+    def heads(lines: list[str]) -> int:
+        return sum(line.startswith("run: running") for line in lines)
+
+    shown = terminal("run", "--plain", "--interval", "0.1")
+    shown.until(lambda lines: heads(lines) == 1, "the run")
+    shown.process.send_signal(signal.SIGCONT)
+    shown.until(lambda lines: heads(lines) == 2, "another table")
+
+
 def test_ctrl_c_ends_it_quietly(terminal: Callable[..., Terminal]) -> None:
     for arguments in (("--plain",), ()):
         shown = terminal(*arguments)
