@@ -81,7 +81,7 @@ def test_resnet_goes_on_from_its_checkpoint_for_a_cause_of_its_policy(tmp_path: 
 @pytest.mark.slow
 def test_resnet_gets_stuck_after_its_restart(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exit code 4"):
-        experiment("resnet_stuck", tmp_path, "launch.watchdog.stall=2s")
+        experiment("resnet_stuck", tmp_path, "launch.watchdog.stall=2s", "params.epochs=3")
 
     found = result(tmp_path)
     first, second = (attempt["root_cause"] for attempt in found["attempts"])
