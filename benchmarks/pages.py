@@ -104,7 +104,7 @@ def main() -> None:
     if path is None:
         parser.error("there is no chromium")
     args = ["--no-sandbox"] if os.geteuid() == 0 else []
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=args)
         for (name, write), size in zip(
@@ -118,6 +118,7 @@ def main() -> None:
     head = ["page of", "size", "compressed", "made", "open", "seen", "sorted"]
     print(table([head, *rows]))
     on = ", ".join(f"{name} {value}" for name, value in machine().items())
+    on += f", load before {load:.1f}"
     print(f"\nOn: {on}.")
 
 
