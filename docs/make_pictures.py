@@ -92,12 +92,13 @@ class Project:
             cwd=self.root,
             env=self.environment(env),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
             timeout=SECONDS,
             check=False,
         )
         if ended.returncode not in codes:
-            raise SystemExit(f"it ended with {ended.returncode}, not {codes}")
+            raise SystemExit(f"{ended.stderr}\nit ended with {ended.returncode}, not {codes}")
 
     def page(self, directory: str) -> Path:
         """The page of a run or sweep that has ended."""
