@@ -91,8 +91,8 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
     import lllaunch  # noqa: PLC0415 - as below
 
     if found.kind == "sweep":
-        from lllaunch.results.sweep_facts import read_sweep_facts  # noqa: PLC0415 - of one format
-        from lllaunch.results.sweep_page import sweep_page  # noqa: PLC0415 - as above
+        from lllaunch.pages.sweep_facts import read_sweep_facts  # noqa: PLC0415 - of one format
+        from lllaunch.pages.sweep_page import sweep_page  # noqa: PLC0415 - as above
 
         swept = read_sweep_facts(found, source_roots(os.environ), hide)
         place = (
@@ -101,8 +101,8 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
         return sweep_page(swept, lllaunch.__version__, place)
 
     from lllaunch.app.plan_origins import annotated_plan  # noqa: PLC0415 - of one format
-    from lllaunch.results.run_facts import PlanLine, read_run_facts  # noqa: PLC0415 - as above
-    from lllaunch.results.run_page import run_page  # noqa: PLC0415 - as above
+    from lllaunch.pages.run_facts import PlanLine, read_run_facts  # noqa: PLC0415 - as above
+    from lllaunch.pages.run_page import run_page  # noqa: PLC0415 - as above
 
     facts = read_run_facts(found, source_roots(os.environ), hide)
     lines, note = annotated_plan(found.path, "\n".join(line.text for line in facts.plan))

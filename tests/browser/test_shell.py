@@ -17,8 +17,8 @@ from support.browsing import (
     unseen,
 )
 
-from lllaunch.results import charts
-from lllaunch.results.html import (
+from lllaunch.pages import charts
+from lllaunch.pages.html import (
     PageLink,
     TableCell,
     TableColumn,

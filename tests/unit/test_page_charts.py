@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.results.charts import (
+from lllaunch.pages.charts import (
     CategoryBar,
     ChartAxis,
     ChartBand,

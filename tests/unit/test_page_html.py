@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.pages import Seen
 
-from lllaunch.results.html import (
+from lllaunch.pages.html import (
     Markup,
     PageLink,
     TableCell,

@@ -17,9 +17,9 @@ from support.timelines import event, sample
 
 from benchmarks.generated import HUNG, write_run
 from lllaunch.documents import Fields
-from lllaunch.results.run_charts import curves_of, lanes_of
-from lllaunch.results.run_facts import PlanLine, read_run_facts, telling
-from lllaunch.results.run_page import run_page
+from lllaunch.pages.run_charts import curves_of, lanes_of
+from lllaunch.pages.run_facts import PlanLine, read_run_facts, telling
+from lllaunch.pages.run_page import run_page
 from lllaunch.results.store import locate
 from lllaunch.results.timeline import NodeRecords, Series, timeline_of
 from lllaunch.run.causes import Raised

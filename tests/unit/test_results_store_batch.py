@@ -13,6 +13,8 @@ import pytest
 
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
+from lllaunch.pages.sweep_facts import read_sweep_facts
+from lllaunch.pages.sweep_page import sweep_page
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.report import load
 from lllaunch.results.store import (
@@ -24,8 +26,6 @@ from lllaunch.results.store import (
     locate,
     read_sweep,
 )
-from lllaunch.results.sweep_facts import read_sweep_facts
-from lllaunch.results.sweep_page import sweep_page
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,

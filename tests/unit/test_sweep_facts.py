@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.results.cases import Case, Log
-from lllaunch.results.store import look
-from lllaunch.results.sweep_facts import (
+from lllaunch.pages.sweep_facts import (
     SweepFacts,
     SweepJob,
     cause_key,
@@ -18,7 +16,9 @@ from lllaunch.results.sweep_facts import (
     failure_groups,
     read_sweep_facts,
 )
-from lllaunch.results.sweep_page import sweep_page
+from lllaunch.pages.sweep_page import sweep_page
+from lllaunch.results.cases import Case, Log
+from lllaunch.results.store import look
 from lllaunch.sweep.directory import SweepDirectory
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import (

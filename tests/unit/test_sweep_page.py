@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.generated import write_sweep
+from lllaunch.pages.sweep_facts import SweepFacts, SweepJob, failure_groups, read_sweep_facts
+from lllaunch.pages.sweep_page import sweep_page
+from lllaunch.pages.swept import swept_parameters
 from lllaunch.results.cases import Case, CodeLine, Log
 from lllaunch.results.store import ListEntry, look
-from lllaunch.results.sweep_facts import SweepFacts, SweepJob, failure_groups, read_sweep_facts
-from lllaunch.results.sweep_page import sweep_page
-from lllaunch.results.swept import swept_parameters
 from lllaunch.results.tries import JobTry, SweepTimeline
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease

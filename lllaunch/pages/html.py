@@ -279,7 +279,7 @@ def _row(row: TableRow, columns: Sequence[TableColumn]) -> Markup:
 
 @functools.cache
 def _resource(name: str) -> str:
-    return resources.files("lllaunch.results").joinpath(name).read_text(encoding="utf-8").strip()
+    return resources.files("lllaunch.pages").joinpath(name).read_text(encoding="utf-8").strip()
 
 
 def _hash(source: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lllaunch.results.html import SIGNS, Markup, element, joined, slug
+from lllaunch.pages.html import SIGNS, Markup, element, joined, slug
 from lllaunch.text import count, duration, shorten
 
 Unit = Literal["number", "duration", "bytes", "share"]

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.results.charts import (
+from lllaunch.pages.charts import (
     STYLES,
     ChartAxis,
     ChartBand,
@@ -29,7 +29,7 @@ from lllaunch.results.charts import (
     line_chart,
     tick_text,
 )
-from lllaunch.results.html import (
+from lllaunch.pages.html import (
     Markup,
     TableCell,
     TableColumn,

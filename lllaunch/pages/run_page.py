@@ -1,6 +1,6 @@
 """The page of a run: what failed and where, when, how it went, and what was run. Pure.
 
-What is read of the run is in `lllaunch.results.run_facts`. A page of hundreds of ranks stays small:
+What is read of the run is in `lllaunch.pages.run_facts`. A page of hundreds of ranks stays small:
 ranks that look alike share a lane, curves of many show the lowest, the highest and the middle one,
 logs and tables are cut; every such place says so.
 """
@@ -22,7 +22,7 @@ from lllaunch.console.wording import (
     shown_path,
     step_text,
 )
-from lllaunch.results.html import (
+from lllaunch.pages.html import (
     Markup,
     PageLink,
     TableCell,
@@ -38,7 +38,7 @@ from lllaunch.results.html import (
     section,
     table,
 )
-from lllaunch.results.page_parts import (
+from lllaunch.pages.parts import (
     STATE_WORDS,
     UNKNOWN_STATE,
     code_facts,
@@ -49,7 +49,7 @@ from lllaunch.results.page_parts import (
     page_heading,
     short_commit,
 )
-from lllaunch.results.run_charts import curves_of, lanes_of
+from lllaunch.pages.run_charts import curves_of, lanes_of
 from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.text import count, duration, shorten, size, spans
@@ -57,7 +57,7 @@ from lllaunch.watchdog.stacks.frames import is_own
 from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
 
 if TYPE_CHECKING:
-    from lllaunch.results.run_facts import LogEnd, PlanLine, RunFacts
+    from lllaunch.pages.run_facts import LogEnd, PlanLine, RunFacts
     from lllaunch.results.timeline import Lane, RunTimeline
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from lllaunch.console.table import counts_text, extremes_text, objective_text
 from lllaunch.console.wording import capitalised, counted, named_jobs
-from lllaunch.results.charts import (
+from lllaunch.pages.charts import (
     ChartAxis,
     ChartCurve,
     ChartLane,
@@ -30,7 +30,7 @@ from lllaunch.results.charts import (
     parallel,
     scatter,
 )
-from lllaunch.results.html import (
+from lllaunch.pages.html import (
     SIGNS,
     Markup,
     PageLink,
@@ -47,7 +47,7 @@ from lllaunch.results.html import (
     section,
     table,
 )
-from lllaunch.results.page_parts import (
+from lllaunch.pages.parts import (
     STATE_WORDS,
     UNKNOWN_STATE,
     code_facts,
@@ -58,8 +58,8 @@ from lllaunch.results.page_parts import (
     page_heading,
     short_commit,
 )
-from lllaunch.results.sweep_facts import FailureGroup, SweepFacts, SweepJob
-from lllaunch.results.swept import SweptParameter, spans_decades
+from lllaunch.pages.sweep_facts import FailureGroup, SweepFacts, SweepJob
+from lllaunch.pages.swept import SweptParameter, spans_decades
 from lllaunch.results.tries import JobTry, SlotTrack, tracks_of
 from lllaunch.sweep.objective import Direction, Objective, improvements
 from lllaunch.text import as_ranges, duration, shorten, shorten_middle, spans

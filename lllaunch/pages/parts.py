@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import commit_text, versions_text
-from lllaunch.results.html import SIGNS, Markup, definitions, element, joined
+from lllaunch.pages.html import SIGNS, Markup, definitions, element, joined
 from lllaunch.run.events import isoformat
 from lllaunch.text import shorten, size
 

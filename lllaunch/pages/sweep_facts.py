@@ -18,10 +18,10 @@ from lllaunch.console.table import objective_text, short_overrides
 from lllaunch.console.wording import cause_line, progress_text
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.pages.swept import SweptParameter, swept_parameters
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.report import load
 from lllaunch.results.store import ListEntry, jobs_of, read_sweep
-from lllaunch.results.swept import SweptParameter, swept_parameters
 from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
 from lllaunch.run.directory import RESULT
 from lllaunch.sweep.objective import Direction, Objective, Objectives, objective_of
