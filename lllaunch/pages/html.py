@@ -23,6 +23,8 @@ from lllaunch.text import shorten_middle, tidy
 Attribute: TypeAlias = str | float | bool | None
 
 _VOID = frozenset({"br", "col", "hr", "input", "link", "meta", "wbr"})
+# What turns the direction of the text that follows: a name could read as another one.
+_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
 _NOT_ID = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -38,7 +40,10 @@ def escaped(text: str) -> Markup:
     Args:
         text: any text; `Markup` stays as it is.
     """
-    return text if isinstance(text, Markup) else Markup(html.escape(tidy(text)))
+    if isinstance(text, Markup):
+        return text
+    shown = _TURNING.sub(lambda found: ascii(found[0])[1:-1], tidy(text))
+    return Markup(html.escape(shown))
 
 
 def joined(parts: Iterable[str], between: str = "") -> Markup:
