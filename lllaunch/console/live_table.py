@@ -170,7 +170,7 @@ def _number(row: LiveRow) -> str:
 
 
 def _rank(row: LiveRow) -> str:
-    return f"{row.number} {row.node}" if row.node else _number(row)
+    return f"{row.number} {plain(row.node)}" if row.node else _number(row)
 
 
 def _tries(row: LiveRow) -> str:

@@ -201,7 +201,8 @@ def _left(entry: ListEntry) -> str:
 
 def _sweep_left(sweep: ListEntry) -> float | None:
     """Return how long the rest of a sweep's jobs will take, seconds; None if nobody can tell."""
-    if sweep.state != "running":
+    # of one on a cluster nobody knows when it is whose turn
+    if sweep.state != "running" or sweep.queue:
         return None
     from lllaunch.results.live import LiveReader  # noqa: PLC0415 - most sweeps are over
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,20 @@ def test_what_is_said_of_a_sweep_in_a_list() -> None:
     counts = {"running": 8, "succeeded": 12, "failed": 3, "not_run": 0, "waiting": 177}
     sweep = LiveRow("sweep", "/w/s", "running", counts=counts, overrides=("params.lr=1,2",))
     assert what_text(sweep) == "12/200 done, 3 failed, 8 running, 177 waiting  lr=1,2"
+
+
+def test_nothing_from_outside_can_move_the_cursor() -> None:
+    bad = "\x1b[2J\r\nx"
+    fields: dict[str, Any] = {"text": bad, "gpus": (bad,), "metrics": {bad: 1.0}, "value": bad}
+    job = LiveRow("job", f"/w/{bad}", "running", number=1, overrides=(f"a={bad}",), **fields)
+    rank = replace(job, kind="rank", node=f"node_{bad}", overrides=())
+    sweep = replace(job, kind="sweep", number=None)
+    for view in (
+        LiveView(0, (job,), roots=(bad,)),
+        LiveView(0, (rank,), subject=job, findings=(bad,)),
+        LiveView(0, (job,), subject=sweep, result=SweepResult(slots=Lease((bad,), ()))),
+    ):
+        assert all(line.isprintable() for line in [*shown(view), *shown(view, 80, 20)])
 
 
 def test_numbers_that_are_none() -> None:
