@@ -92,7 +92,9 @@ class TopApp(App[None]):
     DataTable > .datatable--header {
         background: $background; color: $foreground; text-style: bold underline;
     }
-    #filter { display: none; height: 1; border: none; padding: 0 1; }
+    #filter, #filter:focus { display: none; height: 1; border: none; padding: 0 1; }
+    FooterKey .footer-key--key { padding: 0; }
+    FooterKey .footer-key--description { padding: 0 1; }
     #status { height: 1; padding: 0 1; }
     #rest { height: 1; padding: 0 1; }
     ModalScreen { align: center middle; }
@@ -239,9 +241,9 @@ class ListScreen(StatusScreen):
         """Return the parts."""
         yield Static(id="head")
         yield DataTable[Text](cursor_type="row", cell_padding=_PADDING)
-        yield Input(id="filter", placeholder="words", compact=True)
+        yield Input(id="filter", placeholder="words")
         yield Static(id="status")
-        yield Footer(compact=True)
+        yield Footer()
 
     @property
     def table(self) -> DataTable[Text]:
@@ -554,7 +556,7 @@ class LogScreen(StatusScreen):
         yield RichLog(max_lines=_LOG_LINES, wrap=False, highlight=False, markup=False)
         yield Static(id="rest")
         yield Static(id="status")
-        yield Footer(compact=True)
+        yield Footer()
 
     def on_mount(self) -> None:
         """Read at once, and then again and again."""
@@ -646,7 +648,7 @@ class StacksScreen(StatusScreen):
         with VerticalScroll():
             yield Static(id="stacks")
         yield Static(id="status")
-        yield Footer(compact=True)
+        yield Footer()
 
     def on_mount(self) -> None:
         """Ask at once."""
