@@ -99,7 +99,8 @@ def step_text(step: float, total: float | None) -> str:
     """
     if not total:
         return f"step {count(step)}"
-    return f"step {count(step)} of {count(total)} ({100 * step / total:.0f} %)"
+    # all of it is only what is done: 599 of 600 are 99 %
+    return f"step {count(step)} of {count(total)} ({100 * step // total:.0f} %)"
 
 
 def short_step(step: float, total: float | None) -> str:

@@ -29,6 +29,7 @@ def test_the_slowest_ranks_are_named_beside_the_furthest() -> None:
     assert progress_of_ranks({}) == ""
     fast, slow = Progress(12, 12, metrics={"loss": 0.3}), Progress(9, 12)
     assert progress_of_ranks({0: fast, 1: fast}) == "step 12 of 12 (100 %), loss 0.3"
+    assert progress_of_ranks({0: Progress(599, 600)}) == "step 599 of 600 (99 %)"
     known = {0: fast, 1: slow, 2: slow, 3: Progress(10, 12)}
     assert progress_of_ranks(known) == (
         "step 12 of 12 (100 %), loss 0.3; ranks 1-2 are at step 9 of 12 (75 %)"
