@@ -12,6 +12,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # imports; empty is as good as not set.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Tests wait for processes most of the time: two for each core of a small machine.
+AT_ONCE := $(shell cores=$$(nproc); echo $$((cores < 8 ? 2 * cores : cores)))
+
 .PHONY: resnet test quick faults lint format clean help
 .DELETE_ON_ERROR:
 
@@ -29,13 +32,13 @@ resnet: $(VENV)/.examples
 
 test: lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --durations=25
+	$(BIN)/coverage run -m pytest -n $(AT_ONCE) --durations=25
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
 # What composes a config with Hydra takes most of a second, and so is left to `make test`.
 quick: lint
-	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 -q -m "not slow and not composing" tests/unit
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(AT_ONCE) -q -m "not slow and not composing" tests/unit
 
 N ?= 100
 SEED ?=
