@@ -145,9 +145,21 @@ class Table:
         return found
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table without titles."""
+def aligned(
+    rows: Sequence[Sequence[str]], *, room: int | None = None, shrinks: int = 0, least: int = 24
+) -> list[str]:
+    """Return the lines of a table without titles.
+
+    Args:
+        rows: texts of their cells.
+        room: how many columns of the terminal it may take; None for as many as it needs.
+        shrinks: index of the column that gives way where there is no room for all.
+        least: how wide that column stays in any case, if it was.
+    """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    if widths and room is not None:
+        too_wide = sum(widths) + len(GAP) * (len(widths) - 1) - room
+        widths[shrinks] = min(widths[shrinks], max(least, widths[shrinks] - max(0, too_wide)))
     return [
         GAP.join(padded(text, width) for text, width in zip(texts, widths, strict=True)).rstrip()
         for texts in rows
