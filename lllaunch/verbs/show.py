@@ -147,7 +147,7 @@ def _show(given: argparse.Namespace) -> None:
         return
     entry, result = read_run(found)
     if given.json:
-        print_json(_json(entry, result, read_text(os.path.join(entry.path, PLAN))))
+        print_json(_json(entry, result, _plan(entry.path)))
         return
     run = read_shown(found, entry, result)
     print_rows(
@@ -183,6 +183,11 @@ def _is_own(path: str, directory: str) -> bool:
     """Whether a path is of a file in the directory of the run."""
     inside = os.path.realpath(path).startswith(os.path.realpath(directory) + "/")
     return bool(path) and inside and os.path.isfile(path)
+
+
+def _plan(directory: str) -> str | None:
+    path = os.path.join(directory, PLAN)
+    return read_text(path) if _is_own(path, directory) else None
 
 
 # A run
@@ -225,7 +230,7 @@ def read_shown(found: FoundDirectory, entry: ListEntry, result: ResultFile | Non
         entry: what is known of it.
         result: its result.json, or None.
     """
-    plan = read_text(os.path.join(entry.path, PLAN))
+    plan = _plan(entry.path)
     hide = redactor(names_in(plan or ""), os.environ)
     outcome = _outcome(result, hide)
     # of a document that was copied elsewhere nothing else is there
