@@ -23,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     heed_signals()
     # no test writes to the index of runs in the user's home
     os.environ["XDG_STATE_HOME"] = _state_home(config)
+    # where nobody watches the tests there may be no terminal, or one that can do nothing
+    os.environ["TERM"] = "xterm-256color"
     config.addinivalue_line(
         "markers", "measured: coverage measures it, and the interpreters that it starts"
     )

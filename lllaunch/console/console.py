@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -15,7 +16,7 @@ from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked, limit_of
-from lllaunch.workers.terminal import Screen, screen_of
+from lllaunch.workers.terminal import Screen, moves_cursor, screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,7 +64,8 @@ class Console:
 
     Every message is one write of whole lines, so that it does not mix with teed output. A stream
     that was closed (``| head``) is forgotten: a training run must not end for want of a reader.
-    Nor may it stand still for one: what a stream does not take in time is left out.
+    Nor may it stand still for one: what a stream does not take in time is left out. Messages may
+    come from any thread.
 
     While a run goes on it also shows how far that is: on a terminal in a line that stays below the
     output, elsewhere in a line now and then. Whoever waits for what happens in the run asks when
@@ -91,6 +93,8 @@ class Console:
         self._patience = patience
         self._last_patience = last_patience
         self._outlet: Outlet | None = None
+        # of the outlet; a signal may come while it is held
+        self._speaks = threading.RLock()
         self._hide: Callable[[str], str] = str
         self._clock = clock
         self._policy = ConsolePolicy()
@@ -352,7 +356,7 @@ class Console:
         stream, live = self._target(), self._policy.live
         if live is False or stream is None:
             return False
-        if os.environ.get("TERM", "") in {"", "dumb"} or not _is_terminal(stream):
+        if not (moves_cursor() and _is_terminal(stream)):
             return False
         shared = any(other is not None and same_file(stream, other) for other in self._beside)
         return live or not (self._policy.quiet or shared)
@@ -385,7 +389,7 @@ class Console:
     def _redraw(self, patience: float) -> None:
         stream = self._target()
         if stream is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with self._speaks, contextlib.suppress(OSError, ValueError):
                 self._outlet_of(stream).redraw(patience)
 
     def _note_finding(self, hang: Hang) -> None:
@@ -434,7 +438,7 @@ class Console:
             return
         lines = [StyledText(self._hide(line.text), line.style) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
-        with contextlib.suppress(OSError, ValueError):
+        with self._speaks, contextlib.suppress(OSError, ValueError):
             text = _rendered(stream, lines, self._policy.color)
             patience = self._last_patience if last else self._patience
             self._outlet_of(stream).write(text, patience, last=last)

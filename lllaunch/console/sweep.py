@@ -44,7 +44,7 @@ from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import coloured, duration, printable
-from lllaunch.workers.terminal import in_foreground
+from lllaunch.workers.terminal import in_foreground, moves_cursor
 
 if TYPE_CHECKING:
     from lllaunch.run.outcome import RunOutcome
@@ -559,16 +559,19 @@ def _shows(stream: TextIO | None, policy: ConsolePolicy) -> bool:
     """Whether there is a table on a stream."""
     if policy.live is None:
         return not policy.quiet and _can_show(stream)
-    return policy.live and stream is not None and is_terminal(stream)
+    return policy.live and stream is not None and _can_draw(stream)
 
 
 def _can_show(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal that can show a table."""
-    if stream is None or not is_terminal(stream):
+    if stream is None or not _can_draw(stream):
         return False
     size = _size(stream)
-    able = os.environ.get("TERM", "") not in {"", "dumb"}
-    return able and size.columns >= _LEAST.columns and size.lines >= _LEAST.lines
+    return size.columns >= _LEAST.columns and size.lines >= _LEAST.lines
+
+
+def _can_draw(stream: TextIO) -> bool:
+    return moves_cursor() and is_terminal(stream)
 
 
 def _size(stream: TextIO) -> Size:

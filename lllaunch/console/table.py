@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 from lllaunch.console.wording import StyledText
 from lllaunch.text import plain, printable
+from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -289,7 +290,7 @@ class Painter:
     def __init__(self, stream: TextIO, color: Literal["always", "never"] | None = None) -> None:
         self._color = color
         forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
-        self._plain = color == "never" or not (forced or is_terminal(stream))
+        self._plain = color == "never" or not (forced or (moves_cursor() and is_terminal(stream)))
         # what stands before a text and behind it, by style
         self._around: dict[str, tuple[str, str]] = {"": ("", "")}
 

@@ -429,6 +429,7 @@ class _Group:
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            report=lambda _, text: self._observer.warn(text),
         )
         try:
             self._order(workers, attempt)

@@ -511,7 +511,7 @@ class Speaker(Protocol):
         """Something is worth knowing."""
 
     def warning(self, text: str) -> None:
-        """Something went wrong that does not end the run."""
+        """Something went wrong that does not end the run; any thread may tell it."""
 
     def finished(self, outcome: RunOutcome) -> None:
         """The run is over."""
@@ -607,6 +607,10 @@ class RunObserver:
     def say(self, text: str) -> None:
         """Tell what the nodes of the run have to say before they have met."""
         self._console.note(text)
+
+    def warn(self, text: str) -> None:
+        """Tell what went wrong beside the run; from any thread."""
+        self._console.warning(text)
 
     def not_met_again(self, error: RendezvousFailed) -> None:
         """Tell that the nodes of the run could not meet for another attempt."""

@@ -21,6 +21,7 @@ from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.live import LiveReader, LiveView, plain_view
 from lllaunch.results.store import NoSuchRun, locate, look, roots_of
 from lllaunch.verbs.printing import Parser, columns, perform, print_lines, print_rows
+from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,7 +128,7 @@ def watched(name: str | None) -> Watched:
 
 def _top(given: argparse.Namespace) -> None:
     what = watched(given.run)
-    on_terminal = is_terminal(sys.stdout) and os.environ.get("TERM", "") not in {"", "dumb"}
+    on_terminal = moves_cursor() and is_terminal(sys.stdout)
     again = not given.once and (on_terminal or given.interval is not None)
     each = given.interval or _EACH
     reader = LiveReader()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from lllaunch.spawner.protocol import Forked, Target
     from lllaunch.workers.log_files import LogsDest
+    from lllaunch.workers.tail import Report
 
 
 class Starter(Protocol):
@@ -95,6 +96,8 @@ class WorkerProcesses:
         header: returns what stands on the console before a line that some local ranks have said;
             None for the headers above.
         collapse: whether identical lines of several ranks are shown as one; needs ``header``.
+        report: takes what cannot be shown, with a level of `logging`, from a thread of its own;
+            None: it is logged.
 
     Attributes:
         exits: the ends that are known, by local rank.
@@ -118,6 +121,7 @@ class WorkerProcesses:
         interval_sec: float = 0.1,
         header: Callable[[Sequence[int]], str] | None = None,
         collapse: bool = False,
+        report: Report | None = None,
     ) -> None:
         self.name = name
         self.nprocs = nprocs
@@ -145,6 +149,7 @@ class WorkerProcesses:
             interval_sec,
             header=header,
             collapse=collapse,
+            report=report,
         )
         tees.show(files.tee_stdouts, sys.stdout)
         tees.show(files.tee_stderrs, sys.stderr)

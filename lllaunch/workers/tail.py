@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
@@ -34,6 +34,10 @@ from lllaunch.workers.terminal import Destination
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+logger = logging.getLogger(__name__)
+
+Report: TypeAlias = Callable[[int, str], object]
+"""Takes trouble with a level of `logging` and a text, from any thread."""
 
 # How long a lock or a progress bar that others own is waited for, seconds.
 _PATIENCE_S = 1.0
@@ -146,8 +150,6 @@ def guarded(lock: LockLike | None, gate: BarGate | None) -> Iterator[None]:
         yield
 
 
-logger = logging.getLogger(__name__)
-
 # What stops a file from being opened now but not for ever.
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -158,11 +160,19 @@ class Watching:
     Args:
         wake: an eventfd that ends a wait; not closed here.
         poll_interval: seconds between looks at files that inotify cannot watch.
-        elsewhere: as for `Follower`.
+        elsewhere, report: as for `Follower`.
     """
 
-    def __init__(self, wake: int, poll_interval: float, *, elsewhere: bool = False) -> None:
+    def __init__(
+        self,
+        wake: int,
+        poll_interval: float,
+        *,
+        elsewhere: bool = False,
+        report: Report = logger.log,
+    ) -> None:
         self._wake = wake
+        self._report = report
         self._poll_interval = poll_interval
         # what is meant to be so needs no warning
         self._warned = elsewhere
@@ -225,7 +235,7 @@ class Watching:
 
     def drop(self, file: FollowedFile, error: OSError) -> None:
         """Gives a file up, with a message."""
-        logger.error("%s cannot be followed: %s", file.path, error.strerror or error)
+        self._report(logging.ERROR, f"{file.path} cannot be followed: {_reason(error)}")
         file.dropped = True
         self._changed.pop(file, None)
         self._polled.discard(file)
@@ -298,10 +308,10 @@ class Watching:
     def _poll(self, file: FollowedFile, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "output is looked for every %g s, since the kernel cannot tell of it: %s",
-                self._poll_interval,
-                reason,
+            self._report(
+                logging.WARNING,
+                f"output is looked for every {self._poll_interval:g} s, since the kernel cannot "
+                f"tell of it: {reason}",
             )
         if not self._polled:
             self._next_look = time.monotonic() + self._poll_interval
@@ -456,6 +466,7 @@ class FollowedFile:
         gate: somebody else's progress bar, lifted while writing.
         collapsed: what its lines are shown by, together with those of other files; None for
             itself.
+        report: as for `Follower`.
 
     Attributes:
         dropped: it cannot be followed, and that was said.
@@ -474,6 +485,7 @@ class FollowedFile:
         lock: LockLike | None = None,
         gate: BarGate | None = None,
         collapsed: CollapsedFiles | None = None,
+        report: Report = logger.log,
     ) -> None:
         self.path = path
         self.dropped = False
@@ -485,6 +497,7 @@ class FollowedFile:
         self._filter = line_filter
         self._lock = lock
         self._gate = gate
+        self._report = report
         # Under a foreign bar every line starts at the left edge and erases what is behind it.
         over_bar = gate is not None and destination.is_terminal
         self._prefix = b"\r" + prefix if over_bar else prefix
@@ -608,7 +621,7 @@ class FollowedFile:
         try:
             return bool(self._filter(line.decode("utf-8", "replace") + "\n"))
         except Exception as error:  # noqa: BLE001 - any error of the user's filter; the line is shown
-            self._complain(f"the filter of lines failed on it: {error!r}")
+            self._complain(f"the filter of lines failed on it: {_reason(error)}")
             return True
 
     def _show(self, piece: bytes | Span) -> None:
@@ -644,7 +657,7 @@ class FollowedFile:
         try:
             return b"" if self._fd is None else os.pread(self._fd, end - start, start)
         except OSError as error:
-            self._complain(f"it cannot be read: {error}")
+            self._complain(f"it cannot be read: {_reason(error)}")
             return b""
 
     def _say_truncated(self) -> None:
@@ -673,20 +686,27 @@ class FollowedFile:
             # who read it has gone, as `| head` does; there is nobody to tell
             self._destination.failed = True
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream raises; others go on
-            self._complain(f"it cannot be shown: {error!r}")
+            self._complain(f"it cannot be shown: {_reason(error)}")
 
     def _live(self, text: bytes | None) -> None:
         try:
             with guarded(self._lock, None):
                 self._destination.show(self, text)
         except Exception as error:  # noqa: BLE001 - as above
-            self._complain(f"it cannot be shown: {error!r}")
+            self._complain(f"it cannot be shown: {_reason(error)}")
 
     def _complain(self, what: str) -> None:
         """Reports the first trouble of a destination; every block would have the same."""
         if not self._destination.failed:
             self._destination.failed = True
-            logger.error("%s: %s (reported once; the file is complete)", self.path, what)
+            text = f"{self.path}: {what} (reported once; the file is complete)"
+            self._report(logging.ERROR, text)
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says: of one of the system its words, of others their kind as well."""
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or repr(error)
 
 
 __all__ = ["Follower"]
@@ -706,12 +726,20 @@ class Follower:
         name: name of the thread.
         poll_interval: seconds between looks at files that inotify cannot watch.
         elsewhere: whether other machines write to the files, of which no kernel tells.
+        report: takes what cannot be followed, read or shown, from the thread; by default it is
+            logged.
     """
 
     def __init__(
-        self, name: str = "tail", poll_interval: float = 1.0, *, elsewhere: bool = False
+        self,
+        name: str = "tail",
+        poll_interval: float = 1.0,
+        *,
+        elsewhere: bool = False,
+        report: Report = logger.log,
     ) -> None:
         self._elsewhere = elsewhere
+        self._report = report
         self._name = name
         self._added: collections.deque[FollowedFile] = collections.deque()
         self._files: list[FollowedFile] = []
@@ -759,9 +787,13 @@ class Follower:
         with self._lock:
             destination = self._destination(dst)
             gate = None if progbar_events is None else gate_of(progbar_events)
-            self._added.append(
-                FollowedFile(path, prefix, destination, line_filter, lock=lock, gate=gate)
+            file = FollowedFile(
+                *(path, prefix, destination, line_filter),
+                lock=lock,
+                gate=gate,
+                report=self._report,
             )
+            self._added.append(file)
             self._notify()
 
     def add_collapsed(
@@ -786,7 +818,11 @@ class Follower:
                 destination = self._destination(dst)
                 destination.screen.holders.add(self.show_held)
                 self._added.extend(
-                    FollowedFile(path, header([rank]), destination, collapsed=collapsed)
+                    FollowedFile(
+                        *(path, header([rank]), destination),
+                        collapsed=collapsed,
+                        report=self._report,
+                    )
                     for rank, path in sorted(paths.items())
                 )
             self._notify()
@@ -896,7 +932,9 @@ class Follower:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         watching: Watching | None = None
         try:
-            watching = Watching(wake, self._poll_interval, elsewhere=self._elsewhere)
+            watching = Watching(
+                wake, self._poll_interval, elsewhere=self._elsewhere, report=self._report
+            )
             while not self._stopping:
                 self._take_added(watching)
                 busy = self._look(watching)
@@ -905,7 +943,8 @@ class Follower:
             self._finish()
         except Exception as error:
             if short := shortage(error):
-                logger.error("the output is not shown any more, it is in the files: %s", short)  # noqa: TRY400 - the reason says it all
+                text = f"the output is not shown any more, it is in the files: {short}"
+                self._report(logging.ERROR, text)
             else:
                 logger.exception("the tail ended by an error of its own; the files are complete")
         finally:
@@ -979,7 +1018,7 @@ class Follower:
                     if not file.drain_to(end):
                         del ends[file]
                 except OSError as error:
-                    logger.error("%s cannot be read: %s", file.path, error)  # noqa: TRY400 - the reason says it all
+                    self._report(logging.ERROR, f"{file.path} cannot be read: {_reason(error)}")
                     del ends[file]
             for collapsed in self._collapsed:
                 collapsed.show()
@@ -1002,6 +1041,7 @@ class Tees:
         header: returns the header on the console of a line that some ranks have said; None where
             each line has that of its rank.
         collapse: whether identical lines of several ranks are shown as one; needs ``header``.
+        report: as for `Follower`.
     """
 
     def __init__(
@@ -1013,11 +1053,15 @@ class Tees:
         *,
         header: Callable[[Sequence[int]], str] | None = None,
         collapse: bool = False,
+        report: Report | None = None,
     ) -> None:
         self._name = name
+        self._report = report or logger.log
         self._prefixes = prefixes or {}
         self._progbar_events = progbar_events
-        self._follower = Follower(f"tee {name}", max(_POLL_SECONDS, interval_sec))
+        self._follower = Follower(
+            f"tee {name}", max(_POLL_SECONDS, interval_sec), report=self._report
+        )
         self._header = header
         self._collapse = collapse
         self._shown: list[tuple[Mapping[int, str], TextIO]] = []
@@ -1066,7 +1110,8 @@ class Tees:
             reason = shortage(error)
             if not reason:
                 raise
-            logger.error("the output is not shown, it is in the files: %s", reason)  # noqa: TRY400 - the reason says it all
+            text = f"the output is not shown, it is in the files: {reason}"
+            self._report(logging.ERROR, text)
 
     def stop(self) -> None:
         """Show what was written before this call, then end; idempotent."""

@@ -45,6 +45,11 @@ _AT_ONCE = 4096
 _NEWLINE = ord("\n")
 
 
+def moves_cursor() -> bool:
+    """Return whether the terminal, if there is one, obeys more than line ends: TERM says so."""
+    return os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
+
+
 class Screen:
     """What all writers to one terminal, pipe or file share.
 
@@ -199,7 +204,7 @@ class Destination:
         self._dst: Any = dst
         self._fd = _descriptor_of(dst)
         self.screen = _screen_of(self._fd, dst)
-        self.is_terminal = self._fd is not None and os.isatty(self._fd)
+        self.is_terminal = self._fd is not None and os.isatty(self._fd) and moves_cursor()
         self._is_pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
         self.failed = False
         self.silent = False

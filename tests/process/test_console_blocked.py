@@ -123,3 +123,26 @@ def test_a_reader_that_goes_away_gets_no_words_about_it(tmp_path: Path) -> None:
     assert (ended.code, ended.result["state"]) == (0, "succeeded")
     assert all(line.startswith("lllaunch: ") for line in ended.err.splitlines()), ended.err
     assert ended.log(0).endswith(b"last\n")
+
+
+def test_a_full_disk_below_the_output_is_said_once_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text("for number in range(5):\n    print(number, flush=True)\n")
+    given = ["launch.entrypoint=work.py", "launch.tee=all", "hydra.run.dir=run"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "lllaunch", *given],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    began, warning, over = ended.stderr.splitlines()
+    assert began.startswith("lllaunch: attempt 0:")
+    path = tmp_path / "run" / "attempt_0" / "0" / "stdout.log"
+    assert warning == (
+        f"lllaunch: warning: {path}: it cannot be shown: No space left on device (reported once; "
+        "the file is complete)"
+    )
+    assert over.startswith("lllaunch: succeeded")
+    assert path.read_text() == "0\n1\n2\n3\n4\n"

@@ -145,6 +145,14 @@ def test_no_color_is_respected(monkeypatch):
     assert ";31m" not in said(lambda console: console.finished(FAILED), Terminal())
 
 
+@pytest.mark.parametrize("term", ["dumb", "", "unknown"])
+def test_a_terminal_that_obeys_nothing_gets_no_colours(monkeypatch, term):
+    monkeypatch.setenv("TERM", term)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    assert "\x1b" not in said(lambda console: console.finished(FAILED), Terminal())
+
+
 @pytest.mark.parametrize(
     ("color", "environ", "coloured"),
     [

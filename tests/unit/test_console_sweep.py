@@ -145,6 +145,7 @@ def test_a_quiet_sweep_says_what_fails_and_nothing_else(tmp_path: Path) -> None:
         ("always", {"NO_COLOR": "1", "TERM": "dumb"}, True),
         (None, {}, False),
         (None, {"FORCE_COLOR": "1"}, True),
+        (None, {"FORCE_COLOR": "1", "TERM": ""}, True),
         ("never", {"FORCE_COLOR": "1"}, False),
     ],
 )

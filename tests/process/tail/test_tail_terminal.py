@@ -207,3 +207,18 @@ def test_terminal_that_does_not_block_is_waited_for(terminal: Terminal, log: Pat
     terminal.read_until(rb"019999\r\n")
     follower.stop()
     assert terminal.received.split() == [b"%06d" % n for n in range(20_000)]
+
+
+@pytest.mark.parametrize("term", ["dumb", "", "unknown"])
+def test_a_terminal_that_obeys_nothing_gets_lines_only(
+    terminal: Terminal, log: Path, monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    follower = Follower()
+    follower.add(str(log), b"[w]:", terminal.stream)
+    follower.start()
+    append(log, b"first\n\r 10%\r 50%")
+    terminal.read_until(rb"first")
+    append(log, b"\r100%\n")
+    follower.stop()
+    assert terminal.read_until(rb"100%\r\n") == b"[w]:first\r\n[w]:100%\r\n"
