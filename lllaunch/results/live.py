@@ -554,6 +554,8 @@ class _NodeEvents:
         self.findings: list[tuple[int, str]] = []
         self._failed_in: int | None = None
         self._ending = False
+        # how many attempts of former runs the directory held
+        self._former = 0
 
     def look(self) -> None:
         """Take note of what was added."""
@@ -574,9 +576,18 @@ class _NodeEvents:
         self._begin()
 
     def _take_StartWorkers(self, event: Fields) -> None:  # noqa: N802
-        self.attempt = event.integer("attempt")
+        number = event.integer("attempt")
+        # the launcher counts those of its own run
+        self.attempt = None if number is None else number + self._former
         self.workers = {}
         self._ending = False
+
+    def _renumber(self, event: Fields) -> None:
+        """Take over the number that the attempt's directory turns out to have."""
+        number, known = event.integer("attempt"), self.attempt or 0
+        if number is not None and number > known:
+            self._former += number - known
+            self.attempt = number
 
     def _take_SignalWorkers(self, _: Fields) -> None:  # noqa: N802
         self._ending = True
@@ -584,6 +595,7 @@ class _NodeEvents:
     _take_KillWorkers = _take_SignalWorkers  # noqa: N815
 
     def _take_GroupStarted(self, event: Fields) -> None:  # noqa: N802
+        self._renumber(event)
         if event.flag("preflight"):
             return
         self.base_rank = event.integer("base_rank") or 0
@@ -591,6 +603,7 @@ class _NodeEvents:
         self.workers = dict.fromkeys(event.wholes("ranks"), starting)
 
     def _take_Started(self, event: Fields) -> None:  # noqa: N802
+        self._renumber(event)
         rank = event.integer("local_rank")
         if rank is not None and rank >= 0:
             self.workers[rank] = WorkerNow("running", event.integer("pid"), node=self._node)

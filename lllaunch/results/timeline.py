@@ -398,6 +398,8 @@ class _NodeHistory:
         self._pause_text = ""
         self._preflight: int | None = None
         self._current: _Attempt | None = None
+        # how many attempts of former runs the directory held
+        self._former = 0
 
     def take(self, event: Fields) -> None:
         """See what follows from a line."""
@@ -421,15 +423,30 @@ class _NodeHistory:
     def _attempt_of(self, event: Fields, at: int) -> _Attempt:
         """Return the attempt that an event is about; its beginning may be lost."""
         number = event.integer("attempt")
+        self._renumber(number)
         current = self._current
         if number is None or (current is not None and current.number == number):
             number = 0 if current is None else current.number
-        known = self.attempts.get(number)
+        return self._begin_attempt(number, at)
+
+    def _begin_attempt(self, number: int, at: int) -> _Attempt:
+        known, current = self.attempts.get(number), self._current
         if known is None:
             known = self.attempts[number] = _Attempt(number, at, spawn_ns=at)
         if current is None or number > current.number:
             self._current = known
         return known
+
+    def _renumber(self, number: int | None) -> None:
+        """Give the attempt that has just begun the number that its directory turns out to have."""
+        current = self._current
+        if number is None or current is None or number <= current.number:
+            return
+        seen = any(worker.started_ns or worker.ended_ns for worker in current.workers.values())
+        if not seen and number not in self.attempts:
+            self._former += number - current.number
+            current.number = number
+            self.attempts = {each.number: each for each in self.attempts.values()}
 
     def _start_workers(self, event: Fields, at: int) -> None:
         self._end_pause(at)
@@ -437,7 +454,12 @@ class _NodeHistory:
         before = self._current
         if before is not None and not before.end_ns:
             before.end_ns = at
-        attempt = self._attempt_of(event, at)
+        number = event.integer("attempt")
+        if number is not None:
+            # the launcher counts those of its own run
+            attempt = self._begin_attempt(number + self._former, at)
+        else:
+            attempt = self._attempt_of(event, at)
         attempt.start_ns = attempt.spawn_ns = at
         reason = event.text("reason")
         if reason:

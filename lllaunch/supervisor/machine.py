@@ -155,6 +155,8 @@ class GroupStarted:
         preflight: whether it is the preflight, the workers of which follow when it has succeeded.
         history: of several nodes, what all believe of earlier attempts; None if it does not matter,
             or if nobody says.
+        attempt: number of its directory, which may hold attempts of former runs; None where
+            nobody says.
     """
 
     ranks: frozenset[int]
@@ -162,6 +164,7 @@ class GroupStarted:
     base_rank: int = 0
     preflight: bool = False
     history: RestartHistory | None = None
+    attempt: int | None = None
 
 
 @dataclass(frozen=True)

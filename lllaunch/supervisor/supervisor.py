@@ -445,10 +445,12 @@ class Supervisor:
             self._deadlines.start("preflight", limit)
         if self._make_control is not None and self._control_due is None:
             self._control_due = self._clock() + _CONTROL_SECONDS
-        nodes = self._nodes
+        nodes, attempt = self._nodes, self.workers.attempt
         if nodes is None:
-            return GroupStarted(ranks, preflight=preflight)
-        return GroupStarted(ranks, nodes.restarts, nodes.base_rank, preflight, nodes.history)
+            return GroupStarted(ranks, preflight=preflight, attempt=attempt)
+        return GroupStarted(
+            ranks, nodes.restarts, nodes.base_rank, preflight, nodes.history, attempt
+        )
 
     @property
     def _base_rank(self) -> int:

@@ -286,8 +286,11 @@ def _base_rank(part: str, attempt: int) -> int:
             continue
         if event.text("type") == "StartWorkers":
             number = event.integer("attempt")
-        elif event.text("type") == "GroupStarted" and number == attempt:
-            return event.integer("base_rank") or 0
+        elif event.text("type") == "GroupStarted":
+            # which says what its directory is called; the launcher counts those of its own run
+            named = event.integer("attempt")
+            if attempt == (number if named is None else named):
+                return event.integer("base_rank") or 0
     return 0
 
 

@@ -181,3 +181,22 @@ def test_ranks_of_several_nodes_are_told_apart(
     monkeypatch.chdir(tmp_path)
     assert shown(capfd, "run") == "".join(f"[rank{rank}]:I am {rank}\n" for rank in range(4))
     assert shown(capfd, "run", "--rank", "3") == "I am 3\n"
+
+
+def test_ranks_of_several_nodes_are_told_apart_where_attempts_of_a_former_run_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "run/node_0"
+    for attempt in (0, 1):
+        (part / f"attempt_{attempt}/0").mkdir(parents=True)
+        (part / f"attempt_{attempt}/0/stdout.log").write_text(f"in attempt {attempt}\n")
+    (part / "events.jsonl").write_text(
+        '{"type": "StartWorkers", "attempt": 0}\n'
+        '{"type": "GroupStarted", "ranks": [0], "base_rank": 0, "attempt": 0}\n'
+        '{"type": "StartWorkers", "attempt": 0}\n'
+        '{"type": "GroupStarted", "ranks": [0], "base_rank": 5, "attempt": 1}\n'
+    )
+    os.symlink("node_0/events.jsonl", tmp_path / "run/events.jsonl")
+    (tmp_path / "run/plan.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert shown(capfd, "run", "--rank", "5") == "in attempt 1\n"

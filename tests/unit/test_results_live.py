@@ -546,3 +546,17 @@ def test_a_view_is_plain_data(tmp_path: Path, locks: Locks) -> None:
     document = live.plain_view(reader.everything([str(tmp_path)]))
     assert document["roots"] == [str(tmp_path)]
     assert [row["kind"] for row in document["rows"]] == ["run"]
+
+
+def test_attempts_are_counted_on_from_those_of_an_earlier_run(tmp_path: Path, locks: Locks) -> None:
+    run = begun(tmp_path / "run", locks)
+    group, *starts = attempt(0)[1:]
+    events(run, {"type": "Begin"}, attempt(0)[0], {**group, "attempt": 2})
+    sample(run, attempt=2, r0={"step": 7}, r1={"step": 6})
+    reader = LiveReader()
+    assert (subject(reader.run(str(run))).attempt, subject(reader.run(str(run))).step) == (2, 7)
+    events(run, *starts, exited(1, 1))
+    first, second = seen(reader.run(str(run))).rows
+    assert (first.attempt, first.state, second.state) == (2, "running", "failed")
+    events(run, {"type": "StartWorkers", "attempt": 1})
+    assert subject(reader.run(str(run))).attempt == 3

@@ -430,3 +430,26 @@ def test_files_of_any_make_are_a_timeline(tmp_path: Path, text: str) -> None:
     found = look(str(tmp_path))
     assert found is not None
     check(read_timeline(found))
+
+
+@pytest.mark.parametrize("said", ["when the group starts", "by its first worker"])
+def test_a_run_that_goes_on_in_a_directory_counts_the_attempts_that_were_there(said: str) -> None:
+    named = {"attempt": 3} if said == "when the group starts" else {}
+    events = [
+        event(0, "Begin"),
+        event(0.5, "StartWorkers", attempt=0, restart_count=0, reason=None),
+        event(1, "GroupStarted", ranks=[0], restarts=None, base_rank=0, preflight=False, **named),
+        event(2, "Ready", seconds=0.5),
+        started(3, 0, attempt=3),
+        exited(4, 0, 1, attempt=3),
+        event(5, "StartWorkers", attempt=1, restart_count=1, reason="failure"),
+        started(6, 0, attempt=4),
+        exited(7, 0, 0, attempt=4),
+        event(8, "Finish", state="SUCCEEDED", reason=None, signum=None),
+    ]
+    attempts = timeline_of([NodeRecords("", events)], None).attempts
+    assert [(each.number, each.state) for each in attempts] == [(3, "failed"), (4, "succeeded")]
+    assert [[lane.fate for lane in each.lanes] for each in attempts] == [["failed"], ["succeeded"]]
+    assert [each.start_ns - START for each in attempts] == [500_000_000, 5_000_000_000]
+    assert spans(attempts[0]) == [("preload", 1.5, 2.0)]
+    assert marks(attempts[1]) == [("restart", 5.0, "attempt 4 begins: a worker failed")]
