@@ -302,7 +302,7 @@ class Console:
         """Shows how far the run is, if that is due.
 
         Args:
-            look: looks how far the workers are, by rank; called only where it is shown often.
+            look: looks how far the workers are, by rank; called only where that is shown.
         """
         run, now = self._run, self._clock()
         if self._screen is not None and self._screen.hidden:
@@ -318,9 +318,9 @@ class Console:
             self._show(run, now, look)
 
     def _show(self, run: RunStatus, now: float, look: Callable[[], Mapping[int, Progress]]) -> None:
+        if progress := look():
+            run.progress, run.seen = dict(progress), now
         if self._live:
-            if progress := look():
-                run.progress, run.seen = dict(progress), now
             self._show_line(run, now)
             return
         # not at a start

@@ -929,7 +929,7 @@ class LiveReader:
         """Return the jobs of a sweep that was read."""
         known = self._sweeps[path]
         leases = {job.job: job for job in known.result.jobs} if known.result is not None else {}
-        common = frozenset(() if known.entry is None else known.entry.overrides)
+        common = frozenset(map(_unescaped, () if known.entry is None else known.entry.overrides))
         rows = []
         for place, entry in enumerate(known.jobs):
             row = known.rows.get(place)
@@ -953,7 +953,13 @@ class LiveReader:
                 row = replace(row, gpus=job.lease.gpus or row.gpus, cpus=job.lease.cpus)
         else:
             self._runs.pop(entry.path, None)
-        return replace(row, overrides=tuple(each for each in row.overrides if each not in common))
+        own = tuple(each for each in row.overrides if _unescaped(each) not in common)
+        return replace(row, overrides=own)
+
+
+def _unescaped(override: str) -> str:
+    """Return an override without what Hydra puts before ``:`` and others in those of jobs."""
+    return override.replace("\\", "")
 
 
 def _changed_ns(path: str) -> int | None:

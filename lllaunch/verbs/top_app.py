@@ -389,6 +389,7 @@ class ListScreen(StatusScreen):
             field.value = self._wanted = ""
             field.display = False
             self.table.focus()
+            self.say("")
             self._show()
         elif not self._first:
             self.dismiss()

@@ -375,6 +375,14 @@ def test_what_is_seen_with_each_look_is_shown(shown: Shown) -> None:
     assert shown.tick()[-1] == "lllaunch: attempt 0, 2 s, step 6, 1.0 GiB"
 
 
+def test_what_is_seen_with_each_look_is_said_in_a_log(shown: Shown) -> None:
+    # without samples nobody else looks, and those of now and then are old
+    shown.begin(live=False, interval=2.0)
+    shown.clock.advance(2.0)
+    shown.console.tick(lambda: {0: Progress(6.0, 12.0)})
+    assert shown.terminal.shown() == [BEGAN, "lllaunch: 2 s: step 6/12"]
+
+
 def test_what_a_closed_terminal_does_not_take_is_forgotten(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:

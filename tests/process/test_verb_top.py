@@ -401,6 +401,9 @@ def test_rows_are_sorted_and_filtered(run: Launcher) -> None:
         await keys.press("slash", *"running", "enter")
         assert not keys.app.screen.query_one(Input).display
         assert keys.table.row_count == 2
+        assert keys.status == "only what has: running; Escape shows all"
+        await keys.press("escape")
+        await keys.until(lambda: keys.status == "", "no filter, and no word of it")
         await keys.press("q")
 
     with_keys("run", test)

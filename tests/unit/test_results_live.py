@@ -363,7 +363,8 @@ class SweepFiles:
         self.path, self._locks = path, locks
         (path / "sweep.jsonl").touch()
         slots = Lease(("0", "1"), (0, 1))
-        self.write(Header("s", "0.1.0", ("+exp=x", "lr=1,2"), direction="minimize", slots=slots))
+        command = ("+exp=x", "call=a:b", "lr=1,2")
+        self.write(Header("s", "0.1.0", command, direction="minimize", slots=slots))
         if planned:
             self.write(PlannedRecord(planned))
         locks.hold(path, ".lllaunch-sweep.lock")
@@ -373,7 +374,8 @@ class SweepFiles:
             file.writelines(encode(record, time.time_ns()) for record in records)
 
     def start(self, job: int) -> Path:
-        overrides = ("+exp=x", f"lr={job}")
+        # as Hydra gives them to jobs
+        overrides = ("+exp=x", "call=a\\:b", f"lr={job}")
         self.write(
             ComposedRecord(job, overrides, str(job), "0" * 64),
             StartedRecord(job, 0, Lease((str(job % 2),), (job,)), 1),
