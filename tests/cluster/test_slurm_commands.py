@@ -133,7 +133,9 @@ def test_a_task_of_an_array_goes_back_into_the_queue_alone(slurm: Slurm, folder:
     commands.requeue(f"{job}_1")
     facts = commands.job_facts(f"{job}_1")
     assert facts is not None
-    assert (facts.state, facts.restarts, commands.ending(facts, 0)) == ("COMPLETING", 1, "requeued")
+    # its processes may be gone by then
+    assert facts.state in {"COMPLETING", "PENDING"}
+    assert (facts.restarts, commands.ending(facts, 0)) == (1, "requeued")
     other = commands.job_facts(f"{job}_0")
     assert other is not None
     assert (other.state, other.restarts, commands.ending(other, 0)) == ("RUNNING", 0, None)

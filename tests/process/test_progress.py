@@ -61,7 +61,7 @@ def test_what_workers_say_is_in_the_samples_the_result_and_the_report(tmp_path: 
     assert [worker["progress"]["step"] for worker in workers] == [119.0, 129.0]
     assert workers[1]["progress"]["total"] == 500.0
     assert workers[1]["progress"]["metrics"] == {"loss": pytest.approx(1 / 129)}
-    assert "It was at step 129 of 500 (26 %), loss 0.007752." in ended.err
+    assert "It was at step 129 of 500 (25 %), loss 0.007752." in ended.err
     shown = [sample["ranks"]["1"] for sample in samples(ended)]
     assert all(100 <= each["step"] <= 129 for each in shown)
     assert any(5 < each.get("rate", 0) < 11 for each in shown)

@@ -2,25 +2,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
+from support.stored import schema_installed
 
 from lllaunch.app.schema_store import install
+
+if TYPE_CHECKING:
+    from hydra.core.config_store import ConfigStore
 
 
 @pytest.fixture(autouse=True)
 def store() -> Iterator[ConfigStore]:
     """Puts back what is stored."""
-    store = ConfigStore.instance()
-    root = store.load("hydra/config.yaml")
-    install()
-    yield store
-    store.repo["hydra"]["config.yaml"] = root
-    store.repo.pop("_lllaunch_schema.yaml", None)
+    with schema_installed() as store:
+        yield store
     GlobalHydra.instance().clear()
 
 

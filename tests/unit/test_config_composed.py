@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from support.stored import schema_installed
 
-from lllaunch.app.schema_store import install
 from lllaunch.config.resolve import resolve
 from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError
@@ -37,12 +36,8 @@ EXPERIMENTS = {
 @pytest.fixture(autouse=True)
 def store() -> Iterator[None]:
     """Puts back what is stored."""
-    store = ConfigStore.instance()
-    root = store.load("hydra/config.yaml")
-    install()
-    yield
-    store.repo["hydra"]["config.yaml"] = root
-    store.repo.pop("_lllaunch_schema.yaml", None)
+    with schema_installed():
+        yield
     GlobalHydra.instance().clear()
 
 

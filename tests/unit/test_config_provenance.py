@@ -22,8 +22,8 @@ from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, assume, event, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from support.stored import schema_installed
 
-from lllaunch.app.schema_store import install
 from lllaunch.config import document as config_document
 from lllaunch.config.document import lines_of
 from lllaunch.config.origin import Origin, Origins
@@ -39,12 +39,8 @@ def _hydra() -> Iterator[None]:
     base = version.VersionBase.instance().version_base
     version.setbase("1.3")
     Plugins.instance()
-    store = ConfigStore.instance()
-    root = store.load("hydra/config.yaml")
-    install()
-    yield
-    store.repo["hydra"]["config.yaml"] = root
-    store.repo.pop("_lllaunch_schema.yaml", None)
+    with schema_installed():
+        yield
     version.VersionBase.instance().version_base = base
 
 
