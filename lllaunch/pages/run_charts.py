@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.console.wording import counted
 from lllaunch.pages.charts import (
     STYLES,
     ChartAxis,
@@ -101,7 +102,8 @@ def lanes_of(timeline: RunTimeline) -> Markup:
     seconds = (timeline.end_ns - timeline.start_ns) / _SECOND
     attempts = {attempt.number for attempt in timeline.attempts}
     description = (
-        f"{number} workers of {len(attempts)} attempts over {duration(seconds)}. "
+        f"{counted(number, 'worker')} of {counted(len(attempts), 'attempt')} over "
+        f"{duration(seconds)}. "
         "The table of all workers has the same facts."
     )
     return lanes(

@@ -290,6 +290,9 @@ def failure_groups(
         said = {job.number: job.cause for job in members}
         first = said.get(example.job or 0, "") if example is not None else ""
         cause = first or members[0].cause or _WITHOUT_CAUSE.get(members[0].state, "no result")
+        if len({tuple(_RANK.findall(job.cause)) for job in members}) > 1:
+            # the example's rank is not that of the others
+            cause = _RANK.sub("", cause)
         yield FailureGroup(cause, tuple(job.number for job in members), example)
 
 

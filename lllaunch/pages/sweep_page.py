@@ -240,6 +240,7 @@ class _Yield(NamedTuple):
 
 
 def _yields(facts: SweepFacts) -> list[_Yield]:
+    """Return the objectives that can be drawn."""
     return [
         _Yield(job, job.objective, place)
         for place, job in enumerate(facts.jobs)
@@ -259,13 +260,17 @@ def _objective_axis(values: Sequence[float], *, failed: bool = False) -> ChartAx
 
 def _objective(facts: SweepFacts) -> Markup:
     found = _yields(facts)
-    if not found:
+    if not facts.objectives.extremes:
         return Markup()
     told = extremes_text(facts.objectives)
     values = [each.value for each in found]
-    count = f"{counted(len(found), 'job')} returned a number"
+    numbers = sum(job.objective is not None for job in facts.jobs)
+    count = f"{counted(numbers, 'job')} returned a number"
     parts = [element("p", f"{capitalised(told)}; {count}." if told else f"{count}.")]
-    if len(found) > 1:
+    if len(found) < numbers:
+        text = f"{numbers - len(found)} of {_LARGEST:g} and more, or less than its negative"
+        parts.append(element("p", f"Not drawn: {text}."))
+    elif len(found) > 1:
         parts.append(_so_far(facts, found, values))
     return joined(parts)
 
@@ -396,7 +401,9 @@ def _needs_steps(parameter: SweptParameter) -> bool:
 
 
 def _best_jobs(facts: SweepFacts) -> set[int]:
-    return {objective.job for what, objective in facts.objectives.extremes if what == "best"}
+    """Return the best job, if there is one that can be drawn."""
+    best = facts.objectives.best
+    return set() if best is None or abs(best.value) >= _LARGEST else {best.job}
 
 
 def _against(

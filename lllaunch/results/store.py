@@ -661,10 +661,25 @@ def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
 
 def _until(began_ns: int | None, path: str, state: str) -> float | None:
     """Returns for how long a run without a result has run."""
-    end: object = time.time_ns() if state == "running" else (last_event(path) or {}).get("time_ns")
-    if began_ns is None or not isinstance(end, int):
+    end = time.time_ns() if state == "running" else _last_known_ns(path)
+    if began_ns is None or end is None:
         return None
     return max(0, end - began_ns) / 1e9
+
+
+_LATEST = 2.0**33  # seconds since the epoch; whatever is later is no time
+
+
+def _last_known_ns(path: str) -> int | None:
+    """Return when a run that has no end was there last: events may be far between."""
+    from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
+
+    event = Fields(last_event(path)).integer("time_ns")
+    sampled = Fields(last_sample(path)).number("time")
+    known = [] if event is None else [event]
+    if sampled is not None and 0 < sampled < _LATEST:
+        known.append(round(sampled * 1e9))
+    return max(known, default=None)
 
 
 def _changed_ns(path: str) -> int | None:

@@ -327,6 +327,11 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     assert text.startswith("lllaunch: its launcher ended without a result")
     assert re.search(r"^overrides +\+exp=toy params.how=wait", text, re.MULTILINE)
     assert told.json("show", "alive/1")["result"] is None
+    # events may be far between: what was sampled was there, too
+    sample = {"time": time.time() + 1000, "attempt": 0, "ranks": {}}
+    with (place / "samples.jsonl").open("a") as samples:
+        samples.write(f"{json.dumps(sample)}\n")
+    assert told.json("ls", "alive")[0]["seconds"] > 900
     again = project.lllaunch("+exp=toy", f"hydra.run.dir={place}")
     assert again.returncode == 0, again.stderr
     assert told.json("ls", "alive")[0]["state"] == "succeeded"

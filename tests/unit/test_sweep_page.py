@@ -207,6 +207,19 @@ def test_the_objective_is_drawn_against_each_parameter(direction: Direction, bes
     assert sum(lines) == 7 + 4
 
 
+def test_objectives_that_are_too_large_to_be_drawn_are_counted_and_named() -> None:
+    values = (1.0, 2.5, -1e300, 1e308)
+    jobs = [job(at, f"x={at}", objective=value) for at, value in enumerate(values)]
+    page = Page(sweep_page(swept(*jobs, direction="maximize"), "0.1"))
+    assert "Best 1e+308 of job 3 (x=3); 4 jobs returned a number." in page.text
+    assert "Not drawn: 2 of 1e+100 and more, or less than its negative." in page.text
+    # neither a curve of the best so far nor a point of the best would tell the truth
+    assert "so far" not in page.text
+    assert page.count("circle", "best") == 0
+    page = Page(sweep_page(swept(job(0, "x=1", objective=1e300), direction="minimize"), "0.1"))
+    assert "Best 1e+300 of job 0 (x=1); 1 job returned a number." in page.text
+
+
 def test_parameters_that_are_numbers_with_zero_are_drawn_in_steps() -> None:
     decays = ("0", "1e-4", "1e-3", "1e-2")
     jobs = [job(at, f"decay={decay}", objective=float(at)) for at, decay in enumerate(decays)]
