@@ -12,7 +12,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # imports; empty is as good as not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests wait for processes most of the time: two for each core of a small machine.
+# Tests wait for processes most of the time: two for each core of a small machine. Those with a
+# cluster have daemons, each with its own idea of how long an answer may take: fewer at a time.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores < 8 ? 2 * cores : cores)))
 
 .PHONY: resnet test quick faults lint format clean help
@@ -32,7 +33,8 @@ resnet: $(VENV)/.examples
 
 test: lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(AT_ONCE) --durations=25
+	$(BIN)/coverage run -m pytest -n $(AT_ONCE) --durations=25 --ignore=tests/cluster
+	$(BIN)/coverage run -m pytest -n 2 --durations=10 tests/cluster
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -914,7 +914,7 @@ class _Workers:
     def __init__(self, node: _Node, number: int) -> None:
         world = node.world
         self._node = node
-        self._number = number
+        self.attempt = number
         self.alive = set(range(world.scenario.nproc))
         self.failure: Failure | None = None
         over = max(world.scenario.clean_at, world.now + 0.5)
@@ -932,7 +932,7 @@ class _Workers:
             base = node.group.place.share.base_rank if node.group.place is not None else 0
             text = f"exited with status {exitcode}"
             self.failure = Failure(base + rank, text, now_ns, "ExitedNonZero")
-        node.arrive(Exited(rank, 1, exitcode, now_ns, attempt=self._number))
+        node.arrive(Exited(rank, 1, exitcode, now_ns, attempt=self.attempt))
 
     def signal(self, signum: int) -> None:
         random = self._node.world.random

@@ -295,8 +295,8 @@ def run_rows(run: ShownRun, cwd: str, width: int, *, ascii_only: bool = False) -
     facts += [] if run.batch is None else _of_batch(run.entry, run.batch)
     parts = [_facts(facts), *_parts_in_time(run, cwd, width, ascii_only=ascii_only)]
     if outcome is not None:
-        parts.append(_nodes(outcome, cwd, width))
-        parts += [[*_attempt(attempt, cwd, width)] for attempt in outcome.attempts]
+        parts.append(_nodes(outcome, cwd))
+        parts += [[*_attempt(attempt, cwd)] for attempt in outcome.attempts]
         parts.append(_values(outcome, cwd))
     if run.stacks:
         title = heading(f"Where all ranks stood ({shown_path(run.stacks_path, cwd)}):")
@@ -510,7 +510,13 @@ def _origin(run: ResultFile) -> Iterator[tuple[str, str]]:
     yield "host", ", ".join(filter(None, parts))
 
 
-def _nodes(outcome: RunOutcome, cwd: str, width: int) -> list[Row]:
+def _room(taken: int = 0) -> int | None:
+    """Returns how many columns of the terminal are left; None where there is none to fit into."""
+    width = columns()
+    return width - taken if width else None
+
+
+def _nodes(outcome: RunOutcome, cwd: str) -> list[Row]:
     """Returns what became of the nodes of a run that has several."""
     table = [
         (
@@ -522,11 +528,11 @@ def _nodes(outcome: RunOutcome, cwd: str, width: int) -> list[Row]:
         )
         for node in outcome.nodes
     ]
-    rows: list[Row] = [(StyledText(line),) for line in aligned(table, room=width, shrinks=3)]
+    rows: list[Row] = [(StyledText(line),) for line in aligned(table, room=_room(), shrinks=3)]
     return [*rows, ()] if rows else []
 
 
-def _attempt(attempt: AttemptOutcome, cwd: str, width: int) -> Iterator[Row]:
+def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
     took = duration(max(0, attempt.ended_ns - attempt.started_ns) / 1e9)
     text = f"attempt {attempt.number} {attempt.state} after {took}"
     if attempt.root_cause is not None:
@@ -534,7 +540,7 @@ def _attempt(attempt: AttemptOutcome, cwd: str, width: int) -> Iterator[Row]:
     yield (StyledText(text, "cause"),)
     known = attempt.root_cause is not None
     table = [_worker(worker, cwd, after_root=known) for worker in attempt.workers]
-    for line in aligned(table, room=width - len(GAP), shrinks=1):
+    for line in aligned(table, room=_room(len(GAP)), shrinks=1):
         yield (StyledText(f"{GAP}{line}".rstrip()),)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 from hydra import version
+from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import (
@@ -21,9 +23,13 @@ from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
 
 
 @pytest.fixture(autouse=True)
-def version_base_of_hydras_suites(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They say none, and another test of this process may have said one."""
+def hydra_as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have stored our schema, and said a version."""
     monkeypatch.setattr(version.VersionBase.instance(), "version_base", version._UNSPECIFIED_)
+    store = ConfigStore.instance()
+    # put back in the end
+    monkeypatch.setitem(store.repo["hydra"], "config.yaml", None)
+    store.store(group="hydra", name="config", node=HydraConf(), provider="hydra")
 
 
 def test_hydra_finds_the_launcher() -> None:
