@@ -224,7 +224,8 @@ def test_the_short_tree_has_all_ranks_in_few_lines(stacks: list[RankStack], most
     roots = short_tree(stacks, most)
     check(roots, stacks)
     assert len(shown(roots)) <= max(most, 1)
-    assert count_calls(roots) <= count_calls(whole_tree(stacks))
+    # ranks may part a call sooner than in the whole tree, but none has calls that it is not in
+    assert count_calls(roots) <= sum(len(stack.frames) for stack in stacks)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.lists(st.sampled_from("abc"), min_size=1)))
