@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.slots import OTHER, slots_row
+from lllaunch.console.status import passed
 from lllaunch.console.table import (
     GAP,
     Row,
@@ -239,6 +240,38 @@ class Durations(NamedTuple):
 _PRECISION = 1 / 64
 
 
+def expected_left(
+    running: Sequence[tuple[float, float | None]],
+    waiting: int,
+    succeeded: Durations,
+    ended: Durations,
+) -> float | None:
+    """Return how long a sweep will take about until all its jobs are over, seconds.
+
+    Jobs that say how far they are take as long as they think, the others as long as those that have
+    succeeded and those that say it; as many run side by side as now.
+
+    Args:
+        running: of each job that runs, for how long it has, and how long it says that it will;
+            seconds, None if it does not say.
+        waiting: how many jobs wait.
+        succeeded: how long jobs took that did.
+        ended: what counts as long as nothing better is known: how long others took, too.
+
+    Returns:
+        None before that can be told.
+    """
+    # those that will succeed, as far as anybody knows
+    thought = [ran + left for ran, left in running if left is not None]
+    known = succeeded or (ended if not thought else Durations())
+    count = known.number + len(thought)
+    if not running or not count:
+        return None
+    each = (known.seconds + sum(thought)) / count
+    ends = [max(0.0, each - ran) if left is None else left for ran, left in running]
+    return time_left(ends, waiting, each)
+
+
 def time_left(ends: Sequence[float], waiting: int, each: float) -> float:
     """Return how long it takes until all jobs have ended, seconds.
 
@@ -361,28 +394,12 @@ class Board:
     def left(self, now: float) -> float | None:
         """Returns how long it will take about until all jobs are over, seconds.
 
-        Jobs that say how far they are take as long as they think, the others as long as those that
-        have succeeded and those that say it; as many run side by side as now. None before that can
-        be told.
+        None before that can be told.
         """
-        running = [job for job in self.jobs.values() if job.state is J.RUNNING]
-        lefts = [job.left(now) for job in running]
-        # those that will succeed, as far as anybody knows
-        thought = [
-            now - job.since + left
-            for job, left in zip(running, lefts, strict=True)
-            if left is not None
+        running = [
+            (now - job.since, job.left(now)) for job in self.jobs.values() if job.state is J.RUNNING
         ]
-        known = self._good or (self._all if not thought else Durations())
-        count = known.number + len(thought)
-        if not running or not count:
-            return None
-        each = (known.seconds + sum(thought)) / count
-        ends = [
-            max(0.0, each - (now - job.since)) if left is None else left
-            for job, left in zip(running, lefts, strict=True)
-        ]
-        return time_left(ends, self.waiting, each)
+        return expected_left(running, self.waiting, self._good, self._all)
 
     def summary(self) -> Summary | None:
         """What became of the jobs, now that the sweep is over; None if nothing was told."""
@@ -703,7 +720,7 @@ def _header(board: Board, now: float, width: int) -> str:
 
 
 def _since_began(board: Board, now: float, parts: Sequence[str]) -> str:
-    return f"{_whole_seconds(now - board.began)}: {', '.join(parts)}"
+    return f"{passed(now - board.began)}: {', '.join(parts)}"
 
 
 def _parts(board: Board, now: float, what: str) -> list[_Part]:
@@ -712,7 +729,7 @@ def _parts(board: Board, now: float, what: str) -> list[_Part]:
     left = None if board.ending else board.left(now)
     ending = "no new jobs" if board.ending else ""
     if left:
-        ending = f"about {_whole_seconds(left)} left"
+        ending = f"about {passed(left)} left"
     return [
         _Part(9, f"{done}/{board.total} {what}"),
         *(
@@ -806,7 +823,7 @@ def _lease(job: JobView) -> str:
 
 def _time(job: JobView, now: float) -> str:
     if job.state is JobState.RUNNING:
-        return _whole_seconds(now - job.since)
+        return passed(now - job.since)
     over = job.state not in {JobState.WAITING, JobState.PAUSED}
     return duration(job.seconds) if over and job.seconds else ""
 
@@ -819,16 +836,11 @@ def _step(job: JobView) -> str:
 
 def _left(job: JobView, now: float) -> str:
     left = job.left(now) if job.state is JobState.RUNNING else None
-    return "" if left is None else _whole_seconds(left)
+    return "" if left is None else passed(left)
 
 
 def _objective(job: JobView) -> str:
     return "" if job.objective is None else objective_text(job.objective)
-
-
-def _whole_seconds(seconds: float) -> str:
-    """Returns a time span that is still going on: no fractions that would flicker."""
-    return f"{int(seconds)} s" if seconds < 10 else duration(int(seconds))
 
 
 def _line(job: JobView) -> str:

@@ -20,7 +20,7 @@ from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages.swept import SweptParameter, swept_parameters
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.report import load
+from lllaunch.results.report import common_overrides, load
 from lllaunch.results.store import ListEntry, jobs_of, read_sweep
 from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
 from lllaunch.run.directory import RESULT
@@ -207,18 +207,6 @@ def _hidden(timeline: SweepTimeline, hide: Callable[[str], str]) -> SweepTimelin
         for each in timeline.tries
     )
     return replace(timeline, tries=tries)
-
-
-def common_overrides(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the overrides that all of several jobs share, in the order of the first one's.
-
-    Args:
-        overrides: of each job. If there is only one it shares nothing.
-    """
-    if len(overrides) < 2:
-        return ()
-    shared = set(overrides[0]).intersection(*map(set, overrides[1:]))
-    return tuple(each for each in dict.fromkeys(overrides[0]) if each in shared)
 
 
 def _own(overrides: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:

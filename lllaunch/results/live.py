@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from lllaunch.console.board import time_left
+from lllaunch.console.board import Durations, expected_left
 from lllaunch.console.wording import ranks as ranks_text
 from lllaunch.documents import Fields
 from lllaunch.results.queue import BatchQueue
@@ -199,6 +199,13 @@ class RunNow(NamedTuple):
     sample: Mapping[str, Any] | None = None
     age: float = 0.0
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The findings in words; those of former attempts say which."""
+        return tuple(
+            text if of == self.attempt else f"attempt {of}: {text}" for of, text in self.findings
+        )
+
 
 def row_of(entry: ListEntry, now: RunNow | None = None) -> LiveRow:
     """Return a run, a job or a sweep as a row.
@@ -238,7 +245,6 @@ def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
     slowest = slowest_of(ranks)
     workers = [Fields(worker) for worker in ranks.values()]
     gpus = _gpus_of(workers, now.sample)
-    said = [text if of == now.attempt else f"attempt {of}: {text}" for of, text in now.findings]
     # of a job it is the number of its tries, which its run knows nothing of
     attempt = row.attempt if row.kind == "job" else now.attempt
     row = replace(
@@ -251,7 +257,7 @@ def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
         gpus=gpus.names,
         gpu_use=gpus.use,
         gpu_memory=gpus.memory,
-        text=row.text or (said[-1] if said else ""),
+        text=row.text or (now.said[-1] if now.said else ""),
     )
     if progress is not None:
         # all are done when the last one is
@@ -385,8 +391,7 @@ def by_urgency(row: LiveRow) -> tuple[int, int, int]:
 def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
     """Return how long a sweep will take about until all its jobs are over, seconds.
 
-    As the table of the sweep itself has it: jobs that say how far they are take as long as they
-    think, the others as long as those that have succeeded and those that say it.
+    As the table of the sweep itself has it (`expected_left`).
 
     Args:
         jobs: of the sweep.
@@ -395,20 +400,15 @@ def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
     Returns:
         None before that can be told.
     """
-    running = [job for job in jobs if job.state == "running" and job.seconds is not None]
-    # those that will succeed, as far as anybody knows
-    thought = [(job.seconds or 0.0) + job.eta for job in running if job.eta is not None]
-    took = [job.seconds for job in jobs if job.state == "succeeded" and job.seconds is not None]
-    if not took and not thought:
-        took = [job.seconds for job in jobs if job.state == "failed" and job.seconds is not None]
-    known = [*took, *thought]
-    if not running or not known:
-        return None
-    each = sum(known) / len(known)
-    ends = [
-        max(0.0, each - (job.seconds or 0.0)) if job.eta is None else job.eta for job in running
+    running = [
+        (job.seconds, job.eta) for job in jobs if job.state == "running" and job.seconds is not None
     ]
-    return time_left(ends, waiting, each)
+    return expected_left(running, waiting, _took(jobs, "succeeded"), _took(jobs, "failed"))
+
+
+def _took(jobs: Iterable[LiveRow], state: str) -> Durations:
+    known = [job.seconds for job in jobs if job.state == state and job.seconds is not None]
+    return Durations(len(known), sum(known))
 
 
 def plain_row(row: LiveRow) -> dict[str, Any]:
@@ -734,7 +734,10 @@ class _SweepFiles:
 
 @dataclass
 class _KnownSweep:
-    """What is kept of a sweep: rows of jobs that do not run are made once."""
+    """What is kept of a sweep: rows of jobs that do not run are made once.
+
+    ``shown`` has those of all jobs, as the last look found them.
+    """
 
     files: _SweepFiles
     result: SweepResult | None = None
@@ -743,6 +746,7 @@ class _KnownSweep:
     entry: ListEntry | None = None
     jobs: list[ListEntry] = field(default_factory=list)
     rows: dict[int, LiveRow] = field(default_factory=dict)
+    shown: list[LiveRow] = field(default_factory=list)
 
 
 class LiveReader:
@@ -789,7 +793,7 @@ class LiveReader:
         for row in live:
             shown.append(row)
             if row.kind == "sweep":
-                jobs = self._jobs(row.path)
+                jobs = self._sweeps[row.path].shown
                 shown += [job for job in jobs if job.state == "running"]
         return LiveView(now_ns, (*shown, *over[:MOST_RECENT]), roots=tuple(roots))
 
@@ -806,11 +810,8 @@ class LiveReader:
         entry = entry_of(found, self._queue)
         now = self._run_now(path, found.names)
         row = row_of(entry, now)
-        findings = tuple(
-            text if of == now.attempt else f"attempt {of}: {text}" for of, text in now.findings
-        )
         rows = tuple(rank_rows(row, now))
-        return LiveView(time.time_ns(), rows, subject=row, findings=findings)
+        return LiveView(time.time_ns(), rows, subject=row, findings=now.said)
 
     def sweep(self, path: str) -> LiveView | None:
         """Return a sweep with its jobs; None if there is none any more.
@@ -822,7 +823,7 @@ class LiveReader:
         row = self._sweep_row(path)
         if row is None:
             return None
-        rows = tuple(sorted(self._jobs(path), key=by_urgency))
+        rows = tuple(sorted(self._sweeps[path].shown, key=by_urgency))
         unseen = Counter(row.counts)
         unseen.subtract(job.state for job in rows)
         return LiveView(
@@ -914,9 +915,9 @@ class LiveReader:
                 known.rows.clear()
         known.result, known.state = result, known.entry.state
         row = row_of(known.entry)
-        jobs = self._jobs(path)
+        known.shown = self._jobs(known)
         counts = row.counts
-        left = sweep_left(jobs, counts.get("waiting", 0)) if row.state == "running" else None
+        left = sweep_left(known.shown, counts.get("waiting", 0)) if row.state == "running" else None
         return replace(
             row,
             attempt=None,
@@ -925,9 +926,8 @@ class LiveReader:
             eta=left,
         )
 
-    def _jobs(self, path: str) -> list[LiveRow]:
+    def _jobs(self, known: _KnownSweep) -> list[LiveRow]:
         """Return the jobs of a sweep that was read."""
-        known = self._sweeps[path]
         leases = {job.job: job for job in known.result.jobs} if known.result is not None else {}
         common = frozenset(map(_unescaped, () if known.entry is None else known.entry.overrides))
         rows = []

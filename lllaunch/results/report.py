@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -371,7 +370,7 @@ def _load_sweep(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -
         result = summary_of(SweepHistory(read_journal(journal)), 0)
         result = replace(result, seconds=None, exit_code=None)
     jobs = tuple(job._replace(overrides=redacted_overrides(job.overrides)) for job in result.jobs)
-    common = _common(jobs)
+    common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
     runs = dict(_runs(found.path, jobs, tree, hide))
     state = "" if over else state_of(lock_of("sweep", found.path))
     return Report(
@@ -468,10 +467,13 @@ def within(directory: str, name: str) -> str | None:
         return None
 
 
-def _common(jobs: Sequence[JobHistory]) -> tuple[str, ...]:
-    """Returns the overrides that all of several jobs share."""
-    known = [tuple(map(tidy, job.overrides)) for job in jobs]
-    often = Counter(each for overrides in known for each in set(overrides))
-    if len(known) < 2:
+def common_overrides(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the overrides that all of several jobs share, in the order of the first one's.
+
+    Args:
+        overrides: of each job. If there is only one it shares nothing.
+    """
+    if len(overrides) < 2:
         return ()
-    return tuple(each for each in dict.fromkeys(known[0]) if often[each] == len(known))
+    shared = set(overrides[0]).intersection(*map(set, overrides[1:]))
+    return tuple(each for each in dict.fromkeys(overrides[0]) if each in shared)

@@ -26,14 +26,13 @@ from lllaunch.files import read_bytes
 from lllaunch.results.store import read_run
 from lllaunch.run.causes import signal_name
 from lllaunch.run.directory import EVENTS, SAMPLES
-from lllaunch.run.outcome import Ended, Failed, Lost, NotStarted, Succeeded, Victim
-from lllaunch.run.result import ResultFile, read_cause
+from lllaunch.run.result import FATE_NAMES, ResultFile, read_cause
 from lllaunch.text import printable
 from lllaunch.watchdog.findings import lasted, suspects
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry
-    from lllaunch.run.outcome import AttemptOutcome, Fate, NodeOutcome, RunOutcome, WorkerOutcome
+    from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome, WorkerOutcome
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
 """What lasts. Of a worker group: modules are imported for its workers, nodes meet, the preflight
@@ -876,15 +875,6 @@ def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
 
 # What result.json knows better
 
-_FATES: dict[type[Fate], str] = {
-    Succeeded: "succeeded",
-    Failed: "failed",
-    Victim: "victim",
-    Ended: "ended",
-    Lost: "lost",
-    NotStarted: "not_started",
-}
-
 
 def _judged(
     attempts: Sequence[AttemptTimeline], outcome: RunOutcome, nodes: tuple[str, ...]
@@ -916,7 +906,7 @@ def _of(lane: Lane, worker: WorkerOutcome | None, attempt: AttemptOutcome) -> La
     return replace(
         lane,
         local_rank=worker.local_rank,
-        fate=_FATES[type(worker.fate)],
+        fate=FATE_NAMES[type(worker.fate)],
         text=_line(fate_text(worker.fate, after_root=known)),
         exitcode=worker.exitcode,
         # who failed first is known for sure

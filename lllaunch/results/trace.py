@@ -24,7 +24,7 @@ from lllaunch.results.timeline import (
     Series,
     read_timeline,
 )
-from lllaunch.results.tries import SweepTimeline, read_sweep_timeline, tracks_of
+from lllaunch.results.tries import SweepTimeline, place, read_sweep_timeline, tracks_of
 from lllaunch.run.events import isoformat
 from lllaunch.text import printable
 
@@ -236,11 +236,7 @@ def _apart(spans: Sequence[TimeSpan]) -> list[list[TimeSpan]]:
     """Return spans on as few lines as they need so that none overlaps another one."""
     lines: list[list[TimeSpan]] = []
     for span in spans:
-        line = next((line for line in lines if line[-1].end_ns <= span.start_ns), None)
-        if line is None:
-            lines.append([span])
-        else:
-            line.append(span)
+        place(lines, span)
     return lines
 
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import read_json
@@ -261,13 +261,13 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
     for each in timeline.tries:
         kind, names = _held(each)
         for name in names:
-            _place(found.setdefault((kind, name), [[]]), each)
+            place(found.setdefault((kind, name), [[]]), each)
     tracks = []
     for kind in _KINDS:
         for (of, name), lines in found.items():
             if of == kind:
                 number = range(len(lines))
-                names = [str(place) for place in number] if kind == "job" else [name] * len(lines)
+                names = [str(at) for at in number] if kind == "job" else [name] * len(lines)
                 tracks += [
                     SlotTrack(kind, shown, tuple(line))
                     for shown, line in zip(names, lines, strict=True)
@@ -289,8 +289,23 @@ def _held(each: JobTry) -> tuple[SlotKind, Sequence[str]]:
     return "job", ("",)
 
 
-def _place(lines: list[list[JobTry]], each: JobTry) -> None:
-    """Put a try on the first line that is free by then."""
+class _Lasting(Protocol):
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Lasting)
+
+
+def place(lines: list[list[T]], each: T) -> None:
+    """Put what lasts on the first line that is free by then, a new one if none is.
+
+    Args:
+        lines: on each of which nothing overlaps; an empty one is free.
+        each: what begins no sooner than what is there.
+    """
     for line in lines:
         if not line or line[-1].end_ns <= each.start_ns:
             line.append(each)

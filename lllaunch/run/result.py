@@ -58,7 +58,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 VERSION = 1
 """Version of result.json's schema; grows when a field changes its meaning."""
 
-_FATES: dict[type[Fate], str] = {
+FATE_NAMES: Mapping[type[Fate], str] = {
     Succeeded: "succeeded",
     Failed: "failed",
     Victim: "victim",
@@ -66,6 +66,7 @@ _FATES: dict[type[Fate], str] = {
     Lost: "lost",
     NotStarted: "not_started",
 }
+"""What result.json calls what became of a worker."""
 
 
 def render_result(
@@ -217,7 +218,7 @@ def _worker(worker: WorkerOutcome, directory: str) -> dict[str, Any]:
         "rank": worker.rank,
         "local_rank": worker.local_rank,
         "pid": worker.pid,
-        "fate": _FATES[type(worker.fate)],
+        "fate": FATE_NAMES[type(worker.fate)],
         "exitcode": exitcode,
         "signal": signal_name(-exitcode) if exitcode is not None and exitcode < 0 else None,
         **_fate(worker.fate),

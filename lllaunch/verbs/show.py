@@ -40,7 +40,7 @@ from lllaunch.results.announce import names_in, redactor
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
-from lllaunch.results.report import blamed
+from lllaunch.results.report import blamed, common_overrides, within
 from lllaunch.results.store import (
     LATEST,
     ListEntry,
@@ -174,20 +174,14 @@ def _outcome(run: ResultFile | None, hide: Callable[[str], str]) -> RunOutcome |
     root = outcome.root_cause if outcome is not None else None
     if outcome is None or root is None or root.traceback:
         return outcome
-    if not _is_own(root.files.stderr, outcome.directory):
+    if within(outcome.directory, root.files.stderr) is None:
         return outcome
     return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
 
 
-def _is_own(path: str, directory: str) -> bool:
-    """Whether a path is of a file in the directory of the run."""
-    inside = os.path.realpath(path).startswith(os.path.realpath(directory) + "/")
-    return bool(path) and inside and os.path.isfile(path)
-
-
 def _plan(directory: str) -> str | None:
-    path = os.path.join(directory, PLAN)
-    return read_text(path) if _is_own(path, directory) else None
+    path = within(directory, os.path.join(directory, PLAN))
+    return None if path is None else read_text(path)
 
 
 # A run
@@ -256,7 +250,7 @@ def _logs(
         if root is not None and (root.traceback or outcome.excerpt is not None):
             paths = paths[:1]
     for path in paths:
-        if path and _is_own(path, entry.path):
+        if path and within(entry.path, path) is not None:
             found = tail(path, _LOG_LINES, hide)
             if found is not None:
                 yield found
@@ -273,7 +267,8 @@ def _stacks(
     path = os.path.join(entry.path, _LAST_ATTEMPT, TREE)
     if outcome is not None and outcome.attempts:
         path = os.path.join(outcome.attempts[-1].path, TREE)
-    found = tail(path, _STACK_LINES, hide) if _is_own(path, entry.path) else None
+    own = within(entry.path, path) is not None
+    found = tail(path, _STACK_LINES, hide) if own else None
     return ((), "") if found is None else (found.lines, path)
 
 
@@ -625,8 +620,7 @@ def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int
     if sweep is None:
         return [*rows, (), (StyledText("lllaunch: its journal cannot be understood", "error"),)]
     running = entry.state in {"queued", "running"}
-    overrides = [set(job.overrides) for job in sweep.jobs]
-    common = set.intersection(*overrides) if len(overrides) > 1 else set()
+    common = common_overrides([job.overrides for job in sweep.jobs])
     if running:
         sweep = replace(sweep, jobs=tuple(map(_of_running, sweep.jobs)))
     resume = None if running else ""
